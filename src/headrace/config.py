@@ -1,0 +1,242 @@
+"""The user's configuration: a few frozen models, 25 knobs or fewer in all, and the environment variables.
+
+`resolve` turns what the user left open into numbers, from the device's capabilities and the model's facts. It is pure: the
+same inputs give the same answer, and every choice comes with its reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from headrace.errors import ConfigError
+from headrace.types import Capabilities, KVLayout, LayerKV
+
+__all__ = [
+    "CacheConfig",
+    "Config",
+    "DeviceConfig",
+    "Environment",
+    "ModelConfig",
+    "ModelFacts",
+    "Resolved",
+    "SchedulerConfig",
+    "ServerConfig",
+    "read_environment",
+    "resolve",
+]
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "float8_e4m3"]
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(Frozen):
+    """Which model, and how it is computed."""
+
+    model: str = "smollm2"
+    """A directory, a .gguf file, or a name of the catalogue."""
+    dtype: Dtype = "auto"
+    """`auto`: the fastest arithmetic the device has for the weights as stored. `float32`: exact arithmetic on dequantised weights."""
+    quantize: Literal["int8", "int4"] | None = None
+    """Quantise bf16 or fp16 weights on load."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    chat_template: str | None = None
+    """A file that replaces the checkpoint's own template."""
+
+
+class CacheConfig(Frozen):
+    """The paged KV cache."""
+
+    block_size: int | None = Field(default=None, ge=1)
+    kv_dtype: KVDtype = "auto"
+    kv_memory: int | None = Field(default=None, ge=1)
+    """Bytes. None: a share of the free memory, what the device's kind asks for."""
+    num_blocks: int | None = Field(default=None, ge=2)
+    """Overrides `kv_memory`; for tests."""
+    prefix_caching: bool = True
+
+
+class SchedulerConfig(Frozen):
+    """What shares a step."""
+
+    max_num_seqs: int = Field(default=64, ge=1)
+    max_num_batched_tokens: int = Field(default=512, ge=1)
+    """Token budget of a step. Larger steps raise throughput and the time between two tokens of those that decode."""
+    max_waiting: int = Field(default=4096, ge=1)
+    """Requests that may wait; one more is refused with 503."""
+
+
+class DeviceConfig(Frozen):
+    """Where it runs."""
+
+    platform: str | None = None
+    """None: the usable platform with the highest score."""
+    index: int = Field(default=0, ge=0)
+    threads: int | None = Field(default=None, ge=1)
+    """Threads of a host platform; None: one a physical core this process may use."""
+
+
+class ServerConfig(Frozen):
+    """The HTTP server."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    api_key: str | None = None
+    served_model_name: str | None = None
+    drain_timeout: float = Field(default=30.0, ge=0)
+    """Seconds that running requests get after SIGTERM."""
+
+
+class Config(Frozen):
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    device: DeviceConfig = DeviceConfig()
+    server: ServerConfig = ServerConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What `resolve` needs to know of a model."""
+
+    layers: tuple[LayerKV, ...]
+    max_position: int
+    vocab_size: int
+    weight_dtype: str
+    """The dtype of the weights as stored: `float32`, `bfloat16`, `float16` or `quantized`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Every open choice made."""
+
+    dtype: str
+    """`float32`: exact arithmetic. `bfloat16`, `float16`: that arithmetic. `quantized`: the format's own fast path."""
+    kv_layout: KVLayout
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefix_caching: bool
+
+
+def resolve(
+    config: Config, capabilities: Capabilities, facts: ModelFacts, free_bytes: int
+) -> tuple[Resolved, list[str]]:
+    """Fill in what the user left open. Returns the choices and, for each that was open, a line that gives the reason.
+
+    Raises ConfigError where an explicit choice cannot be met; it is never quietly replaced.
+    """
+    reasons: list[str] = []
+    dtype = _dtype(config, capabilities, facts, reasons)
+    layout = KVLayout(facts.layers, _block_size(config, capabilities), _kv_dtype(config, capabilities, dtype, reasons))
+    max_len = config.model.max_model_len or facts.max_position
+    if max_len > facts.max_position:
+        raise ConfigError(
+            f"max_model_len {max_len} exceeds the model's own {facts.max_position} positions: choose at most that"
+        )
+    blocks = config.cache.num_blocks or _num_blocks(config, capabilities, layout, max_len, free_bytes, reasons)
+    longest = (blocks - 1) * layout.block_size
+    if longest < max_len and config.model.max_model_len is None:
+        reasons.append(f"max_model_len {longest}: the KV cache of {blocks} blocks holds no more")
+        max_len = longest
+    budget = min(config.scheduler.max_num_batched_tokens, capabilities.max_tokens_per_step)
+    return (
+        Resolved(dtype, layout, blocks, max_len, config.scheduler.max_num_seqs, budget, config.cache.prefix_caching),
+        reasons,
+    )
+
+
+def _dtype(config: Config, capabilities: Capabilities, facts: ModelFacts, reasons: list[str]) -> str:
+    wanted = config.model.dtype
+    if wanted != "auto":
+        if wanted not in capabilities.dtypes:
+            raise ConfigError(f"dtype {wanted}: this device computes in {', '.join(sorted(capabilities.dtypes))}")
+        return wanted
+    native = "quantized" if config.model.quantize else facts.weight_dtype
+    if native in capabilities.dtypes:
+        reasons.append(f"dtype {native}: the weights' own form, which the device computes in")
+        return native
+    reasons.append(f"dtype float32: the device has no arithmetic of its own for {native} weights")
+    return "float32"
+
+
+def _kv_dtype(config: Config, capabilities: Capabilities, dtype: str, reasons: list[str]) -> str:
+    wanted = config.cache.kv_dtype
+    if wanted != "auto":
+        if wanted not in capabilities.kv_dtypes:
+            raise ConfigError(f"kv_dtype {wanted}: this device stores {', '.join(sorted(capabilities.kv_dtypes))}")
+        return wanted
+    for choice in (dtype, "bfloat16", "float16"):
+        if choice in capabilities.kv_dtypes:
+            reasons.append(f"kv_dtype {choice}: follows dtype {dtype}")
+            return choice
+    return "float32"
+
+
+def _block_size(config: Config, capabilities: Capabilities) -> int:
+    size = config.cache.block_size
+    if size is not None and size not in capabilities.block_sizes:
+        raise ConfigError(f"block_size {size}: this device supports {', '.join(map(str, capabilities.block_sizes))}")
+    return size or capabilities.block_sizes[0]
+
+
+def _num_blocks(
+    config: Config, capabilities: Capabilities, layout: KVLayout, max_len: int, free_bytes: int, reasons: list[str]
+) -> int:
+    """Enough for every slot at full length, within the memory given."""
+    useful = config.scheduler.max_num_seqs * -(-max_len // layout.block_size) + 1
+    share = 0.4 if capabilities.host_memory else 0.9
+    budget = config.cache.kv_memory or int(free_bytes * share)
+    blocks = min(useful, budget // layout.bytes_per_block)
+    if blocks < 2:
+        raise ConfigError(
+            f"the KV cache needs {2 * layout.bytes_per_block} bytes for two blocks, but {budget} are available: "
+            "raise kv_memory, or lower max_model_len or the KV dtype"
+        )
+    if config.cache.kv_memory is None:
+        reasons.append(
+            f"{blocks} KV blocks: {share:.0%} of {free_bytes / 2**30:.1f} GiB free, at most what all slots can use"
+        )
+    return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Every environment variable that Headrace reads, and no other."""
+
+    cache_dir: Path
+    """HEADRACE_CACHE: pulled models and packed weights. Default: $XDG_CACHE_HOME/headrace or ~/.cache/headrace."""
+    api_key: str | None
+    """HEADRACE_API_KEY: as --api-key, without showing in the process list."""
+    log_level: str
+    """HEADRACE_LOG: debug, info, warning or error."""
+    native: bool
+    """HEADRACE_NATIVE: 0 keeps the CPU platform on its reference operators."""
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
+    """Read and check the variables. Raises ConfigError that names the variable and what it may hold."""
+    env = os.environ if environ is None else environ
+    level = env.get("HEADRACE_LOG", "info").lower()
+    if level not in ("debug", "info", "warning", "error"):
+        raise ConfigError(f"HEADRACE_LOG={level!r}: choose debug, info, warning or error")
+    native = env.get("HEADRACE_NATIVE", "1")
+    if native not in ("0", "1"):
+        raise ConfigError(f"HEADRACE_NATIVE={native!r}: choose 0 or 1")
+    base = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "~")).expanduser() / ".cache")
+    return Environment(
+        cache_dir=Path(env.get("HEADRACE_CACHE") or Path(base) / "headrace"),
+        api_key=env.get("HEADRACE_API_KEY"),
+        log_level=level,
+        native=native == "1",
+    )

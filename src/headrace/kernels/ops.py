@@ -1,0 +1,142 @@
+"""The operator set, bound to a device: the only functions a model may call.
+
+Notation: T tokens of a step, S sequences, R rows of logits, D hidden size, Hq and Hk query and KV heads, d head size, V
+vocabulary. Activations are float32 unless the platform chose a narrower type at binding; weights are `Weight`s. First
+dimensions are padded sizes: `batch.sizes` holds the true ones, and what lies beyond them is undefined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from headrace.kernels.weight import Weight
+
+__all__ = ["Batch", "Ops", "SampleInputs", "SampleOutputs"]
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The device's view of a plan: int32 tensors. See `StepPlan` for the meaning of each."""
+
+    sizes: Tensor
+    """int32 [3] on the host or the device, as the platform likes: T, S, R."""
+    token_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    token_seq: Tensor
+    """[T]; index into S of the sequence that a token belongs to."""
+    query_start: Tensor
+    context_lens: Tensor
+    block_tables: Tensor
+    slots: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SampleInputs:
+    """Tensors of `SamplingBatch` and what the sampler keeps on the device. [R] each unless said otherwise."""
+
+    temperature: Tensor
+    top_p: Tensor
+    top_k: Tensor
+    min_p: Tensor
+    repetition_penalty: Tensor
+    presence_penalty: Tensor
+    frequency_penalty: Tensor
+    seed: Tensor
+    """int64; the bits of the unsigned seed."""
+    position: Tensor
+    target: Tensor
+    """NO_TOKEN: sample. Otherwise score this token."""
+    slot: Tensor
+    prompt_len: Tensor
+    bias_row: Tensor
+    """[B]; B triplets; row -1 is padding."""
+    bias_token: Tensor
+    bias_value: Tensor
+    allowed: Tensor
+    """int32 bit masks [M, ceil(V / 32)]."""
+    allowed_row: Tensor
+    """-1: no mask."""
+    history: Tensor
+    """int32 [slots, max_model_len]: tokens by sequence and position. The sampler writes history[slot, position] = token."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutputs:
+    tokens: Tensor
+    """int32 [R]; the sampled token, or NO_TOKEN for a scored row."""
+    logprobs: Tensor
+    """float32 [R]; of the sampled or target token under the raw logits."""
+    ranks: Tensor
+    """int32 [R]; 1 + the number of tokens with a higher raw logit."""
+    top_ids: Tensor
+    """int32 [R, K]"""
+    top_logprobs: Tensor
+    """float32 [R, K]"""
+
+
+class Ops(Protocol):
+    """One callable an operator. Keyword names are the contract; every platform's callable takes the same."""
+
+    def resolve_tokens(self, batch: Batch, history: Tensor) -> Tensor:
+        """int32 [T]: token_ids with NO_TOKEN replaced by history[slot, position]; writes every id into the history, too."""
+
+    def embedding(self, ids: Tensor, table: Weight, scale: float) -> Tensor:
+        """[T, D]: rows of the table times scale."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """[T, D]: x / sqrt(mean(x^2) + eps) * weight."""
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual), x + residual)."""
+
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """[T, N]: x @ weight^T + bias."""
+
+    def rotary_cache(
+        self,
+        qkv: Tensor,
+        batch: Batch,
+        kv: Any,
+        layer: int,
+        cos_sin: Tensor,
+        num_q_heads: int,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        """Split [T, (Hq + 2 Hk) d] into q, k, v; RMS-norm q and k a head where norms [d] are given; rotate q and k
+        (NeoX halves, cos_sin float32 [positions, rotary_dim] = cos | sin, the rest of d unrotated); write k and v to the
+        cache at slot_mapping. Returns q [T, Hq d]."""
+
+    def attention(
+        self,
+        q: Tensor,
+        batch: Batch,
+        kv: Any,
+        layer: int,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+        sinks: Tensor | None,
+        alibi: Tensor | None,
+    ) -> Tensor:
+        """[T, Hq d]: causal attention of each token over its sequence's cached keys up to its own position, in ascending
+        blocks with an online softmax. `window` w sees keys at positions > p - w. `sinks` [Hq] joins the softmax's
+        denominator. `alibi` [Hq] slopes."""
+
+    def gated_activation(self, x: Tensor, kind: str) -> Tensor:
+        """[T, F] of [T, 2F]: act(x[:, :F]) * x[:, F:]; kind is `silu`, `gelu` or `gelu_tanh`."""
+
+    def logits(self, x: Tensor, batch: Batch, head: Weight, soft_cap: float | None) -> Tensor:
+        """float32 [R, V]: rows of x times the head; soft_cap c gives c tanh(y / c)."""
+
+    def sample(self, logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int) -> SampleOutputs:
+        """Bias and mask, penalties, then greedy at temperature 0; else temperature, top-k, min-p, top-p in this order, and one
+        draw from Philox4x32-10 keyed by (seed, position). num_logprobs -1: logprobs and ranks may be left undefined."""

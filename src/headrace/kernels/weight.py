@@ -1,0 +1,48 @@
+"""A matrix as a checkpoint stores it, quantised or not: what `linear`, `embedding` and `logits` take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+__all__ = ["Weight"]
+
+
+@dataclass(eq=False, slots=True)
+class Weight:
+    """An [N, K] matrix (N output rows, K inputs) in the form its scheme stores it.
+
+    `tensors` are the scheme's own (packed codes, scales, zero points). `unpack(weight)` gives the float32 [N, K] matrix that
+    they stand for; it is exact, the reference for every kernel. `parts` stacks matrices of the same K along N (fused QKV,
+    gate and up), each in its own scheme; then `tensors` is empty.
+    """
+
+    scheme: str
+    """`float32`, `bfloat16`, `float16`, `gguf:q4_1`, `int4`, `fp8_e4m3`, … or `stack`."""
+    shape: tuple[int, int]
+    tensors: dict[str, torch.Tensor]
+    unpack: Callable[[Weight], torch.Tensor]
+    bias: torch.Tensor | None = None
+    """float32 [N]."""
+    activation: str | None = None
+    """How the scheme says inputs are quantised before the product: `int8_token`, `fp8_token`, `fp8_tensor`, `mxfp4`…; None: not at all."""
+    parts: tuple[Weight, ...] = ()
+    name: str = ""
+    """The checkpoint's name, for errors."""
+    prepared: dict[str, Any] = field(default_factory=dict)
+    """A platform's repacked forms, by its own key. Written once at load by the platform's operator, read by it alone."""
+
+    def dequantize(self) -> torch.Tensor:
+        """float32 [N, K]."""
+        if self.parts:
+            return torch.cat([part.dequantize() for part in self.parts])
+        return self.unpack(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as stored, over all parts."""
+        own = sum(t.numel() * t.element_size() for t in self.tensors.values())
+        return own + sum(part.nbytes for part in self.parts)

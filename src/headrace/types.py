@@ -1,0 +1,318 @@
+"""What crosses the layers: plans, results, layouts, capabilities and the user's sampling parameters.
+
+Plain data on ints and numpy arrays. No device, no stream and no torch type appears here, so that the core, a simulator and
+a device outside this repository can all speak it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "API_VERSION",
+    "NO_TOKEN",
+    "Bucket",
+    "Capabilities",
+    "Delta",
+    "DeviceInfo",
+    "FinishReason",
+    "KVLayout",
+    "LayerKV",
+    "Request",
+    "SamplingBatch",
+    "SamplingParams",
+    "SchedulerStats",
+    "StepPlan",
+    "StepResult",
+    "TokenLogprobs",
+]
+
+API_VERSION = (1, 0)
+"""Version of the platform contract: members are appended in a minor, changed in a major."""
+
+NO_TOKEN = -1
+"""In `StepPlan.token_ids`: the token this slot sampled last, which is still on the device. In results: a row that was not sampled."""
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one sequence is sampled. Defaults are OpenAI's, so an empty request samples at temperature 1.
+
+    Logprobs are those of the model's own distribution: before temperature, penalties, bias and truncation.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    """0 is greedy: top_p, top_k and min_p are then without effect."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no limit."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Over prompt and output, multiplicative (CTRL, arXiv:1909.05858)."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    """Presence and frequency count output tokens only, as OpenAI's do."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    seed: int | None = None
+    """None: the engine draws one when the request arrives and reports it nowhere."""
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    """How many alternatives to report for each generated token; 0 reports the chosen one alone; None reports nothing."""
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence as the core sees it (a request of n > 1 has been fanned out before)."""
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    eos_token_ids: tuple[int, ...] = ()
+    """Token ids that end the sequence unless `params.ignore_eos`."""
+    priority: int = 0
+    """Lower runs first."""
+    arrival: float = 0.0
+    """Monotonic seconds."""
+    salt: str = ""
+    """Requests share cached prefixes only within one (adapter, salt)."""
+    adapter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Logprobs at one position: the token's own, its rank (1 is the most likely), and the k most likely alternatives."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one commit brought for one sequence."""
+
+    request_id: str
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    """One entry a token of `token_ids` where the request asked for logprobs."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Given once, whole, with the first token; entry 0 is None."""
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    """The id of the stop or end token that ended the sequence; it is the last of `token_ids`."""
+    cached_tokens: int = 0
+    """Prompt tokens that were not computed when the sequence was first scheduled."""
+    first_scheduled: float | None = None
+    """Monotonic seconds; set with the first token. Queue time is this minus the arrival."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """KV shape of one attention layer. `window` is the sliding window in tokens, None for full attention."""
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Shape of the paged KV cache. Every layer has the same block ids: one block table a sequence."""
+
+    layers: tuple[LayerKV, ...]
+    block_size: int
+    """Tokens a block."""
+    dtype: str
+    """`float32`, `bfloat16`, `float16`, `int8` or `float8_e4m3`."""
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block over all layers, keys and values (int8 and fp8 carry one float32 scale a token and head)."""
+        size = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3": 1}[self.dtype]
+        scale = 4 if size == 1 else 0
+        return sum(2 * self.block_size * l.num_kv_heads * (l.head_dim * size + scale) for l in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The sizes a step is compiled for: the most it may hold."""
+
+    tokens: int
+    seqs: int
+    rows: int
+    blocks: int
+    """Length of a block-table row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a device can do, as frozen data. The engine branches on these and never on a platform's name."""
+
+    dtypes: frozenset[str]
+    kv_dtypes: frozenset[str]
+    quant_formats: frozenset[str] = frozenset()
+    """Weight formats with a kernel of the device's own; every other format is served by reference."""
+    block_sizes: tuple[int, ...] = (16,)
+    """Supported KV block sizes, the preferred one first."""
+    static_shapes: bool = False
+    """Steps are compiled for buckets and inputs are padded to them."""
+    in_place_kv: bool = True
+    async_exec: bool = False
+    """Calls of an `Executable` return before the device has finished."""
+    deterministic: bool = False
+    """A row's bits depend on neither the batch, the chunking nor the number of threads."""
+    collectives: frozenset[str] = frozenset()
+    attention_features: frozenset[str] = frozenset()
+    """Out of `gqa`, `sliding_window`, `soft_cap`, `sinks`, `alibi`."""
+    max_tokens_per_step: int = 2048
+    host_memory: bool = False
+    """The device computes in the host's memory: the KV cache is given a share of what is free rather than almost all."""
+    extra: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """One device that a platform found, without opening it."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    details: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class SamplingBatch:
+    """Sampling parameters of the R rows of a plan, one array entry a row.
+
+    Bans (min_tokens) and biases stand as triplets (row, token, value); a ban is -inf.
+    """
+
+    temperature: Floats
+    top_p: Floats
+    top_k: Ints
+    min_p: Floats
+    repetition_penalty: Floats
+    presence_penalty: Floats
+    frequency_penalty: Floats
+    seed: npt.NDArray[np.uint64]
+    position: Ints
+    """Index of the token to be sampled in its sequence: with the seed, the key of the random draw."""
+    bias_row: Ints
+    bias_token: Ints
+    bias_value: Floats
+    allowed: npt.NDArray[np.uint32] | None = None
+    """Bit masks [M, ceil(V / 32)], bit t set where token t is allowed; None when no row has one."""
+    allowed_row: Ints | None = None
+    """[R]: the row of `allowed` that applies, -1 for none."""
+    num_logprobs: int = 0
+    """Alternatives to report: the most any row asks for. -1: no logprobs at all."""
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step, as the core decided it: T tokens of S sequences, R rows of logits. Unpadded host arrays.
+
+    Sequence s owns tokens `query_start[s]:query_start[s + 1]`, attends `context_lens[s]` keys (those it writes in this step
+    included), and keeps its sampled tokens in device row `slots[s]` while it runs.
+    """
+
+    step: int
+    token_ids: Ints
+    """[T]; NO_TOKEN where the token is the one this sequence sampled last, still on the device."""
+    positions: Ints
+    """[T]; index of the token in its sequence."""
+    slot_mapping: Ints
+    """[T]; where the token's key and value go: block * block_size + offset."""
+    query_start: Ints
+    """[S + 1]"""
+    context_lens: Ints
+    """[S]"""
+    block_tables: Ints
+    """[S, B]; unused entries are 0."""
+    slots: Ints
+    """[S]; row of the device's token history."""
+    rows: Ints
+    """[R]; index into T of the tokens whose logits are needed, ascending."""
+    row_seq: Ints
+    """[R]; index into S."""
+    row_target: Ints
+    """[R]; NO_TOKEN: sample a token. Otherwise the known next token whose logprob is asked for (prompt logprobs)."""
+    prompt_lens: Ints
+    """[S]; tokens of the prompt, for penalties that count output only."""
+    sampling: SamplingBatch
+    copies: Ints
+    """[C, 2]; block copies (source, destination) to be done before the step."""
+    history_slots: Ints
+    history_positions: Ints
+    history_tokens: Ints
+    """[H]; known tokens that the device's history must hold and that this step does not compute (cached prefixes under penalties)."""
+    request_ids: tuple[str, ...] = ()
+    """[S]; for logs and errors."""
+    tag: Any = None
+    """The core's own bookkeeping, handed back with commit; nobody else reads it."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.context_lens)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What came back for the R rows of a plan, as host arrays."""
+
+    tokens: Ints
+    """[R]; NO_TOKEN for rows that were only scored."""
+    logprobs: Floats | None = None
+    """[R]; logprob of the sampled token, or of the target."""
+    ranks: Ints | None = None
+    """[R]; 1 is the most likely token."""
+    top_ids: Ints | None = None
+    """[R, K], most likely first."""
+    top_logprobs: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """A snapshot for /metrics. free + cached + held = total, always."""
+
+    running: int
+    waiting: int
+    blocks_free: int
+    blocks_cached: int
+    """Held by the radix tree alone, evictable."""
+    blocks_held: int
+    """Referenced by a sequence."""
+    kv_tokens: int
+    """Tokens stored in held blocks: divided by held * block_size it is the KV utilisation."""
+    preemptions: int
+    cached_tokens: int
+    """Prompt tokens served from the cache, since start."""
+    prompt_tokens: int
+    """Prompt tokens admitted, since start."""
