@@ -1,0 +1,35 @@
+# Two commands do everything: `make run` and `make test`. Both make the environment first; it is remade when its inputs change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MODEL ?= smollm2
+PROMPT ?= Write one sentence about rivers.
+
+.PHONY: run test unit lint install clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml CMakeLists.txt constraints/cpu.txt $(wildcard src/headrace/kernels/*/cpu*.cpp src/headrace/kernels/*/cpu*.h src/headrace/kernels/native/*)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[dev]'
+	touch $@
+
+run: $(STAMP)  ## fetch the default model, serve it, answer a first prompt in the terminal
+	$(BIN)/headrace serve $(MODEL) --prompt "$(PROMPT)"
+
+test: $(STAMP) lint  ## the whole suite
+	$(BIN)/python -m pytest
+
+unit: $(STAMP)  ## without a device or a model
+	$(BIN)/python -m pytest tests/unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
