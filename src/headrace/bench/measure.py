@@ -1,0 +1,158 @@
+"""One request over HTTP, timed; and the figures of many."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from headrace.bench.workloads import Prompt
+
+__all__ = ["Row", "Summary", "percentile", "send", "summarize"]
+
+
+@dataclass(slots=True)
+class Row:
+    """What one request did. Seconds."""
+
+    prompt_tokens: int
+    start: float
+    output_tokens: int = 0
+    wanted: int = 0
+    cached_tokens: int = 0
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Milliseconds by percentile; tokens a second over the wall time."""
+
+    requests: int
+    errors: int
+    short: int
+    """Requests that ended before their output length."""
+    wall_s: float
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    output_tok_s: float
+    total_tok_s: float
+    ttft_ms: dict[str, float]
+    tpot_ms: dict[str, float]
+    itl_ms: dict[str, float]
+    e2e_ms: dict[str, float]
+    goodput: float
+    """Share of requests that met both targets (TTFT and TPOT); 1 where none are set."""
+    first_error: str | None = None
+
+
+async def send(session: aiohttp.ClientSession, url: str, model: str, prompt: Prompt, extra: dict[str, Any]) -> Row:
+    """Stream one completion; never raises: a failure stands in `Row.error`."""
+    body = {
+        "model": model,
+        "prompt": list(prompt.token_ids),
+        "max_tokens": prompt.max_tokens,
+        "temperature": 0,
+        "stream": True,
+    }
+    body |= {"stream_options": {"include_usage": True}, "ignore_eos": True} | extra
+    row = Row(len(prompt.token_ids), time.perf_counter(), wanted=prompt.max_tokens)
+    try:
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            if response.status != 200:
+                row.error = f"HTTP {response.status}: {(await response.text())[:300]}"
+            else:
+                await _read(response, row)
+    except (aiohttp.ClientError, OSError, ValueError) as problem:
+        row.error = f"{type(problem).__name__}: {problem}"
+    row.e2e = time.perf_counter() - row.start
+    return row
+
+
+async def _read(response: aiohttp.ClientResponse, row: Row) -> None:
+    first = last = None
+    async for raw in response.content:
+        if not raw.startswith(b"data:"):
+            continue
+        payload = raw[5:].strip()
+        if payload == b"[DONE]":
+            break
+        now = time.perf_counter()
+        event = json.loads(payload)
+        if event.get("error"):
+            row.error = str(event["error"])
+            return
+        _usage(event.get("usage"), row)
+        choices = event.get("choices")
+        if not choices or (choices[0].get("finish_reason") and not choices[0].get("text") and first is not None):
+            continue
+        if first is None:
+            first = now
+        elif last is not None:
+            row.gaps.append(now - last)
+        last = now
+    if first is not None and last is not None:
+        row.ttft = first - row.start
+        if row.output_tokens > 1:
+            row.tpot = (last - first) / (row.output_tokens - 1)
+
+
+def _usage(usage: dict[str, Any] | None, row: Row) -> None:
+    if usage:
+        row.output_tokens = usage.get("completion_tokens", 0)
+        row.prompt_tokens = usage.get("prompt_tokens", row.prompt_tokens)
+        row.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+
+def percentile(values: Sequence[float], p: float) -> float:
+    """By linear interpolation; 0 of nothing."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * p / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def summarize(
+    rows: Sequence[Row], wall: float, ttft_target: float | None = None, tpot_target: float | None = None
+) -> Summary:
+    """Targets in seconds."""
+    good = [row for row in rows if row.error is None]
+    prompt, output = sum(r.prompt_tokens for r in good), sum(r.output_tokens for r in good)
+    errors = [row.error for row in rows if row.error is not None]
+    met = [r for r in good if _met(r.ttft, ttft_target) and _met(r.tpot, tpot_target)]
+    return Summary(
+        requests=len(rows),
+        errors=len(errors),
+        short=sum(r.output_tokens != r.wanted for r in good),
+        wall_s=round(wall, 4),
+        prompt_tokens=prompt,
+        output_tokens=output,
+        cached_tokens=sum(r.cached_tokens for r in good),
+        output_tok_s=round(output / wall, 2),
+        total_tok_s=round((prompt + output) / wall, 2),
+        ttft_ms=_percentiles([r.ttft for r in good if r.ttft is not None]),
+        tpot_ms=_percentiles([r.tpot for r in good if r.tpot is not None]),
+        itl_ms=_percentiles([gap for r in good for gap in r.gaps]),
+        e2e_ms=_percentiles([r.e2e for r in good]),
+        goodput=len(met) / len(rows) if rows else 0.0,
+        first_error=errors[0] if errors else None,
+    )
+
+
+def _met(value: float | None, target: float | None) -> bool:
+    return target is None or value is None or value <= target
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float]:
+    return {f"p{p}": round(percentile(values, p) * 1e3, 2) for p in (50, 90, 99)}

@@ -1,0 +1,117 @@
+"""Workloads are reproducible, figures are right, and a load run reads any OpenAI stream."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from rich.console import Console
+
+from headrace.bench.measure import Row, percentile, summarize
+from headrace.bench.report import as_json, print_table, write_html
+from headrace.bench.serve import Run, Target, run_load
+from headrace.bench.workloads import WORKLOADS, Workload, build
+from headrace.errors import ConfigError
+
+SMALL = Workload("small", 6, 2, (4, 16), (2, 5))
+
+
+def encode(text: str) -> list[int]:
+    return [len(word) for word in text.split()]
+
+
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_lengths_depend_on_the_workload_and_content_on_the_seed(name: str) -> None:
+    first, again, other = (build(WORKLOADS[name], encode, seed) for seed in (0, 0, 1))
+    assert first == again
+    assert [(len(p.token_ids), p.max_tokens) for p in first] == [(len(p.token_ids), p.max_tokens) for p in other]
+    assert first != other
+    low, high = WORKLOADS[name].prompt
+    assert all(low <= len(p.token_ids) - WORKLOADS[name].shared_prefix <= high for p in first)
+
+
+def test_prompts_share_the_prefix() -> None:
+    prompts = build(WORKLOADS["W3"], encode)
+    assert len({p.token_ids[:1024] for p in prompts}) == 1
+    assert len({p.token_ids for p in prompts}) == len(prompts)
+
+
+def test_percentiles_interpolate() -> None:
+    assert percentile([], 50) == 0.0
+    assert percentile([3.0], 99) == 3.0
+    assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.5
+    assert percentile([4.0, 1.0, 2.0], 100) == 4.0
+
+
+def test_summary_counts_errors_short_answers_and_goodput() -> None:
+    rows = [
+        Row(10, 0.0, output_tokens=5, wanted=5, ttft=0.1, tpot=0.01, e2e=0.2, gaps=[0.01] * 4, cached_tokens=8),
+        Row(10, 0.0, output_tokens=3, wanted=5, ttft=0.4, tpot=0.01, e2e=0.5, gaps=[0.02] * 2),
+        Row(10, 0.0, wanted=5, error="HTTP 500"),
+    ]
+    summary = summarize(rows, 2.0, ttft_target=0.2)
+    assert (summary.errors, summary.short, summary.first_error) == (1, 1, "HTTP 500")
+    assert (summary.output_tok_s, summary.total_tok_s, summary.cached_tokens) == (4.0, 14.0, 8)
+    assert summary.ttft_ms["p50"] == 250.0
+    assert summary.goodput == pytest.approx(1 / 3)
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    body = await request.json()
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for i in range(body["max_tokens"]):
+        last = i == body["max_tokens"] - 1
+        choice = {"index": 0, "text": "x", "finish_reason": "length" if last else None}
+        await response.write(b"data: " + json.dumps({"choices": [choice], "usage": None}).encode() + b"\n\n")
+    usage = {
+        "prompt_tokens": len(body["prompt"]),
+        "completion_tokens": body["max_tokens"],
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
+    await response.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n")
+    return response
+
+
+async def metrics(_: web.Request) -> web.Response:
+    return web.Response(text="headrace_device_busy 0.75\nheadrace_kv_utilization 0.5\n")
+
+
+async def load(path: str) -> Run:
+    app = web.Application()
+    app.router.add_post(path, completions)
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        return await run_load(Target(f"http://127.0.0.1:{port}", "m"), SMALL, encode)
+    finally:
+        await runner.cleanup()
+
+
+def test_a_load_run_and_its_three_reports(tmp_path: Path) -> None:
+    run = asyncio.run(load("/v1/completions"))
+    assert (run.summary.errors, run.summary.short, run.summary.requests) == (0, 0, 6)
+    assert run.summary.output_tokens == sum(p.max_tokens for p in build(SMALL, encode))
+    assert run.summary.cached_tokens == 6
+    text = io.StringIO()
+    print_table("label", [run], Console(file=text, width=200))
+    assert "small (0)" in text.getvalue()
+    assert as_json("label", [run], {"cores": 2})["runs"][0]["summary"]["requests"] == 6
+    write_html(tmp_path / "report.html", "a <label>", [run], {"cores": 2})
+    page = (tmp_path / "report.html").read_text()
+    assert "a &lt;label&gt;" in page
+    assert page.count("<svg") == 2
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_an_endpoint_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match="does not serve 'm': HTTP 404"):
+        asyncio.run(load("/elsewhere"))
