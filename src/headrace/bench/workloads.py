@@ -6,6 +6,7 @@ cannot be served from a prefix cache that the first one left.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import pydoc
@@ -50,6 +51,7 @@ WORKLOADS = {
 }
 
 
+@functools.cache
 def corpus() -> str:
     """About two megabytes of English: the documentation of the standard library's modules."""
     pages = []
