@@ -70,6 +70,8 @@ class Output:
     usage: Usage | None = None
     """Running totals of the request; always set."""
     error: str | None = None
+    queue_time: float | None = None
+    """Seconds from arrival to the first scheduling; set with the first piece of each choice."""
 
 
 @dataclass(frozen=True, slots=True)
