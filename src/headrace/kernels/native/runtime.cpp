@@ -1,0 +1,414 @@
+// The runtime: a team of threads that executes submitted jobs in order.
+//
+// One native thread, the team's first, takes jobs from a queue; each job is host copies, then a tape (or one kernel) that the
+// whole team runs with a barrier after every operator, then host copies. Nobody in Python waits between two jobs. Waiting
+// threads spin for a bounded time and then sleep on a futex, since other processes need the cores too.
+#include "headrace.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include <atomic>
+#include <new>
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+using u32 = uint32_t;
+using u64 = uint64_t;
+
+inline void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+inline u64 now_ns() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (u64)t.tv_sec * 1000000000ull + (u64)t.tv_nsec;
+}
+
+#ifdef __linux__
+void sleep_on(std::atomic<u32> *word, u32 seen, const timespec *timeout) {
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, timeout, nullptr, 0);
+}
+void wake_all(std::atomic<u32> *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0); }
+#else
+void sleep_on(std::atomic<u32> *word, u32 seen, const timespec *) {
+    timespec nap = {0, 50000};
+    if (word->load() == seen) nanosleep(&nap, nullptr);
+}
+void wake_all(std::atomic<u32> *) {}
+#endif
+
+// A counter that can be waited for: the word moves, whoever slept is woken.
+struct Event {
+    alignas(64) std::atomic<u32> word{0};
+    std::atomic<u32> sleepers{0};
+
+    void advance() {
+        word.fetch_add(1);
+        if (sleepers.load()) wake_all(&word);
+    }
+    // Until the word differs from `seen` or spin_ns + timeout have passed.
+    void await(u32 seen, u64 spin_ns, const timespec *timeout = nullptr) {
+        if (spin_ns) {
+            u64 end = now_ns() + spin_ns;
+            do {
+                for (int i = 0; i < 32; i++) {
+                    if (word.load(std::memory_order_acquire) != seen) return;
+                    relax();
+                }
+            } while (now_ns() < end);
+        }
+        sleepers.fetch_add(1);
+        while (word.load() == seen) {
+            sleep_on(&word, seen, timeout);
+            if (timeout) break;
+        }
+        sleepers.fetch_sub(1);
+    }
+};
+
+struct Barrier {
+    Event released;
+    alignas(64) std::atomic<u32> arrived{0};
+
+    void wait(u32 n, u64 spin_ns) {
+        if (n == 1) return;
+        u32 seen = released.word.load(std::memory_order_relaxed);
+        if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == n) {
+            arrived.store(0, std::memory_order_relaxed);
+            released.advance();
+        } else {
+            released.await(seen, spin_ns);
+        }
+    }
+};
+
+struct Op {
+    hr_kernel fn;
+    void *args;
+    u64 ns;
+};
+
+}  // namespace
+
+extern "C" {
+
+typedef struct hr_copy {
+    void *dst;
+    const void *src;
+    int64_t bytes;
+} hr_copy;
+
+struct hr_tape {
+    Op *ops;
+    int64_t count, room;
+    u64 runs;
+    int32_t profile;
+};
+}
+
+namespace {
+
+struct Job {
+    Job *next;
+    hr_tape *tape;   // owned by the caller, or null
+    Op single;       // where fn is set: one kernel, its arguments behind this struct
+    int32_t sizes[HR_NUM_SIZES];
+    int64_t copies;
+    hr_copy *copy;
+    bool stop;
+};
+
+struct Team;
+struct Member {
+    Team *team;
+    pthread_t thread;
+    hr_ctx ctx;
+    int cpu;
+};
+
+struct Team {
+    int n;
+    u64 spin_ns;
+    Member *members;
+    char *arena;
+    int64_t arena_bytes;
+    Barrier barrier;
+    alignas(64) std::atomic<u64> done{0};
+    Event finished;
+    Event submitted;
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    Job *head = nullptr, *tail = nullptr;
+    u64 tickets = 0;
+    std::atomic<u64> busy_ns{0};
+    alignas(64) Job *job = nullptr;  // what the team runs now; null: the end
+    alignas(64) int64_t counters[2][8] = {};
+    alignas(64) int32_t error = 0;
+};
+
+void run_ops(Member *m, Job *job) {
+    Team *team = m->team;
+    Op *ops = job->tape ? job->tape->ops : &job->single;
+    int64_t count = job->tape ? job->tape->count : 1;
+    bool profile = job->tape && job->tape->profile && m->ctx.tid == 0;
+    m->ctx.sizes = job->sizes;
+    u64 start = profile ? now_ns() : 0;
+    for (int64_t i = 0; i < count; i++) {
+        m->ctx.counter = team->counters[i & 1];
+        ops[i].fn(ops[i].args, &m->ctx);
+        // The other counter was last used an operator ago and is next used an operator from now.
+        if (m->ctx.tid == 0) team->counters[(i + 1) & 1][0] = 0;
+        team->barrier.wait((u32)team->n, team->spin_ns);
+        if (profile) {
+            u64 t = now_ns();
+            ops[i].ns += t - start;
+            start = t;
+        }
+    }
+}
+
+Job *take(Team *team) {
+    for (;;) {
+        u32 seen = team->submitted.word.load();
+        pthread_mutex_lock(&team->lock);
+        Job *job = team->head;
+        if (job) {
+            team->head = job->next;
+            if (!team->head) team->tail = nullptr;
+        }
+        pthread_mutex_unlock(&team->lock);
+        if (job) return job;
+        team->submitted.await(seen, team->spin_ns);
+    }
+}
+
+void *lead(Member *m) {
+    Team *team = m->team;
+    for (;;) {
+        Job *job = take(team);
+        u64 start = now_ns();
+        for (int64_t i = 0; i < job->copies; i++) memcpy(job->copy[i].dst, job->copy[i].src, (size_t)job->copy[i].bytes);
+        bool work = job->tape || job->single.fn, stop = job->stop;
+        if (work || stop) {
+            team->job = stop ? nullptr : job;
+            team->counters[0][0] = team->counters[1][0] = 0;
+            team->barrier.wait((u32)team->n, team->spin_ns);
+            if (!stop) run_ops(m, job);
+            if (job->tape) job->tape->runs++;
+        }
+        free(job);
+        team->busy_ns.fetch_add(now_ns() - start, std::memory_order_relaxed);
+        team->done.fetch_add(1);
+        team->finished.advance();
+        if (stop) return nullptr;
+    }
+}
+
+void *follow(Member *m) {
+    Team *team = m->team;
+    for (;;) {
+        team->barrier.wait((u32)team->n, team->spin_ns);
+        Job *job = team->job;
+        if (!job) return nullptr;
+        run_ops(m, job);
+    }
+}
+
+void *member_main(void *arg) {
+    Member *m = (Member *)arg;
+#ifdef __linux__
+    char name[16] = "hr-cpu-0";
+    name[7] = (char)('0' + m->ctx.tid % 10);
+    pthread_setname_np(pthread_self(), name);
+    if (m->cpu >= 0) {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        CPU_SET((size_t)m->cpu, &set);
+        pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+    }
+#endif
+    return m->ctx.tid == 0 ? lead(m) : follow(m);
+}
+
+u64 submit(Team *team, Job *job) {
+    pthread_mutex_lock(&team->lock);
+    if (team->tail) team->tail->next = job;
+    else team->head = job;
+    team->tail = job;
+    u64 ticket = ++team->tickets;
+    pthread_mutex_unlock(&team->lock);
+    team->submitted.advance();
+    return ticket;
+}
+
+Job *new_job(const int32_t *sizes, const hr_copy *copies, int64_t ncopies, const void *args, int64_t arg_bytes) {
+    size_t head = (sizeof(Job) + 63) & ~(size_t)63, args_room = ((size_t)arg_bytes + 63) & ~(size_t)63;
+    size_t total = head + args_room + (size_t)ncopies * sizeof(hr_copy);
+    char *mem = (char *)aligned_alloc(64, (total + 63) & ~(size_t)63);
+    if (!mem) return nullptr;
+    memset(mem, 0, head);
+    Job *job = (Job *)mem;
+    if (sizes) memcpy(job->sizes, sizes, sizeof(job->sizes));
+    if (arg_bytes) memcpy(mem + head, args, (size_t)arg_bytes);
+    job->single.args = mem + head;
+    job->copies = ncopies;
+    job->copy = (hr_copy *)(mem + head + args_room);
+    if (ncopies) memcpy(job->copy, copies, (size_t)ncopies * sizeof(hr_copy));
+    return job;
+}
+
+}  // namespace
+
+extern "C" {
+
+void hr_barrier(hr_ctx *ctx) {
+    Team *team = (Team *)ctx->team;
+    if (team) team->barrier.wait((u32)team->n, team->spin_ns);
+}
+
+// Start `threads` threads; cpus[i] >= 0 pins thread i. Scratch is virtual until touched. Null: no memory or no threads.
+HR_EXPORT void *hr_team_new(int32_t threads, const int32_t *cpus, int64_t scratch, int64_t shared, int64_t spin_ns) {
+    void *mem = aligned_alloc(64, (sizeof(Team) + 63) & ~(size_t)63);
+    Team *team = mem ? new (mem) Team() : nullptr;
+    if (!team) return nullptr;
+    team->n = threads;
+    team->spin_ns = (u64)spin_ns;
+    team->members = (Member *)calloc((size_t)threads, sizeof(Member));
+    team->arena_bytes = shared + scratch * threads;
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+#ifdef MAP_NORESERVE
+    flags |= MAP_NORESERVE;
+#endif
+    void *arena = mmap(nullptr, (size_t)team->arena_bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (arena == MAP_FAILED || !team->members) return nullptr;
+    team->arena = (char *)arena;
+    for (int i = 0; i < threads; i++) {
+        Member *m = &team->members[i];
+        m->team = team;
+        m->cpu = cpus ? cpus[i] : -1;
+        m->ctx = hr_ctx{nullptr,     i,      threads,          team,        team->arena + shared + scratch * i, scratch,
+                        team->arena, shared, team->counters[0], &team->error};
+    }
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &old);  // signals are Python's
+    int failed = 0;
+    for (int i = 0; i < threads && !failed; i++)
+        failed = pthread_create(&team->members[i].thread, nullptr, member_main, &team->members[i]);
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
+    return failed ? nullptr : team;
+}
+
+// Finish what was submitted, then end the threads.
+HR_EXPORT void hr_team_free(void *handle) {
+    Team *team = (Team *)handle;
+    Job *job = new_job(nullptr, nullptr, 0, nullptr, 0);
+    job->stop = true;
+    submit(team, job);
+    for (int i = 0; i < team->n; i++) pthread_join(team->members[i].thread, nullptr);
+    munmap(team->arena, (size_t)team->arena_bytes);
+    free(team->members);
+    team->~Team();
+    free(team);
+}
+
+// Copies, then the tape where given. Returns the ticket to wait for, 0 where memory is short.
+HR_EXPORT u64 hr_submit_tape(void *team, hr_tape *tape, const int32_t *sizes, const hr_copy *copies, int64_t ncopies) {
+    Job *job = new_job(sizes, copies, ncopies, nullptr, 0);
+    if (!job) return 0;
+    job->tape = tape;
+    return submit((Team *)team, job);
+}
+
+// One kernel over the whole team; its arguments are copied.
+HR_EXPORT u64 hr_submit_kernel(void *team, hr_kernel fn, const void *args, int64_t arg_bytes, const int32_t *sizes) {
+    Job *job = new_job(sizes, nullptr, 0, args, arg_bytes);
+    if (!job) return 0;
+    job->single.fn = fn;
+    return submit((Team *)team, job);
+}
+
+HR_EXPORT int32_t hr_done(void *team, u64 ticket) { return ((Team *)team)->done.load() >= ticket; }
+
+// Block until the ticket's job is done. Returns the team's error, 0 for none.
+HR_EXPORT int32_t hr_wait(void *handle, u64 ticket) {
+    Team *team = (Team *)handle;
+    for (;;) {
+        u32 seen = team->finished.word.load();
+        if (team->done.load() >= ticket) return __atomic_load_n(&team->error, __ATOMIC_RELAXED);
+        team->finished.await(seen, 0);
+    }
+}
+
+// Nanoseconds in which the team had a job, since it was made.
+HR_EXPORT u64 hr_busy_ns(void *team) { return ((Team *)team)->busy_ns.load(); }
+
+HR_EXPORT hr_tape *hr_tape_new(void) { return (hr_tape *)calloc(1, sizeof(hr_tape)); }
+
+// Append an operator; its arguments are copied. Returns 0, or -1 where memory is short. Not while the tape runs.
+HR_EXPORT int32_t hr_tape_add(hr_tape *tape, hr_kernel fn, const void *args, int64_t arg_bytes) {
+    if (tape->count == tape->room) {
+        int64_t room = tape->room ? 2 * tape->room : 64;
+        Op *ops = (Op *)realloc(tape->ops, (size_t)room * sizeof(Op));
+        if (!ops) return -1;
+        tape->ops = ops;
+        tape->room = room;
+    }
+    void *copy = aligned_alloc(64, ((size_t)arg_bytes + 63) & ~(size_t)63);
+    if (!copy) return -1;
+    memcpy(copy, args, (size_t)arg_bytes);
+    tape->ops[tape->count++] = Op{fn, copy, 0};
+    return 0;
+}
+
+HR_EXPORT void hr_tape_free(hr_tape *tape) {
+    for (int64_t i = 0; i < tape->count; i++) free(tape->ops[i].args);
+    free(tape->ops);
+    free(tape);
+}
+
+// Measure each operator from now on (or stop), from zero.
+HR_EXPORT void hr_tape_profile(hr_tape *tape, int32_t on) {
+    for (int64_t i = 0; i < tape->count; i++) tape->ops[i].ns = 0;
+    tape->runs = 0;
+    tape->profile = on;
+}
+
+// Nanoseconds of each operator over the runs since profiling began; returns the runs.
+HR_EXPORT u64 hr_tape_times(hr_tape *tape, u64 *ns) {
+    for (int64_t i = 0; i < tape->count; i++) ns[i] = tape->ops[i].ns;
+    return tape->runs;
+}
+
+// The best instruction set of this processor that the library was built for is the first of these that it exports.
+HR_EXPORT int32_t hr_cpu_has(int32_t level) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+              __builtin_cpu_supports("f16c");
+    bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+              __builtin_cpu_supports("avx512vnni");
+    if (level == 1) return v3;
+    if (level == 2) return v4;
+    if (level == 3) return v4 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+#endif
+    return level == 0;
+}
+}
