@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-__all__ = ["Weight"]
+__all__ = ["SHARED_TENSORS", "Weight"]
+
+SHARED_TENSORS = frozenset({"group_index", "input_scale", "global_scale", "input_global_scale"})
+"""Names of scheme tensors that all rows share; every other tensor of a scheme has one row an output row."""
 
 
 @dataclass(eq=False, slots=True)
@@ -40,6 +43,13 @@ class Weight:
         if self.parts:
             return torch.cat([part.dequantize() for part in self.parts])
         return self.unpack(self)
+
+    def take(self, rows: slice | torch.Tensor) -> Weight:
+        """Some rows, in the scheme's own form and without bias: a step or an index of int64. Not for stacks."""
+        assert not self.parts
+        tensors = {key: value if key in SHARED_TENSORS else value[rows] for key, value in self.tensors.items()}
+        count = len(range(*rows.indices(self.shape[0]))) if isinstance(rows, slice) else len(rows)
+        return replace(self, shape=(count, self.shape[1]), tensors=tensors, bias=None, prepared={})
 
     @property
     def nbytes(self) -> int:
