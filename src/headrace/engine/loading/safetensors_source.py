@@ -1,0 +1,143 @@
+"""Tensors of a Hugging Face directory: `model.safetensors`, or the shards that `model.safetensors.index.json` names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.kernels.weight import Weight
+from headrace.quant.scheme import Scheme
+from headrace.quant.weights import dense
+
+__all__ = ["SafetensorsSource", "open_safetensors", "read_json"]
+
+Tensor = torch.Tensor
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class SafetensorsSource:
+    """A `models.assemble.Source` and a `quant.scheme.Reader`. Tensors are views of the files' maps."""
+
+    def __init__(self, directory: Path, files: Mapping[str, Any], scheme: Scheme | None) -> None:
+        """`files` maps a tensor's name to the opened file that holds it."""
+        self._directory = directory
+        self._files = files
+        self._scheme = scheme
+        self._used: set[str] = set()
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._files.keys()
+
+    @property
+    def used(self) -> Collection[str]:
+        return self._used
+
+    def has(self, name: str) -> bool:
+        return name in self._files
+
+    def get(self, name: str) -> Tensor:
+        """A tensor in its own type. Raises CheckpointError where it is missing or damaged."""
+        if name not in self._files:
+            raise CheckpointError("is missing", str(self._directory), name)
+        self._used.add(name)
+        try:
+            tensor: Tensor = self._files[name].get_tensor(name)
+        except SafetensorError as error:
+            raise self.error(str(error), name) from error
+        return tensor
+
+    def error(self, message: str, name: str) -> CheckpointError:
+        return CheckpointError(message, str(self._directory), name)
+
+    def matrix(self, name: str, rows: int, columns: int, bias: bool) -> Weight:
+        scheme = self._scheme
+        if scheme is not None and scheme.covers(name, self):
+            weight = scheme.load(name, (rows, columns), self)
+        else:
+            weight = dense(self._floats(f"{name}.weight", (rows, columns)), f"{name}.weight")
+        if bias:
+            weight.bias = self.vector(f"{name}.bias", rows)
+        return weight
+
+    def vector(self, name: str, size: int) -> Tensor:
+        return self._floats(name, (size,)).float()
+
+    def _floats(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = self.get(name)
+        if tuple(tensor.shape) != shape:
+            raise self.error(f"has shape {list(tensor.shape)}: expected {list(shape)}", name)
+        if tensor.dtype not in _FLOATS:
+            raise self.error(f"has type {tensor.dtype}: expected float32, bfloat16 or float16", name)
+        return tensor
+
+
+def open_safetensors(directory: Path, scheme: Scheme | None) -> SafetensorsSource:
+    """Open every shard. Raises CheckpointError that names the file, and the tensor where one is cut off."""
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        placed = _read_index(index)
+        opened = {name: _open(directory / name) for name in sorted(set(placed.values()))}
+        held = {name: set(handle.keys()) for name, handle in opened.items()}
+        for tensor, file in placed.items():
+            if tensor not in held[file]:
+                raise CheckpointError("is not in the file that the index names", str(directory / file), tensor)
+        return SafetensorsSource(directory, {tensor: opened[file] for tensor, file in placed.items()}, scheme)
+    single = directory / "model.safetensors"
+    if not single.exists():
+        raise UnsupportedModel(f"{directory}: no model.safetensors and no index of shards; other formats are not read")
+    handle = _open(single)
+    return SafetensorsSource(directory, dict.fromkeys(handle.keys(), handle), scheme)
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    placed = read_json(path).get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise CheckpointError("field 'weight_map' is missing", str(path))
+    for file in placed.values():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise CheckpointError(f"field 'weight_map' names {file!r}: expected a file beside it", str(path))
+    return placed
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except FileNotFoundError as error:
+        raise CheckpointError("the shard is missing", str(path)) from error
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"not a sound safetensors file: {error}", str(path), _first_cut(path)) from error
+
+
+def _first_cut(path: Path) -> str | None:
+    """The first tensor, by offset, that a truncated file no longer holds whole; None where the header itself is unreadable."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > min(size, 100 << 20):
+                return None
+            header = json.loads(file.read(length))
+        ends = sorted((entry["data_offsets"][1], name) for name, entry in header.items() if name != "__metadata__")
+        return next((name for end, name in ends if 8 + length + end > size), None)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises CheckpointError that names the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError("the file is missing", str(path)) from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"not readable as JSON: {error}", str(path)) from error
+    if not isinstance(value, dict):
+        raise CheckpointError("not a JSON object", str(path))
+    return value

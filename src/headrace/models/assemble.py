@@ -1,0 +1,126 @@
+"""From named tensors of a checkpoint to a decoder's weights: stacks, norm offsets, row order, completeness."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from headrace.errors import UnsupportedModel
+from headrace.kernels.weight import Weight
+from headrace.models.config import DecoderConfig
+from headrace.models.decoder import DecoderWeights, LayerWeights
+from headrace.models.family import Names
+from headrace.quant.weights import place, stack, take_rows
+
+__all__ = ["Assembly", "Source"]
+
+Tensor = torch.Tensor
+
+
+class Source(Protocol):
+    """Tensors by name, checked against the shapes that the configuration asks for."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Every tensor of the checkpoint, by its full name."""
+
+    @property
+    def used(self) -> Collection[str]:
+        """Those read so far, and those that belong to one that was."""
+
+    def matrix(self, name: str, rows: int, columns: int, bias: bool) -> Weight:
+        """`<name>.weight` in whatever form its scheme stores it, and `<name>.bias`. Raises CheckpointError."""
+
+    def vector(self, name: str, size: int) -> Tensor:
+        """float32 [size]. Raises CheckpointError."""
+
+
+@dataclass(slots=True)
+class Assembly:
+    """One build of a decoder's weights. `pack` sees every finished weight once; `progress` gets the bytes of each."""
+
+    config: DecoderConfig
+    names: Names
+    source: Source
+    norm_offset: float
+    interleaved: bool
+    move: Callable[[Tensor], Tensor]
+    pack: Callable[[Weight], None]
+    progress: Callable[[int], None]
+    """Called with the bytes just done."""
+
+    def run(self) -> DecoderWeights:
+        """Raises CheckpointError for what is missing or misshapen, UnsupportedModel for tensors that nothing would read."""
+        config, names = self.config, self.names
+        embedding = self._finish(self.source.matrix(names.embedding, config.vocab, config.hidden, bias=False))
+        layers = [self._layer(index) for index in range(len(config.layers))]
+        norm = self._norm(names.norm, config.hidden)
+        head = embedding
+        if not config.tied:
+            head = self._finish(self.source.matrix(names.head, config.vocab, config.hidden, bias=False))
+        factors = None
+        if "rope_freqs.weight" in self.source.names:
+            factors = self.source.vector("rope_freqs.weight", config.ropes[0].rotary_dim // 2)
+        self._check_leftovers()
+        return DecoderWeights(embedding, layers, norm, head, factors)
+
+    def _layer(self, index: int) -> LayerWeights:
+        config, names = self.config, self.names
+        q_rows, kv_rows = config.num_q_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+        def matrix(name: str, rows: int, columns: int, bias: bool) -> Weight:
+            return self.source.matrix(name.format(i=index), rows, columns, bias)
+
+        def norm(name: str, wanted: bool, size: int) -> Tensor | None:
+            return self._norm(name.format(i=index), size) if wanted else None
+
+        q = self._order(matrix(names.q, q_rows, config.hidden, config.qkv_bias), config.num_q_heads)
+        k = self._order(matrix(names.k, kv_rows, config.hidden, config.qkv_bias), config.num_kv_heads)
+        v = matrix(names.v, kv_rows, config.hidden, config.qkv_bias)
+        gate = matrix(names.gate, config.intermediate, config.hidden, config.mlp_bias)
+        up = matrix(names.up, config.intermediate, config.hidden, config.mlp_bias)
+        return LayerWeights(
+            input_norm=self._norm(names.input_norm.format(i=index), config.hidden),
+            qkv=self._finish(stack([q, k, v], f"layer {index} qkv")),
+            output=self._finish(matrix(names.output, config.hidden, q_rows, config.output_bias)),
+            mlp_norm=self._norm(names.mlp_norm.format(i=index), config.hidden),
+            gate_up=self._finish(stack([gate, up], f"layer {index} gate and up")),
+            down=self._finish(matrix(names.down, config.hidden, config.intermediate, config.mlp_bias)),
+            q_norm=norm(names.q_norm, config.qk_norm, config.head_dim),
+            k_norm=norm(names.k_norm, config.qk_norm, config.head_dim),
+            attention_post_norm=norm(names.attention_post_norm, config.sandwich_norm, config.hidden),
+            mlp_post_norm=norm(names.mlp_post_norm, config.sandwich_norm, config.hidden),
+        )
+
+    def _norm(self, name: str, size: int) -> Tensor:
+        return self.move(self.source.vector(f"{name}.weight", size) + self.norm_offset)
+
+    def _finish(self, weight: Weight) -> Weight:
+        weight = place(weight, self.move)
+        self.pack(weight)
+        self.progress(weight.nbytes)
+        return weight
+
+    def _order(self, weight: Weight, heads: int) -> Weight:
+        """Rows of Q or K back to halves where a converter has interleaved them: neighbours 2 j, 2 j + 1 are j, j + d / 2."""
+        if not self.interleaved:
+            return weight
+        rows = torch.arange(weight.shape[0]).view(heads, -1, 2).transpose(1, 2)
+        return take_rows(weight, rows.reshape(-1))
+
+    def _check_leftovers(self) -> None:
+        """A tensor that nobody reads stands for arithmetic that would be left out."""
+        known = [re.compile(pattern) for pattern in self.names.ignored]
+        if self.config.tied:
+            known.append(re.compile(re.escape(self.names.head) + r"\.weight"))
+        used = self.source.used
+        rest = [name for name in self.source.names if name not in used and not any(p.fullmatch(name) for p in known)]
+        if rest:
+            shown = ", ".join(sorted(rest)[:4])
+            raise UnsupportedModel(
+                f"{self.config.family}: {len(rest)} tensors of the checkpoint are unknown to the architecture: {shown}"
+            )

@@ -1,0 +1,84 @@
+"""What a decoder is, normalised: the same fields whether they came from a config.json or from a GGUF's metadata."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.types import LayerKV
+
+__all__ = ["Activation", "DecoderConfig", "LayerConfig", "Rope"]
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding of some layers (RoFormer, arXiv:2104.09864). Angles are position * frequency."""
+
+    theta: float
+    rotary_dim: int
+    """Leading dimensions of a head that are rotated; even."""
+    kind: Literal["default", "linear", "llama3", "yarn", "none"] = "default"
+    """`none` rotates by nothing (NoPE layers)."""
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    """yarn: what cos and sin are multiplied by; None: 0.1 ln(factor) + 1 (arXiv:2309.00071)."""
+    truncate: bool = True
+    """yarn: round the ramp's ends outwards to whole dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """What may differ from layer to layer."""
+
+    rope: int = 0
+    """Index into `DecoderConfig.ropes`."""
+    window: int | None = None
+    """Sliding window in tokens; None attends to everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """A dense decoder: pre-norm blocks of grouped-query attention and a gated MLP."""
+
+    family: str
+    hidden: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    layers: tuple[LayerConfig, ...]
+    ropes: tuple[Rope, ...]
+    max_position: int
+    norm_eps: float
+    activation: Activation = "silu"
+    qk_norm: bool = False
+    """RMS norm of every query and key head before the rotation."""
+    sandwich_norm: bool = False
+    """Attention's and MLP's outputs are normalised before they join the residual."""
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None
+    """None: head_dim ** -0.5."""
+    attention_soft_cap: float | None = None
+    logits_soft_cap: float | None = None
+    tied: bool = False
+    """The output matrix is the embedding."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def kv_layers(self) -> tuple[LayerKV, ...]:
+        """KV shape a layer."""
+        return tuple(LayerKV(self.num_kv_heads, self.head_dim, layer.window) for layer in self.layers)

@@ -1,0 +1,101 @@
+"""The decoder, written once: every family is a configuration of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headrace.kernels.ops import Batch, Ops
+from headrace.kernels.weight import Weight
+from headrace.models.config import DecoderConfig
+from headrace.models.rope import cos_sin_table
+
+__all__ = ["Decoder", "DecoderWeights", "LayerWeights"]
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Norms are float32 [hidden] (q_norm and k_norm [head_dim]) with every family's offset folded in."""
+
+    input_norm: Tensor
+    qkv: Weight
+    """[(Hq + 2 Hk) d, hidden]"""
+    output: Weight
+    mlp_norm: Tensor
+    gate_up: Weight
+    """[2 intermediate, hidden]"""
+    down: Weight
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    attention_post_norm: Tensor | None = None
+    """Sandwich norms; both or neither."""
+    mlp_post_norm: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    embedding: Weight
+    layers: Sequence[LayerWeights]
+    norm: Tensor
+    head: Weight
+    """The same object as `embedding` where they are tied."""
+    rope_factors: Tensor | None = None
+    """[rotary_dim / 2]; what a GGUF divides frequencies by."""
+
+
+class Decoder:
+    """Calls operators and nothing else in `forward`, so that a platform can record a step once and replay it."""
+
+    def __init__(self, config: DecoderConfig, ops: Ops, weights: DecoderWeights, max_model_len: int) -> None:
+        """The rotary tables are made for `max_model_len` positions, on the device of the weights."""
+        self.config = config
+        self.weights = weights
+        self._ops = ops
+        self._cos_sin = [
+            cos_sin_table(rope, max_model_len, weights.rope_factors).to(weights.norm.device) for rope in config.ropes
+        ]
+
+    def forward(self, batch: Batch, kv: Any, history: Tensor) -> Tensor:
+        """float32 [R, vocab]: logits of the rows asked for. Writes keys and values of the T tokens into `kv`."""
+        ops, config, weights = self._ops, self.config, self.weights
+        ids = ops.resolve_tokens(batch, history)
+        residual = ops.embedding(ids, weights.embedding, config.embedding_scale)
+        x = ops.rms_norm(residual, weights.layers[0].input_norm, config.norm_eps)
+        for index, layer in enumerate(weights.layers):
+            last = index + 1 == len(weights.layers)
+            following = weights.norm if last else weights.layers[index + 1].input_norm
+            x = self._attention(x, layer, index, batch, kv)
+            x, residual = self._join(x, residual, layer.attention_post_norm, layer.mlp_norm)
+            x = self._mlp(x, layer)
+            x, residual = self._join(x, residual, layer.mlp_post_norm, following)
+        return ops.logits(x, batch, weights.head, config.logits_soft_cap)
+
+    def _attention(self, x: Tensor, layer: LayerWeights, index: int, batch: Batch, kv: Any) -> Tensor:
+        ops, config = self._ops, self.config
+        settings = config.layers[index]
+        table = self._cos_sin[settings.rope]
+        qkv = ops.linear(x, layer.qkv)
+        q = ops.rotary_cache(
+            qkv, batch, kv, index, table, config.num_q_heads, layer.q_norm, layer.k_norm, config.norm_eps
+        )
+        out = ops.attention(
+            q, batch, kv, index, config.scale, settings.window, config.attention_soft_cap, sinks=None, alibi=None
+        )
+        return ops.linear(out, layer.output)
+
+    def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
+        ops = self._ops
+        hidden = ops.gated_activation(ops.linear(x, layer.gate_up), self.config.activation)
+        return ops.linear(hidden, layer.down)
+
+    def _join(self, x: Tensor, residual: Tensor, post: Tensor | None, following: Tensor) -> tuple[Tensor, Tensor]:
+        """A block's output into the residual, and the norm that the next block reads."""
+        eps = self.config.norm_eps
+        if post is not None:
+            x = self._ops.rms_norm(x, post, eps)
+        return self._ops.add_rms_norm(x, residual, following, eps)

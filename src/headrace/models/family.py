@@ -1,0 +1,102 @@
+"""A family is data: the names of its tensors and two functions that read its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.models.config import DecoderConfig
+
+__all__ = ["GGUF_NAMES", "GGUF_SANDWICH", "HF_NAMES", "HF_SANDWICH", "Family", "Names"]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The checkpoint's names of the decoder's tensors, without `.weight` and `.bias`; `{i}` is the layer."""
+
+    embedding: str
+    norm: str
+    head: str
+    input_norm: str
+    q: str
+    k: str
+    v: str
+    output: str
+    mlp_norm: str
+    gate: str
+    up: str
+    down: str
+    q_norm: str
+    k_norm: str
+    attention_post_norm: str = ""
+    mlp_post_norm: str = ""
+    ignored: tuple[str, ...] = ()
+    """Regular expressions of tensors that old writers left behind and that hold nothing of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one family's checkpoints are read."""
+
+    name: str
+    from_hf: Callable[[Mapping[str, Any]], DecoderConfig]
+    """From a config.json. Raises UnsupportedModel that names the feature."""
+    hf_names: Names
+    from_gguf: Callable[[Mapping[str, Any]], DecoderConfig]
+    """From a GGUF's metadata; `tied` and the biases are settled by the tensors that are there."""
+    gguf_names: Names
+    norm_offset: float = 0.0
+    """Added to the norms of a Hugging Face checkpoint (Gemma stores w of 1 + w); GGUF converters have added it already."""
+    gguf_interleaved: bool = False
+    """The GGUF converter reordered rows of Q and K so that a rotation pairs neighbours instead of halves."""
+
+
+_LAYER = "model.layers.{i}."
+HF_NAMES = Names(
+    embedding="model.embed_tokens",
+    norm="model.norm",
+    head="lm_head",
+    input_norm=_LAYER + "input_layernorm",
+    q=_LAYER + "self_attn.q_proj",
+    k=_LAYER + "self_attn.k_proj",
+    v=_LAYER + "self_attn.v_proj",
+    output=_LAYER + "self_attn.o_proj",
+    mlp_norm=_LAYER + "post_attention_layernorm",
+    gate=_LAYER + "mlp.gate_proj",
+    up=_LAYER + "mlp.up_proj",
+    down=_LAYER + "mlp.down_proj",
+    q_norm=_LAYER + "self_attn.q_norm",
+    k_norm=_LAYER + "self_attn.k_norm",
+    ignored=(r".*\.rotary_emb\.inv_freq",),
+)
+GGUF_NAMES = Names(
+    embedding="token_embd",
+    norm="output_norm",
+    head="output",
+    input_norm="blk.{i}.attn_norm",
+    q="blk.{i}.attn_q",
+    k="blk.{i}.attn_k",
+    v="blk.{i}.attn_v",
+    output="blk.{i}.attn_output",
+    mlp_norm="blk.{i}.ffn_norm",
+    gate="blk.{i}.ffn_gate",
+    up="blk.{i}.ffn_up",
+    down="blk.{i}.ffn_down",
+    q_norm="blk.{i}.attn_q_norm",
+    k_norm="blk.{i}.attn_k_norm",
+    ignored=(r"blk\.\d+\.attn_rot_embd",),
+)
+
+
+def _sandwich(names: Names, mlp_norm: str, attention_post_norm: str, mlp_post_norm: str) -> Names:
+    return replace(names, mlp_norm=mlp_norm, attention_post_norm=attention_post_norm, mlp_post_norm=mlp_post_norm)
+
+
+HF_SANDWICH = _sandwich(
+    HF_NAMES,
+    _LAYER + "pre_feedforward_layernorm",
+    _LAYER + "post_attention_layernorm",
+    _LAYER + "post_feedforward_layernorm",
+)
+GGUF_SANDWICH = _sandwich(GGUF_NAMES, "blk.{i}.ffn_norm", "blk.{i}.post_attention_norm", "blk.{i}.post_ffw_norm")

@@ -1,0 +1,125 @@
+"""GGUF metadata to a `DecoderConfig`: what all families share (key names: the GGUF specification of ggml)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.models.config import Rope
+from headrace.models.settings import Settings
+
+__all__ = ["base_fields", "layer_count", "read_rope", "settings_of"]
+
+_READ = {
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "attention.value_length",
+    "attn_logit_softcapping",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "final_logit_softcapping",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.freq_base_swa",
+    "rope.scaling.attn_factor",
+    "rope.scaling.factor",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "rope.scaling.type",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "vocab_size",
+}
+_NEUTRAL = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "pooling_type": 0}
+"""Keys that change nothing at these values."""
+
+
+def settings_of(metadata: Mapping[str, Any], arch: str) -> Settings:
+    """The architecture's own keys. Raises UnsupportedModel for one that is not known: it may change the arithmetic."""
+    for key, value in metadata.items():
+        if not key.startswith(f"{arch}."):
+            continue
+        name = key[len(arch) + 1 :]
+        if name not in _READ and not (name in _NEUTRAL and value == _NEUTRAL[name]):
+            raise UnsupportedModel(f"{arch}: GGUF key {key!r} = {str(value)[:60]} is not supported")
+    return Settings(metadata, f"{arch}.")
+
+
+def base_fields(settings: Settings, metadata: Mapping[str, Any], arch: str) -> dict[str, Any]:
+    """Keyword arguments of `DecoderConfig` that every family reads alike."""
+    heads = _per_layer(settings, "attention.head_count")
+    kv_heads = _per_layer(settings, "attention.head_count_kv", heads)
+    hidden = settings.integer("embedding_length")
+    head_dim = settings.integer("attention.key_length", hidden // heads)
+    if settings.integer("attention.value_length", head_dim) != head_dim:
+        raise UnsupportedModel(f"{arch}: keys and values of different sizes are not supported")
+    if heads % kv_heads:
+        raise CheckpointError(f"attention.head_count {heads} is no multiple of attention.head_count_kv {kv_heads}")
+    return {
+        "family": arch,
+        "hidden": hidden,
+        "num_q_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate": _per_layer(settings, "feed_forward_length"),
+        "vocab": settings.integer("vocab_size", _vocabulary(metadata)),
+        "max_position": settings.integer("context_length"),
+        "norm_eps": settings.number("attention.layer_norm_rms_epsilon"),
+    }
+
+
+def layer_count(settings: Settings) -> int:
+    count = settings.integer("block_count")
+    if count > 10_000:
+        raise CheckpointError(f"field 'block_count' is {count}: no model has so many layers")
+    return count
+
+
+def read_rope(settings: Settings, arch: str, theta: float = 10000.0) -> Rope:
+    """The rotary embedding of full-attention layers."""
+    heads = _per_layer(settings, "attention.head_count")
+    head_dim = settings.integer("attention.key_length", settings.integer("embedding_length") // heads)
+    rotary = settings.integer("rope.dimension_count", head_dim)
+    base = settings.number("rope.freq_base", theta)
+    kind = settings.get("rope.scaling.type") or "none"
+    if kind == "none":
+        return Rope(base, rotary)
+    factor = settings.number("rope.scaling.factor", 1.0)
+    if kind == "linear":
+        return Rope(base, rotary, "linear", factor)
+    if kind == "yarn":
+        original = settings.integer("rope.scaling.original_context_length", settings.integer("context_length"))
+        return Rope(
+            base,
+            rotary,
+            "yarn",
+            factor,
+            original,
+            beta_fast=settings.number("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=settings.number("rope.scaling.yarn_beta_slow", 1.0),
+            attention_factor=settings.optional_number("rope.scaling.attn_factor"),
+        )
+    raise UnsupportedModel(f"{arch}: rope.scaling.type {kind!r} is not supported: none, linear and yarn are")
+
+
+def _per_layer(settings: Settings, key: str, default: int | None = None) -> int:
+    """A count that may be given as one a layer: all must agree."""
+    value = settings.get(key)
+    if value is None or isinstance(value, int):
+        return settings.integer(key, default)
+    distinct = {int(entry) for entry in value}
+    if len(distinct) != 1:
+        raise UnsupportedModel(f"GGUF key {key!r} differs from layer to layer: not supported")
+    return Settings({key: distinct.pop()}).integer(key)
+
+
+def _vocabulary(metadata: Mapping[str, Any]) -> int | None:
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    return None if tokens is None else len(tokens)

@@ -1,0 +1,147 @@
+"""A Hugging Face config.json to a `DecoderConfig`: what all families share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.models.config import Activation, DecoderConfig, LayerConfig, Rope
+from headrace.models.settings import Settings
+
+__all__ = ["activation", "base_fields", "layer_windows", "read_rope", "rope_parameters"]
+
+_NEUTRAL: dict[str, Any] = {
+    "attention_chunk_size": 0,
+    "attention_multiplier": 1.0,
+    "clip_qkv": 0,
+    "embedding_multiplier": 1.0,
+    "is_encoder_decoder": False,
+    "logits_scaling": 1.0,
+    "num_experts": 0,
+    "num_local_experts": 0,
+    "residual_multiplier": 1.0,
+    "use_bidirectional_attention": False,
+    "use_qk_norm": False,
+}
+"""Settings of other families that change the arithmetic: anywhere else they must be at rest."""
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+def base_fields(config: Mapping[str, Any], family: str, activation_key: str = "hidden_act") -> dict[str, Any]:
+    """Keyword arguments of `DecoderConfig` that every family reads alike; `layers` and `ropes` are left to it.
+
+    Raises CheckpointError for a missing or absurd field, UnsupportedModel for a feature that is not built.
+    """
+    settings = Settings(config)
+    settings.refuse(family, _NEUTRAL)
+    heads = settings.integer("num_attention_heads")
+    kv_heads = settings.integer("num_key_value_heads", heads)
+    hidden = settings.integer("hidden_size")
+    if heads % kv_heads:
+        raise CheckpointError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+    return {
+        "family": family,
+        "hidden": hidden,
+        "num_q_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": settings.integer("head_dim", hidden // heads),
+        "intermediate": settings.integer("intermediate_size"),
+        "vocab": settings.integer("vocab_size"),
+        "max_position": settings.integer("max_position_embeddings"),
+        "norm_eps": settings.number("rms_norm_eps", 1e-6),
+        "activation": activation(family, settings.get(activation_key) or "silu"),
+        "tied": settings.flag("tie_word_embeddings", False),
+    }
+
+
+def activation(family: str, name: str) -> Activation:
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModel(f"{family}: activation {name!r} is not supported: {', '.join(_ACTIVATIONS)} are")
+    return _ACTIVATIONS[name]
+
+
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The one dictionary of newer configurations, or the older `rope_theta` and `rope_scaling`, as the newer."""
+    merged = dict(config.get("rope_scaling") or {})
+    if config.get("rope_theta") is not None:
+        merged["rope_theta"] = config["rope_theta"]
+    merged.update(config.get("rope_parameters") or {})
+    if "type" in merged:
+        merged.setdefault("rope_type", merged["type"])
+    return merged
+
+
+def read_rope(parameters: Mapping[str, Any], config: Mapping[str, Any], family: str, theta: float = 10000.0) -> Rope:
+    """One layer type's rotary embedding. `theta` is the family's own base where none is given."""
+    values = Settings(parameters)
+    settings = Settings(config)
+    head_dim = settings.integer("head_dim", settings.integer("hidden_size") // settings.integer("num_attention_heads"))
+    partial = values.number("partial_rotary_factor", settings.number("partial_rotary_factor", 1.0))
+    rotary = int(head_dim * partial)
+    base = values.number("rope_theta", theta)
+    kind = values.get("rope_type") or "default"
+    if kind == "default":
+        return Rope(base, rotary)
+    original = values.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
+    if kind == "linear":
+        return Rope(base, rotary, "linear", values.number("factor"))
+    if kind == "llama3":
+        return Rope(
+            base,
+            rotary,
+            "llama3",
+            values.number("factor"),
+            Settings({"original_max_position_embeddings": original}).integer("original_max_position_embeddings"),
+            low_freq_factor=values.number("low_freq_factor"),
+            high_freq_factor=values.number("high_freq_factor"),
+        )
+    if kind == "yarn":
+        return _yarn(values, base, rotary, original, settings.integer("max_position_embeddings"), family)
+    raise UnsupportedModel(f"{family}: rope_type {kind!r} is not supported: default, linear, llama3 and yarn are")
+
+
+def _yarn(values: Settings, base: float, rotary: int, original: Any, longest: int, family: str) -> Rope:
+    values.refuse(family, {"mscale": None, "mscale_all_dim": None})
+    context = original or longest
+    return Rope(
+        base,
+        rotary,
+        "yarn",
+        values.number("factor", longest / context),
+        context,
+        beta_fast=values.number("beta_fast", 32.0),
+        beta_slow=values.number("beta_slow", 1.0),
+        attention_factor=values.optional_number("attention_factor"),
+        truncate=values.flag("truncate", True),
+    )
+
+
+def layer_windows(config: Mapping[str, Any], family: str, default: list[str]) -> list[int | None]:
+    """The sliding window of every layer, from `layer_types` (or `default` where the config has none)."""
+    settings = Settings(config)
+    count = settings.integer("num_hidden_layers")
+    types = settings.get("layer_types") or default
+    if len(types) != count:
+        raise CheckpointError(f"field 'layer_types' has {len(types)} entries for {count} layers")
+    unknown = sorted(set(map(str, types)) - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise UnsupportedModel(f"{family}: layer type {unknown[0]!r} is not supported")
+    return [settings.integer("sliding_window") if kind == "sliding_attention" else None for kind in types]
+
+
+def uniform_layers(windows: list[int | None]) -> tuple[LayerConfig, ...]:
+    """Layers that share one rotary embedding."""
+    return tuple(LayerConfig(0, window) for window in windows)
+
+
+def simple_decoder(config: Mapping[str, Any], family: str, windows: list[int | None], **more: Any) -> DecoderConfig:
+    """A family with one rotary embedding: the shared fields and what it adds."""
+    rope = read_rope(rope_parameters(config), config, family)
+    return DecoderConfig(**{**base_fields(config, family), **more}, layers=uniform_layers(windows), ropes=(rope,))

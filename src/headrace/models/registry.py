@@ -1,0 +1,53 @@
+"""Architecture names, as checkpoints write them, to families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.models.config import DecoderConfig
+from headrace.models.family import Family
+from headrace.models.gemma3 import GEMMA3
+from headrace.models.llama import LLAMA, MISTRAL
+from headrace.models.qwen import QWEN2, QWEN3
+
+__all__ = ["GGUF_ARCHITECTURES", "HF_ARCHITECTURES", "from_gguf", "from_hf"]
+
+HF_ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
+    {
+        "Gemma3ForCausalLM": GEMMA3,
+        "LlamaForCausalLM": LLAMA,
+        "MistralForCausalLM": MISTRAL,
+        "Qwen2ForCausalLM": QWEN2,
+        "Qwen3ForCausalLM": QWEN3,
+    }
+)
+GGUF_ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
+    {"gemma3": GEMMA3, "llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
+)
+
+
+def from_hf(config: Mapping[str, Any]) -> tuple[Family, DecoderConfig]:
+    """Raises UnsupportedModel that names the architecture and those supported. Code named by `auto_map` is never run."""
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        raise CheckpointError("field 'architectures' is missing")
+    family = _lookup(str(architectures[0]), HF_ARCHITECTURES)
+    return family, family.from_hf(config)
+
+
+def from_gguf(metadata: Mapping[str, Any]) -> tuple[Family, DecoderConfig]:
+    """Raises UnsupportedModel that names the architecture and those supported."""
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise CheckpointError("field 'general.architecture' is missing")
+    family = _lookup(name, GGUF_ARCHITECTURES)
+    return family, family.from_gguf(metadata)
+
+
+def _lookup(name: str, table: Mapping[str, Family]) -> Family:
+    if name not in table:
+        raise UnsupportedModel(f"architecture {name!r} is not supported: {', '.join(sorted(table))} are")
+    return table[name]

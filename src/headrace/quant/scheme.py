@@ -1,0 +1,42 @@
+"""What a quantised Hugging Face checkpoint offers to the loader: which modules it covers and how one is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.kernels.weight import Weight
+
+__all__ = ["Reader", "Scheme", "scheme_of"]
+
+
+class Reader(Protocol):
+    """Tensors of a checkpoint by name."""
+
+    def has(self, name: str) -> bool: ...
+
+    def get(self, name: str) -> torch.Tensor:
+        """In its own type, a view of the file. Raises CheckpointError where it is missing."""
+
+    def error(self, message: str, name: str) -> CheckpointError: ...
+
+
+class Scheme(Protocol):
+    """One `quantization_config`, read."""
+
+    def covers(self, module: str, reader: Reader) -> bool:
+        """False: the module's weight is stored as plain floats."""
+
+    def load(self, module: str, shape: tuple[int, int], reader: Reader) -> Weight:
+        """The [N, K] weight of a module, without its bias. Raises CheckpointError for a wrong shape or type."""
+
+
+def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
+    """The scheme that a config.json names, None for plain floats. Raises UnsupportedModel naming what is not built."""
+    found = config.get("quantization_config") or config.get("compression_config")
+    if not found:
+        return None
+    raise UnsupportedModel(f"quant_method {found.get('quant_method')!r} is not supported")

@@ -1,0 +1,62 @@
+"""Weights that aren't quantised, stacks, and rows taken out of any weight without dequantising it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from headrace.kernels.weight import Weight
+
+__all__ = ["PER_COLUMN", "PER_TENSOR", "dense", "place", "stack", "take_rows"]
+
+Tensor = torch.Tensor
+PER_COLUMN = frozenset({"group_index"})
+"""Names of scheme tensors with one entry an input; every tensor that is in neither set has one row an output."""
+PER_TENSOR = frozenset({"input_scale", "global_scale", "input_global_scale"})
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def dense(weight: Tensor, name: str = "") -> Weight:
+    """A float32, bfloat16 or float16 [N, K] matrix, kept as a view in its own type; scheme tensor `weight`."""
+    return Weight(
+        _DTYPES[weight.dtype], (weight.shape[0], weight.shape[1]), {"weight": weight}, _unpack_dense, name=name
+    )
+
+
+def _unpack_dense(weight: Weight) -> Tensor:
+    return weight.tensors["weight"].float()
+
+
+def stack(parts: Sequence[Weight], name: str = "") -> Weight:
+    """Matrices of the same K, one below the other. Their biases move to the stack, zeros where a part has none.
+
+    Each part keeps its own `activation`: inputs are quantised a part at a time.
+    """
+    rows = sum(part.shape[0] for part in parts)
+    bias = None
+    if any(part.bias is not None for part in parts):
+        bias = torch.cat([torch.zeros(part.shape[0]) if part.bias is None else part.bias for part in parts])
+    bare = tuple(replace(part, bias=None) for part in parts)
+    return Weight("stack", (rows, parts[0].shape[1]), {}, Weight.dequantize, bias=bias, parts=bare, name=name)
+
+
+def take_rows(weight: Weight, index: Tensor) -> Weight:
+    """The rows `index` (int64) of a weight that is not a stack, in the scheme's own form, bias included."""
+    assert not weight.parts
+    shared = PER_COLUMN | PER_TENSOR
+    tensors = {key: value if key in shared else value[index] for key, value in weight.tensors.items()}
+    bias = None if weight.bias is None else weight.bias[index]
+    return replace(weight, shape=(len(index), weight.shape[1]), tensors=tensors, bias=bias, prepared={})
+
+
+def place(weight: Weight, move: Callable[[Tensor], Tensor]) -> Weight:
+    """The weight with every tensor moved, for instance to a device."""
+    return replace(
+        weight,
+        tensors={key: move(value) for key, value in weight.tensors.items()},
+        bias=None if weight.bias is None else move(weight.bias),
+        parts=tuple(place(part, move) for part in weight.parts),
+        prepared={},
+    )
