@@ -1,0 +1,186 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.engine.api import GenerateRequest, LogprobEntry, Output
+from headrace.errors import InvalidRequest
+from headrace.server.context import Context
+from headrace.server.decode import decode_body, read_body
+from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, event
+from headrace.server.generation import Choice, Run
+from headrace.server.ids import new_id
+from headrace.server.logprobs import chat_logprobs, prompt_logprobs
+from headrace.server.messages import template_arguments, template_messages
+from headrace.server.params import check_stream_options, output_room, sampling_params
+from headrace.server.replies import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    UsageReply,
+)
+from headrace.server.schemas import ChatRequest, TokenizeRequest
+
+__all__ = ["answer_chat", "render_chat"]
+
+
+async def answer_chat(context: Context, request: Request) -> Response:
+    arrival = time.monotonic()
+    body = decode_body(await read_body(request), ChatRequest)
+    context.check_model(body.model)
+    _refuse_unenforced(body)
+    check_stream_options(body)
+    prompt = await render_chat(context, body)
+    job = _request(context, body, prompt)
+    options = body.stream_options
+    exchange = ExchangeOptions(
+        request_id=job.id,
+        arrival=arrival,
+        stream=bool(body.stream),
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.continuous_usage_stats),
+    )
+    run = Run(context.client, context.tokenizer, [job])
+    return Exchange(context, run, _ChatDialect(context.model, body, job, run), exchange)
+
+
+def _refuse_unenforced(body: ChatRequest) -> None:
+    """What would have to be guaranteed and cannot be yet is refused, never ignored."""
+    if body.response_format is not None and body.response_format.type != "text":
+        message = (
+            f"`response_format` of type {body.response_format.type} is not supported: output cannot be constrained yet"
+        )
+        raise InvalidRequest(message, "response_format", "unsupported_value")
+    if body.tool_choice not in (None, "auto", "none"):
+        message = "`tool_choice` can be auto or none: a call cannot be forced yet"
+        raise InvalidRequest(message, "tool_choice", "unsupported_value")
+    if body.chat_template is not None:
+        message = "`chat_template` is refused: templates come from the checkpoint or the server's own options"
+        raise InvalidRequest(message, "chat_template", "unsupported_value")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("`top_logprobs` needs `logprobs: true`", "top_logprobs", "invalid_value")
+    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+        message = "`max_tokens` and `max_completion_tokens` differ: give one of them"
+        raise InvalidRequest(message, "max_tokens", "invalid_value")
+
+
+async def render_chat(context: Context, body: ChatRequest | TokenizeRequest) -> list[int]:
+    """The conversation as token ids. Works in a thread: templates and long texts must not hold up the streams."""
+    messages = template_messages(body.messages or [])
+    arguments = template_arguments(body)
+    return await asyncio.to_thread(_render, context, messages, arguments, bool(body.add_special_tokens))
+
+
+def _render(
+    context: Context, messages: list[dict[str, Any]], arguments: dict[str, Any], add_special_tokens: bool
+) -> list[int]:
+    text = context.tokenizer.apply_chat_template(messages, **arguments)
+    return context.tokenizer.encode(text, add_special_tokens)
+
+
+def _request(context: Context, body: ChatRequest, prompt: list[int]) -> GenerateRequest:
+    if not prompt:
+        raise InvalidRequest("`messages` render to an empty prompt", "messages", "invalid_value")
+    info = context.client.info
+    wanted = ("max_tokens", body.max_tokens)
+    if body.max_completion_tokens is not None:
+        wanted = ("max_completion_tokens", body.max_completion_tokens)
+    room = output_room(wanted, None, ("messages", len(prompt)), info.max_model_len)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    params = sampling_params(body, info.vocab_size, room, logprobs=logprobs, prompt_logprobs=body.prompt_logprobs)
+    return GenerateRequest(
+        id=new_id("chatcmpl"),
+        prompt=tuple(prompt),
+        params=params,
+        priority=body.priority or 0,
+        salt=body.cache_salt or "",
+        echo=body.prompt_logprobs is not None,
+    )
+
+
+class _ChatDialect:
+    def __init__(self, model: str, body: ChatRequest, job: GenerateRequest, run: Run) -> None:
+        self._model, self._job, self._run = model, job, run
+        self._created = int(time.time())
+        self._count = job.params.logprobs
+        self._ids = bool(body.return_token_ids)
+        # One chunk, filled in anew for each piece: only the delta changes.
+        self._delta = ChatDelta()
+        self._choice = ChatChunkChoice(0, self._delta)
+        self._chunk = ChatChunk(job.id, "chat.completion.chunk", self._created, model, [self._choice])
+        self._roles: set[int] = set()
+
+    def chunk(self, output: Output, usage: ChunkUsage) -> bytes:
+        self._chunk.usage = usage
+        self._choice.index = output.index
+        events = b""
+        if output.index not in self._roles:
+            self._roles.add(output.index)
+            events = self._role(output.index)
+        if output.text or output.logprobs or (self._ids and output.token_ids):
+            events += self._content(output)
+        if output.finish_reason is not None:
+            events += self._finish(output)
+        return events
+
+    def _role(self, index: int) -> bytes:
+        first = ChatChunkChoice(index, ChatDelta("assistant", ""))
+        chunk = ChatChunk(self._job.id, "chat.completion.chunk", self._created, self._model, [first], self._chunk.usage)
+        if self._ids:
+            chunk.prompt_token_ids = list(self._job.prompt)
+        if index in self._run.prompt_entries and len(self._roles) == 1:
+            chunk.prompt_logprobs = self._prompt_logprobs(self._run.prompt_entries[index])
+        return event(chunk)
+
+    def _content(self, output: Output) -> bytes:
+        self._delta.content = output.text
+        if self._count is not None:
+            self._choice.logprobs = chat_logprobs(output.logprobs or (), self._count)
+        if self._ids:
+            self._choice.token_ids = output.token_ids
+        return event(self._chunk)
+
+    def _finish(self, output: Output) -> bytes:
+        last = ChatChunkChoice(output.index, ChatDelta(), None, output.finish_reason, output.stop_reason)
+        return event(msgspec.structs.replace(self._chunk, choices=[last]))
+
+    def usage_chunk(self, usage: UsageReply) -> bytes:
+        return event(msgspec.structs.replace(self._chunk, choices=[], usage=usage))
+
+    def whole(self, choices: Sequence[Choice], usage: UsageReply) -> bytes:
+        rendered = [
+            ChatChoice(
+                choice.index,
+                ChatMessage("assistant", choice.text),
+                self._logprobs(choice.entries),
+                choice.finish_reason,
+                choice.stop_reason,
+                choice.token_ids if self._ids else UNSET,
+            )
+            for choice in choices
+        ]
+        whole = ChatCompletion(self._job.id, "chat.completion", self._created, self._model, rendered, usage)
+        if self._ids:
+            whole.prompt_token_ids = list(self._job.prompt)
+        if self._run.prompt_entries:
+            whole.prompt_logprobs = self._prompt_logprobs(self._run.prompt_entries[0])
+        return msgspec.json.encode(whole)
+
+    def _logprobs(self, entries: Sequence[LogprobEntry]) -> ChatLogprobs | None:
+        return None if self._count is None else chat_logprobs(entries, self._count)
+
+    def _prompt_logprobs(self, entries: Sequence[LogprobEntry]) -> list[dict[str, Any] | None]:
+        return prompt_logprobs(entries, self._job.params.prompt_logprobs or 0)

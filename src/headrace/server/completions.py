@@ -1,0 +1,176 @@
+"""`POST /v1/completions`: texts or token ids, one or many."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.engine.api import GenerateRequest, LogprobEntry, Output
+from headrace.errors import InvalidRequest
+from headrace.server.context import Context
+from headrace.server.decode import decode_body, read_body
+from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, event
+from headrace.server.generation import Choice, Run
+from headrace.server.ids import new_id
+from headrace.server.logprobs import TextOffsets, prompt_logprobs, text_logprobs
+from headrace.server.params import check_ids, check_stream_options, output_room, sampling_params
+from headrace.server.replies import TextChoice, TextCompletion, TextLogprobs, UsageReply
+from headrace.server.schemas import CompletionRequest
+
+__all__ = ["answer_completion"]
+
+MAX_PROMPTS = 2048
+DEFAULT_MAX_TOKENS = 16
+_INLINE_CHARS = 2000
+"""Shorter texts are tokenised at once; longer ones in a thread, so that they don't hold up the streams."""
+
+
+async def answer_completion(context: Context, request: Request) -> Response:
+    arrival = time.monotonic()
+    body = decode_body(await read_body(request), CompletionRequest)
+    context.check_model(body.model)
+    _refuse_unsupported(body)
+    check_stream_options(body)
+    prompts = _prompts(body.prompt)
+    if len(prompts) * (body.n or 1) > MAX_PROMPTS:
+        message = f"{len(prompts)} prompts with n {body.n or 1}: at most {MAX_PROMPTS} choices in one request"
+        raise InvalidRequest(message, "prompt", "invalid_value")
+    request_id = new_id("cmpl")
+    ids = [await _encode(context, body, prompt) for prompt in prompts]
+    jobs = [_request(context, body, prompt, f"{request_id}-{i}") for i, prompt in enumerate(ids)]
+    options = body.stream_options
+    exchange = ExchangeOptions(
+        request_id=request_id,
+        arrival=arrival,
+        stream=bool(body.stream),
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.continuous_usage_stats),
+    )
+    run = Run(context.client, context.tokenizer, jobs, echo=bool(body.echo))
+    return Exchange(context, run, _TextDialect(context.model, body, request_id, jobs, run), exchange)
+
+
+def _refuse_unsupported(body: CompletionRequest) -> None:
+    if body.suffix is not None:
+        raise InvalidRequest("`suffix` is not supported: text cannot be inserted", "suffix", "unsupported_value")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        message = f"`best_of` {body.best_of} must equal `n` {body.n or 1}: choices are not ranked"
+        raise InvalidRequest(message, "best_of", "unsupported_value")
+
+
+def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
+    """The four shapes as a list of prompts. Raises InvalidRequest for an empty one and for a mixture."""
+    if isinstance(prompt, str):
+        prompts: list[str | list[int]] = [prompt]
+    elif prompt and all(isinstance(item, int) for item in prompt):
+        prompts = [prompt]
+    elif len({type(item) for item in prompt}) > 1:
+        message = "`prompt`: a list holds either texts, token ids or lists of token ids, not a mixture"
+        raise InvalidRequest(message, "prompt", "invalid_value")
+    else:
+        prompts = prompt
+    if not prompts or not all(prompts):
+        raise InvalidRequest("`prompt` is empty: give at least one character or token", "prompt", "invalid_value")
+    return prompts
+
+
+async def _encode(context: Context, body: CompletionRequest, prompt: str | list[int]) -> tuple[int, ...]:
+    if not isinstance(prompt, str):
+        return check_ids(prompt, context.client.info.vocab_size, "prompt")
+    special = body.add_special_tokens is not False
+    if len(prompt) <= _INLINE_CHARS:
+        ids = context.tokenizer.encode(prompt, special)
+    else:
+        ids = await asyncio.to_thread(context.tokenizer.encode, prompt, special)
+    if not ids:
+        raise InvalidRequest("`prompt` has no tokens", "prompt", "invalid_value")
+    return tuple(ids)
+
+
+def _request(context: Context, body: CompletionRequest, prompt: tuple[int, ...], request_id: str) -> GenerateRequest:
+    info = context.client.info
+    wanted, size = ("max_tokens", body.max_tokens), ("prompt", len(prompt))
+    least = 0 if body.echo else 1
+    room = output_room(wanted, DEFAULT_MAX_TOKENS, size, info.max_model_len, least)
+    scored = body.prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        scored = max(body.logprobs, body.prompt_logprobs or 0)
+    params = sampling_params(body, info.vocab_size, room, logprobs=body.logprobs, prompt_logprobs=scored)
+    return GenerateRequest(
+        id=request_id,
+        prompt=prompt,
+        params=params,
+        priority=body.priority or 0,
+        salt=body.cache_salt or "",
+        echo=bool(body.echo) or scored is not None,
+    )
+
+
+class _TextDialect:
+    def __init__(
+        self, model: str, body: CompletionRequest, request_id: str, jobs: Sequence[GenerateRequest], run: Run
+    ) -> None:
+        self._jobs, self._run = jobs, run
+        self._count = body.logprobs
+        self._prompt_count = body.prompt_logprobs
+        self._ids = bool(body.return_token_ids)
+        self._offsets: dict[int, TextOffsets] = {}
+        self._begun: set[int] = set()
+        # One chunk, filled in anew for each piece: only the choice changes.
+        self._choice = TextChoice(0, "")
+        self._chunk = TextCompletion(request_id, "text_completion", int(time.time()), model, [self._choice])
+
+    def chunk(self, output: Output, usage: ChunkUsage) -> bytes:
+        shown = output.text or output.logprobs or output.finish_reason is not None or (self._ids and output.token_ids)
+        begins = (self._ids or self._prompt_count is not None) and output.index not in self._begun
+        if not (shown or begins):
+            return b""
+        choice = self._choice
+        choice.index, choice.text = output.index, output.text
+        choice.finish_reason = output.finish_reason
+        choice.stop_reason = UNSET if output.finish_reason is None else output.stop_reason
+        if self._count is not None:
+            choice.logprobs = self._logprobs(output.index, output.logprobs or ())
+        if self._ids:
+            choice.token_ids = output.token_ids
+        if begins:
+            self._begin(choice)
+        self._chunk.usage = usage
+        data = event(self._chunk)
+        choice.prompt_token_ids = choice.prompt_logprobs = UNSET
+        return data
+
+    def _begin(self, choice: TextChoice) -> None:
+        """What the first piece of a choice says of its prompt."""
+        self._begun.add(choice.index)
+        if self._ids:
+            choice.prompt_token_ids = list(self._jobs[choice.index // self._run.n].prompt)
+        entries = self._run.prompt_entries.get(choice.index)
+        if self._prompt_count is not None and entries is not None:
+            choice.prompt_logprobs = prompt_logprobs(entries, self._prompt_count)
+
+    def usage_chunk(self, usage: UsageReply) -> bytes:
+        return event(msgspec.structs.replace(self._chunk, choices=[], usage=usage))
+
+    def whole(self, choices: Sequence[Choice], usage: UsageReply) -> bytes:
+        rendered = [self._whole_choice(choice) for choice in choices]
+        return msgspec.json.encode(msgspec.structs.replace(self._chunk, choices=rendered, usage=usage))
+
+    def _whole_choice(self, choice: Choice) -> TextChoice:
+        logprobs = None if self._count is None else self._logprobs(choice.index, choice.entries)
+        rendered = TextChoice(choice.index, choice.text, logprobs, choice.finish_reason, choice.stop_reason)
+        if self._ids:
+            rendered.token_ids = choice.token_ids
+        self._begin(rendered)
+        return rendered
+
+    def _logprobs(self, index: int, entries: Sequence[LogprobEntry]) -> TextLogprobs:
+        offsets = self._offsets.setdefault(index, TextOffsets())
+        return text_logprobs(entries, self._count or 0, offsets)

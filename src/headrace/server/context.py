@@ -1,0 +1,75 @@
+"""What the routes share: the engine's client, the tokenizer, the figures, and the requests in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.responses import Response
+
+from headrace.config import Config
+from headrace.engine.api import EngineClient
+from headrace.errors import ConfigError
+from headrace.server.errors import HttpError, error_response
+from headrace.server.guard import Guard
+from headrace.server.metrics import Metrics
+
+__all__ = ["Context", "TextTokenizer", "make_context"]
+
+
+class TextTokenizer(Protocol):
+    """The part of the engine's tokenizer that the server uses. Called from several threads."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def token_text(self, token_id: int) -> str: ...
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: dict[str, Any] | None = None,
+    ) -> str: ...
+
+
+@dataclass(slots=True)
+class Context:
+    """One server. Used from the event loop's thread alone."""
+
+    client: EngineClient
+    tokenizer: TextTokenizer
+    model: str
+    """The name that clients give."""
+    api_key: bytes | None
+    metrics: Metrics = field(default_factory=Metrics)
+    active: set[Guard] = field(default_factory=set)
+    """Requests that the engine works on."""
+    inflight: int = 0
+    """HTTP requests that have not been answered to the end."""
+    draining: bool = False
+
+    def check_model(self, name: str | None) -> None:
+        """Raises HttpError 404 for another name than ours; a request that names none means the one there is."""
+        if name is not None and name != self.model:
+            message = f"the model {name[:200]!r} does not exist: this server serves {self.model!r}"
+            raise HttpError(404, message, param="model", code="model_not_found")
+
+    def refuse(self, error: HttpError) -> Response:
+        """The response for `error`, counted."""
+        self.metrics.errors[error.status] += 1
+        return error_response(error)
+
+
+def make_context(client: EngineClient, tokenizer: TextTokenizer, config: Config) -> Context:
+    """Raises ConfigError for an empty API key, which would guard nothing."""
+    key = config.server.api_key
+    if key is not None and not key.strip():
+        raise ConfigError("the API key is empty: give one, or leave the option out to serve without a key")
+    name = config.server.served_model_name or client.info.name
+    return Context(client, tokenizer, name, None if key is None else key.encode())

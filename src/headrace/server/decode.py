@@ -1,0 +1,107 @@
+"""From a body's bytes to a request struct, or to an error that names the field."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from headrace.errors import InvalidRequest
+from headrace.server.errors import HttpError
+from headrace.server.schemas import Body
+
+__all__ = ["MAX_BODY", "decode_body", "read_body"]
+
+MAX_BODY = 16 * 2**20
+"""Bytes of a request's body; a longer one is refused with 413."""
+
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_AT = re.compile(r"^(?P<what>.*) - at `(?:key` in `)?\$\.?(?P<path>.*)`$", re.DOTALL)
+_ELSEWHERE = {
+    "functions": "use `tools`",
+    "function_call": "use `tool_choice`",
+    "logprob": "use `logprobs`",
+}
+
+B = TypeVar("B", bound=Body)
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body. Raises HttpError 413 before more than MAX_BODY bytes are held."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BODY:
+        raise _too_large()
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > MAX_BODY:
+            raise _too_large()
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _too_large() -> HttpError:
+    message = f"the body is larger than the {MAX_BODY} bytes that are accepted"
+    # The rest is not read, so the connection cannot be used again.
+    return HttpError(413, message, code="request_too_large", headers={"connection": "close"})
+
+
+def decode_body(body: bytes, kind: type[B]) -> B:
+    """Parse and check. Raises InvalidRequest whose `param` is the field's path as the client wrote it."""
+    try:
+        parsed: B = _decoder(kind).decode(body)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
+    return parsed
+
+
+@lru_cache
+def _decoder(kind: type[B]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _explain(text: str, kind: type[Body]) -> InvalidRequest:
+    if match := _UNKNOWN.match(text):
+        return _unknown(match["name"], match["path"], kind)
+    if match := _MISSING.match(text):
+        param = _join(match["path"], match["name"])
+        return InvalidRequest(f"`{param}` is required", param, "missing_required_parameter")
+    if match := _AT.match(text):
+        param = match["path"].replace("[...]", "")
+        what = match["what"].replace(" | null", "")
+        return InvalidRequest(f"`{param}`: {what[:1].lower()}{what[1:]}", param, "invalid_value")
+    return InvalidRequest(f"the body: {text[:1].lower()}{text[1:]}", code="invalid_value")
+
+
+def _unknown(name: str, path: str | None, kind: type[Body]) -> InvalidRequest:
+    param = _join(path, name)[:200]
+    message = f"unknown field `{param}`"
+    names = _nested_fields(kind) if path else kind.__struct_fields__
+    if name in _ELSEWHERE:
+        message += f": {_ELSEWHERE[name]}"
+    elif near := difflib.get_close_matches(name[:100], names, 1, 0.75):
+        message += f": did you mean `{near[0]}`?"
+    else:
+        message += ": it is not supported, and nothing is ignored silently"
+    return InvalidRequest(message, param, "unknown_parameter")
+
+
+def _join(path: str | None, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+@lru_cache
+def _nested_fields(kind: type[Body]) -> tuple[str, ...]:
+    """Field names of every struct within `kind`; suggestions for a misspelt one inside a nested object."""
+    components: dict[str, Any] = msgspec.json.schema_components([kind])[1]
+    return tuple(sorted({name for schema in components.values() for name in schema.get("properties", ())}))

@@ -1,0 +1,78 @@
+"""What a client is told when something goes wrong: status, OpenAI-shaped body, headers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from headrace.errors import EngineDead, InvalidRequest, Overloaded, UserError
+
+__all__ = ["HttpError", "ShuttingDown", "error_body", "error_response", "to_http"]
+
+
+class HttpError(Exception):
+    """An answer that is not 200."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+
+class ShuttingDown(HttpError):
+    """The server drains: new requests are refused, and those that outlast the drain end with this."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            503,
+            "the server is shutting down: send the request to another instance or try again later",
+            kind="server_error",
+            code="shutting_down",
+            headers={"retry-after": "5", "connection": "close"},
+        )
+
+
+def to_http(error: Exception) -> HttpError:
+    """The answer that `error` deserves. What we did not foresee is a 500 that tells nothing of our inside."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, InvalidRequest):
+        return HttpError(400, str(error), param=error.param, code=error.code)
+    if isinstance(error, UserError):
+        return HttpError(400, str(error))
+    if isinstance(error, Overloaded):
+        wait = str(max(1, math.ceil(error.retry_after)))
+        return HttpError(503, str(error), kind="server_error", code="overloaded", headers={"retry-after": wait})
+    if isinstance(error, EngineDead):
+        return HttpError(503, str(error), kind="server_error", code="engine_unavailable", headers={"retry-after": "5"})
+    return HttpError(
+        500, "internal error: the server's log has the details", kind="server_error", code="internal_error"
+    )
+
+
+def error_body(error: HttpError) -> dict[str, Any]:
+    return {
+        "error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code},
+    }
+
+
+def error_response(error: HttpError) -> Response:
+    return Response(
+        msgspec.json.encode(error_body(error)), error.status, headers=error.headers, media_type="application/json"
+    )

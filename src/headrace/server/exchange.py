@@ -1,0 +1,143 @@
+"""Answers a generation request: whole, or as server-sent events written straight to the connection.
+
+This is the hot path: for each streamed token one struct is filled in, encoded and sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from headrace.engine.api import Output
+from headrace.server.context import Context
+from headrace.server.errors import HttpError, error_body, to_http
+from headrace.server.generation import Choice, Run, close_stream, usage_reply
+from headrace.server.guard import ClientGone, Guard
+from headrace.server.metrics import Meter
+from headrace.server.replies import UsageReply
+
+__all__ = ["DONE", "Dialect", "Exchange", "ExchangeOptions", "event"]
+
+_log = logging.getLogger(__name__)
+_encoder = msgspec.json.Encoder()
+DONE = b"data: [DONE]\n\n"
+
+ChunkUsage = UsageReply | None | UnsetType
+
+
+class Dialect(Protocol):
+    """How one API writes a run down."""
+
+    def chunk(self, output: Output, usage: ChunkUsage) -> bytes:
+        """The events for one piece; empty when it brings nothing to show."""
+
+    def usage_chunk(self, usage: UsageReply) -> bytes:
+        """The last event, without choices."""
+
+    def whole(self, choices: Sequence[Choice], usage: UsageReply) -> bytes:
+        """The body of an answer that is not streamed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeOptions:
+    request_id: str
+    arrival: float
+    """Monotonic seconds."""
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+
+
+def event(data: object) -> bytes:
+    return b"data: " + _encoder.encode(data) + b"\n\n"
+
+
+def _body(data: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+class Exchange(Response):
+    """The response to a request that has been understood. Nothing is sent before the first output, so that whatever goes
+    wrong until then is a plain HTTP error, for streams too."""
+
+    def __init__(self, context: Context, run: Run, dialect: Dialect, options: ExchangeOptions) -> None:
+        super().__init__()
+        self._context, self._run, self._dialect, self._options = context, run, dialect, options
+        self._meter = Meter(context.metrics, options.arrival)
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        outputs = self._run.outputs()
+        try:
+            async with Guard(self._context.active, receive) as guard:
+                try:
+                    await (
+                        self._stream(outputs, guard, send)
+                        if self._options.stream
+                        else self._whole(outputs, guard, send)
+                    )
+                except asyncio.CancelledError:
+                    why = guard.reason()
+                    if why is None:
+                        raise
+                    await self._fail(why, send)
+                except Exception as error:
+                    await self._fail(error, send)
+        finally:
+            await close_stream(outputs)
+            self._meter.close(self._run.usage)
+
+    async def _fail(self, error: Exception, send: Send) -> None:
+        """Before the first byte the application's handlers answer; after it, an event does."""
+        if isinstance(error, ClientGone):
+            return
+        if not self._started:
+            raise error
+        told = to_http(error)
+        if told.status == 500 and not isinstance(error, HttpError):
+            _log.error("request %s failed", self._options.request_id, exc_info=error)
+        await send(_body(event(error_body(told)) + DONE, more=False))
+
+    async def _whole(self, outputs: AsyncIterator[Output], guard: Guard, send: Send) -> None:
+        choices: dict[int, Choice] = {}
+        async for output in outputs:
+            self._meter.note(output)
+            choices.setdefault(output.index, Choice(output.index)).add(output)
+        ordered = [choices[index] for index in sorted(choices)]
+        body = self._dialect.whole(ordered, usage_reply(self._run.usage))
+        guard.release()
+        await self._start(send, b"application/json", (b"content-length", str(len(body)).encode()))
+        await send(_body(body, more=False))
+
+    async def _stream(self, outputs: AsyncIterator[Output], guard: Guard, send: Send) -> None:
+        note, chunk = self._meter.note, self._dialect.chunk
+        async for output in outputs:
+            note(output)
+            data = chunk(output, self._chunk_usage())
+            if not self._started:
+                await self._start(send, b"text/event-stream; charset=utf-8", (b"cache-control", b"no-cache"))
+            if data:
+                await send(_body(data))
+        guard.release()
+        tail = DONE
+        if self._options.include_usage:
+            tail = self._dialect.usage_chunk(usage_reply(self._run.usage)) + DONE
+        await send(_body(tail, more=False))
+
+    def _chunk_usage(self) -> ChunkUsage:
+        if self._options.continuous_usage:
+            return usage_reply(self._run.usage)
+        return None if self._options.include_usage else UNSET
+
+    async def _start(self, send: Send, content_type: bytes, header: tuple[bytes, bytes]) -> None:
+        headers = [(b"content-type", content_type), (b"x-request-id", self._options.request_id.encode()), header]
+        self._started = True
+        await send({"type": "http.response.start", "status": 200, "headers": headers})

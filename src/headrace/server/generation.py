@@ -1,0 +1,156 @@
+"""One HTTP request's run through the engine: its prompts, their choices, and the totals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from headrace.engine.api import EngineClient, GenerateRequest, LogprobEntry, Output, Usage
+from headrace.server.context import TextTokenizer
+from headrace.server.errors import HttpError
+from headrace.server.replies import PromptDetails, UsageReply
+
+__all__ = ["Choice", "Run", "close_stream", "usage_reply"]
+
+_QUEUE = 64
+
+
+@dataclass(slots=True)
+class Choice:
+    """A choice as it grows; the whole answer is made from it."""
+
+    index: int
+    pieces: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    entries: list[LogprobEntry] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, output: Output) -> None:
+        self.pieces.append(output.text)
+        self.token_ids += output.token_ids
+        if output.logprobs:
+            self.entries += output.logprobs
+        if output.finish_reason is not None:
+            self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+class Run:
+    """The prompts of one request. `outputs` yields pieces whose index counts choices over all prompts.
+
+    Where prompt logprobs were asked for, the engine puts the prompt before each choice (`GenerateRequest.echo`). `outputs`
+    takes its logprobs out into `prompt_entries`, and the rest of it too unless the client asked for the echo itself.
+    """
+
+    def __init__(
+        self, client: EngineClient, tokenizer: TextTokenizer, requests: Sequence[GenerateRequest], echo: bool = False
+    ) -> None:
+        self._client, self._tokenizer, self._requests, self._echo = client, tokenizer, requests, echo
+        self.n = requests[0].params.n
+        self.prompt_entries: dict[int, list[LogprobEntry]] = {}
+        self._usages: list[Usage] = [Usage(len(request.prompt), 0, 0) for request in requests]
+        self._started: set[int] = set()
+        self._stream = self._open()
+
+    def _open(self) -> AsyncIterator[Output]:
+        streams = [self._client.generate(request) for request in self._requests]
+        return streams[0] if len(streams) == 1 else _merge(streams, self.n)
+
+    async def outputs(self) -> AsyncIterator[Output]:
+        """Raises what the engine raises, and HttpError for a choice that the engine could not finish."""
+        try:
+            async for output in self._stream:
+                if output.finish_reason in ("error", "abort"):
+                    raise _failure(output)
+                if output.usage is not None:
+                    self._usages[output.index // self.n] = output.usage
+                if output.index not in self._started:
+                    self._started.add(output.index)
+                    if self._requests[0].echo:
+                        self._split(output)
+                yield output
+        finally:
+            await close_stream(self._stream)
+
+    def _split(self, output: Output) -> None:
+        request = self._requests[output.index // self.n]
+        length = len(request.prompt)
+        if request.params.prompt_logprobs is not None and output.logprobs is not None:
+            self.prompt_entries[output.index] = output.logprobs[:length]
+        keeps_logprobs = request.params.logprobs is not None
+        if not self._echo:
+            prompt = self._tokenizer.decode(request.prompt, request.params.skip_special_tokens)
+            output.text = output.text.removeprefix(prompt)
+            output.token_ids = output.token_ids[length:]
+            output.logprobs = (output.logprobs or [])[length:]
+        if not keeps_logprobs:
+            output.logprobs = None
+
+    @property
+    def usage(self) -> Usage:
+        """Totals so far, each prompt counted once."""
+        if len(self._usages) == 1:
+            return self._usages[0]
+        return Usage(
+            sum(usage.prompt_tokens for usage in self._usages),
+            sum(usage.completion_tokens for usage in self._usages),
+            sum(usage.cached_tokens for usage in self._usages),
+        )
+
+
+def _failure(output: Output) -> HttpError:
+    if output.finish_reason == "abort":
+        return HttpError(
+            503, "the request was aborted", kind="server_error", code="aborted", headers={"retry-after": "5"}
+        )
+    message = output.error or "the engine could not finish the request"
+    return HttpError(500, message, kind="server_error", code="engine_error")
+
+
+def usage_reply(usage: Usage) -> UsageReply:
+    total = usage.prompt_tokens + usage.completion_tokens
+    return UsageReply(usage.prompt_tokens, usage.completion_tokens, total, PromptDetails(usage.cached_tokens))
+
+
+async def close_stream(stream: AsyncIterator[Output]) -> None:
+    """Close a generator, which aborts what still runs; a plain iterator has nothing to close."""
+    close = getattr(stream, "aclose", None)
+    if close is not None:
+        await close()
+
+
+async def _merge(streams: Sequence[AsyncIterator[Output]], n: int) -> AsyncIterator[Output]:
+    """Several prompts' outputs as they come. The first error ends them all."""
+    queue: asyncio.Queue[Output | Exception | None] = asyncio.Queue(_QUEUE)
+
+    async def pump(first: int, stream: AsyncIterator[Output]) -> None:
+        try:
+            async for output in stream:
+                output.index += first
+                await queue.put(output)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+        finally:
+            await close_stream(stream)
+
+    tasks = [asyncio.create_task(pump(i * n, stream)) for i, stream in enumerate(streams)]
+    try:
+        running = len(tasks)
+        while running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

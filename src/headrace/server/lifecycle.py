@@ -1,0 +1,231 @@
+"""`headrace serve`: start the engine, open the port, drain on SIGTERM.
+
+The port opens only when the engine is ready, so a client that connects is answered. It is bound before the model loads, so
+that a taken port is an error at once. The first SIGTERM or SIGINT drains: the port stays open and answers 503 while running
+requests finish, for `drain_timeout` at most. A second signal ends everything at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvicorn
+
+from headrace.config import Config
+from headrace.engine.api import EngineClient
+from headrace.errors import ConfigError
+from headrace.server.app import create_app_for
+from headrace.server.context import Context, TextTokenizer, make_context
+from headrace.server.errors import ShuttingDown
+from headrace.server.first_prompt import ask
+
+__all__ = ["run", "serve"]
+
+_log = logging.getLogger(__name__)
+_GOODBYE = 2.0
+"""Seconds for the error events of those that outlast the drain, and again for the connections to close."""
+_KEEP_ALIVE = 75
+"""Seconds; longer than the pools of common clients keep a connection, so that they never reuse one that we just closed."""
+
+T = TypeVar("T")
+
+
+def run(config: Config, model_path: Path, first_prompt: str | None = None) -> int:
+    """Serve until a signal comes; returns the exit code. Raises what the engine raises while it loads, and ConfigError."""
+    # Here, since the command line imports this module to show its options, and the client brings the engine with it.
+    from headrace.engine.client import ProcessClient
+    from headrace.engine.tokenizer import load_tokenizer
+
+    listener = _bind(config.server.host, config.server.port)
+    template = config.model.chat_template
+    with contextlib.closing(listener):
+        tokenizer = load_tokenizer(model_path, template)
+        return _run_loop(serve(config, ProcessClient(config, model_path), tokenizer, listener, first_prompt))
+
+
+def _run_loop(main: Coroutine[Any, Any, int]) -> int:
+    try:
+        import uvloop
+    except ImportError:  # Windows has none.
+        return asyncio.run(main)
+    return uvloop.run(main)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet. Raises ConfigError for an address that cannot be had."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, proto)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port or --host"
+        ) from None
+    return listener
+
+
+class _Stop:
+    """The two signals."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.now = asyncio.Event()
+
+    def signalled(self) -> None:
+        (self.now if self.drain.is_set() else self.drain).set()
+
+
+@contextlib.contextmanager
+def _signals(stop: _Stop) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.signalled)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its own signal handlers, which would close the port at once."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    config: Config,
+    client: EngineClient,
+    tokenizer: TextTokenizer,
+    listener: socket.socket,
+    first_prompt: str | None = None,
+) -> int:
+    """Everything from the engine's start to its end, on a bound socket. Returns the exit code."""
+    began = time.monotonic()
+    stop = _Stop()
+    with _signals(stop):
+        try:
+            if await _unless(stop.drain, client.start()):
+                return 0
+            context = make_context(client, tokenizer, config)
+            await _serve_until(stop, context, config, listener, began, first_prompt)
+        finally:
+            await _close(client, stop)
+    return 0
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work unless the event comes first; tells whether it came. Raises what the work raises."""
+    task, waiter = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
+    waiter.cancel()
+    if task.done():
+        task.result()
+        return event.is_set()
+    task.cancel()
+    await asyncio.wait({task})
+    return True
+
+
+async def _serve_until(
+    stop: _Stop, context: Context, config: Config, listener: socket.socket, began: float, first_prompt: str | None
+) -> None:
+    server = _Server(
+        uvicorn.Config(
+            create_app_for(context),
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE,
+        )
+    )
+    # What start-up made stays for good: the collector need not look at it again, which keeps its pauses short.
+    gc.collect()
+    gc.freeze()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.005)
+    url = _url(config.server.host, listener.getsockname()[1])
+    info = context.client.info
+    took = time.monotonic() - began
+    print(
+        f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)",
+        flush=True,
+    )
+    first = asyncio.create_task(_first_prompt(url, context, first_prompt))
+    try:
+        await _either(stop.drain, serving)
+        await _drain(stop, context, config.server.drain_timeout)
+    finally:
+        first.cancel()
+        server.should_exit = True
+        server.force_exit = stop.now.is_set()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(serving), 0.5 if stop.now.is_set() else _GOODBYE)
+        server.force_exit = True
+        await asyncio.wait({serving}, timeout=1.0)
+
+
+def _url(host: str, port: int) -> str:
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+async def _first_prompt(url: str, context: Context, prompt: str | None) -> None:
+    if prompt is not None:
+        key = None if context.api_key is None else context.api_key.decode()
+        await asyncio.to_thread(ask, url, context.model, prompt, key)
+
+
+async def _either(event: asyncio.Event, task: asyncio.Task[None]) -> None:
+    waiter = asyncio.ensure_future(event.wait())
+    await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
+    waiter.cancel()
+    if task.done():
+        task.result()
+
+
+async def _drain(stop: _Stop, context: Context, timeout: float) -> None:
+    """Refuse what is new, let what runs finish; end what has not finished in time with an error that says so."""
+    context.draining = True
+    if context.inflight:
+        _log.warning("draining: %d requests get up to %.0f s; a second signal ends them now", context.inflight, timeout)
+    await _idle(stop, context, timeout)
+    for guard in list(context.active):
+        guard.stop(ShuttingDown())
+    if not stop.now.is_set():
+        await _idle(stop, context, _GOODBYE)
+
+
+async def _idle(stop: _Stop, context: Context, timeout: float) -> None:
+    until = time.monotonic() + timeout
+    while context.inflight and not stop.now.is_set() and time.monotonic() < until:
+        await asyncio.sleep(0.02)
+
+
+async def _close(client: EngineClient, stop: _Stop) -> None:
+    """Stop the engine: with patience, or none after a second signal."""
+    closing = asyncio.ensure_future(client.close())
+    hurry = asyncio.ensure_future(stop.now.wait())
+    await asyncio.wait({closing, hurry}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    if not closing.done():
+        await asyncio.wait({closing}, timeout=1)
+    hurry.cancel()

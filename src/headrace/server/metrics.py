@@ -1,0 +1,143 @@
+"""Figures for Prometheus: what requests saw, what the engine reports, and the three wastes.
+
+Histograms are our own because one is touched for every streamed token: an increment in a list, on the event loop's thread
+alone, where the client library takes a lock.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from headrace.engine.api import EngineStats, Output, Usage
+
+__all__ = ["Histogram", "Meter", "Metrics"]
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+_COUNTS = tuple(2**i for i in range(18))
+
+
+class Histogram:
+    """Counts by upper bound (inclusive), as Prometheus has them."""
+
+    def __init__(self, name: str, about: str, bounds: Sequence[float]) -> None:
+        self._name, self._about, self._bounds = name, about, bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def family(self) -> HistogramMetricFamily:
+        total, buckets = 0, []
+        for bound, count in zip((*map(float, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((str(bound), total))
+        return HistogramMetricFamily(self._name, self._about, buckets, self._sum)
+
+
+class Metrics(Collector):
+    """All figures of one server. `stats` is the engine's last report; None while it does not answer."""
+
+    def __init__(self) -> None:
+        self.ttft = Histogram("headrace_time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
+        self.itl = Histogram("headrace_inter_token_latency_seconds", "Between two tokens of one choice.", _SHORT)
+        self.queue = Histogram("headrace_queue_time_seconds", "From arrival to the first scheduling.", _SECONDS)
+        self.e2e = Histogram("headrace_request_duration_seconds", "From arrival to the last token.", _SECONDS)
+        self.prompt = Histogram("headrace_request_prompt_tokens", "Prompt tokens of a request.", _COUNTS)
+        self.generation = Histogram("headrace_request_generation_tokens", "Tokens generated for a request.", _COUNTS)
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.cached_tokens = 0
+        self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
+        self.errors: Counter[int] = Counter()
+        self.stats: EngineStats | None = None
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def render(self) -> bytes:
+        """The text exposition."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        for histogram in (self.ttft, self.itl, self.queue, self.e2e, self.prompt, self.generation):
+            yield histogram.family()
+        yield CounterMetricFamily("headrace_prompt_tokens", "Prompt tokens of all requests.", self.prompt_tokens)
+        yield CounterMetricFamily("headrace_generation_tokens", "Tokens generated.", self.generation_tokens)
+        yield CounterMetricFamily("headrace_cached_tokens", "Prompt tokens from the prefix cache.", self.cached_tokens)
+        yield _labelled("headrace_requests_finished", "Choices by how they ended.", "reason", self.finished)
+        yield _labelled("headrace_http_errors", "Answers other than 200.", "status", self.errors)
+        yield GaugeMetricFamily("headrace_engine_up", "1 while the engine answers.", int(self.stats is not None))
+        if self.stats is not None:
+            yield from _engine(self.stats)
+
+
+def _labelled(name: str, about: str, label: str, counts: Counter[str] | Counter[int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, about, labels=[label])
+    for key, value in counts.items():
+        family.add_metric([str(key)], value)
+    return family
+
+
+def _engine(stats: EngineStats) -> Iterator[Metric]:
+    core = stats.scheduler
+    yield GaugeMetricFamily("headrace_requests_running", "Sequences in the running batch.", core.running)
+    yield GaugeMetricFamily("headrace_requests_waiting", "Sequences that wait for a place.", core.waiting)
+    blocks = GaugeMetricFamily("headrace_kv_blocks", "KV blocks by state; their sum is constant.", labels=["state"])
+    for state, value in (("free", core.blocks_free), ("cached", core.blocks_cached), ("held", core.blocks_held)):
+        blocks.add_metric([state], value)
+    yield blocks
+    yield GaugeMetricFamily(
+        "headrace_kv_utilization", "Tokens stored over token places in held blocks.", stats.kv_utilization
+    )
+    yield GaugeMetricFamily("headrace_slot_occupancy", "Running sequences over the most allowed.", stats.slot_occupancy)
+    yield GaugeMetricFamily("headrace_device_busy", "Share of time in which the device had work.", stats.device_busy)
+    yield CounterMetricFamily("headrace_engine_steps", "Steps since start.", stats.steps)
+    yield CounterMetricFamily("headrace_preemptions", "Sequences set back for want of blocks.", core.preemptions)
+    yield CounterMetricFamily("headrace_engine_restarts", "Times the engine was restarted.", stats.restarts)
+
+
+class Meter:
+    """One request's share of the figures. `note` runs for every piece of output."""
+
+    def __init__(self, metrics: Metrics, arrival: float) -> None:
+        self._metrics, self._arrival = metrics, arrival
+        self._last: dict[int, float] = {}
+
+    def note(self, output: Output) -> None:
+        now = time.monotonic()
+        if output.token_ids:
+            last = self._last.get(output.index)
+            if last is not None:
+                count = len(output.token_ids)
+                self._metrics.itl.observe((now - last) / count, count)
+            self._last[output.index] = now
+            if last is None:
+                self._first(now, output)
+        if output.finish_reason is not None:
+            self._metrics.finished[output.finish_reason] += 1
+
+    def _first(self, now: float, output: Output) -> None:
+        if len(self._last) == 1:
+            self._metrics.ttft.observe(now - self._arrival)
+        if output.queue_time is not None:
+            self._metrics.queue.observe(output.queue_time)
+
+    def close(self, usage: Usage) -> None:
+        """The request is over, one way or another."""
+        metrics = self._metrics
+        metrics.e2e.observe(time.monotonic() - self._arrival)
+        metrics.prompt.observe(usage.prompt_tokens)
+        metrics.generation.observe(usage.completion_tokens)
+        metrics.prompt_tokens += usage.prompt_tokens
+        metrics.generation_tokens += usage.completion_tokens
+        metrics.cached_tokens += usage.cached_tokens

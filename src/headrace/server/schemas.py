@@ -1,0 +1,193 @@
+"""The bodies of requests, as msgspec structs: parsed, checked for type and range, and shown in the OpenAPI schema.
+
+Fields are OpenAI's and, under the names that vLLM uses, what goes beyond. Every optional field may be null. What depends on
+the model (vocabulary, context) is checked in `params`; a field that is not here is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "ContentPart",
+    "DetokenizeRequest",
+    "FunctionCall",
+    "FunctionTool",
+    "GenerationRequest",
+    "Message",
+    "ResponseFormat",
+    "StreamOptions",
+    "TokenizeRequest",
+    "Tool",
+    "ToolCall",
+]
+
+MAX_CHOICES = 128
+Tokens = Annotated[int, Meta(ge=0, le=2**53)]
+TokenIds = Annotated[list[int], Meta(max_length=16384)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1000)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Alternatives = Annotated[int, Meta(ge=0, le=20)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Inert = Meta(description="Accepted for compatibility; without effect.")
+
+
+class Body(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Base: fields by name, none beyond those declared."""
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    """A last chunk with the usage of the whole request."""
+    continuous_usage_stats: bool | None = None
+    """Running totals in every chunk."""
+    include_obfuscation: Annotated[bool, Inert] | None = None
+
+
+class GenerationRequest(Body):
+    """What completions and chat share."""
+
+    model: str | None = None
+    max_tokens: Tokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2, description="0 is greedy.")] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=64)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: (
+        Annotated[dict[str, Bias], Meta(max_length=1024, description="Token id to a bias added to its logit.")] | None
+    ) = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1, description="0 or -1: no limit.")] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    min_tokens: Tokens | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Meta(max_length=1024)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: TokenIds | None = None
+    prompt_logprobs: Alternatives | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, description="Lower runs first.")] | None = None
+    cache_salt: (
+        Annotated[str, Meta(min_length=1, max_length=256, description="Prefixes are shared within one salt only.")]
+        | None
+    ) = None
+
+    user: Annotated[str, Inert] | None = None
+    store: Annotated[bool, Inert] | None = None
+    metadata: Annotated[dict[str, str], Inert] | None = None
+    service_tier: Annotated[str, Inert] | None = None
+    safety_identifier: Annotated[str, Inert] | None = None
+    prompt_cache_key: Annotated[str, Inert] | None = None
+    prompt_cache_retention: Annotated[str, Inert] | None = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: Alternatives | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Must equal n.")] | None = None
+    suffix: Annotated[str, Meta(description="Refused: no insertion into a text.")] | None = None
+
+
+class ContentPart(Body):
+    type: Literal["text", "refusal", "image_url", "input_audio", "audio_url", "video_url", "file"]
+    text: str | None = None
+    refusal: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    audio_url: Any = None
+    video_url: Any = None
+    file: Any = None
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+    """JSON text, as the model wrote it."""
+
+
+class ToolCall(Body):
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    annotations: Annotated[Any, Inert] = None
+    audio: Annotated[Any, Meta(description="Refused unless null.")] = None
+    function_call: Annotated[Any, Meta(description="Refused unless null: use tool_calls.")] = None
+
+
+class FunctionTool(Body):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Any = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    messages: list[Message]
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: Annotated[str, Meta(description="Handed to the chat template.")] | None = None
+    modalities: list[Literal["text"]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: Annotated[str, Meta(description="Refused: templates come from the checkpoint.")] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    parallel_tool_calls: Annotated[bool, Inert] | None = None
+
+
+class TokenizeRequest(Body):
+    """Either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    tokens: list[int]
+    model: str | None = None
+    skip_special_tokens: bool | None = None
