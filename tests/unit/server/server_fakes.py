@@ -1,0 +1,200 @@
+"""A fake engine and a byte tokenizer: enough to drive the server without a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from headrace.config import Config
+from headrace.engine.api import EngineStats, GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
+from headrace.errors import EngineDead
+from headrace.server import create_app
+from headrace.types import SchedulerStats
+
+VOCAB = 300
+BOS = 256
+CONTEXT = 100
+MODEL = "fake/model"
+STATS = EngineStats(SchedulerStats(2, 3, 10, 20, 30, 400, 1, 5, 6), 16, 7, 0.5, 0.25, 0.75)
+
+
+class ByteTokenizer:
+    """Token ids are bytes; 256 is the start of a text."""
+
+    def __init__(self) -> None:
+        self.rendered: list[dict[str, Any]] = []
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [BOS] * add_special_tokens + list(text.encode())
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        text = bytes(i for i in ids if i < 256).decode(errors="replace")
+        return text if skip_special_tokens or BOS not in ids else f"<s>{text}"
+
+    def token_text(self, token_id: int) -> str:
+        return "<s>" if token_id == BOS else bytes([token_id]).decode(errors="replace")
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: dict[str, Any] | None = None,
+    ) -> str:
+        call = {"messages": messages, "tools": tools, "generate": add_generation_prompt}
+        self.rendered.append({**call, "continue": continue_final_message, "kwargs": kwargs})
+        return "|".join(m["content"] for m in messages) + ">" * add_generation_prompt
+
+
+@dataclass
+class FakeClient:
+    """Answers every prompt with `reply`, one byte a step, and remembers what it was asked."""
+
+    reply: str = "Hello"
+    delay: float = 0.0
+    refuse: Exception | None = None
+    """Raised before the first output."""
+    fail_after: int | None = None
+    """Tokens after which `failure` is raised."""
+    failure: Exception = field(default_factory=lambda: EngineDead("the engine died"))
+    dead: bool = False
+    logprob: float = -0.5
+    requests: list[GenerateRequest] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    """Ids of requests whose stream ended, by itself or because it was closed."""
+    completed: list[str] = field(default_factory=list)
+    stopped: bool = False
+
+    @property
+    def info(self) -> ModelInfo:
+        return ModelInfo(MODEL, "/nowhere", CONTEXT, VOCAB, "fake", "float32", 123)
+
+    async def start(self) -> None: ...
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+        self.requests.append(request)
+        if self.refuse is not None:
+            raise self.refuse
+        try:
+            total = 0
+            tokens = list(self.reply.encode())[: request.params.max_tokens]
+            for step, token in enumerate(tokens):
+                await asyncio.sleep(self.delay)
+                if step == self.fail_after:
+                    raise self.failure
+                for index in range(request.params.n):
+                    total += 1
+                    yield self._output(request, index, tokens[: step + 1], len(tokens) == step + 1, total)
+            if not tokens:
+                for index in range(request.params.n):
+                    yield self._output(request, index, [], True, 0)
+            self.completed.append(request.id)
+        finally:
+            self.closed.append(request.id)
+
+    def _output(self, request: GenerateRequest, index: int, so_far: list[int], last: bool, total: int) -> Output:
+        first = len(so_far) <= 1
+        prompt = list(request.prompt) if request.echo and first else []
+        before = bytes(so_far[:-1]).decode(errors="ignore")
+        text = bytes(so_far).decode(errors="ignore")[len(before) :]
+        if prompt:
+            text = ByteTokenizer().decode(prompt, request.params.skip_special_tokens) + text
+        scored = prompt if request.params.prompt_logprobs is not None else []
+        entries = [self._entry(t, scored and i == 0) for i, t in enumerate(scored)]
+        if request.params.logprobs is not None:
+            entries += [self._entry(t, False) for t in so_far[-1:]]
+        full = len(so_far) == request.params.max_tokens
+        return Output(
+            index,
+            text,
+            prompt + so_far[-1:],
+            entries or None,
+            ("length" if full else "stop") if last else None,
+            None if full or not last else 7,
+            Usage(len(request.prompt), total, 3),
+            queue_time=0.01 if first else None,
+        )
+
+    def _entry(self, token: int, first: object) -> LogprobEntry:
+        text, raw = ByteTokenizer().token_text(token), bytes([token]) if token < 256 else b"<s>"
+        top = ((token, text, raw, self.logprob), (0xFF, "\ufffd", b"\xff", -2.0), (0xFE, "\ufffd", b"\xfe", -3.0))
+        return LogprobEntry(token, text, raw, None if first else self.logprob, 1, () if first else top)
+
+    async def abort(self, request_id: str) -> None: ...
+
+    async def stats(self) -> EngineStats:
+        await self.check_health()
+        return STATS
+
+    async def check_health(self) -> None:
+        if self.dead:
+            raise EngineDead("the engine does not answer")
+
+    async def close(self) -> None:
+        self.stopped = True
+
+
+@dataclass
+class Served:
+    """An application around a fake engine, with a client that calls it directly."""
+
+    engine: FakeClient
+    tokenizer: ByteTokenizer
+    app: FastAPI
+    http: httpx.AsyncClient
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+    async def complete(self, **body: Any) -> httpx.Response:
+        return await self.post("/v1/completions", **{"model": MODEL, "prompt": "Hi", **body})
+
+    async def chat(self, **body: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": "Hi"}]
+        return await self.post("/v1/chat/completions", **{"model": MODEL, "messages": messages, **body})
+
+
+def serve_fake(config: Config | None = None, **engine: Any) -> Served:
+    fake, tokenizer = FakeClient(**engine), ByteTokenizer()
+    app = create_app(fake, tokenizer, config or Config())
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return Served(fake, tokenizer, app, httpx.AsyncClient(transport=transport, base_url="http://server"))
+
+
+def with_key(key: str | None) -> Config:
+    base = Config()
+    return base.model_copy(update={"server": base.server.model_copy(update={"api_key": key})})
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The events of a stream, decoded; checks the framing and that `[DONE]` ends it."""
+    import json
+
+    assert response.headers["content-type"].startswith("text/event-stream")
+    blocks = response.text.split("\n\n")
+    assert blocks[-1] == ""
+    assert blocks[-2] == "data: [DONE]"
+    assert all(block.startswith("data: ") for block in blocks[:-1])
+    return [json.loads(block[6:], parse_constant=_no_constant) for block in blocks[:-2]]
+
+
+def _no_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def fault(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
+    """The error object of an OpenAI-shaped answer, checked."""
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    if param is not None:
+        assert error["param"] == param, error
+    return error
