@@ -1,0 +1,45 @@
+// y = act(x[:, :F]) * x[:, F:].
+#include "headrace.h"
+#include "simd.h"
+
+struct gated_activation_args {
+    const float *x;  // [rows, 2 F]
+    float *y;        // [rows, F]
+    hr_dim rows;
+    int32_t width;   // F
+    int32_t kind;    // 0 silu, 1 gelu, 2 gelu_tanh
+};
+
+namespace {
+
+template <int Kind> HR_INLINE vf activate(vf x) {
+    if (Kind == 0) return x / (vset(1.0f) + vexp(-x));
+    vf half = vset(0.5f) * x;
+    if (Kind == 1) return half * (vset(1.0f) + verf(x * vset(0.70710678118654752f)));
+    vf inner = vset(0.79788456080286536f) * vfma(vset(0.044715f) * x * x, x, x);
+    return half * (vset(1.0f) + vtanh(inner));
+}
+
+template <int Kind> void rows(const gated_activation_args *a, int64_t begin, int64_t end) {
+    int64_t n = a->width;  // units are elements of the output: a single row is shared, too
+    for (int64_t at = begin; at < end;) {
+        int64_t r = at / n, c = at % n, stop = n - c < end - at ? n : c + (end - at);
+        const float *gate = a->x + r * 2 * n, *up = gate + n;
+        float *y = a->y + r * n;
+        int64_t i = c;
+        for (; i + W <= stop; i += W) vstore(y + i, activate<Kind>(vload(gate + i)) * vload(up + i));
+        if (i < stop) vstore_n(y + i, activate<Kind>(vload_n(gate + i, stop - i)) * vload_n(up + i, stop - i), stop - i);
+        at += stop - c;
+    }
+}
+
+}  // namespace
+
+HR_KERNEL(gated_activation) {
+    const auto *a = (const gated_activation_args *)args;
+    int64_t begin, end;
+    hr_share(ctx, hr_size(ctx, a->rows) * a->width, 64, &begin, &end);
+    if (a->kind == 0) rows<0>(a, begin, end);
+    else if (a->kind == 1) rows<1>(a, begin, end);
+    else rows<2>(a, begin, end);
+}

@@ -1,0 +1,238 @@
+// Vectors of the instruction set a file is compiled for, as compiler vector types: 16 floats with AVX-512, 8 with AVX2, 4
+// elsewhere (SSE2, NEON). Products are fused where `vfma` says so and nowhere else; every function gives a lane's result from
+// that lane's operands alone, so bits don't depend on where in a vector an element stands.
+#ifndef HEADRACE_SIMD_H
+#define HEADRACE_SIMD_H
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#if defined(__AVX512F__)
+#define HR_W 16
+#elif defined(__AVX2__)
+#define HR_W 8
+#else
+#define HR_W 4
+#endif
+#define HR_INLINE static inline __attribute__((always_inline, unused))
+
+namespace {
+
+constexpr int W = HR_W;
+typedef float vf __attribute__((vector_size(W * 4)));
+typedef int32_t vi __attribute__((vector_size(W * 4)));
+typedef uint32_t vu __attribute__((vector_size(W * 4)));
+typedef uint16_t vh __attribute__((vector_size(W * 2)));
+typedef int8_t vb __attribute__((vector_size(W)));
+
+HR_INLINE vf vset(float x) { return x - (vf){}; }
+HR_INLINE vi iset(int32_t x) { return x - (vi){}; }
+HR_INLINE vi lanes() {
+    vi r;
+    for (int i = 0; i < W; i++) r[i] = i;
+    return r;
+}
+template <class V, class T> HR_INLINE V loadu(const T *p) {
+    V v;
+    memcpy(&v, p, sizeof(V));
+    return v;
+}
+template <class V, class T> HR_INLINE void storeu(T *p, V v) { memcpy(p, &v, sizeof(V)); }
+HR_INLINE vf vload(const float *p) { return loadu<vf>(p); }
+HR_INLINE void vstore(float *p, vf v) { storeu(p, v); }
+// The first n lanes (0 <= n <= W); the rest of a load is `fill`, of a store left alone.
+HR_INLINE vf vload_n(const float *p, int64_t n, float fill = 0.0f) {
+    if (n >= W) return vload(p);
+    vf v = vset(fill);
+    if (n > 0) memcpy(&v, p, (size_t)n * 4);
+    return v;
+}
+HR_INLINE void vstore_n(float *p, vf v, int64_t n) {
+    if (n >= W) vstore(p, v);
+    else if (n > 0) memcpy(p, &v, (size_t)n * 4);
+}
+
+HR_INLINE vf vfma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_NEON)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+HR_INLINE vf vmax(vf a, vf b) { return a > b ? a : b; }
+HR_INLINE vf vmin(vf a, vf b) { return a < b ? a : b; }
+HR_INLINE vf vabs(vf a) { return (vf)((vu)a & 0x7fffffffu); }
+HR_INLINE vf vround(vf x) {  // to the nearest, halves to even; |x| < 2^22
+#if defined(__AVX512F__)
+    return (vf)_mm512_roundscale_ps((__m512)x, 0);
+#elif defined(__AVX2__)
+    return (vf)_mm256_round_ps((__m256)x, 0);
+#else
+    const vf magic = vset(12582912.0f);
+    return (x + magic) - magic;
+#endif
+}
+HR_INLINE vf vsqrt(vf x) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_sqrt_ps((__m512)x);
+#else
+    vf r;
+    for (int i = 0; i < W; i++) r[i] = sqrtf(x[i]);
+    return r;
+#endif
+}
+// Horizontal reductions by halves.
+HR_INLINE float hsum(vf v) {
+    float t[W];
+    memcpy(t, &v, sizeof(v));
+    for (int n = W / 2; n; n /= 2)
+        for (int i = 0; i < n; i++) t[i] = t[i] + t[i + n];
+    return t[0];
+}
+HR_INLINE float hmax(vf v) {
+    float t[W];
+    memcpy(t, &v, sizeof(v));
+    for (int n = W / 2; n; n /= 2)
+        for (int i = 0; i < n; i++) t[i] = t[i] > t[i + n] ? t[i] : t[i + n];
+    return t[0];
+}
+
+// p 2^n for integral n in [-200, 129].
+HR_INLINE vf vscale2(vf p, vf n) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    vi k = __builtin_convertvector(vmax(n, vset(-127.0f)), vi) + 127;
+    k = k > 255 ? iset(255) : k;
+    return p * (vf)(k << 23);
+#endif
+}
+// 2^x, minimax polynomial on [-1/2, 1/2], exactly 1 at 0, 0 for x < -150. Relative error 1e-7 (Degree 5) or 3e-6 (4).
+template <int Degree = 5> HR_INLINE vf vexp2(vf x) {
+    x = vmin(vmax(x, vset(-200.0f)), vset(129.0f));
+    vf n = vround(x), r = x - n, p;
+    if (Degree == 4) {
+        p = vfma(vset(0.009582852944731712f), r, vset(0.055906426161527634f));
+        p = vfma(p, r, vset(0.24024099111557007f));
+        p = vfma(p, r, vset(0.6931241750717163f));
+    } else {
+        p = vfma(vset(0.001326472731307149f), r, vset(0.009671512991189957f));
+        p = vfma(p, r, vset(0.05550733581185341f));
+        p = vfma(p, r, vset(0.24022242426872253f));
+        p = vfma(p, r, vset(0.6931470036506653f));
+    }
+    return vscale2(vfma(p, r, vset(1.0f)), n);
+}
+constexpr float LOG2E = 1.44269504088896341f;
+// e^x: the argument's fraction is reduced in two parts, so that large |x| keep their precision.
+HR_INLINE vf vexp(vf x) {
+    x = vmin(vmax(x, vset(-110.0f)), vset(89.0f));
+    vf n = vround(x * vset(LOG2E));
+    vf r = vfma(n, vset(-0.693359375f), x);
+    r = vfma(n, vset(2.12194440e-4f), r) * vset(LOG2E);
+    vf p = vfma(vset(0.001326472731307149f), r, vset(0.009671512991189957f));
+    p = vfma(p, r, vset(0.05550733581185341f));
+    p = vfma(p, r, vset(0.24022242426872253f));
+    p = vfma(p, r, vset(0.6931470036506653f));
+    return vscale2(vfma(p, r, vset(1.0f)), n);
+}
+HR_INLINE vf vtanh(vf x) {
+    vf a = vabs(x), u = x * x;
+    vf p = vfma(vset(0.01564048044383526f), u, vset(-0.05223110690712929f));
+    p = vfma(p, u, vset(0.13313521444797516f));
+    p = vfma(p, u, vset(-0.33332622051239014f));
+    vf small = vfma(x * u, p, x);
+    vf large = vset(1.0f) - vset(2.0f) / (vexp(vset(2.0f) * a) + vset(1.0f));
+    large = (vf)((vu)large | ((vu)x & 0x80000000u));
+    return a < vset(0.6f) ? small : large;
+}
+// Abramowitz and Stegun 7.1.26; absolute error 1.5e-7.
+HR_INLINE vf verf(vf x) {
+    vf a = vabs(x), t = vset(1.0f) / vfma(vset(0.3275911f), a, vset(1.0f));
+    vf p = vfma(vset(1.061405429f), t, vset(-1.453152027f));
+    p = vfma(p, t, vset(1.421413741f));
+    p = vfma(p, t, vset(-0.284496736f));
+    p = vfma(p, t, vset(0.254829592f));
+    vf y = vset(1.0f) - p * t * vexp(-(a * a));
+    return (vf)((vu)y | ((vu)x & 0x80000000u));
+}
+
+// Scalars go through one lane of the same code, so that they agree with vectors to the bit.
+HR_INLINE float sexp(float x) { return vexp(vset(x))[0]; }
+HR_INLINE float sexp2(float x) { return vexp2<5>(vset(x))[0]; }
+
+HR_INLINE uint16_t to_bf16(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40);
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+}
+HR_INLINE float from_bf16(uint16_t h) {
+    uint32_t u = (uint32_t)h << 16;
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+HR_INLINE uint16_t to_f16(float x) {
+#if defined(__F16C__)
+    return (uint16_t)_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(x), 0), 0);
+#else
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    uint32_t sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
+    if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
+    if (a < 0x33000001u) return (uint16_t)sign;
+    int e = (int)(a >> 23) - 112;
+    uint32_t m = (a & 0x7fffffu) | 0x800000u, shift = e >= 1 ? 13u : (uint32_t)(14 - e);
+    uint32_t q = m >> shift, rest = m & ((1u << shift) - 1), half = 1u << (shift - 1);
+    q += rest > half || (rest == half && (q & 1));
+    return (uint16_t)(sign | (e >= 1 ? q + ((uint32_t)(e - 1) << 10) : q));
+#endif
+}
+HR_INLINE vf from_f16(vh h) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps((__m256i)h);
+#elif defined(__F16C__)
+    return (vf)_mm256_cvtph_ps((__m128i)h);
+#else
+    vu u = __builtin_convertvector(h, vu), sign = (u & 0x8000u) << 16, a = u & 0x7fffu;
+    vf big = (vf)((a << 13) + (a >= 0x7c00u ? iset(224 << 23) : iset(112 << 23)));
+    vf tiny = __builtin_convertvector((vi)a, vf) * vset(5.9604644775390625e-8f);
+    return (vf)((vu)(a < 0x400u ? tiny : big) | sign);
+#endif
+}
+// OCP E4M3 (one NaN, no infinity): nearest, ties to even, |x| <= 448 expected.
+HR_INLINE uint8_t to_e4m3(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    uint32_t sign = (u >> 24) & 0x80u, a = u & 0x7fffffffu;
+    if (a > 0x7f800000u) return (uint8_t)(sign | 0x7fu);
+    int e = (int)(a >> 23) - 120;
+    uint32_t m = (a & 0x7fffffu) | 0x800000u, shift = e >= 1 ? 20u : (uint32_t)(21 - e);
+    if (shift > 25) return (uint8_t)sign;
+    uint32_t q = m >> shift, rest = m & ((1u << shift) - 1), half = 1u << (shift - 1);
+    q += rest > half || (rest == half && (q & 1));
+    q = e >= 1 ? q + ((uint32_t)(e - 1) << 3) : q;
+    return (uint8_t)(sign | (q > 0x7e ? 0x7eu : q));
+}
+HR_INLINE vf from_e4m3(vu u) {
+    vu sign = (u & 0x80u) << 24, a = u & 0x7fu;
+    vf big = (vf)((a << 20) + (120u << 23));
+    vf tiny = __builtin_convertvector((vi)a, vf) * vset(0.001953125f);
+    vf r = (vf)((vu)(a < 8u ? tiny : big) | sign);
+    return a == 0x7fu ? vset(__builtin_nanf("")) : r;
+}
+
+}  // namespace
+#endif
