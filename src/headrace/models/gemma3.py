@@ -16,10 +16,14 @@ _GLOBAL, _LOCAL = 0, 1
 _DEFAULTS = {"hidden_activation": "gelu_pytorch_tanh", "head_dim": 256, "tie_word_embeddings": True}
 """Fields that Gemma's own configurations leave out, with the values that they then have."""
 
+_NO_SUCH_FEATURE = {"attn_logit_softcapping": None}
+"""A setting that Gemma 3 inherited in name only: its attention has no soft cap, and transformers would not apply one."""
+
 
 def _gemma3(config: Mapping[str, Any]) -> DecoderConfig:
     config = {**_DEFAULTS, **config}
     settings = Settings(config)
+    settings.refuse("gemma3", _NO_SUCH_FEATURE)
     pattern = settings.integer("sliding_window_pattern", 6)
     windows = hf.layer_windows(config, "gemma3", _types(settings.integer("num_hidden_layers"), pattern))
     fields = hf.base_fields(config, "gemma3", "hidden_activation")
@@ -32,7 +36,6 @@ def _gemma3(config: Mapping[str, Any]) -> DecoderConfig:
         sandwich_norm=True,
         embedding_scale=fields["hidden"] ** 0.5,
         attention_scale=settings.number("query_pre_attn_scalar", 256) ** -0.5,
-        attention_soft_cap=settings.optional_number("attn_logit_softcapping"),
         logits_soft_cap=settings.optional_number("final_logit_softcapping"),
         qkv_bias=bias,
         output_bias=bias,
@@ -61,6 +64,7 @@ def _ropes(config: Mapping[str, Any]) -> tuple[Rope, Rope]:
 def _gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
     """A GGUF leaves out the layer pattern, the local base and the attention scale: they are the family's own."""
     settings = gguf.settings_of(metadata, "gemma3")
+    settings.refuse("gemma3", _NO_SUCH_FEATURE)
     count = gguf.layer_count(settings)
     window = settings.integer("attention.sliding_window")
     types = _types(count, settings.integer("attention.sliding_window_pattern", 6))
@@ -77,7 +81,6 @@ def _gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
         sandwich_norm=True,
         embedding_scale=fields["hidden"] ** 0.5,
         attention_scale=(fields["hidden"] / fields["num_q_heads"]) ** -0.5 if largest else None,
-        attention_soft_cap=settings.optional_number("attn_logit_softcapping"),
         logits_soft_cap=settings.optional_number("final_logit_softcapping"),
     )
 

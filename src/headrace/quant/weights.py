@@ -9,12 +9,9 @@ import torch
 
 from headrace.kernels.weight import Weight
 
-__all__ = ["PER_COLUMN", "PER_TENSOR", "dense", "place", "stack", "take_rows"]
+__all__ = ["dense", "place", "stack", "take_rows"]
 
 Tensor = torch.Tensor
-PER_COLUMN = frozenset({"group_index"})
-"""Names of scheme tensors with one entry an input; every tensor that is in neither set has one row an output."""
-PER_TENSOR = frozenset({"input_scale", "global_scale", "input_global_scale"})
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -44,11 +41,8 @@ def stack(parts: Sequence[Weight], name: str = "") -> Weight:
 
 def take_rows(weight: Weight, index: Tensor) -> Weight:
     """The rows `index` (int64) of a weight that is not a stack, in the scheme's own form, bias included."""
-    assert not weight.parts
-    shared = PER_COLUMN | PER_TENSOR
-    tensors = {key: value if key in shared else value[index] for key, value in weight.tensors.items()}
     bias = None if weight.bias is None else weight.bias[index]
-    return replace(weight, shape=(len(index), weight.shape[1]), tensors=tensors, bias=bias, prepared={})
+    return replace(weight.take(index), bias=bias)
 
 
 def place(weight: Weight, move: Callable[[Tensor], Tensor]) -> Weight:
