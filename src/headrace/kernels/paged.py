@@ -1,0 +1,60 @@
+"""Reading and writing the paged cache of `kv.TorchKV` by token places, quantised forms included."""
+
+from __future__ import annotations
+
+import torch
+
+from headrace.kernels.kv import TorchKV
+from headrace.types import KVLayout
+
+__all__ = ["DTYPES", "alloc", "gather", "write"]
+
+Tensor = torch.Tensor
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "float8_e4m3": torch.float8_e4m3fn,
+}
+_LARGEST = {"int8": 127.0, "float8_e4m3": 448.0}
+
+
+def alloc(layout: KVLayout, num_blocks: int, device: torch.device) -> TorchKV:
+    """A zeroed cache."""
+    dtype, quantised = DTYPES[layout.dtype], layout.dtype in _LARGEST
+
+    def blocks(heads: int, *rest: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.zeros((num_blocks, heads, layout.block_size, *rest), dtype=dtype, device=device)
+
+    def scales() -> list[Tensor]:
+        return [blocks(l.num_kv_heads, dtype=torch.float32) for l in layout.layers] if quantised else []
+
+    keys = [blocks(l.num_kv_heads, l.head_dim) for l in layout.layers]
+    values = [blocks(l.num_kv_heads, l.head_dim) for l in layout.layers]
+    return TorchKV(layout, keys, values, scales(), scales())
+
+
+def write(kv: TorchKV, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    """Store keys and values [T, Hk, d] at places block * block_size + offset, [T]. Quantised: scale = amax / largest code."""
+    block, offset = slots.long() // kv.layout.block_size, slots.long() % kv.layout.block_size
+    largest = _LARGEST.get(kv.layout.dtype)
+    for store, scales, x in ((kv.keys, kv.key_scales, k.float()), (kv.values, kv.value_scales, v.float())):
+        if largest is None:
+            store[layer][block, :, offset] = x.to(store[layer].dtype)
+            continue
+        scale = x.abs().amax(-1) / largest
+        codes = x / torch.where(scale > 0, scale, 1.0).unsqueeze(-1)
+        codes = codes.round() if kv.layout.dtype == "int8" else codes
+        codes = codes.clamp(-largest, largest).to(store[layer].dtype)
+        # Not every device can index 8-bit floats; their bytes can be moved anywhere.
+        store[layer].view(torch.uint8)[block, :, offset] = codes.view(torch.uint8)
+        scales[layer][block, :, offset] = scale
+
+
+def gather(store: list[Tensor], scales: list[Tensor], layer: int, block: Tensor, offset: Tensor) -> Tensor:
+    """float32 [..., Hk, d] at the places given by int64 `block` and `offset` of one shape."""
+    if not scales:
+        return store[layer][block, :, offset].float()
+    codes = store[layer].view(torch.uint8)[block, :, offset].view(store[layer].dtype)
+    return codes.float() * scales[layer][block, :, offset].unsqueeze(-1)

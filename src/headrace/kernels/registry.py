@@ -1,0 +1,108 @@
+"""The operator set as specs, and its binding to a device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from headrace.errors import PlatformError
+from headrace.kernels import (
+    add_rms_norm,
+    attention,
+    embedding,
+    gated_activation,
+    linear,
+    logits,
+    resolve_tokens,
+    rms_norm,
+    rotary_cache,
+    sample,
+)
+from headrace.kernels.ops import Ops
+from headrace.kernels.spec import OpSpec
+from headrace.kernels.weight import Weight
+
+__all__ = ["OPS", "Binding", "OpSource", "bind", "binding", "pack"]
+
+_log = logging.getLogger(__name__)
+_FOLDERS = (
+    resolve_tokens,
+    embedding,
+    rms_norm,
+    add_rms_norm,
+    linear,
+    rotary_cache,
+    attention,
+    gated_activation,
+    logits,
+    sample,
+)
+OPS: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _FOLDERS)
+"""Every operator, in the order in which a step calls them."""
+_DEFAULT_REASON = "the device has no form of its own"
+
+
+class OpSource(Protocol):
+    """What of a `Device` binding needs."""
+
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None: ...
+
+    def extension(self, name: str) -> object | None: ...
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The operators bound to one device; has every method of `ops.Ops` as an attribute.
+
+    `tags` gives the implementation's name by operator (`reference` where the device has none), `reasons` why it was chosen.
+    """
+
+    callables: Mapping[str, Callable[..., Any]]
+    tags: Mapping[str, str]
+    reasons: Mapping[str, str]
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        try:
+            return self.callables[name]
+        except KeyError:
+            raise AttributeError(f"no operator {name!r}; there are {', '.join(self.callables)}") from None
+
+
+def binding(device: OpSource) -> Binding:
+    """The device's operator or the reference for each spec, without a word in the log.
+
+    Why a device lacks an operator is asked of `device.extension("op_reasons")`: a mapping from operator to reason, or None.
+    Raises PlatformError where the device hands back something that cannot be called.
+    """
+    told = device.extension("op_reasons")
+    why: Mapping[str, str] = told if isinstance(told, Mapping) else {}
+    callables, tags, reasons = {}, {}, {}
+    for spec in OPS:
+        own = device.op(spec)
+        if own is not None and not callable(own):
+            raise PlatformError(f"{type(device).__name__}.op({spec.name!r}) gave {own!r}: return a callable or None")
+        callables[spec.name] = own or spec.reference
+        tags[spec.name] = "reference" if own is None else str(getattr(own, "tag", type(device).__name__))
+        reasons[spec.name] = why.get(spec.name, _DEFAULT_REASON if own is None else "the device's own form")
+    return Binding(callables, tags, reasons)
+
+
+def bind(device: OpSource) -> Ops:
+    """Operators for a model to call. The log says once which are served by reference, and why."""
+    bound = binding(device)
+    by_reason: dict[str, list[str]] = {}
+    for name, tag in bound.tags.items():
+        if tag == "reference":
+            by_reason.setdefault(bound.reasons[name], []).append(name)
+    for reason, names in by_reason.items():
+        _log.info("by reference: %s (%s)", ", ".join(names), reason)
+    return cast(Ops, bound)
+
+
+def pack(ops: Ops, name: str, weight: Weight) -> None:
+    """Let operator `name` prepare a weight that it will be called with; nothing where it does not prepare any."""
+    prepare = getattr(getattr(ops, name), "pack", None)
+    if prepare is not None:
+        prepare(weight)

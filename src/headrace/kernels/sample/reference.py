@@ -1,0 +1,63 @@
+"""Reference of `sample`."""
+
+from __future__ import annotations
+
+import torch
+
+from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
+from headrace.kernels.sample.constrain import constrain
+from headrace.kernels.sample.order import finite
+from headrace.kernels.sample.philox import gumbel
+from headrace.kernels.sample.scores import scores
+from headrace.kernels.sample.truncate import truncate
+from headrace.types import NO_TOKEN
+
+__all__ = ["GREEDY_BELOW", "sample"]
+
+Tensor = torch.Tensor
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are 0: the quotient would leave nothing but the largest logit."""
+
+
+def sample(logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int) -> SampleOutputs:
+    """One token a row, written to history[slot, position]; scored rows get NO_TOKEN and write nothing.
+
+    Bias, mask and penalties; then at a temperature the token with the largest (logit - largest) / temperature + Gumbel noise
+    (`philox.gumbel`) among those that top-k, min-p and top-p keep: that is a draw from their softmax. Ties go to the lower
+    id. Where bans leave nothing, the most likely token of the raw logits is taken. NaN counts as -inf.
+    """
+    count, padded = int(batch.sizes[2]), len(logits)
+    raw = finite(logits[:count])
+    target = inputs.target[:count].long()
+    token = torch.where(target == NO_TOKEN, _choose(raw, inputs, count), target)
+    sampled = (target == NO_TOKEN) & (inputs.position[:count] < inputs.history.shape[1])
+    slot, position = inputs.slot[:count][sampled].long(), inputs.position[:count][sampled].long()
+    inputs.history[slot, position] = token[sampled].int()
+
+    def full(x: Tensor) -> Tensor:
+        return torch.cat([x, x.new_zeros(padded - count, *x.shape[1:])])
+
+    tokens = full(torch.where(target == NO_TOKEN, token, NO_TOKEN).int())
+    if num_logprobs < 0 or not count:
+        empty = raw.new_zeros(padded, max(num_logprobs, 0))
+        return SampleOutputs(tokens, raw.new_zeros(padded), tokens.new_zeros(padded), empty.int(), empty)
+    return SampleOutputs(tokens, *(full(part) for part in scores(raw, token, num_logprobs)))
+
+
+def _choose(raw: Tensor, inputs: SampleInputs, count: int) -> Tensor:
+    """int64 [R]"""
+    logits = constrain(raw, inputs, count)
+    peak = logits.amax(-1, keepdim=True)
+    logits, peak = (
+        torch.where(peak == -torch.inf, raw, logits),
+        torch.where(peak == -torch.inf, raw.amax(-1, True), peak),
+    )
+    choice = logits.argmax(-1)
+    rows = ((inputs.temperature >= GREEDY_BELOW) & (inputs.target == NO_TOKEN))[:count].nonzero()[:, 0]
+    if not len(rows):
+        return choice
+    scaled = (logits[rows] - peak[rows]) / inputs.temperature[rows].float().unsqueeze(-1)
+    limits = zip(*(x[rows].tolist() for x in (inputs.top_k, inputs.min_p, inputs.top_p)), strict=True)
+    kept = torch.stack([truncate(row, *limit) for row, limit in zip(scaled, limits, strict=True)])
+    choice[rows] = (kept + gumbel(inputs.seed[rows], inputs.position[rows], raw.shape[-1])).argmax(-1)
+    return choice

@@ -1,0 +1,68 @@
+"""Arithmetic whose bits depend on a row's own data alone, in plain torch on any device.
+
+torch picks its algorithm by the shape: a matrix product of one row sums in another order than one of sixteen, the tail of a
+vectorised loop calls another `exp`, and a large reduction is split by the number of threads. The helpers here always hand
+torch the same shapes, and sum in an order that is written down. Additions, products, quotients and maxima of single elements
+are exact by IEEE 754 and need no help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+__all__ = ["PIECE", "ROWS", "elementwise", "matmul_rows", "pad", "root", "tree_sum"]
+
+Tensor = torch.Tensor
+ROWS = 16
+"""Rows of every matrix product."""
+PIECE = 2048
+"""Elements of every call of a transcendental function: a multiple of all vector widths, and too few to be split over threads."""
+
+
+def pad(x: Tensor, dim: int, multiple: int) -> Tensor:
+    """x with zeros appended along `dim` up to a multiple; x itself where it is one already."""
+    missing = -x.shape[dim] % multiple
+    if not missing:
+        return x
+    shape = list(x.shape)
+    shape[dim] = missing
+    return torch.cat([x, x.new_zeros(shape)], dim)
+
+
+def matmul_rows(x: Tensor, matrix: Tensor) -> Tensor:
+    """float32 [T, N] of x [T, K] and a float32 matrix [N, K], by tiles of 16 rows, N and K padded to multiples of 16."""
+    matrix = pad(pad(matrix, 0, ROWS), 1, ROWS)
+    padded = pad(pad(x.float(), 1, ROWS), 0, ROWS).contiguous()
+    out = padded.new_empty(padded.shape[0], matrix.shape[0])
+    transposed = matrix.t()
+    for start in range(0, len(padded), ROWS):
+        torch.mm(padded[start : start + ROWS], transposed, out=out[start : start + ROWS])
+    return out
+
+
+def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """function(x) for a function of single elements, float32 in and out."""
+    pieces = pad(x.reshape(-1), 0, PIECE).view(-1, PIECE)
+    if not len(pieces):
+        return x
+    out = torch.stack([function(piece) for piece in pieces.unbind()])
+    return out.view(-1)[: x.numel()].view(x.shape)
+
+
+def root(x: Tensor) -> Tensor:
+    """Square root, correctly rounded on every path that torch has."""
+    return elementwise(torch.sqrt, x)
+
+
+def tree_sum(x: Tensor) -> Tensor:
+    """Sum over the last dimension: zeros up to a power of two, then halves are added until one is left (x_i + x_{i + n/2})."""
+    size = x.shape[-1]
+    width = 1 << max(size - 1, 0).bit_length()
+    x = functional.pad(x, (0, width - size)) if width != size else x
+    while width > 1:
+        width //= 2
+        x = x[..., :width] + x[..., width:]
+    return x[..., 0]
