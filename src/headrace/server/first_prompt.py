@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
@@ -12,7 +13,8 @@ import msgspec
 
 __all__ = ["ask"]
 
-_MAX_TOKENS = 128
+_MOST = 256
+"""Pieces shown; the rest of a longer answer is not waited for."""
 
 
 def ask(url: str, model: str, prompt: str, api_key: str | None = None, out: TextIO | None = None) -> None:
@@ -20,7 +22,7 @@ def ask(url: str, model: str, prompt: str, api_key: str | None = None, out: Text
     out = sys.stdout if out is None else out
     print(f"\n> {prompt}", file=out, flush=True)
     try:
-        for text in _answer(url, model, prompt, api_key):
+        for text in islice(_answer(url, model, prompt, api_key), _MOST):
             print(text, end="", file=out, flush=True)
         print(file=out, flush=True)
     except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
@@ -35,7 +37,6 @@ def _answer(url: str, model: str, prompt: str, api_key: str | None) -> Iterator[
         "messages": [{"role": "user", "content": prompt}],
         "stream": True,
         "temperature": 0,
-        "max_tokens": _MAX_TOKENS,
     }
     headers = {"content-type": "application/json"}
     if api_key is not None:

@@ -14,7 +14,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,10 +46,12 @@ def run(config: Config, model_path: Path, first_prompt: str | None = None) -> in
     from headrace.engine.tokenizer import load_tokenizer
 
     listener = _bind(config.server.host, config.server.port)
-    template = config.model.chat_template
+
+    def load() -> TextTokenizer:
+        return load_tokenizer(model_path, config.model.chat_template)
+
     with contextlib.closing(listener):
-        tokenizer = load_tokenizer(model_path, template)
-        return _run_loop(serve(config, ProcessClient(config, model_path), tokenizer, listener, first_prompt))
+        return _run_loop(serve(config, ProcessClient(config, model_path), load, listener, first_prompt))
 
 
 def _run_loop(main: Coroutine[Any, Any, int]) -> int:
@@ -110,35 +112,47 @@ class _Server(uvicorn.Server):
 async def serve(
     config: Config,
     client: EngineClient,
-    tokenizer: TextTokenizer,
+    load: Callable[[], TextTokenizer],
     listener: socket.socket,
     first_prompt: str | None = None,
 ) -> int:
-    """Everything from the engine's start to its end, on a bound socket. Returns the exit code."""
+    """Everything from the engine's start to its end, on a bound socket. Returns the exit code.
+
+    `load` runs in a thread while the engine starts.
+    """
     began = time.monotonic()
     stop = _Stop()
     with _signals(stop):
         try:
-            if await _unless(stop.drain, client.start()):
-                return 0
-            context = make_context(client, tokenizer, config)
-            await _serve_until(stop, context, config, listener, began, first_prompt)
+            tokenizer = await _unless(stop.drain, _start(client, load))
+            if tokenizer is not None:
+                context = make_context(client, tokenizer, config)
+                await _serve_until(stop, context, config, listener, began, first_prompt)
         finally:
             await _close(client, stop)
     return 0
 
 
-async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work unless the event comes first; tells whether it came. Raises what the work raises."""
+async def _start(client: EngineClient, load: Callable[[], TextTokenizer]) -> TextTokenizer:
+    loading = asyncio.create_task(asyncio.to_thread(load))
+    try:
+        await client.start()
+    finally:
+        # A thread cannot be stopped, and its error matters only where the engine had none.
+        await asyncio.wait({loading})
+    return loading.result()
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The work's result; None where the event comes first, which cancels it. Raises what the work raises."""
     task, waiter = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
     waiter.cancel()
     if task.done():
-        task.result()
-        return event.is_set()
+        return task.result()
     task.cancel()
     await asyncio.wait({task})
-    return True
+    return None
 
 
 async def _serve_until(

@@ -85,7 +85,7 @@ class FakeClient:
         try:
             total = 0
             tokens = list(self.reply.encode())[: request.params.max_tokens]
-            for step, token in enumerate(tokens):
+            for step in range(len(tokens)):
                 await asyncio.sleep(self.delay)
                 if step == self.fail_after:
                     raise self.failure

@@ -172,7 +172,10 @@ def test_template_arguments():
         ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"messages": [user("a"), user([IMAGE])]}, "messages[1].content[0]"),
-        ({"messages": [user([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}])]}, "messages[0].content[0]"),
+        (
+            {"messages": [user([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}])]},
+            "messages[0].content[0]",
+        ),
         ({"messages": [user([{"type": "hologram"}])]}, "messages[0].content[0].type"),
         ({"messages": [user([{"type": "text"}])]}, "messages[0].content[0].text"),
         ({"messages": [{**user("a"), "tool_calls": [{"function": {"name": "f"}}]}]}, "messages[0].tool_calls"),

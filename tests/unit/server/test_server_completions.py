@@ -79,7 +79,9 @@ def test_parameters_reach_the_engine():
 def test_defaults_and_nulls_are_openais():
     served = serve_fake()
     complete(served)
-    nulls = dict.fromkeys(("max_tokens", "temperature", "top_p", "n", "stop", "seed", "logprobs", "echo", "stream", "top_k"))
+    nulls = dict.fromkeys(
+        ("max_tokens", "temperature", "top_p", "n", "stop", "seed", "logprobs", "echo", "stream", "top_k")
+    )
     complete(served, **nulls)
     first, second = (request.params for request in served.engine.requests)
     assert first == second
@@ -103,7 +105,9 @@ def test_prompt_shapes(prompt, expected):
     assert len({request.id for request in served.engine.requests}) == len(expected)
 
 
-@pytest.mark.parametrize("prompt", ["", [""], [], [[]], [[], [1]], ["a", ""], ["a", 1], [1, [2]], [-1], [VOCAB], [[VOCAB]], [2**70]])
+@pytest.mark.parametrize(
+    "prompt", ["", [""], [], [[]], [[], [1]], ["a", ""], ["a", 1], [1, [2]], [-1], [VOCAB], [[VOCAB]], [2**70]]
+)
 @pytest.mark.parametrize("stream", [False, True])
 def test_wrong_prompts_name_the_field(prompt, stream):
     served = serve_fake()

@@ -99,8 +99,8 @@ def test_wrong_values_name_the_field(field, value):
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e400", "1e999999"])
 def test_numbers_that_are_not_finite(literal):
     for field in ("temperature", "logit_bias"):
-        value = literal if field == "temperature" else '{"1": %s}' % literal
-        raw = '{"model": "%s", "prompt": "Hi", "%s": %s}' % (MODEL, field, value)
+        value = literal if field == "temperature" else f'{{"1": {literal}}}'
+        raw = f'{{"model": "{MODEL}", "prompt": "Hi", "{field}": {value}}}'
         fault(asyncio.run(SERVED.http.post("/v1/completions", content=raw)), 400)
 
 
@@ -117,7 +117,9 @@ def test_misspelt_fields_are_reported():
         assert "did you mean `include_usage`?" in message
 
 
-@pytest.mark.parametrize("field", ["guided_json", "guided_regex", "structured_outputs", "functions", "logits_processors", "é`\n"])
+@pytest.mark.parametrize(
+    "field", ["guided_json", "guided_regex", "structured_outputs", "functions", "logits_processors", "é`\n"]
+)
 def test_unknown_fields_are_refused(field):
     for response in both(**{field: {}}):
         assert fault(response, 400, field)["code"] == "unknown_parameter"

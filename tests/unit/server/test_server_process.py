@@ -1,0 +1,167 @@
+"""A real server process on loopback: the official client, signals, the first prompt."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from server_fakes import MODEL
+
+from headrace.errors import ConfigError
+from headrace.server.lifecycle import _bind, _url
+
+SCRIPT = Path(__file__).with_name("server_process.py")
+
+
+class Server:
+    def __init__(self, **options: Any) -> None:
+        command = [sys.executable, str(SCRIPT), json.dumps(options)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline()
+        match = re.search(r"http://127\.0\.0\.1:\d+", self.line)
+        assert match, (self.line, self.process.stderr and self.process.stderr.read())
+        self.url = match[0]
+
+    def stop(self, timeout: float = 5.0) -> tuple[int, str]:
+        out, _ = self.process.communicate(timeout=timeout)
+        return self.process.returncode, out
+
+    def stream(self, **body: Any) -> Iterator[str]:
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": True, **body}
+        with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=chat, timeout=10) as response:
+            assert response.status_code == 200, response.read()
+            yield from (line for line in response.iter_lines() if line)
+
+
+@contextmanager
+def server(**options: Any) -> Iterator[Server]:
+    running = Server(**options)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.process.communicate()
+
+
+class Reader(threading.Thread):
+    """Reads one stream to its end."""
+
+    def __init__(self, source: Iterator[str]) -> None:
+        super().__init__(daemon=True)
+        self._source = source
+        self.lines: list[str] = []
+        self.begun = threading.Event()
+        self.start()
+        assert self.begun.wait(5)
+
+    def run(self) -> None:
+        for line in self._source:
+            self.lines.append(line)
+            self.begun.set()
+
+
+def test_the_official_client():
+    with server(server={"api_key": "k"}) as running:
+        assert f"Headrace serves {MODEL} at {running.url}/v1" in running.line
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="k", max_retries=0)
+        assert [model.id for model in client.models.list()] == [MODEL]
+        assert client.models.retrieve(MODEL).id == MODEL
+        messages: Any = [{"role": "user", "content": "Hi"}]
+        whole = client.chat.completions.create(model=MODEL, messages=messages, logprobs=True, top_logprobs=1)
+        assert whole.choices[0].message.content == "Hello"
+        assert whole.to_dict()["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
+        stream = client.chat.completions.create(
+            model=MODEL, messages=messages, stream=True, stream_options={"include_usage": True}
+        )
+        *chunks, last = list(stream)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello"
+        assert last.to_dict()["usage"]["total_tokens"] == 8
+        text = client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=3, logprobs=1, echo=True)
+        assert [choice.text for choice in text.choices] == ["aHel", "bHel"]
+        pieces = client.completions.create(model=MODEL, prompt=[1, 2], stream=True)
+        assert "".join(piece.choices[0].text for piece in pieces) == "Hello"
+        with pytest.raises(openai.BadRequestError) as wrong:
+            client.chat.completions.create(model=MODEL, messages=messages, extra_body={"guided_json": {}})
+        assert wrong.value.param == "guided_json"
+        with pytest.raises(openai.NotFoundError) as missing:
+            client.chat.completions.create(model="gpt", messages=messages)
+        assert missing.value.code == "model_not_found"
+        with pytest.raises(openai.AuthenticationError):
+            client.with_options(api_key="wrong").models.list()
+        running.process.send_signal(signal.SIGTERM)
+        assert running.stop() == (0, "stopped True\n")
+
+
+def test_sigterm_lets_a_stream_finish_and_refuses_the_rest():
+    with server(engine={"reply": "x" * 60, "delay": 0.02}) as running:
+        reader = Reader(running.stream())
+        running.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        refused = httpx.post(f"{running.url}/v1/chat/completions", json={})
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
+        assert httpx.get(f"{running.url}/health").status_code == 503
+        assert running.stop() == (0, "stopped True\n")
+        reader.join(1)
+        assert reader.lines[-1] == "data: [DONE]"
+        assert json.loads(reader.lines[-2][6:])["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_stream_that_outlasts_the_drain_ends_with_an_error():
+    with server(server={"drain_timeout": 0.2}, engine={"reply": "x" * 90, "delay": 0.5}) as running:
+        reader = Reader(running.stream())
+        running.process.send_signal(signal.SIGTERM)
+        assert running.stop() == (0, "stopped True\n")
+        reader.join(1)
+        assert reader.lines[-1] == "data: [DONE]"
+        assert json.loads(reader.lines[-2][6:])["error"]["code"] == "shutting_down"
+
+
+def test_a_second_signal_ends_it_at_once():
+    with server(engine={"reply": "x" * 90, "delay": 0.5}) as running:
+        Reader(running.stream())
+        running.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        assert running.process.poll() is None
+        began = time.monotonic()
+        running.process.send_signal(signal.SIGINT)
+        assert running.stop() == (0, "stopped True\n")
+        assert time.monotonic() - began < 2
+
+
+def test_the_first_prompt_is_answered_in_the_terminal():
+    with server(server={"api_key": "k"}, engine={"reply": "Blue."}, first_prompt="Which colour?") as running:
+        assert running.process.stdout is not None
+        lines = [running.process.stdout.readline() for _ in range(3)]
+        assert lines == ["\n", "> Which colour?\n", "Blue.\n"]
+        assert httpx.get(f"{running.url}/health").status_code == 200
+
+
+def test_a_taken_port_is_an_error_before_anything_loads():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="cannot listen"):
+        _bind("127.0.0.1", taken.getsockname()[1])
+
+
+def test_a_port_that_is_bound_does_not_answer_yet():
+    with _bind("127.0.0.1", 0) as bound, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(bound.getsockname(), 1)
+
+
+def test_urls():
+    assert _url("0.0.0.0", 1) == "http://127.0.0.1:1"
+    assert _url("::", 1) == "http://[::1]:1"
+    assert _url("host", 1) == "http://host:1"
