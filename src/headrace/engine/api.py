@@ -72,6 +72,8 @@ class Output:
     error: str | None = None
     queue_time: float | None = None
     """Seconds from arrival to the first scheduling; set with the first piece of each choice."""
+    prompt_logprobs: list[LogprobEntry] | None = None
+    """One entry a prompt token, echoed or not; set with the first piece of each choice where the request asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
