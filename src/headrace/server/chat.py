@@ -53,7 +53,7 @@ async def answer_chat(context: Context, request: Request) -> Response:
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
     )
-    run = Run(context.client, context.tokenizer, [job])
+    run = Run(context.client, [job])
     return Exchange(context, run, _ChatDialect(context.model, body, job, run), exchange)
 
 
@@ -107,7 +107,6 @@ def _request(context: Context, body: ChatRequest, prompt: list[int]) -> Generate
         params=params,
         priority=body.priority or 0,
         salt=body.cache_salt or "",
-        echo=body.prompt_logprobs is not None,
     )
 
 

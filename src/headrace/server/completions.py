@@ -53,7 +53,7 @@ async def answer_completion(context: Context, request: Request) -> Response:
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
     )
-    run = Run(context.client, context.tokenizer, jobs, echo=bool(body.echo))
+    run = Run(context.client, jobs)
     return Exchange(context, run, _TextDialect(context.model, body, request_id, jobs, run), exchange)
 
 
@@ -109,7 +109,7 @@ def _request(context: Context, body: CompletionRequest, prompt: tuple[int, ...],
         params=params,
         priority=body.priority or 0,
         salt=body.cache_salt or "",
-        echo=bool(body.echo) or scored is not None,
+        echo=bool(body.echo),
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from headrace.engine.api import EngineClient, GenerateRequest, LogprobEntry, Output, Usage
-from headrace.server.context import TextTokenizer
 from headrace.server.errors import HttpError
 from headrace.server.replies import PromptDetails, UsageReply
 
@@ -41,20 +40,15 @@ class Choice:
 
 
 class Run:
-    """The prompts of one request. `outputs` yields pieces whose index counts choices over all prompts.
+    """The prompts of one request. `outputs` yields pieces whose index counts choices over all prompts."""
 
-    Where prompt logprobs were asked for, the engine puts the prompt before each choice (`GenerateRequest.echo`). `outputs`
-    takes its logprobs out into `prompt_entries`, and the rest of it too unless the client asked for the echo itself.
-    """
-
-    def __init__(
-        self, client: EngineClient, tokenizer: TextTokenizer, requests: Sequence[GenerateRequest], echo: bool = False
-    ) -> None:
-        self._client, self._tokenizer, self._requests, self._echo = client, tokenizer, requests, echo
+    def __init__(self, client: EngineClient, requests: Sequence[GenerateRequest]) -> None:
+        self._client, self._requests = client, requests
         self.n = requests[0].params.n
         self.prompt_entries: dict[int, list[LogprobEntry]] = {}
+        """By choice, from its first piece on; where prompt logprobs were asked for."""
         self._usages: list[Usage] = [Usage(len(request.prompt), 0, 0) for request in requests]
-        self._started: set[int] = set()
+        self._logprobs = requests[0].params.logprobs is not None
         self._stream = self._open()
 
     def _open(self) -> AsyncIterator[Output]:
@@ -69,27 +63,14 @@ class Run:
                     raise _failure(output)
                 if output.usage is not None:
                     self._usages[output.index // self.n] = output.usage
-                if output.index not in self._started:
-                    self._started.add(output.index)
-                    if self._requests[0].echo:
-                        self._split(output)
+                if output.prompt_logprobs is not None:
+                    self.prompt_entries[output.index] = output.prompt_logprobs
+                if not self._logprobs:
+                    # An echoed prompt may bring its own though none were asked for in this place.
+                    output.logprobs = None
                 yield output
         finally:
             await close_stream(self._stream)
-
-    def _split(self, output: Output) -> None:
-        request = self._requests[output.index // self.n]
-        length = len(request.prompt)
-        if request.params.prompt_logprobs is not None and output.logprobs is not None:
-            self.prompt_entries[output.index] = output.logprobs[:length]
-        keeps_logprobs = request.params.logprobs is not None
-        if not self._echo:
-            prompt = self._tokenizer.decode(request.prompt, request.params.skip_special_tokens)
-            output.text = output.text.removeprefix(prompt)
-            output.token_ids = output.token_ids[length:]
-            output.logprobs = (output.logprobs or [])[length:]
-        if not keeps_logprobs:
-            output.logprobs = None
 
     @property
     def usage(self) -> Usage:

@@ -106,8 +106,10 @@ class FakeClient:
         text = bytes(so_far).decode(errors="ignore")[len(before) :]
         if prompt:
             text = ByteTokenizer().decode(prompt, request.params.skip_special_tokens) + text
-        scored = prompt if request.params.prompt_logprobs is not None else []
-        entries = [self._entry(t, scored and i == 0) for i, t in enumerate(scored)]
+        scored = None
+        if first and request.params.prompt_logprobs is not None:
+            scored = [self._entry(t, i == 0) for i, t in enumerate(request.prompt)]
+        entries = list(scored or ()) if request.echo else []
         if request.params.logprobs is not None:
             entries += [self._entry(t, False) for t in so_far[-1:]]
         full = len(so_far) == request.params.max_tokens
@@ -120,9 +122,10 @@ class FakeClient:
             None if full or not last else 7,
             Usage(len(request.prompt), total, 3),
             queue_time=0.01 if first else None,
+            prompt_logprobs=scored,
         )
 
-    def _entry(self, token: int, first: object) -> LogprobEntry:
+    def _entry(self, token: int, first: bool) -> LogprobEntry:
         text, raw = ByteTokenizer().token_text(token), bytes([token]) if token < 256 else b"<s>"
         top = ((token, text, raw, self.logprob), (0xFF, "\ufffd", b"\xff", -2.0), (0xFE, "\ufffd", b"\xfe", -3.0))
         return LogprobEntry(token, text, raw, None if first else self.logprob, 1, () if first else top)
