@@ -1,0 +1,168 @@
+"""The engine as an object: requests in, deltas out, one step at a time. Values in, values out; no thread, no socket."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from headrace.engine.api import EngineStats
+from headrace.engine.figures import Figures
+from headrace.errors import DeviceLost, HeadraceError, PlatformError
+from headrace.types import Delta, Request, SchedulerStats, StepPlan, StepResult
+
+__all__ = ["EngineCore", "LaunchedStep", "StepRunner", "StepScheduler"]
+
+_log = logging.getLogger(__name__)
+
+_DEPTH = 2
+"""Steps in flight: one runs, one waits behind it."""
+
+
+class LaunchedStep(Protocol):
+    def done(self) -> bool: ...
+
+    def result(self) -> StepResult: ...
+
+
+class StepRunner(Protocol):
+    """What the loop needs of a runner."""
+
+    def launch(self, plan: StepPlan) -> LaunchedStep: ...
+
+
+class StepScheduler(Protocol):
+    """What the loop needs of `core.Scheduler`."""
+
+    def add(self, request: Request) -> None: ...
+
+    def abort(self, request_id: str) -> bool: ...
+
+    def finish(self, request_id: str) -> bool: ...
+
+    def schedule(self, now: float) -> StepPlan | None: ...
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]: ...
+
+    def fail(self, plan: StepPlan, message: str) -> list[Delta]: ...
+
+    def has_work(self) -> bool: ...
+
+    def stats(self) -> SchedulerStats: ...
+
+
+class EngineCore:
+    """Schedule, launch, resolve the older step, commit. Step N+1 is launched while N runs. One thread calls it."""
+
+    def __init__(
+        self,
+        scheduler: StepScheduler,
+        runner: StepRunner,
+        max_num_seqs: int,
+        block_size: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._block_size = block_size
+        self._clock = clock
+        self._flying: deque[tuple[StepPlan, LaunchedStep, float]] = deque()
+        self._figures = Figures(max_num_seqs, clock())
+        self._free_at = clock()
+        """When the device ended the last step that was resolved."""
+        self._duration: float | None = None
+        """Of the last step that was waited for."""
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Admit all or none. Raises InvalidRequest, NeverFits, ContextOverflow, Overloaded."""
+        admitted: list[str] = []
+        try:
+            for request in requests:
+                self._scheduler.add(request)
+                admitted.append(request.id)
+        except HeadraceError:
+            self.abort(admitted)
+            raise
+
+    def abort(self, ids: Sequence[str]) -> None:
+        """Their blocks are free from the next step on. Unknown ids are ignored."""
+        for request_id in ids:
+            self._scheduler.abort(request_id)
+
+    def finish(self, request_id: str) -> None:
+        """A stop string was found."""
+        self._scheduler.finish(request_id)
+
+    @property
+    def flying(self) -> int:
+        """Steps launched and not yet brought in."""
+        return len(self._flying)
+
+    def has_work(self) -> bool:
+        return bool(self._flying) or self._scheduler.has_work()
+
+    def step(self) -> list[Delta]:
+        """Launch one step and bring in the one before it. Raises DeviceLost; after that the engine is of no more use."""
+        deltas: list[Delta] = []
+        launched = len(self._flying) < _DEPTH and self._launch(deltas)
+        if len(self._flying) == _DEPTH or (self._flying and not launched):
+            self._resolve(deltas)
+        return deltas
+
+    def stats(self) -> EngineStats:
+        now = self._clock()
+        scheduler = self._scheduler.stats()
+        places = scheduler.blocks_held * self._block_size
+        return EngineStats(
+            scheduler=scheduler,
+            block_size=self._block_size,
+            steps=self._figures.steps,
+            device_busy=self._figures.device_busy(now),
+            slot_occupancy=self._figures.slot_occupancy(now),
+            kv_utilization=scheduler.kv_tokens / places if places else 0.0,
+        )
+
+    def _launch(self, deltas: list[Delta]) -> bool:
+        """True where a step was launched, or failed to be, so that another may be tried at once."""
+        plan = self._scheduler.schedule(self._clock())
+        if plan is None:
+            return False
+        now = self._clock()
+        try:
+            launched = self._runner.launch(plan)
+        except PlatformError as error:
+            deltas += self._failed(plan, error)
+            return True
+        self._flying.append((plan, launched, now))
+        return True
+
+    def _resolve(self, deltas: list[Delta]) -> None:
+        plan, launched, start = self._flying.popleft()
+        waited = not launched.done()
+        try:
+            result = launched.result()
+        except PlatformError as error:
+            self._free_at = self._clock()
+            deltas += self._failed(plan, error)
+            return
+        now = self._clock()
+        self._note(plan, start, now, waited)
+        deltas += self._scheduler.commit(plan, result, now)
+
+    def _note(self, plan: StepPlan, start: float, now: float, waited: bool) -> None:
+        """A step that had ended before it was asked for doesn't say when: the one before it is the best guess."""
+        began = max(start, self._free_at)
+        if waited or self._duration is None:
+            self._duration = now - began
+        self._free_at = min(now, began + self._duration)
+        self._figures.record(now, self._free_at - began, plan.num_seqs)
+
+    def _failed(self, plan: StepPlan, error: PlatformError) -> list[Delta]:
+        """Ends the requests of a step that the device could not do, and those alone."""
+        message = f"step {plan.step} failed on the device: {error}"
+        _log.error("%s (requests %s)", message, ", ".join(plan.request_ids) or "none")
+        if isinstance(error, DeviceLost):
+            raise error
+        return self._scheduler.fail(plan, message)

@@ -1,0 +1,45 @@
+"""The two wastes that show over time, slots and device, over a sliding window of seconds."""
+
+from __future__ import annotations
+
+from collections import deque
+
+__all__ = ["Figures"]
+
+
+class Figures:
+    """Records steps; answers for the window that ends now. Times are monotonic seconds."""
+
+    def __init__(self, slots: int, started: float, window: float = 5.0) -> None:
+        self._slots = slots
+        self._started = started
+        self._window = window
+        self._steps: deque[tuple[float, float, int]] = deque()
+        self._busy = 0.0
+        self._running = 0
+        self.steps = 0
+
+    def record(self, now: float, busy: float, running: int) -> None:
+        """One step ended: the device worked `busy` seconds on it, for `running` sequences."""
+        self._steps.append((now, busy, running))
+        self._busy += busy
+        self._running += running
+        self.steps += 1
+        self._forget(now)
+
+    def device_busy(self, now: float) -> float:
+        """Share of the window's wall time in which the device had work."""
+        self._forget(now)
+        span = min(self._window, now - self._started)
+        return min(1.0, max(0.0, self._busy / span)) if self._steps and span > 0 else 0.0
+
+    def slot_occupancy(self, now: float) -> float:
+        """Running sequences over slots, mean over the window's steps."""
+        self._forget(now)
+        return self._running / (self._slots * len(self._steps)) if self._steps else 0.0
+
+    def _forget(self, now: float) -> None:
+        while self._steps and self._steps[0][0] <= now - self._window:
+            _, busy, running = self._steps.popleft()
+            self._busy -= busy
+            self._running -= running

@@ -1,0 +1,119 @@
+"""From a plan to the arrays that a step is called with, and from those to `Batch` and `SampleInputs`.
+
+The names of a step's inputs are the field names of `kernels.ops.Batch` and `SampleInputs`; a platform may rely on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.kernels.ops import Batch, SampleInputs
+from headrace.types import NO_TOKEN, Bucket, SamplingBatch, StepPlan
+
+__all__ = ["batch_of", "pad_arrays", "plan_arrays", "sample_inputs_of"]
+
+Array = npt.NDArray[Any]
+
+_BATCH = tuple(f.name for f in fields(Batch))
+_SAMPLE = tuple(f.name for f in fields(SampleInputs))
+
+
+def batch_of(inputs: Mapping[str, Any]) -> Batch:
+    return Batch(*[inputs[name] for name in _BATCH])
+
+
+def sample_inputs_of(inputs: Mapping[str, Any]) -> SampleInputs:
+    return SampleInputs(*[inputs[name] for name in _SAMPLE])
+
+
+def plan_arrays(plan: StepPlan, vocab_size: int) -> dict[str, Array]:
+    """Every input but the history, unpadded: int32 and float32 but for `seed`, which is int64."""
+    sampling = plan.sampling
+    counts = plan.query_start[1:] - plan.query_start[:-1]
+    return {
+        "sizes": np.array((plan.num_tokens, plan.num_seqs, plan.num_rows), np.int32),
+        "token_ids": plan.token_ids,
+        "positions": plan.positions,
+        "slot_mapping": plan.slot_mapping,
+        "token_seq": np.arange(plan.num_seqs, dtype=np.int32).repeat(counts),
+        "query_start": plan.query_start,
+        "context_lens": plan.context_lens,
+        "block_tables": plan.block_tables,
+        "slots": plan.slots,
+        "rows": plan.rows,
+        "target": plan.row_target,
+        "slot": plan.slots[plan.row_seq],
+        "prompt_len": plan.prompt_lens[plan.row_seq],
+        **_sampling_arrays(sampling, plan.num_rows, vocab_size),
+    }
+
+
+def _sampling_arrays(sampling: SamplingBatch, rows: int, vocab_size: int) -> dict[str, Array]:
+    if sampling.allowed is None or sampling.allowed_row is None:
+        allowed = np.zeros((1, -(-vocab_size // 32)), np.int32)
+        allowed_row = np.full(rows, -1, np.int32)
+    else:
+        allowed, allowed_row = sampling.allowed.view(np.int32), sampling.allowed_row
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "seed": sampling.seed.view(np.int64),
+        "position": sampling.position,
+        "bias_row": sampling.bias_row,
+        "bias_token": sampling.bias_token,
+        "bias_value": sampling.bias_value,
+        "allowed": allowed,
+        "allowed_row": allowed_row,
+    }
+
+
+_PER_TOKEN = frozenset(("token_ids", "positions", "slot_mapping", "token_seq"))
+_PER_SEQ = frozenset(("context_lens", "slots"))
+_UNPADDED = frozenset(("sizes", "block_tables", "query_start"))
+_GROWING = frozenset(("bias_row", "bias_token", "bias_value", "allowed"))
+_FILL = {"temperature": 1, "top_p": 1, "repetition_penalty": 1, "bias_row": -1, "allowed_row": -1, "target": NO_TOKEN}
+
+
+def pad_arrays(arrays: dict[str, Array], bucket: Bucket, spare_slot: int) -> dict[str, Array]:
+    """The same, padded to a bucket for devices with static shapes.
+
+    Padding is harmless where a device computes it nevertheless: it writes to block 0, which is never handed out, and to
+    `spare_slot` of the history; sequences beyond the last are empty. Biases and masks grow to the next power of two.
+    """
+    fill = {**_FILL, "slots": spare_slot, "slot": spare_slot}
+    padded = {name: _pad(a, _length(name, a, bucket), fill.get(name, 0)) for name, a in arrays.items()}
+    start = arrays["query_start"]
+    padded["query_start"] = _pad(start, bucket.seqs + 1, int(start[-1]))
+    tables = np.zeros((bucket.seqs, bucket.blocks), np.int32)
+    given = arrays["block_tables"]
+    tables[: given.shape[0], : given.shape[1]] = given
+    padded["block_tables"] = tables
+    return padded
+
+
+def _length(name: str, array: Array, bucket: Bucket) -> int:
+    if name in _PER_TOKEN:
+        return bucket.tokens
+    if name in _PER_SEQ:
+        return bucket.seqs
+    if name in _GROWING:
+        return max(8 if name != "allowed" else 1, 1 << (len(array) - 1).bit_length()) if len(array) else 8
+    return len(array) if name in _UNPADDED else bucket.rows
+
+
+def _pad(array: Array, length: int, value: int) -> Array:
+    if len(array) == length:
+        return array
+    out = np.full((length, *array.shape[1:]), value, array.dtype)
+    out[: len(array)] = array
+    return out

@@ -1,0 +1,72 @@
+"""Plans of the runner's own: those that no scheduler makes."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.types import NO_TOKEN, SamplingBatch, StepPlan
+
+__all__ = ["dummy_plan", "history_plan"]
+
+_Ints = npt.NDArray[np.int32]
+
+
+def dummy_plan() -> StepPlan:
+    """One token of one sequence, sampled greedily. It touches block 0 alone, which is never handed out."""
+    return _plan(_ints(0), _ints(0), _ints(0), _ints(0), _ints(0))
+
+
+def history_plan(tokens: _Ints, positions: _Ints, slots: _Ints) -> StepPlan:
+    """Known tokens with the history's rows they belong to, in any order; nothing is sampled."""
+    rows, seq = np.unique(slots, return_inverse=True)
+    order = np.argsort(seq, kind="stable")
+    return _plan(tokens[order], positions[order], seq[order].astype(np.int32), rows.astype(np.int32), _ints())
+
+
+def _ints(*values: int) -> _Ints:
+    return np.array(values, np.int32)
+
+
+def _plan(token_ids: _Ints, positions: _Ints, token_seq: _Ints, slots: _Ints, rows: _Ints) -> StepPlan:
+    """Tokens stand in the order of their sequences."""
+    start = np.zeros(len(slots) + 1, np.int32)
+    start[1:] = np.bincount(token_seq, minlength=len(slots)).cumsum()
+    return StepPlan(
+        step=-1,
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=np.zeros_like(token_ids),
+        query_start=start,
+        context_lens=start[1:] - start[:-1],
+        block_tables=np.zeros((len(slots), 1), np.int32),
+        slots=slots,
+        rows=rows,
+        row_seq=np.zeros_like(rows),
+        row_target=np.full_like(rows, NO_TOKEN),
+        prompt_lens=np.ones(len(slots), np.int32),
+        sampling=_greedy(len(rows)),
+        copies=np.zeros((0, 2), np.int32),
+        history_slots=_ints(),
+        history_positions=_ints(),
+        history_tokens=_ints(),
+    )
+
+
+def _greedy(rows: int) -> SamplingBatch:
+    zeros, ones, counts = np.zeros(rows, np.float32), np.ones(rows, np.float32), np.zeros(rows, np.int32)
+    return SamplingBatch(
+        temperature=zeros,
+        top_p=ones,
+        top_k=counts,
+        min_p=zeros,
+        repetition_penalty=ones,
+        presence_penalty=zeros,
+        frequency_penalty=zeros,
+        seed=np.zeros(rows, np.uint64),
+        position=counts + 1,
+        bias_row=_ints(),
+        bias_token=_ints(),
+        bias_value=np.zeros(0, np.float32),
+        num_logprobs=-1,
+    )

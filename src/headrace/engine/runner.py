@@ -1,0 +1,171 @@
+"""Puts plans on a device and brings results back. Nothing in here waits for the device but `Launched.result`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.engine.inputs import batch_of, pad_arrays, plan_arrays, sample_inputs_of
+from headrace.engine.plans import dummy_plan, history_plan
+from headrace.kernels.ops import Batch, Ops
+from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor
+from headrace.types import Bucket, KVLayout, StepPlan, StepResult
+
+__all__ = ["Launched", "Model", "Runner", "RunnerConfig"]
+
+_LOGPROB_STEPS = (-1, 0, 8, 32, 128)
+"""Numbers of alternatives that steps are compiled for."""
+
+
+class Model(Protocol):
+    """What the runner needs of a model."""
+
+    def forward(self, batch: Batch, kv: Any, history: Any) -> Any:
+        """Logits [R, V]."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    layout: KVLayout
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+
+
+class Launched:
+    """A step under way."""
+
+    def __init__(self, plan: StepPlan, outputs: Mapping[str, Pending]) -> None:
+        self._plan = plan
+        self._outputs = outputs
+
+    def done(self) -> bool:
+        """True once `result` would not block."""
+        return all(pending.done() for pending in self._outputs.values())
+
+    def result(self) -> StepResult:
+        """Blocks until the device has finished. Raises PlatformError where the device's work failed."""
+        arrays = {name: pending.result() for name, pending in self._outputs.items()}
+        rows, top = self._plan.num_rows, max(0, self._plan.sampling.num_logprobs)
+        wide = {n: a[:rows, :top] for n, a in arrays.items() if n.startswith("top_")}
+        flat = {n: a[:rows] for n, a in arrays.items() if not n.startswith("top_")}
+        return StepResult(**flat, **wide)
+
+
+class Runner:
+    """Owns the cache, the token history and the compiled steps of one device.
+
+    The history is int32 [max_num_seqs, max_model_len] on the device: each running sequence's tokens by position. A step reads
+    from it what the host does not know yet, so step N+1 can be launched before N is read back.
+    """
+
+    def __init__(self, device: Device, model: Model, ops: Ops, config: RunnerConfig) -> None:
+        """Allocates the cache and the history. Raises OutOfMemory."""
+        self.config = config
+        self._device = device
+        self._model = model
+        self._ops = ops
+        self._capabilities = device.capabilities()
+        self._static = self._capabilities.static_shapes
+        self._kv: KV = device.alloc_kv(config.layout, config.num_blocks)
+        # Rows of padding write somewhere: the row behind the last.
+        shape = (config.max_num_seqs + self._static, config.max_model_len)
+        self._history: Tensor = device.put(np.zeros(shape, np.int32))
+        self._blocks = -(-config.max_model_len // config.layout.block_size)
+        self._executables: dict[tuple[Bucket, int | None], Executable] = {}
+        self._resident: dict[str, tuple[tuple[int, ...], bytes, Tensor]] = {}
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Start a step, in order behind those launched before. Raises PlatformError."""
+        if len(plan.copies):
+            self._kv = self._device.copy_blocks(self._kv, plan.copies[:, 0].tolist(), plan.copies[:, 1].tolist())
+        if len(plan.history_tokens):
+            self._load_history(plan)
+        top = next(k for k in _LOGPROB_STEPS if k >= plan.sampling.num_logprobs)
+        outputs = self._call(plan, top)
+        names = ["tokens"]
+        if top >= 0:
+            names += ["logprobs", "ranks"]
+        if top > 0:
+            names += ["top_ids", "top_logprobs"]
+        return Launched(plan, {name: self._device.get(outputs[name]) for name in names})
+
+    def warm_up(self) -> None:
+        """Run one token through the step, so that what is compiled or bound on first use is ready. Block 0 is never handed out."""
+        self.launch(dummy_plan()).result()
+
+    def _call(self, plan: StepPlan, top: int | None) -> Mapping[str, Tensor]:
+        """`top` alternatives of logprobs; None only writes the plan's tokens into the history."""
+        bucket = self._bucket(plan)
+        arrays = plan_arrays(plan, self.config.vocab_size)
+        if self._static:
+            arrays = pad_arrays(arrays, bucket, self.config.max_num_seqs)
+        inputs = {name: self._put(name, array) for name, array in arrays.items()}
+        inputs["history"] = self._history
+        executable = self._executables.get((bucket, top))
+        if executable is None:
+            executable = self._device.compile(self._step_fn(top), bucket)
+            self._executables[bucket, top] = executable
+        self._kv, outputs = executable(self._kv, inputs)
+        self._history = outputs.get("history", self._history)
+        return outputs
+
+    def _step_fn(self, top: int | None) -> StepFn:
+        # Where buffers are donated the history changes its identity, as the cache does.
+        carry = not self._capabilities.in_place_kv
+
+        def history_of(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {"history": inputs["history"]} if carry else {}
+
+        def load(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+            tokens = self._ops.resolve_tokens(batch_of(inputs), inputs["history"])
+            return kv, {"tokens": tokens, **history_of(inputs)}
+
+        def step(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+            batch = batch_of(inputs)
+            logits = self._model.forward(batch, kv, inputs["history"])
+            out = self._ops.sample(logits, sample_inputs_of(inputs), batch, -1 if top is None else top)
+            found = {"tokens": out.tokens, "logprobs": out.logprobs, "ranks": out.ranks}
+            return kv, {**found, "top_ids": out.top_ids, "top_logprobs": out.top_logprobs, **history_of(inputs)}
+
+        return load if top is None else step
+
+    def _put(self, name: str, array: npt.NDArray[Any]) -> Tensor:
+        """Most inputs are the same from one decode step to the next: those stay where they are."""
+        data = array.tobytes()
+        kept = self._resident.get(name)
+        if kept is not None and kept[1] == data and kept[0] == array.shape:
+            return kept[2]
+        tensor = self._device.put(np.ascontiguousarray(array))
+        self._resident[name] = (array.shape, data, tensor)
+        return tensor
+
+    def _bucket(self, plan: StepPlan) -> Bucket:
+        """Without static shapes there are two: rows for sampling, and rows for a logprob of every prompt token."""
+        config = self.config
+        many = plan.num_rows > config.max_num_seqs
+        if not self._static:
+            rows = config.max_num_batched_tokens if many else config.max_num_seqs
+            return Bucket(config.max_num_batched_tokens, config.max_num_seqs, rows, self._blocks)
+        tokens = _power_of_two(max(plan.num_tokens, plan.num_rows), config.max_num_batched_tokens)
+        seqs = min(_power_of_two(plan.num_seqs, config.max_num_seqs), tokens)
+        seqs = max(seqs, plan.num_seqs)
+        return Bucket(tokens, seqs, tokens if plan.num_rows > seqs else seqs, self._blocks)
+
+    def _load_history(self, plan: StepPlan) -> None:
+        """Known tokens that no step computes go into the history with the operator that writes a step's tokens there."""
+        size = self.config.max_num_batched_tokens
+        for start in range(0, len(plan.history_tokens), size):
+            part = slice(start, start + size)
+            tokens, positions = plan.history_tokens[part], plan.history_positions[part]
+            self._call(history_plan(tokens, positions, plan.history_slots[part]), None)
+
+
+def _power_of_two(value: int, most: int) -> int:
+    return min(most, max(8, 1 << (value - 1).bit_length()))

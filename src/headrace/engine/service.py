@@ -1,0 +1,93 @@
+"""The loop around an engine: commands in, events out, until it is told to stop. The same in a thread and in a process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from headrace.engine.core_loop import EngineCore
+from headrace.engine.protocol import (
+    Abort,
+    Add,
+    Command,
+    Deltas,
+    Event,
+    Failed,
+    Finish,
+    GetStats,
+    Refused,
+    Shutdown,
+    StatsReply,
+    to_wire,
+)
+from headrace.errors import HeadraceError, PlatformError
+
+__all__ = ["Pulse", "serve"]
+
+Receive = Callable[[float], list[Command]]
+"""Commands that have come, waiting up to so many seconds for the first."""
+Send = Callable[[Event], None]
+
+_IDLE = 1.0
+_STUCK = 0.001
+
+
+class Pulse:
+    """When the loop last came round. Written by the loop, read by the thread that tells of it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+
+    def beat(self, busy: bool) -> None:
+        self._since = self._clock() if busy else None
+
+    def stalled(self) -> float:
+        """Seconds since then; 0 where the loop had nothing to do."""
+        since = self._since
+        return 0.0 if since is None else self._clock() - since
+
+
+def serve(core: EngineCore, receive: Receive, send: Send, pulse: Pulse) -> None:
+    """Runs until Shutdown. Raises DeviceLost, after a Failed has been sent."""
+    wait = 0.0
+    while True:
+        for command in receive(wait):
+            if isinstance(command, Shutdown):
+                return
+            _handle(core, command, send)
+        busy = core.has_work()
+        pulse.beat(busy)
+        if not busy:
+            wait = _IDLE
+            continue
+        try:
+            deltas = core.step()
+        except PlatformError as error:
+            send(Failed(to_wire(error)))
+            raise
+        if deltas:
+            send(Deltas(deltas))
+        # Work that cannot be scheduled while nothing runs waits for a command, not for the processor.
+        wait = 0.0 if core.flying or deltas else _STUCK
+
+
+def _handle(core: EngineCore, command: Command, send: Send) -> None:
+    if isinstance(command, Add):
+        _add(core, command, send)
+    elif isinstance(command, Abort):
+        core.abort(command.ids)
+    elif isinstance(command, Finish):
+        core.finish(command.id)
+    elif isinstance(command, GetStats):
+        send(StatsReply(command.number, core.stats()))
+
+
+def _add(core: EngineCore, command: Add, send: Send) -> None:
+    request = command.request
+    children = [replace(request, id=i, params=replace(request.params, seed=s)) for i, s in command.children]
+    try:
+        core.add(children)
+    except HeadraceError as error:
+        send(Refused([child.id for child in children], to_wire(error)))

@@ -1,0 +1,142 @@
+"""An engine process as its parent sees it: sockets in a private directory, a lifeline, and the moment of its death."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import zmq
+
+from headrace.config import Config
+from headrace.engine.protocol import Command, Event, decode_event, encode
+
+__all__ = ["EngineProcess"]
+
+_LONGEST_PATH = 90
+"""Unix socket addresses hold about a hundred bytes."""
+_EXIT_TIMEOUT = 3.0
+_STDERR = 2
+
+COMMAND: tuple[str, ...] = (sys.executable, "-m", "headrace.engine.process")
+
+
+class EngineProcess:
+    """Starts at once. `on_event` and `on_death` are called on the event loop; `on_death` once, with how it ended.
+
+    The lifeline is a socket pair with one end in each process: the kernel closes an end when its process dies, however it
+    dies, and the other side sees it at once.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        on_event: Callable[[Event], None],
+        on_death: Callable[[str], None],
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_event, self._on_death = on_event, on_death
+        self._directory = _private_directory()
+        (self._directory / "config.json").write_text(config.model_dump_json(exclude={"server"}))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self._main = self._bind(zmq.DEALER, "main")
+        self._beats = self._bind(zmq.PULL, "beat")
+        self._lifeline, theirs = socket.socketpair()
+        with theirs:
+            arguments = [*command, str(self._directory), str(theirs.fileno()), str(os.getpid())]
+            # Its output would mix with the answers of a command-line client: logs belong on stderr.
+            self._process = subprocess.Popen(
+                arguments, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=_STDERR
+            )
+        self._loop.add_reader(self._lifeline.fileno(), self._died)
+        self._open = True
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, command: Command) -> None:
+        """Never blocks; dropped where the process is gone."""
+        if not self._open:
+            return
+        with contextlib.suppress(zmq.Again):
+            self._main.send(encode(command), zmq.NOBLOCK)
+        # Sending may swallow the edge that tells of arrivals.
+        self._loop.call_soon(self.drain)
+
+    def drain(self) -> None:
+        """Deliver everything that has arrived."""
+        for source in (self._main, self._beats):
+            with contextlib.suppress(zmq.Again):
+                while self._open:
+                    self._on_event(decode_event(source.recv(zmq.NOBLOCK)))
+
+    def kill(self) -> None:
+        """`on_death` follows."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def close(self) -> None:
+        """Wait a little for the process to end, then end it; `on_death` is not called. Twice is harmless."""
+        if self._release():
+            await self._loop.run_in_executor(None, self._reap)
+
+    def _bind(self, kind: int, name: str) -> zmq.Socket[bytes]:
+        sock = self._context.socket(kind)
+        sock.set_hwm(0)
+        sock.linger = 0
+        sock.bind(f"ipc://{self._directory / name}")
+        self._loop.add_reader(int(sock.getsockopt(zmq.FD)), self.drain)
+        return sock
+
+    def _died(self) -> None:
+        """The lifeline is closed: deliver its last words, then tell."""
+        self.drain()
+        if self._release():
+            self.kill()
+            code = self._process.wait()
+            self._discard()
+            self._on_death(f"killed by signal {-code}" if code < 0 else f"ended with code {code}")
+
+    def _release(self) -> bool:
+        if not self._open:
+            return False
+        self._open = False
+        self._loop.remove_reader(self._lifeline.fileno())
+        for sock in (self._main, self._beats):
+            self._loop.remove_reader(int(sock.getsockopt(zmq.FD)))
+        return True
+
+    def _reap(self) -> None:
+        """A thread. The commands sent last, Shutdown among them, leave before the sockets close."""
+        try:
+            self._process.wait(_EXIT_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._discard()
+
+    def _discard(self) -> None:
+        """When the process has ended."""
+        for sock in (self._main, self._beats):
+            sock.close()
+        self._context.term()
+        self._lifeline.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _private_directory() -> Path:
+    """Of mode 0700, with a path short enough for a socket's address."""
+    path = Path(tempfile.mkdtemp(prefix="headrace-"))
+    if len(str(path)) > _LONGEST_PATH:
+        path.rmdir()
+        path = Path(tempfile.mkdtemp(prefix="headrace-", dir="/tmp"))
+    return path
