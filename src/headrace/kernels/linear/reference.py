@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headrace.kernels.linear.activation import quantize_activation
 from headrace.kernels.tiles import matmul_rows
 from headrace.kernels.weight import Weight
 
@@ -14,10 +15,8 @@ CHUNK = 1 << 22
 
 
 def linear(x: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """[T, N] in x's dtype: x @ weight^T + bias in float32 on the exact dequantised weight.
-
-    Inputs are not quantised whatever `weight.activation` says: this is the product that a fast form approximates.
-    """
+    """[T, N] in x's dtype: x @ weight^T + bias in float32 on the exact dequantised weight; where the scheme quantises inputs,
+    x is rounded to that format first."""
     return product(x, weight).to(x.dtype)
 
 
@@ -28,6 +27,7 @@ def product(x: torch.Tensor, weight: Weight) -> torch.Tensor:
     elif weight.scheme == "float32":
         out = matmul_rows(x, weight.dequantize())
     else:
+        x = quantize_activation(x, weight)
         rows = max(CHUNK // weight.shape[1] // 16 * 16, 16)
         steps = [weight.take(slice(start, start + rows)) for start in range(0, weight.shape[0], rows)]
         out = torch.cat([matmul_rows(x, step.dequantize())[:, : step.shape[0]] for step in steps], 1)

@@ -1,0 +1,48 @@
+"""The CPU: in exact float32 by the reference operators, or with native kernels where the library is built.
+
+Importing and probing load no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pluggy
+
+from headrace.errors import PlatformError
+from headrace.platforms.host import host_memory, host_name, physical_cores
+from headrace.platforms.interface import Device, Platform
+from headrace.types import API_VERSION, DeviceInfo
+
+__all__ = ["CpuPlatform", "headrace_platforms"]
+
+_hookimpl = pluggy.HookimplMarker("headrace")
+
+
+class CpuPlatform:
+    """One device: the machine. Options: `threads`, `float32_copies` (see `device.CpuDevice`)."""
+
+    name = "cpu"
+    api_version = API_VERSION
+
+    def probe(self) -> tuple[int, str]:
+        return 10, f"{physical_cores()} cores"
+
+    def devices(self) -> list[DeviceInfo]:
+        return [DeviceInfo(0, host_name(), host_memory()[1], (("cores", str(physical_cores())),))]
+
+    def open(self, index: int, options: Mapping[str, Any]) -> Device:
+        from headrace.platforms.cpu.device import OPTIONS, CpuDevice
+
+        if index != 0:
+            raise PlatformError(f"cpu: there is one device, index 0, but {index} was asked for")
+        unknown = sorted(set(options) - set(OPTIONS))
+        if unknown:
+            raise PlatformError(f"cpu: unknown option {unknown[0]!r}; there are {', '.join(OPTIONS)}")
+        return CpuDevice(**options)
+
+
+@_hookimpl
+def headrace_platforms() -> list[Platform]:
+    return [CpuPlatform()]

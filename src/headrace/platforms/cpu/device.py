@@ -1,0 +1,46 @@
+"""The CPU device on plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from headrace.errors import PlatformError
+from headrace.kernels.spec import OpSpec
+from headrace.platforms.cpu.copies import Float32Copies
+from headrace.platforms.torch_device import TorchDevice
+from headrace.types import Capabilities
+
+__all__ = ["CAPABILITIES", "OPTIONS", "CpuDevice"]
+
+OPTIONS = ("threads", "float32_copies")
+CAPABILITIES = Capabilities(
+    dtypes=frozenset({"float32"}),
+    kv_dtypes=frozenset({"float32", "bfloat16", "float16", "int8", "float8_e4m3"}),
+    block_sizes=(16, 32, 64, 128, 256),
+    async_exec=True,
+    deterministic=True,
+    host_memory=True,
+    attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
+)
+
+
+class CpuDevice(TorchDevice):
+    """Runs steps on one thread of its own, in launch order, with torch's pool beneath it.
+
+    `threads`: size of that pool; None leaves torch's choice. `float32_copies`: bytes of dequantised weights to keep; a model
+    that is larger keeps its first weights so and has the rest dequantised at every call.
+    """
+
+    def __init__(self, threads: int | None = None, float32_copies: int = 1 << 30) -> None:
+        for name, value in (("threads", threads), ("float32_copies", float32_copies)):
+            if value is not None and (not isinstance(value, int) or value < (name == "threads")):
+                raise PlatformError(f"cpu: option {name} is {value!r}: give a count")
+        super().__init__(torch.device("cpu"), CAPABILITIES, threads)
+        self._copies = Float32Copies(float32_copies)
+
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None:
+        """The operators that take a weight read the float32 copies; the rest is by reference."""
+        return self._copies.operator(spec)

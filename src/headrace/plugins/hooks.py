@@ -1,0 +1,36 @@
+"""The hook specifications. A plugin is a module or object with some of these functions, each marked with `hookimpl`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pluggy
+
+from headrace.platforms.interface import Platform
+
+__all__ = ["PROJECT", "Hooks", "hookimpl", "hookspec"]
+
+PROJECT = "headrace"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function of a plugin as an implementation. `pluggy.HookimplMarker("headrace")` is the same."""
+
+
+class Hooks:
+    """What a plugin may offer. Called once, at discovery; must load no driver and no heavy library."""
+
+    @hookspec
+    def headrace_platforms(self) -> Iterable[Platform]:  # type: ignore[empty-body]
+        """Platforms, one object each."""
+
+    @hookspec
+    def headrace_models(self) -> Mapping[str, str]:  # type: ignore[empty-body]
+        """Architecture as `config.json` or a GGUF names it → `module:attribute` of its `models.family.Family`."""
+
+    @hookspec
+    def headrace_quant_schemes(self) -> Mapping[str, str]:  # type: ignore[empty-body]
+        """`quant_method` of a checkpoint → `module:attribute` of what reads it."""
+
+    @hookspec
+    def headrace_weight_loaders(self) -> Mapping[str, str]:  # type: ignore[empty-body]
+        """File suffix with its dot → `module:attribute` of what opens such a checkpoint."""

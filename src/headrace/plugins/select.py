@@ -1,0 +1,140 @@
+"""The plugins that were found, and the choice among their platforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pluggy
+
+from headrace.errors import ConfigError, PlatformError, PluginError
+from headrace.platforms.interface import Platform
+from headrace.plugins.info import PluginInfo
+from headrace.plugins.version import version_fault
+
+__all__ = ["AUTO_SCORE", "PluginSet", "Probe"]
+
+AUTO_SCORE = 10
+"""The least score with which a platform is chosen without being named. Below it stand simulators and experiments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a platform says of this machine."""
+
+    platform: Platform
+    plugin: PluginInfo
+    score: int
+    reason: str
+
+
+class PluginSet:
+    """Plugins in the order of their entry points. `plugins` holds those that failed to load, too."""
+
+    def __init__(self, manager: pluggy.PluginManager, plugins: tuple[PluginInfo, ...]) -> None:
+        self._manager = manager
+        self.plugins = plugins
+
+    @property
+    def failures(self) -> tuple[PluginError, ...]:
+        return tuple(info.error for info in self.plugins if info.error is not None)
+
+    def platforms(self) -> dict[str, Platform]:
+        """By name. Raises PluginError where a hook fails, or a platform breaks the contract or takes another's name."""
+        return {name: platform for name, (platform, _) in self._platforms().items()}
+
+    def probes(self) -> list[Probe]:
+        """Every platform's score and reason, the best first. Raises as `platforms` does, and where a probe raises."""
+        probes = [_probe(platform, info) for platform, info in self._platforms().values()]
+        return sorted(probes, key=lambda probe: (-probe.score, probe.platform.name))
+
+    def select_platform(self, name: str | None = None) -> tuple[Platform, str]:
+        """The platform of that name, or the one with the highest score of at least AUTO_SCORE; and why.
+
+        Raises ConfigError for an unknown name, PlatformError where it cannot be used here, and PluginError where a plugin that
+        failed to load may be the one that was wanted: by an unknown name, or by none.
+        """
+        if name is None:
+            return self._best()
+        known = self._platforms()
+        if name not in known:
+            self._raise_failure()
+            raise ConfigError(f"platform {name!r} is not installed; there are {', '.join(sorted(known)) or 'none'}")
+        found = _probe(*known[name])
+        if found.score <= 0:
+            raise PlatformError(f"platform {name!r} cannot be used here: {found.reason}")
+        return found.platform, f"{name}: asked for by name ({found.reason})"
+
+    def models(self) -> dict[str, str]:
+        """Architecture → `module:attribute`."""
+        return self._merged("headrace_models")
+
+    def quant_schemes(self) -> dict[str, str]:
+        """Quantisation method → `module:attribute`."""
+        return self._merged("headrace_quant_schemes")
+
+    def weight_loaders(self) -> dict[str, str]:
+        """File suffix → `module:attribute`."""
+        return self._merged("headrace_weight_loaders")
+
+    def _best(self) -> tuple[Platform, str]:
+        self._raise_failure()
+        probes = self.probes()
+        usable = [probe for probe in probes if probe.score >= AUTO_SCORE]
+        if not usable:
+            said = "; ".join(f"{probe.platform.name}: {probe.reason}" for probe in probes) or "no platform is installed"
+            raise PlatformError(f"no platform can be used here ({said}): install one, or name one")
+        best = usable[0]
+        others = ", ".join(f"{probe.platform.name} {probe.score}" for probe in probes[1:])
+        return best.platform, f"{best.platform.name}: score {best.score}, {best.reason}" + (
+            f" (then {others})" if others else ""
+        )
+
+    def _raise_failure(self) -> None:
+        """Choosing past a plugin that failed would be a silent fall to another device."""
+        if self.failures:
+            raise PluginError(f"{self.failures[0]}. Repair or uninstall it, or choose a platform by name")
+
+    def _platforms(self) -> dict[str, tuple[Platform, PluginInfo]]:
+        found: dict[str, tuple[Platform, PluginInfo]] = {}
+        for info, platforms in self._call("headrace_platforms", list):
+            for platform in platforms:
+                if not isinstance(platform, Platform):
+                    raise info.fault(f"hook headrace_platforms gave {platform!r}, which lacks members of Platform")
+                fault = version_fault(platform.api_version)
+                if fault is not None:
+                    raise info.fault(f"platform {platform.name!r}: {fault}")
+                if platform.name in found:
+                    raise info.fault(f"platform {platform.name!r} is offered by {found[platform.name][1]} already")
+                found[platform.name] = platform, info
+        return found
+
+    def _merged(self, hook: str) -> dict[str, str]:
+        merged: dict[str, str] = {}
+        for info, table in self._call(hook, dict):
+            for key, target in table.items():
+                if merged.setdefault(key, target) != target:
+                    raise info.fault(f"hook {hook}: {key!r} is {merged[key]!r} already")
+        return merged
+
+    def _call(self, hook: str, read: Callable[[Any], Any]) -> list[tuple[PluginInfo, Any]]:
+        """Each plugin's answer, in entry-point order; an exception becomes a PluginError that names plugin and hook."""
+        by_name: Mapping[str, PluginInfo] = {info.name: info for info in self.plugins}
+        answers = []
+        for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+            info = by_name[implementation.plugin_name]
+            try:
+                answers.append((info, read(implementation.function())))
+            except Exception as error:
+                raise info.fault(f"hook {hook} failed: {type(error).__name__}: {error}") from error
+        return answers
+
+
+def _probe(platform: Platform, info: PluginInfo) -> Probe:
+    try:
+        score, reason = platform.probe()
+    except Exception as error:
+        what = f"platform {platform.name!r}: probe raised {type(error).__name__}: {error}; it must answer (0, reason)"
+        raise info.fault(what) from error
+    return Probe(platform, info, int(score), str(reason))

@@ -1,0 +1,19 @@
+"""Which versions of the contract this engine can work with."""
+
+from __future__ import annotations
+
+from headrace.types import API_VERSION
+
+__all__ = ["version_fault"]
+
+
+def version_fault(version: object, ours: tuple[int, int] = API_VERSION) -> str | None:
+    """None where a platform of this contract version works with ours: same major, same or previous minor. Otherwise why not."""
+    if not (isinstance(version, tuple) and len(version) == 2 and all(isinstance(part, int) for part in version)):
+        return f"api_version is {version!r}: it must be (major, minor)"
+    major, minor = version
+    if major == ours[0] and minor in (ours[1], ours[1] - 1):
+        return None
+    remedy = "upgrade headrace" if version > ours else "upgrade the plugin"
+    oldest = max(ours[1] - 1, 0)
+    return f"it speaks contract {major}.{minor}, this is {ours[0]}.{ours[1]} (from {ours[0]}.{oldest} on): {remedy}"
