@@ -1,0 +1,88 @@
+"""Bias, bans and masks of the rows that have any."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.core.sequence import Sequence
+
+__all__ = ["Constraints", "Gathered", "gather"]
+
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+NO_INTS: Ints = np.zeros(0, np.int32)
+NO_FLOATS: Floats = np.zeros(0, np.float32)
+
+
+class Constraints(NamedTuple):
+    """One sequence's, ready to be put into a batch."""
+
+    tokens: Ints
+    values: Floats
+    banned: Ints
+    """End and stop tokens, while fewer than min_tokens have been generated."""
+    banned_before: int
+    """Index in the sequence of the first token that may end it."""
+    mask: npt.NDArray[np.uint32] | None
+
+    @staticmethod
+    def of(seq: Sequence, vocab_size: int) -> Constraints:
+        params = seq.params
+        mask = None
+        if params.allowed_token_ids is not None:
+            bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+            bits[list(params.allowed_token_ids)] = True
+            mask = np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+        stops = sorted(token for token in seq.stops if 0 <= token < vocab_size)
+        return Constraints(
+            np.array([token for token, _ in params.logit_bias], np.int32),
+            np.array([value for _, value in params.logit_bias], np.float32),
+            np.array(stops, np.int32),
+            seq.prompt_len + params.min_tokens,
+            mask,
+        )
+
+
+class Gathered(NamedTuple):
+    """As the fields of `SamplingBatch` have them."""
+
+    row: Ints
+    token: Ints
+    value: Floats
+    allowed: npt.NDArray[np.uint32] | None
+    allowed_row: Ints | None
+
+
+NOTHING = Gathered(NO_INTS, NO_INTS, NO_FLOATS, None, None)
+
+
+def gather(rows: list[tuple[int, int, Constraints]], num_rows: int) -> Gathered:
+    """For each (row, index of the token to be sampled, constraints)."""
+    if not rows:
+        return NOTHING
+    tokens: list[Ints] = []
+    values: list[Floats] = []
+    owners: list[int] = []
+    masks: list[npt.NDArray[np.uint32]] = []
+    allowed_row = np.full(num_rows, -1, np.int32)
+    for row, index, own in rows:
+        parts = [(own.tokens, own.values)]
+        if index < own.banned_before:
+            parts.append((own.banned, np.full(len(own.banned), -np.inf, np.float32)))
+        for token, value in parts:
+            tokens.append(token)
+            values.append(value)
+            owners.extend([row] * len(token))
+        if own.mask is not None:
+            allowed_row[row] = len(masks)
+            masks.append(own.mask)
+    return Gathered(
+        np.array(owners, np.int32),
+        np.concatenate(tokens),
+        np.concatenate(values),
+        np.stack(masks) if masks else None,
+        allowed_row if masks else None,
+    )

@@ -1,0 +1,354 @@
+"""What every step computes: schedule → (the device executes) → commit."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from headrace.core.admission import CoreConfig, admit
+from headrace.core.invariants import check
+from headrace.core.kv_cache import KVCache
+from headrace.core.outcome import token_logprobs
+from headrace.core.plan import Chunk, Decodes, Extras, Launched, build
+from headrace.core.queue import WaitingQueue
+from headrace.core.sequence import Sequence
+from headrace.core.slots import Slots
+from headrace.errors import InvalidRequest, Overloaded
+from headrace.types import Delta, Request, SchedulerStats, StepPlan, StepResult
+
+__all__ = ["Scheduler"]
+
+
+class Scheduler:
+    """A pure state machine. Not thread-safe: one thread calls everything.
+
+    There are no phases: every running sequence has a number of computed tokens that chases its number of tokens, under one
+    token budget a step; decodes come first, then prefill in chunks. Plans may be scheduled before earlier ones are
+    committed; they are executed and committed in order.
+    """
+
+    def __init__(self, config: CoreConfig) -> None:
+        self.config = config
+        slots = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self._cache = KVCache(config.num_blocks, config.block_size, slots, config.max_model_len, config.prefix_caching)
+        self._slots = Slots(slots, config.vocab_size)
+        self._waiting = WaitingQueue()
+        self._requests: dict[str, Sequence] = {}
+        """Everything that has not ended."""
+        self._running: dict[str, Sequence] = {}
+        """Everything that has a slot."""
+        self._prefilling: list[Sequence] = []
+        self._decoding: list[Sequence] = []
+        """What computes one token in the next step. Running sequences on neither list wait for their last commit."""
+        self._decodes: Decodes | None = None
+        """`_decoding` as arrays; None when the list has changed."""
+        self._in_flight: deque[int] = deque()
+        self._launched = 0
+        self._committed = 0
+        self._outbox: list[Delta] = []
+        self._arrivals = self._preemptions = self._cached_tokens = self._prompt_tokens = 0
+
+    # Requests come and go
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises InvalidRequest, ContextOverflow, NeverFits or Overloaded, and has no effect then."""
+        if request.id in self._requests:
+            raise InvalidRequest(f"request id {request.id!r} is in use: choose another", "request_id")
+        admit(request, self.config)
+        if len(self._waiting) >= self.config.max_waiting:
+            raise Overloaded(f"{len(self._waiting)} requests are waiting and max_waiting is {self.config.max_waiting}")
+        self._arrivals += 1
+        seq = Sequence.of(request, self._arrivals)
+        self._requests[request.id] = seq
+        self._waiting.push(seq)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now; its blocks are free for the next step, and tokens under way are dropped. One delta with reason
+        `abort` follows from the next commit or drain. False: no such request."""
+        seq = self._requests.get(request_id)
+        if seq is None:
+            return False
+        self._end(seq)
+        self._outbox.append(Delta(request_id, finish_reason="abort", cached_tokens=max(seq.cached, 0)))
+        return True
+
+    def finish(self, request_id: str) -> bool:
+        """As `abort`, for a request whose end the caller has seen (a stop string): no delta follows."""
+        seq = self._requests.get(request_id)
+        if seq is None:
+            return False
+        self._end(seq)
+        return True
+
+    def drain(self) -> list[Delta]:
+        """Deltas that came about outside of a commit (aborts), where no commit may follow."""
+        deltas, self._outbox = self._outbox, []
+        return deltas
+
+    def has_work(self) -> bool:
+        """Something waits, runs or is under way."""
+        return bool(self._requests or self._in_flight)
+
+    # A step
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """Decide the next step; `now` in monotonic seconds. None: nothing can be computed before another commit or request.
+
+        The plan's arrays are read-only and stay valid until it is committed.
+        """
+        step = self._launched + 1
+        decodes = self._grow()
+        chunks: list[Chunk] = []
+        extras = Extras()
+        budget = self.config.max_num_batched_tokens - len(decodes)
+        for seq in sorted(self._prefilling, key=_rank) if self._prefilling else ():
+            if budget:
+                budget -= self._chunk(seq, step, budget, chunks, extras)
+        while budget and self._slots.free and (entered := self._admit(step, now, extras)) is not None:
+            budget -= self._chunk(entered, step, budget, chunks, extras)
+        if not chunks and not len(decodes):
+            return None
+        plan = build(step, decodes, chunks, extras, self._slots, self._cache.table, self.config.block_size)
+        self._advance(decodes, chunks)
+        self._launched = step
+        self._in_flight.append(step)
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]:
+        """Take in what a plan has brought; plans are committed in the order in which they were scheduled.
+
+        Returns a delta for each sequence that got a token or ended, earlier aborts first.
+        """
+        self._retire(plan)
+        launched: Launched = plan.tag
+        deltas = self.drain()
+        tokens: list[int] = result.tokens.tolist()
+        decodes = launched.decodes
+        for row, seq in enumerate(decodes.seqs):
+            if seq.epoch == decodes.epochs[row]:
+                deltas.append(self._accept(seq, row, tokens[row], result))
+        for at in np.flatnonzero(launched.offsets == self.config.block_size - 1).tolist():
+            seq = decodes.seqs[at]
+            if seq.slot >= 0 and seq.epoch == decodes.epochs[at]:
+                self._cache.settle(seq, self._committed)
+        for chunk in launched.chunks:
+            if chunk.seq.epoch == chunk.epoch:
+                deltas.extend(self._commit_chunk(chunk, tokens, result))
+        return deltas
+
+    def fail(self, plan: StepPlan, message: str) -> list[Delta]:
+        """The device failed on a plan, in place of its commit: its sequences end with reason `error`.
+
+        What it or a later plan was to store in the cache is dropped, and all other running sequences are computed anew;
+        later plans under way bring nothing any more but must still be committed or failed.
+        """
+        self._retire(plan)
+        launched: Launched = plan.tag
+        deltas = self.drain()
+        taking_part = [*zip(launched.decodes.seqs, launched.decodes.epochs, strict=True)]
+        taking_part += [(chunk.seq, chunk.epoch) for chunk in launched.chunks]
+        for seq, epoch in taking_part:
+            if seq.epoch == epoch:
+                self._end(seq, keep=False)
+                cached = max(seq.cached, 0)
+                deltas.append(Delta(seq.id, finish_reason="error", error=message, cached_tokens=cached))
+        for seq in list(self._running.values()):
+            self._leave(seq, keep=False)
+            self._waiting.push(seq)
+        for seq in self._waiting:
+            seq.epoch += 1
+            seq.hold = -1
+            seq.scored = len(seq.prompt_logprobs) - 1 if seq.prompt_logprobs is not None else 0
+        self._cache.tree.drop(plan.step)
+        return deltas
+
+    # Watching
+
+    def stats(self) -> SchedulerStats:
+        cache, tree = self._cache, self._cache.tree
+        held = cache.pool.total - cache.available
+        private = sum(
+            int(self._slots.computed[seq.slot]) - seq.shared * cache.block_size for seq in self._running.values()
+        )
+        return SchedulerStats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            blocks_free=len(cache.pool),
+            blocks_cached=tree.evictable,
+            blocks_held=held,
+            kv_tokens=(tree.size - tree.evictable) * cache.block_size + private,
+            preemptions=self._preemptions,
+            cached_tokens=self._cached_tokens,
+            prompt_tokens=self._prompt_tokens,
+        )
+
+    def reset_cache(self) -> None:
+        """Forget every cached prefix; what running sequences use is freed when they end."""
+        self._cache.tree.reset()
+
+    def check(self) -> None:
+        """Assert every invariant. Slow: for tests."""
+        check(self._cache, self._slots, list(self._running.values()))
+        assert len(self._requests) == len(self._running) + len(self._waiting)
+
+    # Parts of schedule
+
+    def _grow(self) -> Decodes:
+        """Give every decode that starts a block one, preempting where there is none. Returns those that go on."""
+        decodes = self._decodes
+        if decodes is None:
+            decodes = self._decodes = Decodes(list(self._decoding), self._slots)
+        starts = decodes.positions % self.config.block_size == 0
+        if not starts.any():
+            return decodes
+        for at in np.flatnonzero(starts).tolist():
+            seq = decodes.seqs[at]
+            while seq.slot >= 0 and not self._cache.grow(seq):
+                self._preempt(max(self._running.values(), key=_rank))
+        if self._decodes is None:
+            self._decodes = Decodes(list(self._decoding), self._slots)
+        return self._decodes
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Back to the queue. What it has computed stays in the tree while there is room, and is computed anew otherwise."""
+        self._leave(seq)
+        seq.hold = self._launched
+        self._waiting.push(seq)
+        self._preemptions += 1
+
+    def _admit(self, step: int, now: float, extras: Extras) -> Sequence | None:
+        """Let the next waiting sequence in, if its known tokens fit. One block a running sequence is left for them to grow."""
+        seq = self._waiting.pick(self._committed, lambda seq: self._estimate(seq, step))
+        if seq is None:
+            return None
+        attached = self._cache.attach(seq, self._slots.free[-1], step, reserve=len(self._running))
+        if attached is None:
+            return None
+        self._waiting.remove(seq)
+        self._slots.enter(seq, attached.cached)
+        self._running[seq.id] = seq
+        self._prefilling.append(seq)
+        if attached.copy is not None:
+            extras.copies.append(attached.copy)
+        if seq.penalised and attached.cached:
+            extras.history.append((seq.slot, 0, seq.array(0, attached.cached)))
+        if seq.cached < 0:
+            seq.cached, seq.first_scheduled = attached.cached, now
+            self._cached_tokens += attached.cached
+            self._prompt_tokens += seq.prompt_len
+        return seq
+
+    def _estimate(self, seq: Sequence, step: int) -> int:
+        if seq.estimated_at != step:
+            seq.estimate, seq.estimated_at = self._cache.estimate(seq), step
+        return seq.estimate
+
+    def _chunk(self, seq: Sequence, step: int, budget: int, chunks: list[Chunk], extras: Extras) -> int:
+        """Compute as many known tokens of a sequence as the budget allows. Returns how many."""
+        before = int(self._slots.computed[seq.slot])
+        start = self._cache.adopt(seq, before)
+        if seq.penalised and start > before:
+            extras.history.append((seq.slot, before, seq.array(before, start)))
+        known = len(seq.tokens)
+        end = min(known, start + budget)
+        score_from = max(start, seq.scored)
+        score_to = max(score_from, min(end, seq.to_score))
+        if score_to > score_from:
+            seq.scored = score_to
+        samples = end == known < seq.end
+        chunks.append(Chunk(seq, seq.epoch, start, end, score_from, score_to, samples))
+        self._slots.computed[seq.slot] = end
+        self._cache.publish(seq, end, step)
+        return end - start
+
+    def _advance(self, decodes: Decodes, chunks: list[Chunk]) -> None:
+        """Move sequences between the lists, as if the plan had been executed."""
+        if len(decodes):
+            self._slots.computed[decodes.index] = decodes.positions
+            ended = decodes.positions > decodes.last
+            if ended.any():
+                gone = {id(decodes.seqs[at]) for at in np.flatnonzero(ended).tolist()}
+                self._decoding = [seq for seq in self._decoding if id(seq) not in gone]
+                self._decodes = None
+        for chunk in chunks:
+            if chunk.end == len(chunk.seq.tokens):
+                self._prefilling.remove(chunk.seq)
+                if chunk.end < chunk.seq.end - 1:
+                    self._decoding.append(chunk.seq)
+                    self._decodes = None
+
+    # Parts of commit
+
+    def _retire(self, plan: StepPlan) -> None:
+        assert self._in_flight, "no plan is under way"
+        assert self._in_flight[0] == plan.step, "plans are committed in order"
+        self._in_flight.popleft()
+        self._committed = plan.step
+
+    def _accept(self, seq: Sequence, row: int, token: int, result: StepResult) -> Delta:
+        """Append a sampled token, and end the sequence where it is the last."""
+        tokens = seq.tokens
+        seq.filled = len(tokens)
+        tokens.append(token)
+        delta = Delta(seq.request.id, [token], cached_tokens=seq.cached)
+        params = seq.request.params
+        if params.logprobs is not None:
+            delta.logprobs = [token_logprobs(result, row, token, params.logprobs)]
+        if token in seq.stops and len(tokens) - seq.prompt_len > params.min_tokens:
+            delta.finish_reason, delta.stop_token = "stop", token
+            self._end(seq)
+        elif len(tokens) == seq.end:
+            delta.finish_reason = "length"
+            self._end(seq)
+        return delta
+
+    def _commit_chunk(self, chunk: Chunk, tokens: list[int], result: StepResult) -> list[Delta]:
+        seq = chunk.seq
+        seq.filled = chunk.end
+        row = chunk.row
+        for position in range(chunk.score_from, chunk.score_to):
+            assert seq.prompt_logprobs is not None
+            count = seq.params.prompt_logprobs or 0
+            seq.prompt_logprobs.append(token_logprobs(result, row, seq.tokens[position + 1], count))
+            row += 1
+        if chunk.samples:
+            delta = self._accept(seq, row, tokens[row], result)
+        elif chunk.end == seq.end:
+            delta = Delta(seq.id, finish_reason="length", cached_tokens=seq.cached)
+            self._end(seq)
+        else:
+            delta = None
+        if seq.slot >= 0:
+            self._cache.settle(seq, self._committed)
+        if delta is None:
+            return []
+        if chunk.end == seq.prompt_len:
+            delta.first_scheduled = seq.first_scheduled
+            delta.prompt_logprobs = seq.prompt_logprobs
+        return [delta]
+
+    def _end(self, seq: Sequence, keep: bool = True) -> None:
+        """Forget a sequence; results under way for it are void."""
+        if seq.slot >= 0:
+            self._leave(seq, keep)
+        else:
+            self._waiting.remove(seq)
+        del self._requests[seq.id]
+        seq.epoch += 1
+
+    def _leave(self, seq: Sequence, keep: bool = True) -> None:
+        """Take slot and blocks."""
+        slot = seq.slot
+        self._cache.release(seq, self._committed, self._launched, keep)
+        self._slots.leave(slot)
+        del self._running[seq.id]
+        if seq in self._decoding:
+            self._decoding.remove(seq)
+            self._decodes = None
+        elif seq in self._prefilling:
+            self._prefilling.remove(seq)
+
+
+def _rank(seq: Sequence) -> tuple[float, int]:
+    return seq.rank

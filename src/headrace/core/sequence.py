@@ -1,0 +1,115 @@
+"""One request on its way through the core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.core.radix import Key, Namespace, Node
+from headrace.types import Request, SamplingParams, TokenLogprobs
+
+__all__ = ["AGEING", "Sequence"]
+
+AGEING = 10.0
+"""Seconds of waiting that make up for one level of priority. Since all age alike, the order of any two never changes."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Waiting (slot -1), running (a slot, blocks and a place in the tree), or ended.
+
+    Its row of the block table holds `blocks` blocks: the first `shared` belong to the tree, on the path to `node`, the rest
+    to this sequence alone. It only ever writes to the latter.
+    """
+
+    request: Request
+    order: int
+    """Number of arrival: breaks ties."""
+    tokens: list[int]
+    """Prompt and committed output."""
+    prompt_len: int
+    end: int
+    """Tokens at which max_tokens is reached."""
+    stops: frozenset[int]
+    rank: tuple[float, int]
+    """Lower runs first and is preempted last."""
+    namespace: Namespace
+    special: bool
+    """A row of this sequence needs bias, bans or a mask."""
+    penalised: bool
+    keys: list[Key] = field(default_factory=list)
+    """Tokens of each full block, made when first needed."""
+
+    slot: int = -1
+    node: Node | None = None
+    shared: int = 0
+    blocks: int = 0
+    filled: int = 0
+    """Positions whose keys and values committed steps have stored."""
+    epoch: int = 0
+    """Rises when results under way become void."""
+    hold: int = -1
+    """After a preemption: the step that must be committed before the sequence may run again."""
+
+    cached: int = -1
+    """Prompt tokens found in the cache when first scheduled; -1 before that."""
+    first_scheduled: float = 0.0
+    scored: int = 0
+    """Prompt positions whose logprobs were asked of the device."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    passed: int = 0
+    """Times that another was taken from the queue's front before this one."""
+    estimate: int = 0
+    estimated_at: int = -1
+    """Cached blocks as seen when this step was scheduled, for the queue's order."""
+
+    @staticmethod
+    def of(request: Request, order: int) -> Sequence:
+        params = request.params
+        stops = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else request.eos_token_ids)
+        length = len(request.prompt)
+        return Sequence(
+            request=request,
+            order=order,
+            tokens=list(request.prompt),
+            prompt_len=length,
+            end=length + params.max_tokens,
+            stops=stops,
+            rank=(request.arrival + AGEING * request.priority, order),
+            namespace=Namespace(request.adapter, request.salt),
+            special=bool(params.logit_bias or params.allowed_token_ids is not None or (params.min_tokens and stops)),
+            penalised=params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0,
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+        )
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def to_score(self) -> int:
+        """Prompt positions whose logits are needed for prompt logprobs: all but the last."""
+        return 0 if self.prompt_logprobs is None else self.prompt_len - 1
+
+    @property
+    def reusable(self) -> int:
+        """Tokens that may come from the cache: one must be computed, and all those whose logits are still needed."""
+        if self.scored < self.to_score:
+            return self.scored
+        return len(self.tokens) - 1
+
+    def block_keys(self, block_size: int) -> list[Key]:
+        keys, tokens = self.keys, self.tokens
+        for at in range(len(keys) * block_size, len(tokens) - block_size + 1, block_size):
+            keys.append(tuple(tokens[at : at + block_size]))
+        return keys
+
+    def array(self, start: int, stop: int) -> npt.NDArray[np.int32]:
+        """Known tokens as the device takes them."""
+        return np.array(self.tokens[start:stop], np.int32)
