@@ -87,7 +87,7 @@ class BaseClient:
         self._check_ready()
         validate(request, self.engine_info)
         if request.id in self._streams:
-            raise InvalidRequest(f"a request with id {request.id!r} is still running", "id", "invalid_value")
+            raise InvalidRequest(f"a request with id {request.id!r} is still running", "request_id", "invalid_value")
         stream = _Stream(request, self._tokenizer, time.monotonic())
         self._open(stream)
         try:
@@ -131,8 +131,8 @@ class BaseClient:
         children = [(stream.child(i), (seed + i) % 2**64) for i in range(params.n)]
         for index, (child, _) in enumerate(children):
             self._children[child] = (stream, index)
-        # Prompt logprobs come with the first generated token, also where none is wanted. Stops are found on this side.
-        alone = replace(params, n=1, stop=(), max_tokens=max(1, params.max_tokens))
+        # Stop strings are found on this side.
+        alone = replace(params, n=1, stop=())
         core = Request(
             id=request.id,
             prompt=request.prompt,

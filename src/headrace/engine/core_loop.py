@@ -48,6 +48,8 @@ class StepScheduler(Protocol):
 
     def fail(self, plan: StepPlan, message: str) -> list[Delta]: ...
 
+    def drain(self) -> list[Delta]: ...
+
     def has_work(self) -> bool: ...
 
     def stats(self) -> SchedulerStats: ...
@@ -90,6 +92,8 @@ class EngineCore:
         """Their blocks are free from the next step on. Unknown ids are ignored."""
         for request_id in ids:
             self._scheduler.abort(request_id)
+        # Who aborts knows; nobody waits for these deltas.
+        self._scheduler.drain()
 
     def finish(self, request_id: str) -> None:
         """A stop string was found."""

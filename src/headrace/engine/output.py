@@ -58,7 +58,7 @@ class Choice:
         out = Output(self._index, logprobs=None if self._params.logprobs is None else [])
         if not self._started and delta.finish_reason != "error":
             self._start(out, delta)
-        tokens = delta.token_ids if self._params.max_tokens else []
+        tokens = delta.token_ids
         for at, token in enumerate(tokens):
             self.generated += 1
             out.token_ids.append(token)
@@ -66,9 +66,8 @@ class Choice:
                 out.logprobs.append(self._entry(delta.logprobs[at], self._params.logprobs))
             if self._push_text(out, self._text(token, token == delta.stop_token and at + 1 == len(tokens))):
                 return out
-        reason: FinishReason | None = delta.finish_reason
-        if reason is not None or not self._params.max_tokens:
-            self._end(out, reason if reason in ("error", "abort") or self._params.max_tokens else "length")
+        if delta.finish_reason is not None:
+            self._end(out, delta.finish_reason)
             out.error = delta.error
             if out.finish_reason == "stop" and out.stop_reason is None:
                 out.stop_reason = delta.stop_token
@@ -82,7 +81,7 @@ class Choice:
 
     def echo_only(self) -> Output:
         """The whole of a choice that generates nothing."""
-        return self.push(Delta(""))
+        return self.push(Delta("", finish_reason="length"))
 
     def _start(self, out: Output, delta: Delta) -> None:
         self._started = True
@@ -122,7 +121,7 @@ class Choice:
         out.finish_reason, out.stop_reason = "stop", match.stop
         self.finished = True
 
-    def _end(self, out: Output, reason: FinishReason | None) -> None:
+    def _end(self, out: Output, reason: FinishReason) -> None:
         """What was held comes out now, once. It may still complete a stop."""
         self.finished = True
         rest = self._stream.flush()

@@ -1,0 +1,160 @@
+"""From a configuration to an engine that is ready: checkpoint, device, choices, weights, cache, first step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headrace.config import Config, Resolved, resolve
+from headrace.core import CoreConfig, Scheduler
+from headrace.engine.core_loop import EngineCore
+from headrace.engine.loading import Checkpoint, open_checkpoint
+from headrace.engine.protocol import EngineInfo
+from headrace.engine.runner import Runner, RunnerConfig
+from headrace.kernels.ops import Ops
+from headrace.kernels.registry import bind, pack
+from headrace.models.decoder import DecoderWeights
+from headrace.platforms.interface import Device
+from headrace.plugins import discover
+
+__all__ = ["Engine", "Progress", "build_engine"]
+
+_log = logging.getLogger(__name__)
+
+Progress = Callable[[str, float], None]
+"""(stage, done from 0 to 1)."""
+
+
+@dataclass(slots=True)
+class Engine:
+    core: EngineCore
+    info: EngineInfo
+    device: Device
+
+    def close(self) -> None:
+        self.device.close()
+
+
+def build_engine(config: Config, progress: Progress) -> Engine:
+    """Load everything. `config.model.model` is a path or a name of the catalogue.
+
+    How a device learns the arithmetic: `Platform.open` gets the user's own wishes, `threads` and `dtype`, where there are any
+    (so a platform that knows no threads says so to those who ask for them). Without a wish the device follows
+    `weight.scheme`, as `resolve` does; the KV dtype stands in the layout that `alloc_kv` is given.
+
+    Raises what the parts raise: ModelNotFound, CheckpointError, UnsupportedModel, ConfigError, PluginError, PlatformError.
+    """
+    progress("checkpoint", 0.0)
+    checkpoint = open_checkpoint(config.model.model)
+    platform, why = discover().select_platform(config.device.platform)
+    _log.info("platform %s", why)
+    device = platform.open(config.device.index, _wishes(config))
+    try:
+        return _build(config, checkpoint, platform.name, device, progress)
+    except BaseException:
+        device.close()
+        raise
+
+
+def _wishes(config: Config) -> dict[str, Any]:
+    wishes: dict[str, Any] = {}
+    if config.device.threads is not None:
+        wishes["threads"] = config.device.threads
+    if config.model.dtype != "auto":
+        wishes["dtype"] = config.model.dtype
+    return wishes
+
+
+def _build(config: Config, checkpoint: Checkpoint, platform: str, device: Device, progress: Progress) -> Engine:
+    capabilities = device.capabilities()
+    facts = checkpoint.facts()
+    free = max(0, device.memory()[0] - checkpoint.total_bytes)
+    resolved, reasons = resolve(config, capabilities, facts, free)
+    for reason in reasons:
+        _log.info("%s", reason)
+    ops = bind(device)
+    model = checkpoint.build(
+        ops,
+        resolved.max_model_len,
+        lambda done, total: progress("weights", done / max(1, total)),
+        move=None if capabilities.host_memory else _mover(device),
+    )
+    pack_weights(ops, model.weights, lambda done: progress("packing", done))
+    progress("cache", 0.0)
+    runner = Runner(device, model, ops, _runner_config(resolved, facts.vocab_size))
+    progress("first step", 0.0)
+    runner.warm_up()
+    core = EngineCore(
+        Scheduler(_core_config(config, resolved, facts.vocab_size)),
+        runner,
+        resolved.max_num_seqs,
+        resolved.kv_layout.block_size,
+    )
+    return Engine(core, _info(checkpoint, platform, resolved, facts.vocab_size, tuple(reasons)), device)
+
+
+def pack_weights(ops: Ops, weights: DecoderWeights, progress: Callable[[float], None]) -> None:
+    """Let each operator lay out the weights that it will be called with, once each."""
+    uses = [("embedding", weights.embedding), ("logits", weights.head)]
+    for layer in weights.layers:
+        uses += [("linear", w) for w in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    for at, (name, weight) in enumerate(uses):
+        progress(at / len(uses))
+        pack(ops, name, weight)
+
+
+def _mover(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Tensors of every dtype cross as bytes, since numpy does not know bfloat16 or float8."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        flat = tensor.contiguous().reshape(-1)
+        moved: torch.Tensor = device.put(flat.view(torch.uint8).numpy())
+        return moved.view(tensor.dtype).reshape(tensor.shape)
+
+    return move
+
+
+def _runner_config(resolved: Resolved, vocab_size: int) -> RunnerConfig:
+    return RunnerConfig(
+        resolved.kv_layout,
+        resolved.num_blocks,
+        resolved.max_num_seqs,
+        resolved.max_num_batched_tokens,
+        resolved.max_model_len,
+        vocab_size,
+    )
+
+
+def _core_config(config: Config, resolved: Resolved, vocab_size: int) -> CoreConfig:
+    return CoreConfig(
+        num_blocks=resolved.num_blocks,
+        block_size=resolved.kv_layout.block_size,
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_model_len=resolved.max_model_len,
+        vocab_size=vocab_size,
+        prefix_caching=resolved.prefix_caching,
+        max_waiting=config.scheduler.max_waiting,
+    )
+
+
+def _info(
+    checkpoint: Checkpoint, platform: str, resolved: Resolved, vocab_size: int, reasons: tuple[str, ...]
+) -> EngineInfo:
+    return EngineInfo(
+        path=str(checkpoint.path),
+        max_model_len=resolved.max_model_len,
+        vocab_size=vocab_size,
+        eos_token_ids=checkpoint.eos_token_ids,
+        platform=platform,
+        dtype=resolved.dtype,
+        kv_dtype=resolved.kv_layout.dtype,
+        block_size=resolved.kv_layout.block_size,
+        num_blocks=resolved.num_blocks,
+        max_num_seqs=resolved.max_num_seqs,
+        reasons=reasons,
+    )

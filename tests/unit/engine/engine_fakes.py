@@ -1,0 +1,131 @@
+"""A tokenizer of bytes, and a runner that computes tokens with numpy: an engine without torch and without a model."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headrace.engine.api import GenerateRequest
+from headrace.engine.protocol import EngineInfo
+from headrace.types import NO_TOKEN, Delta, SamplingParams, StepPlan, StepResult, TokenLogprobs
+
+BOS, EOS = 256, 257
+VOCAB = 300
+
+
+class ByteStream:
+    def __init__(self, skip: bool) -> None:
+        self._skip = skip
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        if token_id < 256:
+            return self._decoder.decode(bytes([token_id]))
+        return "" if self._skip else f"<{token_id}>"
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class ByteTokenizer:
+    """Token ids are bytes; those from 256 on are special."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else f"<{token_id}>".encode()
+
+    def stream(self, skip_special_tokens: bool) -> ByteStream:
+        return ByteStream(skip_special_tokens)
+
+
+INFO = EngineInfo("/nowhere", 128, VOCAB, (EOS,), "fake", "float32", "float32", 4, 64, 8)
+
+
+def make_request(text: str | tuple[int, ...] = "ab", id: str = "r", echo: bool = False, **params: Any) -> GenerateRequest:
+    prompt = tuple(text.encode()) if isinstance(text, str) else text
+    return GenerateRequest(id, prompt, SamplingParams(**{"max_tokens": 16, **params}), echo=echo)
+
+
+def scored(token: int, k: int = 2) -> TokenLogprobs:
+    return TokenLogprobs(token, -token / 100, 1 + token % 3, tuple((token + i, -float(i)) for i in range(k)))
+
+
+def delta(text: str | bytes | list[int] = "", logprobs: bool = False, **fields: Any) -> Delta:
+    ids = text if isinstance(text, list) else list(text.encode() if isinstance(text, str) else text)
+    return Delta("r#0", ids, [scored(i) for i in ids] if logprobs else None, **fields)
+
+
+def next_token(previous: int, position: int, seed: int, vocab: int = 256) -> int:
+    """What the fake model says after `previous`, for the token at `position`."""
+    return (previous * 7 + position * 13 + seed % 101 + 5) % vocab
+
+
+@dataclass
+class FakeRunner:
+    """Executes plans on a numpy history, as a device would: in order, and only when asked for the result."""
+
+    slots: int = 8
+    length: int = 129
+    delay: float = 0.0
+    """Seconds that a step takes."""
+    vocab: int = 256
+    fail: Callable[[StepPlan], Exception | None] = lambda plan: None
+    steps: int = 0
+    history: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.history = np.zeros((self.slots, self.length), np.int32)
+
+    def launch(self, plan: StepPlan) -> FakeLaunched:
+        self.steps += 1
+        return FakeLaunched(self, plan, time.monotonic() + self.delay)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        error = self.fail(plan)
+        if error is not None:
+            raise error
+        self.history[plan.history_slots, plan.history_positions] = plan.history_tokens
+        seq = np.arange(plan.num_seqs).repeat(np.diff(plan.query_start))
+        known = self.history[plan.slots[seq], plan.positions]
+        ids = np.where(plan.token_ids == NO_TOKEN, known, plan.token_ids)
+        self.history[plan.slots[seq], plan.positions] = ids
+        tokens, scores = np.full(plan.num_rows, NO_TOKEN, np.int32), np.zeros(plan.num_rows, np.float32)
+        for row in range(plan.num_rows):
+            at = plan.rows[row]
+            target = plan.row_target[row]
+            token = int(target)
+            if target == NO_TOKEN:
+                seed = int(plan.sampling.seed[row])
+                token = next_token(int(ids[at]), int(plan.positions[at]) + 1, seed, self.vocab)
+                tokens[row] = token
+                self.history[plan.slots[plan.row_seq[row]], plan.positions[at] + 1] = token
+            scores[row] = -(token + int(plan.positions[at])) / 10
+        if plan.sampling.num_logprobs < 0:
+            return StepResult(tokens)
+        k = plan.sampling.num_logprobs
+        top = np.arange(k, dtype=np.int32)[None].repeat(plan.num_rows, 0)
+        return StepResult(tokens, scores, np.ones(plan.num_rows, np.int32), top, -top.astype(np.float32))
+
+
+@dataclass
+class FakeLaunched:
+    runner: FakeRunner
+    plan: StepPlan
+    ready: float
+
+    def done(self) -> bool:
+        return time.monotonic() >= self.ready
+
+    def result(self) -> StepResult:
+        time.sleep(max(0.0, self.ready - time.monotonic()))
+        return self.runner.run(self.plan)
