@@ -14,19 +14,20 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import uvicorn
 
-from headrace.config import Config
+from headrace.config import Config, read_environment
 from headrace.engine.api import EngineClient
 from headrace.errors import ConfigError
 from headrace.server.app import create_app_for
 from headrace.server.context import Context, TextTokenizer, make_context
 from headrace.server.errors import ShuttingDown
 from headrace.server.first_prompt import ask
+from headrace.server.loading import loading_bar
 
 __all__ = ["run", "serve"]
 
@@ -36,22 +37,27 @@ _GOODBYE = 2.0
 _KEEP_ALIVE = 75
 """Seconds; longer than the pools of common clients keep a connection, so that they never reuse one that we just closed."""
 
-T = TypeVar("T")
-
 
 def run(config: Config, model_path: Path, first_prompt: str | None = None) -> int:
     """Serve until a signal comes; returns the exit code. Raises what the engine raises while it loads, and ConfigError."""
-    # Here, since the command line imports this module to show its options, and the client brings the engine with it.
-    from headrace.engine.client import ProcessClient
+    # Here, so that the application alone can be had without the engine.
+    from headrace.engine.remote import ProcessClient
     from headrace.engine.tokenizer import load_tokenizer
 
-    listener = _bind(config.server.host, config.server.port)
+    config = _with_path(config, model_path)
+    with contextlib.closing(_bind(config.server.host, config.server.port)) as listener, loading_bar() as progress:
+        tokenizer = load_tokenizer(model_path, config.model.chat_template)
+        client = ProcessClient(config, tokenizer, progress)
+        return _run_loop(serve(config, client, tokenizer, listener, first_prompt))
 
-    def load() -> TextTokenizer:
-        return load_tokenizer(model_path, config.model.chat_template)
 
-    with contextlib.closing(listener):
-        return _run_loop(serve(config, ProcessClient(config, model_path), load, listener, first_prompt))
+def _with_path(config: Config, model_path: Path) -> Config:
+    """The engine is given the path; clients see the name that the user gave."""
+    name = config.server.served_model_name or Path(config.model.model).name
+    key = config.server.api_key or read_environment().api_key
+    server = config.server.model_copy(update={"served_model_name": name, "api_key": key})
+    model = config.model.model_copy(update={"model": str(model_path)})
+    return config.model_copy(update={"server": server, "model": model})
 
 
 def _run_loop(main: Coroutine[Any, Any, int]) -> int:
@@ -112,20 +118,16 @@ class _Server(uvicorn.Server):
 async def serve(
     config: Config,
     client: EngineClient,
-    load: Callable[[], TextTokenizer],
+    tokenizer: TextTokenizer,
     listener: socket.socket,
     first_prompt: str | None = None,
 ) -> int:
-    """Everything from the engine's start to its end, on a bound socket. Returns the exit code.
-
-    `load` runs in a thread while the engine starts.
-    """
+    """Everything from the engine's start to its end, on a bound socket. Returns the exit code."""
     began = time.monotonic()
     stop = _Stop()
     with _signals(stop):
         try:
-            tokenizer = await _unless(stop.drain, _start(client, load))
-            if tokenizer is not None:
+            if await _unless(stop.drain, client.start()):
                 context = make_context(client, tokenizer, config)
                 await _serve_until(stop, context, config, listener, began, first_prompt)
         finally:
@@ -133,26 +135,17 @@ async def serve(
     return 0
 
 
-async def _start(client: EngineClient, load: Callable[[], TextTokenizer]) -> TextTokenizer:
-    loading = asyncio.create_task(asyncio.to_thread(load))
-    try:
-        await client.start()
-    finally:
-        # A thread cannot be stopped, and its error matters only where the engine had none.
-        await asyncio.wait({loading})
-    return loading.result()
-
-
-async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The work's result; None where the event comes first, which cancels it. Raises what the work raises."""
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work; False where the event comes first, which cancels it. Raises what the work raises."""
     task, waiter = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
     waiter.cancel()
     if task.done():
-        return task.result()
+        task.result()
+        return True
     task.cancel()
     await asyncio.wait({task})
-    return None
+    return False
 
 
 async def _serve_until(

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace import __version__
-from headrace.errors import EngineDead, InvalidRequest
+from headrace.errors import EngineDead, HeadraceError, InvalidRequest
 from headrace.server.chat import render_chat
 from headrace.server.context import Context
 from headrace.server.decode import decode_body, read_body
@@ -77,7 +77,7 @@ async def health(context: Context, request: Request) -> Response:
 async def metrics(context: Context, request: Request) -> Response:
     try:
         context.metrics.stats = await asyncio.wait_for(context.client.stats(), _HEALTH_TIMEOUT)
-    except (EngineDead, asyncio.TimeoutError):
+    except (HeadraceError, asyncio.TimeoutError):
         context.metrics.stats = None
     return Response(context.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 

@@ -15,6 +15,6 @@ if __name__ == "__main__":
     options = json.loads(sys.argv[1])
     config = Config.model_validate({"server": {"port": 0, **options.get("server", {})}})
     engine = FakeClient(**options.get("engine", {}))
-    code = asyncio.run(serve(config, engine, ByteTokenizer, _bind("127.0.0.1", 0), options.get("first_prompt")))
+    code = asyncio.run(serve(config, engine, ByteTokenizer(), _bind("127.0.0.1", 0), options.get("first_prompt")))
     print(f"stopped {engine.stopped}", flush=True)
     sys.exit(code)
