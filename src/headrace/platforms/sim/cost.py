@@ -1,0 +1,57 @@
+"""How long work takes: a roofline of memory traffic and arithmetic, on a clock that may be virtual."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+__all__ = ["Clock", "Machine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The device that is simulated."""
+
+    bandwidth: float = 2.0e12
+    """Bytes a second."""
+    flops: float = 4.0e14
+    """Operations a second; a multiply-add counts as two."""
+    launch_seconds: float = 2.0e-6
+    """Added for each operator."""
+    step_seconds: float = 5.0e-5
+    """Added for each step."""
+    memory_bytes: int = 80 << 30
+
+    def seconds(self, traffic: float, operations: float) -> float:
+        """Of one operator: whichever of the two takes longer, and the launch."""
+        return max(traffic / self.bandwidth, operations / self.flops) + self.launch_seconds
+
+
+class Clock:
+    """When the device is done with what was launched, in seconds since it was opened.
+
+    Virtual: time passes by work alone. Real: work starts when it is launched or when earlier work ends, whichever is later.
+    """
+
+    def __init__(self, realtime: bool) -> None:
+        self._origin = time.monotonic() if realtime else None
+        self.free_at = 0.0
+        self.busy = 0.0
+        """Seconds of work in all."""
+        self.steps = 0
+
+    def spend(self, seconds: float) -> float:
+        """Launch work of this length; returns when it ends."""
+        start = self.free_at if self._origin is None else max(self.free_at, time.monotonic() - self._origin)
+        self.free_at = start + seconds
+        self.busy += seconds
+        return self.free_at
+
+    def passed(self, moment: float) -> bool:
+        """True where nothing is to be waited for."""
+        return self._origin is None or time.monotonic() - self._origin >= moment
+
+    def wait(self, moment: float) -> None:
+        """Sleep until then; at once on a virtual clock."""
+        if self._origin is not None:
+            time.sleep(max(0.0, moment - (time.monotonic() - self._origin)))

@@ -1,0 +1,155 @@
+"""The simulated device. Tensors are numpy arrays; activations are zeros without memory of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import HeadraceError, OutOfMemory, PlatformError
+from headrace.kernels.spec import OpSpec
+from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
+from headrace.platforms.sim.cost import Clock, Machine
+from headrace.platforms.sim.ops import Operators
+from headrace.types import Bucket, Capabilities, KVLayout
+
+__all__ = ["SimDevice", "SimKV"]
+
+
+@dataclass(frozen=True, slots=True)
+class SimKV:
+    """A cache that holds nothing but its shape."""
+
+    layout: KVLayout
+    num_blocks: int
+
+
+class SimDevice:
+    """`realtime`: results come when a real device of this kind would have them; otherwise at once, and only the clock moves."""
+
+    def __init__(self, machine: Machine, realtime: bool = False) -> None:
+        self._machine = machine
+        self._clock = Clock(realtime)
+        self._operators = Operators(machine)
+        self._used = 0
+        self._closed = False
+        self._capabilities = Capabilities(
+            dtypes=frozenset({"float32", "bfloat16", "float16", "quantized"}),
+            kv_dtypes=frozenset({"float32", "bfloat16", "float16", "int8", "float8_e4m3"}),
+            block_sizes=(16, 32, 64, 128, 256),
+            async_exec=realtime,
+            deterministic=True,
+            attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
+            max_tokens_per_step=1 << 16,
+        )
+
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def memory(self) -> tuple[int, int]:
+        return self._machine.memory_bytes - self._used, self._machine.memory_bytes
+
+    def put(self, array: npt.NDArray[Any]) -> Tensor:
+        self._check_open()
+        return np.array(array, copy=True)
+
+    def get(self, tensor: Tensor) -> Pending:
+        self._check_open()
+        return SimPending(np.array(tensor, copy=True), self._clock)
+
+    def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
+        self._check_open()
+        needed, (free, total) = num_blocks * layout.bytes_per_block, self.memory()
+        if needed > free:
+            raise OutOfMemory(
+                f"sim: a KV cache of {num_blocks} blocks needs {needed} bytes, but {free} of {total} are free: "
+                "lower num_blocks or raise option memory_bytes"
+            )
+        self._used += needed
+        return SimKV(layout, num_blocks)
+
+    def copy_blocks(self, kv: KV, src: Sequence[int], dst: Sequence[int]) -> KV:
+        self._check_open()
+        self._clock.spend(self._machine.seconds(2.0 * len(src) * kv.layout.bytes_per_block, 0.0))
+        return kv
+
+    def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
+        self._check_open()
+        return SimExecutable(self, step_fn)
+
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None:
+        """Every operator has its cost here; an unknown one gets None."""
+        return getattr(self._operators, spec.name, None)
+
+    def communicator(self, group: Sequence[int]) -> Communicator:
+        if len(group) != 1:
+            raise PlatformError(f"sim: no collectives yet, but a group of {len(group)} ranks was asked for")
+        return SimCommunicator()
+
+    def extension(self, name: str) -> object | None:
+        """`clock`: the device's `cost.Clock`."""
+        return self._clock if name == "clock" else None
+
+    def close(self) -> None:
+        self._closed = True
+
+    def run(self, step_fn: StepFn, kv: KV, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """One step: what its operators cost goes on the clock."""
+        self._check_open()
+        try:
+            _, outputs = step_fn(kv, inputs)
+        except HeadraceError:
+            raise
+        except Exception as error:
+            raise PlatformError(f"sim: {type(error).__name__}: {error}") from error
+        self._clock.spend(self._machine.step_seconds + self._operators.meter.take())
+        self._clock.steps += 1
+        return outputs
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PlatformError("sim: the device has been closed")
+
+
+@dataclass(frozen=True, slots=True)
+class SimExecutable:
+    device: SimDevice
+    step_fn: StepFn
+
+    def __call__(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+        return kv, self.device.run(self.step_fn, kv, inputs)
+
+
+class SimPending:
+    """There when the clock says that all launched before it has ended."""
+
+    def __init__(self, array: npt.NDArray[Any], clock: Clock) -> None:
+        self._array = array
+        self._clock = clock
+        self._ready = clock.free_at
+
+    def done(self) -> bool:
+        return self._clock.passed(self._ready)
+
+    def result(self) -> npt.NDArray[Any]:
+        self._clock.wait(self._ready)
+        return self._array
+
+
+class SimCommunicator:
+    """A group of one."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        return x
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        return x
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        return x
