@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.errors import CheckpointError
 from headrace.kernels.weight import Weight
 
-__all__ = ["Reader", "Scheme", "scheme_of"]
+__all__ = ["Reader", "Scheme"]
 
 
 class Reader(Protocol):
@@ -32,11 +31,3 @@ class Scheme(Protocol):
 
     def load(self, module: str, shape: tuple[int, int], reader: Reader) -> Weight:
         """The [N, K] weight of a module, without its bias. Raises CheckpointError for a wrong shape or type."""
-
-
-def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
-    """The scheme that a config.json names, None for plain floats. Raises UnsupportedModel naming what is not built."""
-    found = config.get("quantization_config") or config.get("compression_config")
-    if not found:
-        return None
-    raise UnsupportedModel(f"quant_method {found.get('quant_method')!r} is not supported")

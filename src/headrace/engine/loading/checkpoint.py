@@ -20,7 +20,7 @@ from headrace.models.config import DecoderConfig
 from headrace.models.decoder import Decoder
 from headrace.models.family import Names
 from headrace.models.registry import from_gguf, from_hf
-from headrace.quant.scheme import scheme_of
+from headrace.quant.methods import scheme_of
 
 __all__ = ["Checkpoint", "open_checkpoint"]
 

@@ -1,0 +1,53 @@
+"""The `fp8` method of Hugging Face checkpoints (DeepSeek's and Qwen's own): E4M3 weights with a scale a 128 x 128 tile, or one in all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from headrace.errors import UnsupportedModel
+from headrace.kernels.weight import Weight
+from headrace.quant.checks import expect
+from headrace.quant.containers import fp8_weight
+from headrace.quant.scheme import Reader
+from headrace.quant.tiles import column_groups, expand_tiles
+
+__all__ = ["FP8"]
+
+
+class FP8:
+    """A `Scheme`."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        block = config.get("weight_block_size")
+        inputs = config.get("activation_scheme", "dynamic")
+        if config.get("scale_fmt") not in (None, "float"):
+            raise UnsupportedModel(f"fp8: scale_fmt {config['scale_fmt']!r} is not supported")
+        if block is not None and (inputs != "dynamic" or int(block[1]) != 128):
+            raise UnsupportedModel(
+                f"fp8: tiles of {block} with {inputs} inputs are not supported: columns of 128, dynamic are"
+            )
+        if block is None and inputs != "static":
+            raise UnsupportedModel(
+                f"fp8: {inputs} inputs under one scale a tensor are not supported: a row would depend on its batch"
+            )
+        self._block = None if block is None else (int(block[0]), int(block[1]))
+
+    def covers(self, module: str, reader: Reader) -> bool:
+        return reader.has(f"{module}.weight_scale_inv") or reader.has(f"{module}.weight_scale")
+
+    def load(self, module: str, shape: tuple[int, int], reader: Reader) -> Weight:
+        name = f"{module}.weight"
+        codes = expect(reader, name, reader.get(name), shape, torch.float8_e4m3fn)
+        scale = f"{module}.weight_scale_inv" if reader.has(f"{module}.weight_scale_inv") else f"{module}.weight_scale"
+        scales = expand_tiles(reader, scale, reader.get(scale).float(), shape, self._block or shape)
+        size = self._block[1] if self._block else None
+        weight = fp8_weight(codes, scales, column_groups(shape[1], scales.shape[1], size), name)
+        if self._block is None:
+            weight.activation = "fp8_tensor"
+            weight.tensors["input_scale"] = reader.get(f"{module}.input_scale").float().reshape(1)
+        else:
+            weight.activation = "fp8_group128"
+        return weight

@@ -1,0 +1,75 @@
+"""GPTQ's layout (arXiv:2210.17323, as AutoGPTQ writes it), read whole: any width, group, symmetry and activation order.
+
+`qweight` int32 [K bits / 32, N] holds codes in streams down the columns, `qzeros` int32 [G, N bits / 32] zero points along
+the rows, `scales` float16 [G, N], `g_idx` int32 [K] every input's group. Version 1 stores zero points less one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from headrace.errors import UnsupportedModel
+from headrace.kernels.weight import Weight
+from headrace.quant.bits import unpack_stream
+from headrace.quant.checks import expect
+from headrace.quant.containers import int_weight
+from headrace.quant.scheme import Reader
+
+__all__ = ["GPTQ"]
+
+Tensor = torch.Tensor
+_WIDTHS = (2, 3, 4, 8)
+
+
+class GPTQ:
+    """A `Scheme`. A module's own tensors say how wide its codes are, so mixed widths need no rule."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        layout = config.get("checkpoint_format") or "gptq"
+        if layout not in ("gptq", "gptq_v2"):
+            raise UnsupportedModel(f"gptq: checkpoint_format {layout!r} is not supported: gptq and gptq_v2 are")
+        if config.get("meta", {}) and (config["meta"] or {}).get("adapter"):
+            raise UnsupportedModel("gptq: an adapter inside the checkpoint is not supported")
+        self._offset = 1 if layout == "gptq" else 0
+
+    def covers(self, module: str, reader: Reader) -> bool:
+        return reader.has(f"{module}.qweight")
+
+    def load(self, module: str, shape: tuple[int, int], reader: Reader) -> Weight:
+        rows, columns = shape
+        name = f"{module}.qweight"
+        packed = reader.get(name)
+        bits = packed.shape[0] * 32 // columns
+        if bits not in _WIDTHS:
+            raise reader.error(
+                f"has shape {list(packed.shape)}: no width of 2, 3, 4 or 8 bits gives {columns} inputs", name
+            )
+        expect(reader, name, packed, (columns * bits // 32, rows), torch.int32)
+        scales = reader.get(f"{module}.scales")
+        groups = scales.shape[0] if scales.dim() == 2 else 0
+        expect(reader, f"{module}.scales", scales, (max(groups, 1), rows))
+        stored = reader.get(f"{module}.qzeros")
+        expect(reader, f"{module}.qzeros", stored, (groups, -(-rows * bits // 32)), torch.int32)
+        # Whole words are stored modulo 2^bits, so that the one added back wraps as well.
+        zeros = (unpack_stream(stored, bits, rows) + self._offset) & ((1 << bits) - 1)
+        codes = unpack_stream(packed.T.contiguous(), bits, columns)
+        index = self._group_index(module, columns, groups, reader)
+        return int_weight(codes, bits, scales.T.contiguous(), zeros.T.contiguous(), index, name)
+
+    def _group_index(self, module: str, columns: int, groups: int, reader: Reader) -> Tensor | None:
+        """None where groups are equal runs in order."""
+        name = f"{module}.g_idx"
+        if not reader.has(name):
+            if columns % groups:
+                raise reader.error(f"is missing: {columns} inputs don't divide into {groups} groups", name)
+            return None
+        index = reader.get(name)
+        expect(reader, name, index, (columns,))
+        if int(index.min()) < 0 or int(index.max()) >= groups:
+            raise reader.error(f"names group {int(index.max())} of {groups}", name)
+        if columns % groups == 0 and bool((index == torch.arange(columns) // (columns // groups)).all()):
+            return None
+        return index.int()

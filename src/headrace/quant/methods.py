@@ -1,0 +1,45 @@
+"""`quant_method` names to schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headrace.errors import UnsupportedModel
+from headrace.quant.awq import AWQ
+from headrace.quant.compressed_tensors import CompressedTensors
+from headrace.quant.fp8 import FP8
+from headrace.quant.gptq import GPTQ
+from headrace.quant.scheme import Scheme
+
+__all__ = ["scheme_of"]
+
+
+def _auto_round(config: Mapping[str, Any]) -> Scheme:
+    """auto-round's own name for the layouts that it borrows."""
+    packing = str(config.get("packing_format") or "auto_round:auto_gptq")
+    if packing.endswith("awq"):
+        return AWQ(config)
+    if packing.endswith("gptq"):
+        return GPTQ(config)
+    raise UnsupportedModel(f"auto-round: packing_format {packing!r} is not supported: auto_gptq and auto_awq are")
+
+
+_METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
+    "auto-round": _auto_round,
+    "awq": AWQ,
+    "compressed-tensors": CompressedTensors,
+    "fp8": FP8,
+    "gptq": GPTQ,
+}
+
+
+def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
+    """The scheme that a config.json names, None for plain floats. Raises UnsupportedModel naming what is not built."""
+    found = config.get("quantization_config") or config.get("compression_config")
+    if not found:
+        return None
+    method = found.get("quant_method")
+    if method not in _METHODS:
+        raise UnsupportedModel(f"quant_method {method!r} is not supported: {', '.join(_METHODS)} are")
+    return _METHODS[method](found)
