@@ -1,134 +1,68 @@
-"""Run a decoder without an engine: plain operators on a dictionary of keys and values, one sequence, any chunking."""
+"""Run a decoder without an engine: the reference operators, one sequence, any chunking."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from headrace.kernels.ops import Batch
-from headrace.kernels.weight import Weight
+from headrace.kernels import paged
+from headrace.kernels.ops import Batch, Ops
+from headrace.kernels.registry import bind
+from headrace.kernels.spec import OpSpec
+from headrace.models.decoder import Decoder
+from headrace.types import KVLayout
 
 Tensor = torch.Tensor
+_BLOCK = 8
 
 
-def quantized_input(x: Tensor, weight: Weight) -> Tensor:
-    from headrace.kernels.linear.activation import quantize_activation
+class _NoDevice:
+    """Has no operator of its own: every reference serves."""
 
-    return quantize_activation(x, weight)
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None:
+        return None
 
-
-class NaiveOps:
-    """`Ops` in the fewest words; the cache is a list of (keys, values) a layer, grown by position."""
-
-    def resolve_tokens(self, batch: Batch, history: Tensor) -> Tensor:
-        return batch.token_ids
-
-    def embedding(self, ids: Tensor, table: Weight, scale: float) -> Tensor:
-        return table.dequantize()[ids.long()] * scale
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        return self.rms_norm(x + residual, weight, eps), x + residual
-
-    def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        parts = weight.parts or (weight,)
-        out = torch.cat([quantized_input(x, part) @ part.dequantize().T for part in parts], dim=1)
-        return out if weight.bias is None else out + weight.bias
-
-    def rotary_cache(
-        self,
-        qkv: Tensor,
-        batch: Batch,
-        kv: Any,
-        layer: int,
-        cos_sin: Tensor,
-        num_q_heads: int,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-    ) -> Tensor:
-        head_dim, kv_heads = kv["head_dim"], kv["kv_heads"]
-        heads = qkv.view(len(qkv), -1, head_dim)
-        q, k, v = heads.split([num_q_heads, kv_heads, kv_heads], dim=1)
-        if q_norm is not None and k_norm is not None:
-            q, k = self.rms_norm(q, q_norm, eps), self.rms_norm(k, k_norm, eps)
-        table = cos_sin[batch.positions.long()].unsqueeze(1)
-        old = kv[layer] if layer in kv else (k[:0], v[:0])
-        kv[layer] = (torch.cat([old[0], _rotate(k, table)]), torch.cat([old[1], v]))
-        return _rotate(q, table).reshape(len(qkv), -1)
-
-    def attention(
-        self,
-        q: Tensor,
-        batch: Batch,
-        kv: Any,
-        layer: int,
-        scale: float,
-        window: int | None,
-        soft_cap: float | None,
-        sinks: Tensor | None,
-        alibi: Tensor | None,
-    ) -> Tensor:
-        keys, values = kv[layer]
-        q = q.view(len(q), -1, kv["head_dim"]).transpose(0, 1)
-        group = q.shape[0] // kv["kv_heads"]
-        keys, values = (t.transpose(0, 1).repeat_interleave(group, 0) for t in (keys, values))
-        scores = q @ keys.transpose(1, 2) * scale
-        if soft_cap is not None:
-            scores = soft_cap * torch.tanh(scores / soft_cap)
-        distance = batch.positions.view(-1, 1) - torch.arange(keys.shape[1])
-        seen = (distance >= 0) & (distance < (window or keys.shape[1] + 1))
-        out = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values
-        return out.transpose(0, 1).flatten(1)
-
-    def gated_activation(self, x: Tensor, kind: str) -> Tensor:
-        gate, up = x.chunk(2, dim=1)
-        if kind == "silu":
-            return torch.nn.functional.silu(gate) * up
-        return torch.nn.functional.gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none") * up
-
-    def logits(self, x: Tensor, batch: Batch, head: Weight, soft_cap: float | None) -> Tensor:
-        out = self.linear(x[batch.rows.long()], head)
-        return out if soft_cap is None else soft_cap * torch.tanh(out / soft_cap)
-
-    def sample(self, *args: Any) -> Any:
-        raise NotImplementedError
+    def extension(self, name: str) -> object | None:
+        return None
 
 
-def _rotate(x: Tensor, table: Tensor) -> Tensor:
-    dim = table.shape[-1]
-    cos, sin = table.chunk(2, dim=-1)
-    a, b = x[..., :dim].chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., dim:]], dim=-1)
+def reference_ops() -> Ops:
+    return bind(_NoDevice())
 
 
-def logits_of(decoder: Any, ids: list[int], chunk: int | None = None) -> Tensor:
+def logits_of(decoder: Decoder, ids: list[int], chunk: int | None = None) -> Tensor:
     """float32 [len(ids), vocab]: logits after every token, the prompt fed in chunks."""
-    config = decoder.config
-    kv: dict[Any, Any] = {"head_dim": config.head_dim, "kv_heads": config.num_kv_heads}
+    layout = KVLayout(decoder.config.kv_layers, _BLOCK, "float32")
+    kv = paged.alloc(layout, len(ids) // _BLOCK + 2, torch.device("cpu"))
+    history = torch.zeros(1, len(ids) + 1, dtype=torch.int32)
     step = chunk or len(ids)
-    pieces = [decoder.forward(one_sequence(ids, start, start + step), kv, None) for start in range(0, len(ids), step)]
+    pieces = [
+        decoder.forward(one_sequence(ids, start, start + step), kv, history) for start in range(0, len(ids), step)
+    ]
     return torch.cat(pieces)
 
 
 def one_sequence(ids: list[int], start: int, end: int) -> Batch:
-    """The batch of tokens start to end of one sequence, every row asked for."""
+    """The batch of tokens start to end of one sequence, every row asked for. Block 0 is never used."""
     end = min(end, len(ids))
     count = end - start
+    blocks = len(ids) // _BLOCK + 1
     positions = torch.arange(start, end, dtype=torch.int32)
-    one = torch.tensor
+
+    def ints(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
     return Batch(
-        sizes=one([count, 1, count], dtype=torch.int32),
-        token_ids=one(ids[start:end], dtype=torch.int32),
+        sizes=ints(count, 1, count),
+        token_ids=ints(*ids[start:end]),
         positions=positions,
-        slot_mapping=positions,
+        slot_mapping=positions + _BLOCK,
         token_seq=torch.zeros(count, dtype=torch.int32),
-        query_start=one([0, count], dtype=torch.int32),
-        context_lens=one([end], dtype=torch.int32),
-        block_tables=torch.zeros(1, 1, dtype=torch.int32),
-        slots=torch.zeros(1, dtype=torch.int32),
+        query_start=ints(0, count),
+        context_lens=ints(end),
+        block_tables=torch.arange(1, blocks + 1, dtype=torch.int32).unsqueeze(0),
+        slots=ints(0),
         rows=torch.arange(count, dtype=torch.int32),
     )

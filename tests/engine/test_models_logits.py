@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_harness import NaiveOps, logits_of
+from model_harness import logits_of, reference_ops
 from tiny_models import VARIANTS, load_reference, prompt, reference_logits, save
 
 from headrace.engine.loading import open_checkpoint
@@ -16,7 +16,7 @@ from headrace.engine.loading import open_checkpoint
 def test_logits_equal_those_of_transformers(variant: str, tmp_path: Path) -> None:
     model = save(variant, tmp_path)
     ids = prompt(40)
-    decoder = open_checkpoint(tmp_path).build(NaiveOps(), 64)
+    decoder = open_checkpoint(tmp_path).build(reference_ops(), 64)
     expected = reference_logits(model, ids)
     assert expected.std() > 0.1, "a model that says nothing proves nothing"
     torch.testing.assert_close(logits_of(decoder, ids), expected, atol=1e-4, rtol=0)
@@ -26,7 +26,7 @@ def test_logits_equal_those_of_transformers(variant: str, tmp_path: Path) -> Non
 def test_chunks_give_the_whole_prompts_logits(variant: str, tmp_path: Path) -> None:
     save(variant, tmp_path)
     ids = prompt(30)
-    decoder = open_checkpoint(tmp_path).build(NaiveOps(), 64)
+    decoder = open_checkpoint(tmp_path).build(reference_ops(), 64)
     torch.testing.assert_close(logits_of(decoder, ids, chunk=7), logits_of(decoder, ids), atol=1e-5, rtol=0)
 
 
@@ -34,7 +34,7 @@ def test_chunks_give_the_whole_prompts_logits(variant: str, tmp_path: Path) -> N
 def test_narrow_weights_are_kept_and_computed_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
     save("llama", tmp_path, dtype)
     checkpoint = open_checkpoint(tmp_path)
-    decoder = checkpoint.build(NaiveOps(), 64)
+    decoder = checkpoint.build(reference_ops(), 64)
     assert checkpoint.facts().weight_dtype == str(dtype).removeprefix("torch.")
     assert decoder.weights.layers[0].down.scheme == checkpoint.facts().weight_dtype
     ids = prompt(20)
