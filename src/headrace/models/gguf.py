@@ -35,9 +35,16 @@ _READ = {
     "rope.scaling.type",
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
+    "tensor_data_layout",
     "vocab_size",
 }
-_NEUTRAL = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "pooling_type": 0}
+_NEUTRAL = {
+    "attention.causal": True,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "pooling_type": 0,
+    "rope.scale_linear": 1.0,
+}
 """Keys that change nothing at these values."""
 
 
