@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -24,7 +23,6 @@ from headrace.server.gate import Gate
 
 __all__ = ["create_app", "create_app_for"]
 
-_log = logging.getLogger(__name__)
 Route = Callable[[Context, Request], Awaitable[Response]]
 
 _ROUTES: tuple[tuple[str, str, Route, type | None, type | None, str], ...] = (
@@ -90,10 +88,6 @@ def _handle_errors(app: FastAPI, context: Context) -> None:
     async def foreseen(request: Request, error: Exception) -> Response:
         return context.refuse(to_http(error))
 
-    async def unforeseen(request: Request, error: Exception) -> Response:
-        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return context.refuse(to_http(error))
-
     async def framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return await routes.no_route(context, request, error.status_code)
@@ -105,7 +99,8 @@ def _handle_errors(app: FastAPI, context: Context) -> None:
     app.add_exception_handler(HeadraceError, foreseen)
     app.add_exception_handler(HTTPException, framework)
     app.add_exception_handler(ClientDisconnect, gone)
-    app.add_exception_handler(Exception, unforeseen)
+    # The framework raises it again after this answer, and the HTTP server logs it.
+    app.add_exception_handler(Exception, foreseen)
 
 
 def _operation(request: type | None, reply: type | None) -> dict[str, Any]:

@@ -11,8 +11,10 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -34,6 +36,8 @@ __all__ = ["run", "serve"]
 _log = logging.getLogger(__name__)
 _GOODBYE = 2.0
 """Seconds for the error events of those that outlast the drain, and again for the connections to close."""
+_AT_ONCE = 3.0
+"""Seconds between a second signal and a hard exit."""
 _KEEP_ALIVE = 75
 """Seconds; longer than the pools of common clients keep a connection, so that they never reuse one that we just closed."""
 
@@ -92,7 +96,12 @@ class _Stop:
         self.now = asyncio.Event()
 
     def signalled(self) -> None:
-        (self.now if self.drain.is_set() else self.drain).set()
+        if not self.drain.is_set():
+            self.drain.set()
+            return
+        self.now.set()
+        # Nothing may hold it up, not even a thread that cannot be stopped. The engine ends when we do.
+        asyncio.get_running_loop().call_later(_AT_ONCE, os._exit, 0)
 
 
 @contextlib.contextmanager
@@ -168,8 +177,7 @@ async def _serve_until(
     gc.collect()
     gc.freeze()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started and not serving.done():
-        await asyncio.sleep(0.005)
+    await _until_started(server, serving)
     url = _url(config.server.host, listener.getsockname()[1])
     info = context.client.info
     took = time.monotonic() - began
@@ -177,12 +185,15 @@ async def _serve_until(
         f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)",
         flush=True,
     )
-    first = asyncio.create_task(_first_prompt(url, context, first_prompt))
+    if first_prompt is not None:
+        # A daemon, so that an answer under way holds up no exit.
+        threading.Thread(
+            target=ask, args=(url, context.model, first_prompt, config.server.api_key), daemon=True, name="first prompt"
+        ).start()
     try:
         await _either(stop.drain, serving)
         await _drain(stop, context, config.server.drain_timeout)
     finally:
-        first.cancel()
         server.should_exit = True
         server.force_exit = stop.now.is_set()
         with contextlib.suppress(asyncio.TimeoutError):
@@ -191,15 +202,20 @@ async def _serve_until(
         await asyncio.wait({serving}, timeout=1.0)
 
 
+async def _until_started(server: _Server, serving: asyncio.Task[None]) -> None:
+    while not server.started:
+        if serving.done():
+            try:
+                serving.result()
+            except OSError as error:
+                raise ConfigError(f"cannot listen: {error}; choose another --port or --host") from None
+            raise ConfigError("the HTTP server ended before it had started")
+        await asyncio.sleep(0.005)
+
+
 def _url(host: str, port: int) -> str:
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
-
-
-async def _first_prompt(url: str, context: Context, prompt: str | None) -> None:
-    if prompt is not None:
-        key = None if context.api_key is None else context.api_key.decode()
-        await asyncio.to_thread(ask, url, context.model, prompt, key)
 
 
 async def _either(event: asyncio.Event, task: asyncio.Task[None]) -> None:

@@ -112,9 +112,11 @@ class Meter:
     def __init__(self, metrics: Metrics, arrival: float) -> None:
         self._metrics, self._arrival = metrics, arrival
         self._last: dict[int, float] = {}
+        self._noted = False
 
     def note(self, output: Output) -> None:
         now = time.monotonic()
+        self._noted = True
         if output.token_ids:
             last = self._last.get(output.index)
             if last is not None:
@@ -133,7 +135,9 @@ class Meter:
             self._metrics.queue.observe(output.queue_time)
 
     def close(self, usage: Usage) -> None:
-        """The request is over, one way or another."""
+        """The request is over, one way or another. One that was refused leaves no trace here."""
+        if not self._noted:
+            return
         metrics = self._metrics
         metrics.e2e.observe(time.monotonic() - self._arrival)
         metrics.prompt.observe(usage.prompt_tokens)

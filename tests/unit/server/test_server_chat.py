@@ -231,6 +231,12 @@ def test_errors_before_the_first_token_are_plain(stream):
     assert int(dead.headers["retry-after"]) >= 1
     early = chat(serve_fake(fail_after=0), stream=stream)
     assert fault(early, 503)["type"] == "server_error"
+    served = serve_fake(refuse=Overloaded("full"))
+    chat(served, stream=stream)
+    page = asyncio.run(served.http.get("/metrics")).text
+    assert "headrace_prompt_tokens_total 0.0" in page
+    assert "headrace_request_duration_seconds_count 0.0" in page
+    assert 'headrace_http_errors_total{status="503"} 1.0' in page
     bug = chat(serve_fake(refuse=RuntimeError("secret path /root")), stream=stream)
     assert "secret" not in fault(bug, 500)["message"]
 

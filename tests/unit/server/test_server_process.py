@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
 import signal
 import socket
@@ -18,10 +20,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from server_fakes import MODEL
+from server_fakes import MODEL, ByteTokenizer, FakeClient
 
-from headrace.errors import ConfigError
-from headrace.server.lifecycle import _bind, _url
+from headrace.config import Config
+from headrace.errors import CheckpointError, ConfigError
+from headrace.server.lifecycle import _bind, _url, serve
 
 SCRIPT = Path(__file__).with_name("server_process.py")
 
@@ -154,6 +157,40 @@ def test_the_first_prompt_is_answered_in_the_terminal():
 def test_a_taken_port_is_an_error_before_anything_loads():
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="cannot listen"):
         _bind("127.0.0.1", taken.getsockname()[1])
+
+
+def test_a_port_that_another_takes_while_the_model_loads():
+    with socket.create_server(("127.0.0.1", 0), reuse_port=False) as probe:
+        port = probe.getsockname()[1]
+    with _bind("127.0.0.1", port) as mine, socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        with pytest.raises(ConfigError, match="cannot listen"):
+            asyncio.run(serve(Config(), FakeClient(), ByteTokenizer(), mine))
+
+
+def test_an_engine_that_cannot_load_is_the_error():
+    class Broken(FakeClient):
+        async def start(self) -> None:
+            raise CheckpointError("truncated", "m.gguf", "w")
+
+    engine = Broken()
+    with _bind("127.0.0.1", 0) as listener, pytest.raises(CheckpointError, match="truncated"):
+        asyncio.run(serve(Config(), engine, ByteTokenizer(), listener))
+    assert engine.stopped
+
+
+def test_a_signal_while_the_model_loads_ends_it():
+    class Slow(FakeClient):
+        async def start(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(60)
+
+    engine = Slow()
+    with _bind("127.0.0.1", 0) as listener:
+        assert asyncio.run(serve(Config(), engine, ByteTokenizer(), listener)) == 0
+    assert engine.stopped
 
 
 def test_a_port_that_is_bound_does_not_answer_yet():
