@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from headrace.engine.inputs import batch_of, pad_arrays, plan_arrays, sample_inputs_of
 from headrace.engine.plans import dummy_plan, history_plan
+from headrace.kernels.inputs import batch_of, pad_arrays, plan_arrays, sample_inputs_of
 from headrace.kernels.ops import Batch, Ops
 from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor
 from headrace.types import Bucket, KVLayout, StepPlan, StepResult
