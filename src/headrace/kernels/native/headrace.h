@@ -12,8 +12,8 @@ extern "C" {
 #endif
 
 // Indices into hr_ctx.sizes: the true sizes of this step. A dimension given as `dim` in kernel arguments is one of these,
-// or HR_FIXED with a constant beside it. HR_B counts the sampler's bias triplets.
-enum { HR_T = 0, HR_S = 1, HR_R = 2, HR_B = 3, HR_NUM_SIZES = 8, HR_FIXED = -1 };
+// or HR_FIXED with a constant beside it. HR_B counts the sampler's bias triplets, HR_TABLE is the length of a block-table row.
+enum { HR_T = 0, HR_S = 1, HR_R = 2, HR_B = 3, HR_TABLE = 4, HR_NUM_SIZES = 8, HR_FIXED = -1 };
 
 // Element types of buffers.
 enum { HR_F32 = 0, HR_BF16 = 1, HR_F16 = 2, HR_I8 = 3, HR_E4M3 = 4, HR_I32 = 5 };

@@ -396,6 +396,29 @@ HR_EXPORT u64 hr_tape_times(hr_tape *tape, u64 *ns) {
     return tape->runs;
 }
 
+typedef struct hr_copy_blocks_args {
+    char *const *buffers;    // [count], each indexed by block
+    const int64_t *bytes;    // [count], of a block
+    const int64_t *pairs;    // [pairs][2]: source, destination
+    int64_t count, num_pairs;
+} hr_copy_blocks_args;
+
+// A kernel: copy whole blocks; all sources are read before a destination is written.
+HR_EXPORT void hr_copy_blocks(const void *args, hr_ctx *ctx) {
+    const hr_copy_blocks_args *a = (const hr_copy_blocks_args *)args;
+    for (int64_t i = ctx->tid; i < a->count; i += ctx->nthreads) {
+        int64_t bytes = a->bytes[i];
+        if (a->num_pairs * bytes > ctx->scratch_bytes) {
+            *ctx->error = HR_ERROR_SCRATCH;
+            return;
+        }
+        for (int64_t p = 0; p < a->num_pairs; p++)
+            memcpy(ctx->scratch + p * bytes, a->buffers[i] + a->pairs[2 * p] * bytes, (size_t)bytes);
+        for (int64_t p = 0; p < a->num_pairs; p++)
+            memcpy(a->buffers[i] + a->pairs[2 * p + 1] * bytes, ctx->scratch + p * bytes, (size_t)bytes);
+    }
+}
+
 // The best instruction set of this processor that the library was built for is the first of these that it exports.
 HR_EXPORT int32_t hr_cpu_has(int32_t level) {
 #if defined(__x86_64__)

@@ -167,6 +167,22 @@ HR_INLINE vf verf(vf x) {
     return (vf)((vu)y | ((vu)x & 0x80000000u));
 }
 
+// ln x for positive normal x: x = m 2^k with m in [sqrt(1/2), sqrt(2)), ln m = 2 atanh((m - 1) / (m + 1)). About one ulp.
+HR_INLINE vf vlog(vf x) {
+    vi bits = (vi)x - 0x3f3504f3;
+    vf k = __builtin_convertvector(bits >> 23, vf), m = (vf)((bits & 0x7fffff) + 0x3f3504f3);
+    vf s = (m - vset(1.0f)) / (m + vset(1.0f)), u = s * s;
+    vf p = vfma(vfma(vset(0.29872310161590576f), u, vset(0.3997752070426941f)), u, vset(0.6666677594184875f));
+    vf low = vfma(s * u, p, k * vset(-2.12194440e-4f));
+    return vfma(k, vset(0.693359375f), vfma(vset(2.0f), s, low));
+}
+// -ln(1 - u) for u in (0, 1), exact to an ulp or two also where u is tiny (Kahan's correction of the rounded 1 - u).
+HR_INLINE vf vneglog1m(vf u) {
+    vf w = vset(1.0f) - u, d = vset(1.0f) - w;
+    vf safe = d > 0.0f ? d : vset(1.0f);
+    return d > 0.0f ? -vlog(w) * (u / safe) : u;
+}
+
 // Scalars go through one lane of the same code, so that they agree with vectors to the bit.
 HR_INLINE float sexp(float x) { return vexp(vset(x))[0]; }
 HR_INLINE float sexp2(float x) { return vexp2<5>(vset(x))[0]; }

@@ -1,0 +1,229 @@
+// A tile: the rows (token, query head) of one sequence that share a KV head, and their state while segments of keys pass by.
+#ifndef HEADRACE_ATTENTION_TILE_H
+#define HEADRACE_ATTENTION_TILE_H
+#include "cpu_panel.h"
+
+struct attention_args {
+    const float *q;  // [T, Hq d]
+    float *out;      // [T, Hq d]
+    hr_kv kv;
+    const int32_t *query_start, *context_lens, *block_tables;
+    const float *sinks, *alibi;  // [Hq] or null
+    int32_t q_heads;
+    int32_t sub_rows, subs;  // query heads of a unit, and units of a KV head: sub_rows * subs >= Hq / Hk
+    int32_t window;          // 0: none
+    int32_t state;           // floats of a partial state: padded + 32
+    float scale, soft_cap;   // soft_cap 0: none
+};
+
+namespace {
+
+typedef attention_args Args;
+constexpr int64_t SEGMENT = 256, GROUPS = SEGMENT / 16, TILE_ROWS = 48, MAX_ROWS = TILE_ROWS + MR;
+constexpr float NOTHING = -1e30f;  // the maximum of a row that has seen no key: finite, so that differences are
+
+struct Scratch {
+    uint32_t *q, *p, *panels;
+    float *s, *out;
+    int64_t bytes;
+
+    Scratch(const Args *a, char *base) {
+        int64_t padded = a->kv.padded, at = 0;
+        auto take = [&](int64_t words) {
+            char *p = base + at;
+            at += (words * 4 + 63) & ~(int64_t)63;
+            return p;
+        };
+        q = (uint32_t *)take(MAX_ROWS * padded);
+        out = (float *)take(MAX_ROWS * padded);
+        s = (float *)take(MAX_ROWS * SEGMENT);
+        p = (uint32_t *)take(MAX_ROWS * SEGMENT);
+        panels = (uint32_t *)take(2 * SEGMENT * padded);
+        bytes = at;
+    }
+};
+
+struct Tile {
+    const Args *a;
+    const hr_kv *kv;
+    bool pairs;
+    int64_t seq, kv_head, head0, heads, tokens, token0, position0, padded, rows, ldq, ldp;
+    const int32_t *table;
+    Scratch m;
+    alignas(64) float peak[MAX_ROWS], keep[MAX_ROWS], take[MAX_ROWS];
+    vf sum[MAX_ROWS];
+
+    Tile(const Args *args, hr_ctx *ctx, int64_t s, int64_t head, int64_t tile, int64_t tile_tokens)
+        : a(args), kv(&args->kv), pairs(panel_pairs(&args->kv)), seq(s), m(args, ctx->scratch) {
+        int64_t group = a->q_heads / kv->heads, sub = head % a->subs, begin = a->query_start[s];
+        kv_head = head / a->subs;
+        head0 = kv_head * group + sub * a->sub_rows;
+        heads = group - sub * a->sub_rows < a->sub_rows ? group - sub * a->sub_rows : a->sub_rows;
+        int64_t n = a->query_start[s + 1] - begin, from = tile * tile_tokens;
+        tokens = n - from < tile_tokens ? n - from : tile_tokens;
+        token0 = begin + from;
+        position0 = a->context_lens[s] - n + from;
+        padded = kv->padded;
+        rows = tokens * heads;
+        ldq = pairs ? padded / 2 : padded;
+        ldp = pairs ? SEGMENT / 2 : SEGMENT;
+        table = a->block_tables + s * ctx->sizes[HR_TABLE];
+        for (int64_t r = 0; r < rows; r++) load_query(r);
+    }
+
+    const float *query(int64_t r) const { return a->q + ((token0 + r / heads) * a->q_heads + head0 + r % heads) * kv->dim; }
+    int64_t position(int64_t r) const { return position0 + r / heads; }
+    int64_t start(int64_t r) const {
+        int64_t p = position(r) - a->window + 1;
+        return a->window > 0 && p > 0 ? p : 0;
+    }
+    int64_t last_position() const { return position0 + tokens - 1; }
+    int64_t first_segment() const { return start(0) / SEGMENT; }
+
+    void load_query(int64_t r) {
+        const float *q = query(r);
+        if (pairs) {
+            uint16_t *to = (uint16_t *)(m.q + r * ldq);
+            for (int64_t i = 0; i < padded; i++) to[i] = i < kv->dim ? to_bf16(q[i]) : (uint16_t)0;
+        } else {
+            float *to = (float *)(m.q + r * ldq);
+            for (int64_t i = 0; i < padded; i++) to[i] = i < kv->dim ? q[i] : 0.0f;
+        }
+    }
+    void reset() {
+        memset(m.out, 0, (size_t)(rows * padded) * 4);
+        for (int64_t r = 0; r < rows; r++) peak[r] = NOTHING, sum[r] = vf{};
+    }
+
+    // Let every row meet the keys at positions 256 s to 256 s + 255.
+    void segment(int64_t s) {
+        int64_t base = s * SEGMENT, end = last_position() + 1 - base, lo = start(0) - base;
+        int64_t g0 = lo > 0 ? lo / 16 : 0, g1 = (end < SEGMENT ? end + 15 : SEGMENT) / 16, n = g1 - g0;
+        const uint32_t *keys[GROUPS], *values[GROUPS];
+        alignas(64) float key_scales[SEGMENT], value_scales[SEGMENT];
+        bool scaled = kv->key_scales != nullptr;
+        for (int64_t g = g0; g < g1; g++) fetch(base + 16 * g, g - g0, keys, values, key_scales, value_scales);
+        for (int64_t g = 0; g < n; g += NG) {
+            int64_t some = n - g < NG ? n - g : NG;
+            for (int64_t r = 0; r < rows; r += MR) {
+#define CALL(R) \
+    pairs ? score_rows<HR_PAIRS, R>(m.q + r * ldq, ldq, ldq, keys + g, some, m.s + r * SEGMENT + 16 * g, SEGMENT) \
+          : score_rows<false, R>(m.q + r * ldq, ldq, ldq, keys + g, some, m.s + r * SEGMENT + 16 * g, SEGMENT)
+                HR_BY_ROWS(rows - r, CALL)
+#undef CALL
+            }
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            if (a->soft_cap == 0.0f && !a->alibi && !scaled) weigh<false>(r, base + 16 * g0, n, nullptr, nullptr);
+            else weigh<true>(r, base + 16 * g0, n, scaled ? key_scales : nullptr, scaled ? value_scales : nullptr);
+        }
+        for (int64_t r = 0; r < rows; r += MR) {
+#define CALL(R) \
+    pairs ? mix_rows<HR_PAIRS, R>(m.p + r * ldp, ldp, values, n, padded, keep + r, take + r, m.out + r * padded) \
+          : mix_rows<false, R>(m.p + r * ldp, ldp, values, n, padded, keep + r, take + r, m.out + r * padded)
+            HR_BY_ROWS(rows - r, CALL)
+#undef CALL
+        }
+    }
+
+    void fetch(int64_t position, int64_t i, const uint32_t **keys, const uint32_t **values, float *ks, float *vs) {
+        int64_t block = table[position / kv->block_size];
+        if (block < 0 || block >= kv->blocks) block = 0;
+        int64_t group = hr_kv_group(kv, block, kv_head, position % kv->block_size);
+        int64_t offset = group * 16 * padded * kv->item;
+        uint32_t *room = m.panels + 2 * i * 16 * padded;
+        keys[i] = panel_of(kv, kv->keys + offset, true, room);
+        room += 16 * padded;
+        values[i] = panel_of(kv, kv->values + offset, false, room);
+        int64_t present = a->context_lens[seq] - position;
+        if (present < 16) values[i] = clear_absent(values[i], padded, pairs, present, room);
+        if (kv->key_scales) {
+            memcpy(ks + 16 * i, kv->key_scales + group * 16, 64);
+            memcpy(vs + 16 * i, kv->value_scales + group * 16, 64);
+        }
+    }
+
+    // Row r's scores over n groups from position `first` on become weights: exp(score - maximum), and the factors that join
+    // this segment to those before.
+    template <bool Extras> void weigh(int64_t r, int64_t first, int64_t n, const float *ks, const float *vs) {
+        float *s = m.s + r * SEGMENT;
+        int64_t lo = start(r) - first, hi = position(r) + 1 - first, count = 16 * n;
+        const float unit = Extras ? LOG2E : a->scale * LOG2E;  // from scores to exponents of 2
+        vf top = vset(-INFINITY);
+        for (int64_t i = 0; i < count; i += W) {
+            vf x = vload(s + i);
+            if (Extras) x = adjust(x, r, first, i, ks);
+            if (i < lo || i + W > hi) {
+                vi at = lanes() + (int32_t)i;
+                x = (at >= (int32_t)lo) & (at < (int32_t)hi) ? x : vset(-INFINITY);
+                vstore(s + i, x);
+            } else if (Extras) {
+                vstore(s + i, x);
+            }
+            top = vmax(x, top);
+        }
+        float high = hmax(top) * unit, now = high > NOTHING ? high : NOTHING, next = now > peak[r] ? now : peak[r];
+        vf shift = vset(-now), factor = vset(unit), total = {};
+        for (int64_t i = 0; i < count; i += W) {
+            vf x = vfma(vload(s + i), factor, shift);
+            vf p = pairs ? vexp2<4>(x) : vexp2<5>(x);
+            total = total + p;
+            if (Extras && vs) p = p > 0.0f ? p * vload(vs + i) : vf{};
+            put_weights(r, i, p);
+        }
+        keep[r] = sexp2(peak[r] - next);
+        take[r] = sexp2(now - next);
+        sum[r] = vfma(sum[r], vset(keep[r]), total * vset(take[r]));
+        peak[r] = next;
+    }
+
+    inline __attribute__((always_inline)) vf adjust(vf x, int64_t r, int64_t first, int64_t i, const float *ks) const {
+        if (ks) x = x * vload(ks + i);
+        x = x * vset(a->scale);
+        if (a->soft_cap != 0.0f) x = vset(a->soft_cap) * vtanh(x / vset(a->soft_cap));
+        if (a->alibi) {
+            vi distance = lanes() + (int32_t)(first + i - position(r));
+            x = x + vset(a->alibi[head0 + r % heads]) * __builtin_convertvector(distance, vf);
+        }
+        return x;
+    }
+    inline __attribute__((always_inline)) void put_weights(int64_t r, int64_t i, vf p) {
+#if HR_PAIRS
+        if (pairs) {
+            storeu((uint16_t *)(m.p + r * ldp) + i, (vh)_mm512_cvtneps_pbh((__m512)p));
+            return;
+        }
+#endif
+        vstore((float *)(m.p + r * ldp) + i, p);
+    }
+
+    void save(int64_t r, float *to) const {
+        to[0] = peak[r];
+        memcpy(to + 16, &sum[r], sizeof(vf));
+        memcpy(to + 32, m.out + r * padded, (size_t)padded * 4);
+    }
+    // Join the saved state of one segment to row r's.
+    void add(int64_t r, const float *from) {
+        float now = from[0], next = now > peak[r] ? now : peak[r];
+        float kept = sexp2(peak[r] - next), taken = sexp2(now - next), *o = m.out + r * padded;
+        sum[r] = vfma(sum[r], vset(kept), vload(from + 16) * vset(taken));
+        for (int64_t i = 0; i < padded; i += W)
+            vstore(o + i, vfma(vload(o + i), vset(kept), vload(from + 32 + i) * vset(taken)));
+        peak[r] = next;
+    }
+    void write(int64_t r) const {
+        float total = hsum(sum[r]), factor = 1.0f;
+        if (a->sinks) {
+            float sink = a->sinks[head0 + r % heads] * LOG2E, next = sink > peak[r] ? sink : peak[r];
+            factor = sexp2(peak[r] - next);
+            total = total * factor + sexp2(sink - next);
+        }
+        vf by = vset(total > 0.0f ? factor / total : 0.0f);
+        float *to = a->out + (query(r) - a->q);
+        const float *o = m.out + r * padded;
+        for (int64_t i = 0; i < kv->dim; i += W) vstore_n(to + i, vload(o + i) * by, kv->dim - i);
+    }
+};
+
+}  // namespace
+#endif

@@ -1,0 +1,115 @@
+"""The library of native kernels: where it is, which of its instruction sets this processor runs, and its functions."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import headrace
+from headrace.errors import PlatformError
+
+__all__ = ["ISAS", "Copy", "Library", "find", "load", "missing"]
+
+ISAS = ("v4bf16", "v4", "v3", "generic")
+"""Instruction sets the library may hold, best first: AVX-512 with BF16, AVX-512 with VNNI, AVX2, any processor."""
+_LEVEL = {"generic": 0, "v3": 1, "v4": 2, "v4bf16": 3}
+_NAME = "libheadrace_cpu.so"
+
+
+class Copy(ctypes.Structure):
+    """A host copy of a job."""
+
+    _fields_ = (("dst", ctypes.c_void_p), ("src", ctypes.c_void_p), ("bytes", ctypes.c_int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The loaded library, for one instruction set."""
+
+    path: Path
+    isa: str
+    functions: ctypes.CDLL
+
+    def kernel(self, name: str) -> int:
+        """Address of a kernel. Raises PlatformError where the library has none of that name."""
+        symbol = f"hr_{name}_{self.isa}"
+        try:
+            found = ctypes.cast(getattr(self.functions, symbol), ctypes.c_void_p).value
+        except AttributeError:
+            raise PlatformError(
+                f"{self.path} has no {symbol}: it was built from other sources; install headrace again"
+            ) from None
+        assert found is not None
+        return found
+
+
+def find() -> Path | None:
+    """The library beside the package, installed or built in the checkout."""
+    for entry in headrace.__path__:
+        path = Path(entry) / "_lib" / _NAME
+        if path.is_file():
+            return path
+    return None
+
+
+def missing() -> str | None:
+    """Why the native kernels cannot be used, None where they can."""
+    path = find()
+    if path is None:
+        return (
+            "the native kernels were not built (no C++ compiler at install): the operators run by reference, many times "
+            "slower; install a compiler and then headrace again"
+        )
+    try:
+        _open(path)
+    except OSError as error:
+        return f"{path} cannot be loaded ({error}): install headrace again"
+    return None
+
+
+def load(isa: str | None = None) -> Library:
+    """The library for `isa`, or for the best one that it has and the processor runs.
+
+    Raises PlatformError where there is none, or where the one asked for does not run here.
+    """
+    reason = missing()
+    if reason is not None:
+        raise PlatformError(f"cpu: {reason}")
+    path = find()
+    assert path is not None
+    functions = _open(path)
+    usable = [name for name in ISAS if functions.hr_cpu_has(_LEVEL[name]) and hasattr(functions, f"hr_rms_norm_{name}")]
+    if isa is not None and isa not in usable:
+        raise PlatformError(f"cpu: instruction set {isa!r} does not run here: choose one of {', '.join(usable)}")
+    if not usable:
+        raise PlatformError(f"cpu: {path} holds no kernels for this processor: install headrace again")
+    return Library(path, isa or usable[0], functions)
+
+
+@lru_cache(maxsize=4)
+def _open(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    pointer, integer, ticket = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
+    prototypes: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "hr_team_new": (pointer, (ctypes.c_int32, pointer, integer, integer, integer)),
+        "hr_team_free": (None, (pointer,)),
+        "hr_submit_tape": (ticket, (pointer, pointer, pointer, pointer, integer)),
+        "hr_submit_kernel": (ticket, (pointer, pointer, pointer, integer, pointer)),
+        "hr_done": (ctypes.c_int32, (pointer, ticket)),
+        "hr_wait": (ctypes.c_int32, (pointer, ticket)),
+        "hr_busy_ns": (ticket, (pointer,)),
+        "hr_tape_new": (pointer, ()),
+        "hr_tape_add": (ctypes.c_int32, (pointer, pointer, pointer, integer)),
+        "hr_tape_free": (None, (pointer,)),
+        "hr_tape_profile": (None, (pointer, ctypes.c_int32)),
+        "hr_tape_times": (ticket, (pointer, pointer)),
+        "hr_copy_blocks": (None, (pointer, pointer)),
+        "hr_cpu_has": (ctypes.c_int32, (ctypes.c_int32,)),
+    }
+    for name, (result, arguments) in prototypes.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library

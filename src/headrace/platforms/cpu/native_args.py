@@ -1,0 +1,108 @@
+"""Argument structures of the native kernels, field by field as in `kernels/<op>/cpu.cpp`."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.platforms.cpu.native_kv import KVArgs
+
+__all__ = [
+    "FIXED",
+    "AddRmsNormArgs",
+    "AttentionArgs",
+    "CopyBlocksArgs",
+    "Dim",
+    "GatedActivationArgs",
+    "ResolveTokensArgs",
+    "RmsNormArgs",
+    "RotaryCacheArgs",
+    "SampleArgs",
+]
+
+FIXED = -1
+Field = tuple[str, Any]
+
+
+class Dim(ctypes.Structure):
+    """hr_dim: (0, 1, 2 for T, S, R, and a multiplier), or (FIXED, size)."""
+
+    _fields_ = (("dim", ctypes.c_int32), ("fixed", ctypes.c_int32))
+
+
+def _pointers(*names: str) -> list[Field]:
+    return [(name, ctypes.c_void_p) for name in names]
+
+
+def _longs(*names: str) -> list[Field]:
+    return [(name, ctypes.c_int64) for name in names]
+
+
+def _ints(*names: str) -> list[Field]:
+    return [(name, ctypes.c_int32) for name in names]
+
+
+def _floats(*names: str) -> list[Field]:
+    return [(name, ctypes.c_float) for name in names]
+
+
+def _fields(*groups: Sequence[Field]) -> list[Field]:
+    return [field for group in groups for field in group]
+
+
+class RmsNormArgs(ctypes.Structure):
+    _fields_ = _fields(_pointers("x", "weight", "y"), [("rows", Dim)], _ints("width"), _floats("eps"))
+
+
+class AddRmsNormArgs(ctypes.Structure):
+    _fields_ = _fields(
+        _pointers("x", "residual", "weight", "y", "total"), [("rows", Dim)], _ints("width"), _floats("eps")
+    )
+
+
+class GatedActivationArgs(ctypes.Structure):
+    _fields_ = _fields(_pointers("x", "y"), [("rows", Dim)], _ints("width", "kind"))
+
+
+class ResolveTokensArgs(ctypes.Structure):
+    _fields_ = _fields(
+        _pointers("token_ids", "positions", "token_seq", "slots", "history", "ids"),
+        _longs("history_rows", "history_width"),
+    )
+
+
+class RotaryCacheArgs(ctypes.Structure):
+    _fields_ = _fields(
+        _pointers("qkv", "q"),
+        [("kv", KVArgs)],
+        _pointers("positions", "slot_mapping", "cos_sin", "q_norm", "k_norm"),
+        _longs("table_rows"),
+        _ints("q_heads", "rotary_dim"),
+        _floats("eps"),
+    )
+
+
+class AttentionArgs(ctypes.Structure):
+    _fields_ = _fields(
+        _pointers("q", "out"),
+        [("kv", KVArgs)],
+        _pointers("query_start", "context_lens", "block_tables", "sinks", "alibi"),
+        _ints("q_heads", "sub_rows", "subs", "window", "state"),
+        _floats("scale", "soft_cap"),
+    )
+
+
+class SampleArgs(ctypes.Structure):
+    _fields_ = _fields(
+        _pointers("logits", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
+        _pointers("frequency_penalty", "top_k", "position", "target", "slot", "prompt_len", "seed"),
+        _pointers("bias_row", "bias_token", "bias_value", "allowed", "allowed_row", "history"),
+        _pointers("tokens", "ranks", "top_ids", "logprobs", "top_logprobs"),
+        _longs("history_rows", "history_width", "masks", "words", "vocab"),
+        _ints("num_logprobs", "alternatives"),
+    )
+
+
+class CopyBlocksArgs(ctypes.Structure):
+    _fields_ = _fields(_pointers("buffers", "bytes", "pairs"), _longs("count", "num_pairs"))

@@ -1,0 +1,165 @@
+"""The native kernels' paged cache: keys and values in the groups of sixteen that the attention multiplies (native/kv.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import torch
+
+from headrace.errors import PlatformError
+from headrace.kernels import paged
+from headrace.kernels.kv import TorchKV
+from headrace.types import KVLayout
+
+__all__ = ["KVArgs", "Memory", "NativeKV"]
+
+Tensor = torch.Tensor
+GROUP = 16
+CODES = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "float8_e4m3": 4}
+_NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python names from 3.13 on
+
+
+class KVArgs(ctypes.Structure):
+    """hr_kv"""
+
+    _fields_ = (
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("key_scales", ctypes.c_void_p),
+        ("value_scales", ctypes.c_void_p),
+        ("blocks", ctypes.c_int64),
+        ("heads", ctypes.c_int32),
+        ("dim", ctypes.c_int32),
+        ("padded", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("item", ctypes.c_int32),
+    )
+
+
+class Memory:
+    """Zeroed memory that is taken from the system when it is first touched, in huge pages where the system has them."""
+
+    def __init__(self, size: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
+            flags |= _NORESERVE
+        self._map = mmap.mmap(-1, max(size, 1), flags=flags)
+        if hasattr(mmap, "MADV_HUGEPAGE") and size >= 1 << 21:
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self.size = size
+
+    def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor over part of it, which keeps it alive."""
+        count = 1
+        for n in shape:
+            count *= n
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset).view(shape)
+
+
+class NativeKV:
+    """All layers' keys, values and scales as byte tensors; opaque to everyone but the native operators.
+
+    keys and values [num_blocks, heads * block_size * padded] elements, scales float32 [num_blocks, heads, block_size].
+    """
+
+    def __init__(self, layout: KVLayout, num_blocks: int) -> None:
+        if layout.block_size % GROUP:
+            raise PlatformError(f"cpu: block_size {layout.block_size} is not a multiple of {GROUP}")
+        self.layout, self.num_blocks = layout, num_blocks
+        self.dtype = paged.DTYPES[layout.dtype]
+        scaled = self.dtype.itemsize == 1
+        padded = [-(-l.head_dim // GROUP) * GROUP for l in layout.layers]
+        blocks = [l.num_kv_heads * layout.block_size * p for l, p in zip(layout.layers, padded, strict=True)]
+        sizes = [num_blocks * n * self.dtype.itemsize for n in blocks]
+        scale_sizes = [num_blocks * l.num_kv_heads * layout.block_size * 4 * scaled for l in layout.layers]
+        memory, at = Memory(2 * sum(sizes) + 2 * sum(scale_sizes) + 256 * len(blocks)), 0
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.key_scales: list[Tensor] = []
+        self.value_scales: list[Tensor] = []
+        for count, size, scale_size in zip(blocks, sizes, scale_sizes, strict=True):
+            for store in (self.keys, self.values):
+                store.append(memory.tensor(at, (num_blocks, count), self.dtype))
+                at += -(-size // 64) * 64
+            if not scaled:
+                continue
+            for store in (self.key_scales, self.value_scales):
+                store.append(memory.tensor(at, (num_blocks, scale_size // 4 // num_blocks), torch.float32))
+                at += -(-scale_size // 64) * 64
+
+    def stores(self) -> list[Tensor]:
+        """Everything that is indexed by block first."""
+        return [*self.keys, *self.values, *self.key_scales, *self.value_scales]
+
+    def args(self, layer: int) -> KVArgs:
+        shape = self.layout.layers[layer]
+        scales = bool(self.key_scales)
+        return KVArgs(
+            keys=self.keys[layer].data_ptr(),
+            values=self.values[layer].data_ptr(),
+            key_scales=self.key_scales[layer].data_ptr() if scales else None,
+            value_scales=self.value_scales[layer].data_ptr() if scales else None,
+            blocks=self.num_blocks,
+            heads=shape.num_kv_heads,
+            dim=shape.head_dim,
+            padded=-(-shape.head_dim // GROUP) * GROUP,
+            block_size=self.layout.block_size,
+            dtype=CODES[self.layout.dtype],
+            item=self.dtype.itemsize,
+        )
+
+    @staticmethod
+    def from_torch(kv: TorchKV) -> NativeKV:
+        """A copy of a plain cache."""
+        native = NativeKV(kv.layout, kv.keys[0].shape[0])
+        for layer in range(len(kv.keys)):
+            for is_key, mine, theirs in ((True, native.keys, kv.keys), (False, native.values, kv.values)):
+                mine[layer].copy_(native._grouped(theirs[layer], is_key).view_as(mine[layer]))
+            if kv.key_scales:
+                native.key_scales[layer].copy_(kv.key_scales[layer].flatten(1))
+                native.value_scales[layer].copy_(kv.value_scales[layer].flatten(1))
+        return native
+
+    def to_torch(self, kv: TorchKV) -> None:
+        """Copy everything into a plain cache of the same layout."""
+        for layer, shape in enumerate(self.layout.layers):
+            for is_key, mine, theirs in ((True, self.keys, kv.keys), (False, self.values, kv.values)):
+                theirs[layer].copy_(self._plain(mine[layer], is_key, shape.num_kv_heads, shape.head_dim))
+            if kv.key_scales:
+                kv.key_scales[layer].copy_(self.key_scales[layer].view_as(kv.key_scales[layer]))
+                kv.value_scales[layer].copy_(self.value_scales[layer].view_as(kv.value_scales[layer]))
+
+    @property
+    def _paired(self) -> bool:
+        return self.layout.dtype not in ("float32", "float16")
+
+    def _grouped(self, plain: Tensor, is_key: bool) -> Tensor:
+        """[N, H, block_size, d] in groups; bytes of 8-bit floats, which torch cannot index."""
+        narrow = plain.view(torch.uint8) if plain.dtype.itemsize == 1 else plain
+        blocks, heads, size, dim = narrow.shape
+        padded = -(-dim // GROUP) * GROUP
+        wide = narrow.new_zeros(blocks, heads, size // GROUP, GROUP, padded)
+        wide[..., :dim] = narrow.view(blocks, heads, size // GROUP, GROUP, dim)
+        if not self._paired:
+            out = wide.transpose(3, 4) if is_key else wide
+        elif is_key:
+            out = wide.unflatten(4, (padded // 2, 2)).permute(0, 1, 2, 4, 3, 5)
+        else:
+            out = wide.unflatten(3, (GROUP // 2, 2)).permute(0, 1, 2, 3, 5, 4)
+        return out.contiguous().view(plain.dtype)
+
+    def _plain(self, stored: Tensor, is_key: bool, heads: int, dim: int) -> Tensor:
+        padded, size = -(-dim // GROUP) * GROUP, self.layout.block_size
+        narrow = stored.view(torch.uint8) if stored.dtype.itemsize == 1 else stored
+        lead = (narrow.shape[0], heads, size // GROUP)
+        if not self._paired:
+            x = narrow.view(*lead, padded, GROUP).transpose(3, 4) if is_key else narrow.view(*lead, GROUP, padded)
+        elif is_key:
+            x = narrow.view(*lead, padded // 2, GROUP, 2).permute(0, 1, 2, 4, 3, 5).flatten(4, 5)
+        else:
+            x = narrow.view(*lead, GROUP // 2, padded, 2).permute(0, 1, 2, 3, 5, 4).flatten(3, 4)
+        return x[..., :dim].reshape(lead[0], heads, size, dim).contiguous().view(stored.dtype)

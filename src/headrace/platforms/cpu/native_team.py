@@ -1,0 +1,130 @@
+"""The team of threads that runs the native kernels: jobs go in, in order; tickets tell when they are done."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import PlatformError
+from headrace.platforms.cpu.native import Copy, Library
+
+__all__ = ["NUM_SIZES", "Team", "TicketPending", "allowed_cores"]
+
+NUM_SIZES = 8
+Sizes = ctypes.c_int32 * NUM_SIZES
+_SCRATCH, _SHARED = 64 << 20, 1 << 30
+_SPIN_NS = 50_000
+_ERRORS = {1: "a kernel needs more scratch memory than the team has", 2: "a kernel met an index out of range"}
+
+
+def allowed_cores() -> list[int]:
+    """One logical CPU of each physical core that this process may use."""
+    if not hasattr(os, "sched_getaffinity"):
+        return list(range(os.cpu_count() or 1))
+    cores: dict[str, int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            siblings = path.read_text().strip()
+        except OSError:
+            siblings = str(cpu)
+        cores.setdefault(siblings, cpu)
+    return list(cores.values())
+
+
+class Team:
+    """Threads, one native queue, scratch memory. Methods may be called from any Python thread; `close` once nothing follows.
+
+    `threads` None: one a physical core. Threads are pinned where they take every core that the process may use; a smaller
+    team is left to the system, so that two of them don't share a core while others idle.
+    """
+
+    def __init__(self, library: Library, threads: int | None = None) -> None:
+        cores = allowed_cores()
+        self.threads = threads or len(cores)
+        self.library = library
+        pin = self.threads == len(cores)
+        cpus = (ctypes.c_int32 * self.threads)(*(cores if pin else [-1] * self.threads))
+        # A team larger than the machine must not spin: those it waits for need the cores.
+        spin = _SPIN_NS if self.threads <= len(cores) else 0
+        handle = library.functions.hr_team_new(self.threads, cpus, _SCRATCH, _SHARED, spin)
+        if not handle:
+            raise PlatformError(f"cpu: cannot start {self.threads} threads: lower --threads or raise the process limits")
+        self._handle: int | None = handle
+        self._kept: deque[tuple[int, Any]] = deque()
+
+    def run_kernel(self, function: int, args: ctypes.Structure, sizes: Sequence[int] = (), keep: Any = None) -> int:
+        """Submit one kernel; its arguments are copied, what they point to stays alive through `keep`. Returns the ticket."""
+        packed = Sizes(*sizes)
+        size = ctypes.sizeof(args)
+        ticket = self.library.functions.hr_submit_kernel(self._open(), function, ctypes.byref(args), size, packed)
+        return self._keep(ticket, keep)
+
+    def run_tape(self, tape: int | None, sizes: Any, copies: Any, count: int, keep: Any) -> int:
+        """Submit `count` copies, then the tape where given."""
+        return self._keep(self.library.functions.hr_submit_tape(self._open(), tape, sizes, copies, count), keep)
+
+    def run_copy(self, dst: int, src: int, size: int, keep: Any) -> int:
+        return self.run_tape(None, None, ctypes.byref(Copy(dst, src, size)), 1, keep)
+
+    def done(self, ticket: int) -> bool:
+        return self._handle is None or bool(self.library.functions.hr_done(self._handle, ticket))
+
+    def wait(self, ticket: int) -> None:
+        """Block, without the interpreter's lock, until the job is done. Raises PlatformError where a kernel failed."""
+        if self._handle is None:
+            return
+        error = self.library.functions.hr_wait(self._handle, ticket)
+        if error:
+            raise PlatformError(f"cpu: {_ERRORS.get(error, f'error {error}')}: the device must be opened again")
+
+    @property
+    def busy_seconds(self) -> float:
+        """Time in which the team had work, since it was made."""
+        return 0.0 if self._handle is None else float(self.library.functions.hr_busy_ns(self._handle)) / 1e9
+
+    def close(self) -> None:
+        """Finish what was submitted and end the threads. Twice is harmless."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self.library.functions.hr_team_free(handle)
+            self._kept.clear()
+
+    def _open(self) -> int:
+        if self._handle is None:
+            raise PlatformError("cpu: the device has been closed")
+        return self._handle
+
+    def _keep(self, ticket: int, what: Any) -> int:
+        if not ticket:
+            raise PlatformError("cpu: no memory for a job")
+        if what is not None:
+            self._kept.append((ticket, what))
+        while len(self._kept) > 1 and self.done(self._kept[0][0]):
+            self._kept.popleft()
+        return int(ticket)
+
+
+class TicketPending:
+    """A host copy behind a ticket."""
+
+    def __init__(self, team: Team, ticket: int, array: npt.NDArray[Any]) -> None:
+        self._team, self._ticket, self._array = team, ticket, array
+
+    def done(self) -> bool:
+        return self._team.done(self._ticket)
+
+    def result(self) -> npt.NDArray[Any]:
+        self._team.wait(self._ticket)
+        return self._array
+
+
+def empty_like_host(shape: Sequence[int], dtype: str) -> npt.NDArray[Any]:
+    return np.empty(tuple(shape), dtype)
