@@ -1,0 +1,1 @@
+"""Parts of the tokenizer: vocabularies of both checkpoint kinds, detokenisation, chat templates."""
