@@ -1,8 +1,4 @@
-"""From chat messages to what a chat template sees: plain dicts with text content and parsed tool arguments.
-
-Two thirds of all templates test `message.content` and iterate `tool_calls`, so content is always a string here, and keys
-without a value are left out.
-"""
+"""From a chat request to the arguments of the chat template, with OpenAI's peculiarities settled."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import InvalidRequest
-from headrace.server.schemas import ChatRequest, ContentPart, Message, TokenizeRequest, Tool, ToolCall
+from headrace.server.schemas import ChatRequest, Message, TokenizeRequest, Tool
 
 __all__ = ["template_arguments", "template_messages", "template_tools"]
 
@@ -22,7 +18,8 @@ _RESERVED = frozenset(
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """Raises InvalidRequest with the path of the message or part that is at fault."""
+    """What is OpenAI's alone is settled here; content and tool calls are made uniform by the tokenizer. Raises InvalidRequest
+    with the path of the message that is at fault."""
     if not messages:
         raise InvalidRequest("`messages` is empty: give at least one message", "messages", "invalid_value")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
@@ -32,64 +29,25 @@ def _message(message: Message, path: str) -> dict[str, Any]:
     for field in ("audio", "function_call"):
         if getattr(message, field) is not None:
             raise InvalidRequest(f"`{path}.{field}` is not supported", f"{path}.{field}", "unsupported_value")
-    role = "system" if message.role == "developer" else message.role
-    rendered: dict[str, Any] = {"role": role, "content": _content(message, path)}
-    if message.tool_calls:
-        if role != "assistant":
-            raise _wrong(f"{path}.tool_calls", f"only an assistant's message calls tools, not a {role}'s")
-        rendered["tool_calls"] = [_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
-    if (reasoning := message.reasoning_content or message.reasoning) is not None:
-        rendered["reasoning_content"] = reasoning
-    for field in ("name", "tool_call_id"):
-        if (value := getattr(message, field)) is not None:
-            rendered[field] = value
-    return rendered
-
-
-def _content(message: Message, path: str) -> str:
-    content = message.content
-    if content is None:
-        if message.role == "assistant" and (message.tool_calls or message.refusal is not None):
-            return message.refusal or ""
+    # Clients that send back what they were streamed leave the deltas' index in.
+    calls = [msgspec.structs.replace(call, index=None) for call in message.tool_calls or ()] or None
+    if calls and message.role != "assistant":
+        raise _wrong(f"{path}.tool_calls", f"only an assistant's message calls tools, not a {message.role}'s")
+    if message.content is None and not calls and message.refusal is None:
         raise _wrong(f"{path}.content", f"a message of the role {message.role} needs content")
-    if isinstance(content, str):
-        return content
-    return "\n".join(_part(part, f"{path}.content[{i}]") for i, part in enumerate(content))
-
-
-def _part(part: ContentPart, path: str) -> str:
-    if part.type not in ("text", "refusal"):
-        message = f"`{path}`: a part of type {part.type} needs a model that reads it; this model reads text alone"
-        raise InvalidRequest(message, path, "unsupported_content")
-    text = part.text if part.type == "text" else part.refusal
-    if text is None:
-        raise InvalidRequest(f"`{path}.{part.type}` is required", f"{path}.{part.type}", "missing_required_parameter")
-    return text
-
-
-def _call(call: ToolCall, path: str) -> dict[str, Any]:
-    rendered: dict[str, Any] = {"type": "function"}
-    if call.id is not None:
-        rendered["id"] = call.id
-    rendered["function"] = {
-        "name": call.function.name,
-        "arguments": _arguments(call.function.arguments, f"{path}.function.arguments"),
-    }
-    return rendered
-
-
-def _arguments(arguments: str | dict[str, Any] | None, path: str) -> dict[str, Any]:
-    if isinstance(arguments, dict):
-        return arguments
-    if arguments is None or not arguments.strip():
-        return {}
-    try:
-        parsed = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise _wrong(path, f"not valid JSON: {error}") from None
-    if not isinstance(parsed, dict):
-        raise _wrong(path, f"must be a JSON object, not {type(parsed).__name__}")
-    return parsed
+    plain: dict[str, Any] = msgspec.to_builtins(
+        msgspec.structs.replace(
+            message,
+            role="system" if message.role == "developer" else message.role,
+            content=message.refusal if message.content is None else message.content,
+            tool_calls=calls,
+            reasoning_content=message.reasoning_content or message.reasoning,
+            reasoning=None,
+            refusal=None,
+            annotations=None,
+        )
+    )
+    return plain
 
 
 def _wrong(param: str, why: str) -> InvalidRequest:

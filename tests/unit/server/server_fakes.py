@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from headrace.config import Config
 from headrace.engine.api import EngineStats, GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
+from headrace.engine.tokenization.messages import normalize_messages
 from headrace.errors import EngineDead
 from headrace.server import create_app
 from headrace.types import SchedulerStats
@@ -48,6 +49,7 @@ class ByteTokenizer:
         continue_final_message: bool = False,
         kwargs: dict[str, Any] | None = None,
     ) -> str:
+        messages = normalize_messages(messages)
         call = {"messages": messages, "tools": tools, "generate": add_generation_prompt}
         self.rendered.append({**call, "continue": continue_final_message, "kwargs": kwargs})
         return "|".join(m["content"] for m in messages) + ">" * add_generation_prompt
