@@ -1,0 +1,195 @@
+"""AWQ and GPTQ: synthetic layers packed here by their papers' layouts, bit by bit, and read back exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.kernels.weight import Weight
+from headrace.quant.awq import AWQ
+from headrace.quant.bits import pack_nibbles, split_nibbles, unpack_stream
+from headrace.quant.gptq import GPTQ
+from headrace.quant.methods import scheme_of
+
+Tensor = torch.Tensor
+N, K = 32, 256
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+class Tensors:
+    """A reader over a dictionary."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def get(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def error(self, message: str, name: str) -> CheckpointError:
+        return CheckpointError(message, "file", name)
+
+
+def stream(codes: Tensor, bits: int) -> Tensor:
+    """int32 [rows, words]: the codes of each row as one little-endian run of bits, by string."""
+    words = []
+    for row in codes.tolist():
+        run = "".join(format(code, f"0{bits}b")[::-1] for code in row)
+        run += "0" * (-len(run) % 32)
+        pieces = [int(run[at : at + 32][::-1], 2) for at in range(0, len(run), 32)]
+        words.append([piece - (1 << 32) if piece >= 1 << 31 else piece for piece in pieces])
+    return torch.tensor(words, dtype=torch.int32)
+
+
+def layer(bits: int, group: int, symmetric: bool, act_order: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Codes [N, K], zeros [N, G], scales [N, G], group of every input, and the matrix that they stand for."""
+    generator = torch.Generator().manual_seed(bits * 1000 + group + symmetric * 2 + act_order)
+    size = K if group == -1 else group
+    groups = K // size
+    codes = torch.randint(0, 1 << bits, (N, K), generator=generator)
+    zeros = torch.randint(0, 1 << bits, (N, groups), generator=generator)
+    if symmetric:
+        zeros = torch.full((N, groups), 1 << (bits - 1))
+    scales = (torch.rand(N, groups, generator=generator) + 0.1).half()
+    index = torch.arange(K) // size
+    if act_order:
+        index = index[torch.randperm(K, generator=generator)]
+    matrix = (codes - zeros[:, index]).float() * scales.float()[:, index]
+    return codes, zeros, scales, index, matrix
+
+
+def gptq_tensors(
+    bits: int, codes: Tensor, zeros: Tensor, scales: Tensor, index: Tensor, offset: int
+) -> dict[str, Tensor]:
+    return {
+        "m.qweight": stream(codes, bits).T.contiguous(),
+        "m.qzeros": stream((zeros.T - offset) % (1 << bits), bits),
+        "m.scales": scales.T.contiguous(),
+        "m.g_idx": index.int(),
+    }
+
+
+@pytest.mark.parametrize("act_order", [False, True], ids=["", "act-order"])
+@pytest.mark.parametrize("symmetric", [False, True], ids=["asymmetric", "symmetric"])
+@pytest.mark.parametrize("group", [-1, 32, 64, 128])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_gptq_round_trip(bits: int, group: int, symmetric: bool, act_order: bool) -> None:
+    codes, zeros, scales, index, matrix = layer(bits, group, symmetric, act_order)
+    for layout, offset in (("gptq", 1), ("gptq_v2", 0)):
+        reader = Tensors(gptq_tensors(bits, codes, zeros, scales, index, offset))
+        scheme = GPTQ({"bits": bits, "group_size": group, "checkpoint_format": layout})
+        assert scheme.covers("m", reader)
+        weight = scheme.load("m", (N, K), reader)
+        torch.testing.assert_close(weight.dequantize(), matrix, rtol=0, atol=0)
+        assert weight.scheme == ("int8" if bits == 8 else "int4")
+        assert ("group_index" in weight.tensors) == (act_order and group != -1)
+
+
+def test_gptq_without_group_indices() -> None:
+    codes, zeros, scales, index, matrix = layer(4, 64, False, False)
+    tensors = gptq_tensors(4, codes, zeros, scales, index, 1)
+    del tensors["m.g_idx"]
+    torch.testing.assert_close(GPTQ({}).load("m", (N, K), Tensors(tensors)).dequantize(), matrix, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("symmetric", [False, True], ids=["asymmetric", "symmetric"])
+@pytest.mark.parametrize("group", [-1, 32, 64, 128])
+def test_awq_round_trip(group: int, symmetric: bool) -> None:
+    codes, zeros, scales, _, matrix = layer(4, group, symmetric, False)
+
+    def interleaved(values: Tensor) -> Tensor:
+        return stream(values.view(-1, N // 8, 8)[:, :, list(AWQ_ORDER)].reshape(-1, N), 4)
+
+    tensors = {"m.qweight": interleaved(codes.T), "m.qzeros": interleaved(zeros.T), "m.scales": scales.T.contiguous()}
+    weight = AWQ({"bits": 4, "version": "gemm"}).load("m", (N, K), Tensors(tensors))
+    torch.testing.assert_close(weight.dequantize(), matrix, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+def test_rows_of_a_container_are_taken_whole(act_order: bool) -> None:
+    codes, zeros, scales, index, matrix = layer(4, 32, False, act_order)
+    weight = GPTQ({}).load("m", (N, K), Tensors(gptq_tensors(4, codes, zeros, scales, index, 1)))
+    rows = torch.tensor([3, 30, 3])
+    torch.testing.assert_close(weight.take(rows).dequantize(), matrix[rows], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("count", [1, 31, 32, 45])
+def test_streams_of_every_width(bits: int, count: int) -> None:
+    codes = torch.randint(0, 1 << bits, (3, count), generator=torch.Generator().manual_seed(bits))
+    assert torch.equal(unpack_stream(stream(codes, bits), bits, count).long(), codes)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 7, 64])
+def test_nibbles_round_trip(columns: int) -> None:
+    codes = torch.randint(0, 16, (3, columns), generator=torch.Generator().manual_seed(columns), dtype=torch.uint8)
+    assert torch.equal(split_nibbles(pack_nibbles(codes), columns), codes)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "marlin"),
+        ({"quant_method": "awq", "version": "gemv"}, "gemv"),
+        ({"quant_method": "awq", "bits": 8}, "8 bits"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:gguf"}, "auto_round:gguf"),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "dynamic inputs"),
+        ({"quant_method": "torchao"}, "torchao"),
+        ({"bits": 4}, "None"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name(config: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModel, match=named):
+        scheme_of({"quantization_config": config})
+
+
+def test_no_configuration_means_plain_floats() -> None:
+    assert scheme_of({}) is None
+    assert scheme_of({"quantization_config": None}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("m.qweight", lambda t: t[:-1]),
+        ("m.qweight", lambda t: t.long()),
+        ("m.scales", lambda t: t[:, :-1]),
+        ("m.qzeros", lambda t: t[:-1]),
+        ("m.g_idx", lambda t: t + 1),
+        ("m.g_idx", lambda t: t[:-1]),
+    ],
+)
+def test_a_misshapen_tensor_is_named(name: str, change: Any) -> None:
+    tensors = gptq_tensors(4, *layer(4, 64, False, True)[:4], offset=1)
+    tensors[name] = change(tensors[name])
+    with pytest.raises(CheckpointError) as caught:
+        GPTQ({}).load("m", (N, K), Tensors(tensors))
+    assert caught.value.tensor == name
+
+
+def test_fp8_tiles_and_their_ragged_edges() -> None:
+    generator = torch.Generator().manual_seed(5)
+    codes = torch.randn(200, 300, generator=generator).to(torch.float8_e4m3fn)
+    tiles = torch.rand(2, 3, generator=generator)
+    scheme = scheme_of({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}})
+    assert scheme is not None
+    weight: Weight = scheme.load("m", (200, 300), Tensors({"m.weight": codes, "m.weight_scale_inv": tiles}))
+    expected = codes.float() * tiles.repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :300]
+    torch.testing.assert_close(weight.dequantize(), expected, rtol=0, atol=0)
+    assert weight.activation == "fp8_group128"
+
+
+def test_fp8_with_one_scale_and_static_inputs() -> None:
+    codes = torch.ones(4, 8).to(torch.float8_e4m3fn)
+    tensors = {"m.weight": codes, "m.weight_scale": torch.tensor(0.5), "m.input_scale": torch.tensor(2.0)}
+    scheme = scheme_of({"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}})
+    assert scheme is not None
+    weight = scheme.load("m", (4, 8), Tensors(tensors))
+    assert weight.activation == "fp8_tensor"
+    assert weight.tensors["input_scale"].tolist() == [2.0]
+    assert weight.dequantize().unique().tolist() == [0.5]
