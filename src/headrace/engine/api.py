@@ -99,7 +99,7 @@ class EngineStats:
     slot_occupancy: float
     """Running sequences over max_num_seqs, mean over the last window's steps."""
     kv_utilization: float
-    """Tokens stored over token places in held blocks, 0 when nothing runs."""
+    """Tokens stored over token places in held blocks, mean over the last window; 0 when nothing ran in it."""
     restarts: int = 0
 
 

@@ -38,7 +38,8 @@ _STATS_TIMEOUT = 1.0
 class _Stream:
     """One call of `generate`."""
 
-    def __init__(self, request: GenerateRequest, tokenizer: TextTokenizer, arrival: float) -> None:
+    def __init__(self, number: int, request: GenerateRequest, tokenizer: TextTokenizer, arrival: float) -> None:
+        self.number = number
         self.request = request
         self.arrival = arrival
         self.outputs = RequestOutputs(request, tokenizer, arrival)
@@ -46,8 +47,8 @@ class _Stream:
         self.error: HeadraceError | None = None
 
     def child(self, index: int) -> str:
-        # The index comes last, so two requests never make the same name.
-        return f"{self.request.id}#{index}"
+        # The number tells a request from an earlier one of the same id, whose last tokens may still be on their way.
+        return f"{self.request.id}#{self.number}#{index}"
 
     def fail(self, error: HeadraceError) -> None:
         self.error = error
@@ -88,7 +89,7 @@ class BaseClient:
         validate(request, self.engine_info)
         if request.id in self._streams:
             raise InvalidRequest(f"a request with id {request.id!r} is still running", "request_id", "invalid_value")
-        stream = _Stream(request, self._tokenizer, time.monotonic())
+        stream = _Stream(next(self._numbers), request, self._tokenizer, time.monotonic())
         self._open(stream)
         try:
             while True:

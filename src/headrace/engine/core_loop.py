@@ -117,16 +117,20 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         now = self._clock()
-        scheduler = self._scheduler.stats()
-        places = scheduler.blocks_held * self._block_size
         return EngineStats(
-            scheduler=scheduler,
+            scheduler=self._scheduler.stats(),
             block_size=self._block_size,
             steps=self._figures.steps,
             device_busy=self._figures.device_busy(now),
             slot_occupancy=self._figures.slot_occupancy(now),
-            kv_utilization=scheduler.kv_tokens / places if places else 0.0,
+            kv_utilization=self._figures.kv_utilization(now),
         )
+
+    def _look_at_memory(self, now: float) -> None:
+        stats = self._scheduler.stats()
+        places = stats.blocks_held * self._block_size
+        if places:
+            self._figures.record_memory(now, stats.kv_tokens / places)
 
     def _launch(self, deltas: list[Delta]) -> bool:
         """True where a step was launched, or failed to be, so that another may be tried at once."""
@@ -162,6 +166,8 @@ class EngineCore:
             self._duration = now - began
         self._free_at = min(now, began + self._duration)
         self._figures.record(now, self._free_at - began, plan.num_seqs)
+        if self._figures.wants_memory(now):
+            self._look_at_memory(now)
 
     def _failed(self, plan: StepPlan, error: PlatformError) -> list[Delta]:
         """Ends the requests of a step that the device could not do, and those alone."""

@@ -1,10 +1,13 @@
-"""The two wastes that show over time, slots and device, over a sliding window of seconds."""
+"""The three wastes over a sliding window of seconds: how well memory, slots and device are used."""
 
 from __future__ import annotations
 
 from collections import deque
 
 __all__ = ["Figures"]
+
+_LOOK = 0.05
+"""Seconds between two looks at the memory, which cost time."""
 
 
 class Figures:
@@ -17,6 +20,7 @@ class Figures:
         self._steps: deque[tuple[float, float, int]] = deque()
         self._busy = 0.0
         self._running = 0
+        self._used: deque[tuple[float, float]] = deque()
         self.steps = 0
 
     def record(self, now: float, busy: float, running: int) -> None:
@@ -26,6 +30,19 @@ class Figures:
         self._running += running
         self.steps += 1
         self._forget(now)
+
+    def wants_memory(self, now: float) -> bool:
+        """True where the last look at the memory is old."""
+        return not self._used or now - self._used[-1][0] >= _LOOK
+
+    def record_memory(self, now: float, used: float) -> None:
+        """Tokens stored over token places held."""
+        self._used.append((now, used))
+
+    def kv_utilization(self, now: float) -> float:
+        """Mean of what was recorded."""
+        self._forget(now)
+        return sum(used for _, used in self._used) / len(self._used) if self._used else 0.0
 
     def device_busy(self, now: float) -> float:
         """Share of the window's wall time in which the device had work."""
@@ -43,3 +60,5 @@ class Figures:
             _, busy, running = self._steps.popleft()
             self._busy -= busy
             self._running -= running
+        while self._used and self._used[0][0] <= now - self._window:
+            self._used.popleft()

@@ -6,14 +6,12 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
 
 from headrace.config import Config
 from headrace.engine.client import BaseClient
 from headrace.engine.output import TextTokenizer
 from headrace.engine.protocol import Command, Event, Failed, Loading, Ready, Shutdown, from_wire, to_wire
-from headrace.engine.service import Pulse, serve
-from headrace.engine.startup import Engine, Progress, build_engine
+from headrace.engine.service import Build, BuiltEngine, Progress, Pulse, serve
 from headrace.errors import EngineDead, HeadraceError
 
 __all__ = ["InProcessClient"]
@@ -21,8 +19,6 @@ __all__ = ["InProcessClient"]
 _STALL = 60.0
 """Seconds that one step may take before the engine counts as hanging."""
 _JOIN = 10.0
-
-Build = Callable[[Config, Progress], Engine]
 
 
 class InProcessClient(BaseClient):
@@ -33,7 +29,7 @@ class InProcessClient(BaseClient):
         config: Config,
         tokenizer: TextTokenizer,
         progress: Progress | None = None,
-        build: Build = build_engine,
+        build: Build | None = None,
     ) -> None:
         """`progress(stage, done)` is called on the event loop while the model loads."""
         super().__init__(config, tokenizer)
@@ -81,9 +77,9 @@ class InProcessClient(BaseClient):
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._on_event, event, started)
 
-        engine: Engine | None = None
+        engine: BuiltEngine | None = None
         try:
-            engine = self._build(self.config, lambda stage, done: send(Loading(stage, done)))
+            engine = (self._build or _default_build())(self.config, lambda stage, done: send(Loading(stage, done)))
             send(Ready(engine.info))
             serve(engine.core, self._take_commands, send, self._pulse)
         except Exception as error:
@@ -120,3 +116,10 @@ class InProcessClient(BaseClient):
             while True:
                 commands.append(self._commands.get_nowait())
         return commands
+
+
+def _default_build() -> Build:
+    # Here, so that the loop's thread does not wait for the heavy imports.
+    from headrace.engine.startup import build_engine
+
+    return build_engine

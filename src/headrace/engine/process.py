@@ -22,7 +22,7 @@ import zmq
 
 from headrace.config import Config, read_environment
 from headrace.engine.protocol import Beat, Command, Event, Failed, Loading, Ready, decode_command, encode, to_wire
-from headrace.engine.service import Pulse, serve
+from headrace.engine.service import Build, Pulse, serve
 from headrace.errors import HeadraceError
 
 __all__ = ["BEAT_INTERVAL", "main"]
@@ -38,8 +38,9 @@ _log = logging.getLogger(__name__)
 class Link:
     """The engine's end of the main socket. Used by one thread."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], directory: Path) -> None:
-        self._socket = context.socket(zmq.DEALER)
+    def __init__(self, directory: Path) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self._socket = self._context.socket(zmq.DEALER)
         self._socket.set_hwm(0)
         self._socket.linger = _LINGER_MS
         self._socket.connect(f"ipc://{directory / 'main'}")
@@ -57,10 +58,12 @@ class Link:
         return commands
 
     def close(self) -> None:
+        """Returns when the last words have left, or after a second."""
         self._socket.close()
+        self._context.term()
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], build: Build | None = None) -> int:
     """0: told to end. 1: could not load, or the device was lost; the client has been told why."""
     directory, lifeline, parent = Path(arguments[0]), int(arguments[1]), int(arguments[2])
     _die_with(parent)
@@ -68,22 +71,18 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=read_environment().log_level.upper(), format="%(levelname)s engine: %(message)s")
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     pulse = Pulse()
-    threading.Thread(target=_beat, args=(context, directory, lifeline, pulse), name="beat", daemon=True).start()
-    link = Link(context, directory)
+    threading.Thread(target=_beat, args=(directory, lifeline, pulse), name="beat", daemon=True).start()
+    link = Link(directory)
     try:
-        return _run(Config.model_validate_json((directory / "config.json").read_bytes()), link, pulse)
+        return _run(Config.model_validate_json((directory / "config.json").read_bytes()), link, pulse, build)
     finally:
         link.close()
 
 
-def _run(config: Config, link: Link, pulse: Pulse) -> int:
+def _run(config: Config, link: Link, pulse: Pulse, build: Build | None) -> int:
     try:
-        # The heavy imports come after the first beat, and their failure is told like any other.
-        from headrace.engine.startup import build_engine
-
-        engine = build_engine(config, _throttled(link.send))
+        engine = (build or _default_build())(config, _throttled(link.send))
     except Exception as error:
         if not isinstance(error, HeadraceError):
             _log.exception("the engine could not load")
@@ -102,6 +101,13 @@ def _run(config: Config, link: Link, pulse: Pulse) -> int:
     finally:
         engine.close()
     return 0
+
+
+def _default_build() -> Build:
+    # The heavy imports come after the first beat, and their failure is told like any other.
+    from headrace.engine.startup import build_engine
+
+    return build_engine
 
 
 def _throttled(send: Callable[[Event], None]) -> Callable[[str, float], None]:
@@ -126,8 +132,9 @@ def _die_with(parent: int) -> None:
         os._exit(0)
 
 
-def _beat(context: zmq.Context[zmq.Socket[bytes]], directory: Path, lifeline: int, pulse: Pulse) -> None:
+def _beat(directory: Path, lifeline: int, pulse: Pulse) -> None:
     """A thread: tells the client that this process runs, and ends it when the client's process is gone."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     socket = context.socket(zmq.PUSH)
     socket.linger = 0
     socket.connect(f"ipc://{directory / 'beat'}")

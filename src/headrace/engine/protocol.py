@@ -173,8 +173,10 @@ def to_wire(error: BaseException) -> WireError:
     """What is not of `errors.py` travels as EngineDead with its type in the message."""
     if not isinstance(error, HeadraceError):
         return WireError("EngineDead", f"{type(error).__name__}: {error}")
+    # A plugin may raise a class of its own: it arrives as the nearest of ours.
+    kind = next(base.__name__ for base in type(error).__mro__ if base.__name__ in errors.__all__)
     return WireError(
-        type(error).__name__ if type(error).__name__ in errors.__all__ else "HeadraceError",
+        kind,
         str(error),
         getattr(error, "param", None),
         getattr(error, "code", None),

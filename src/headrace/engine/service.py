@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
+from headrace.config import Config
 from headrace.engine.core_loop import EngineCore
 from headrace.engine.protocol import (
     Abort,
     Add,
     Command,
     Deltas,
+    EngineInfo,
     Event,
     Failed,
     Finish,
@@ -23,14 +26,33 @@ from headrace.engine.protocol import (
 )
 from headrace.errors import HeadraceError, PlatformError
 
-__all__ = ["Pulse", "serve"]
+__all__ = ["Build", "BuiltEngine", "Progress", "Pulse", "serve"]
 
 Receive = Callable[[float], list[Command]]
 """Commands that have come, waiting up to so many seconds for the first."""
 Send = Callable[[Event], None]
 
+Progress = Callable[[str, float], None]
+"""Told while an engine loads: (stage, done from 0 to 1)."""
+
 _IDLE = 1.0
 _STUCK = 0.001
+
+
+class BuiltEngine(Protocol):
+    """An engine that is ready."""
+
+    @property
+    def core(self) -> EngineCore: ...
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def close(self) -> None:
+        """Release the device."""
+
+
+Build = Callable[[Config, Progress], BuiltEngine]
 
 
 class Pulse:

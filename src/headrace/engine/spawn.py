@@ -24,6 +24,8 @@ _LONGEST_PATH = 90
 """Unix socket addresses hold about a hundred bytes."""
 _EXIT_TIMEOUT = 3.0
 _STDERR = 2
+_LAST_WORDS = 0.05
+"""Seconds between a process's end and its funeral."""
 
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "headrace.engine.process")
 
@@ -98,7 +100,11 @@ class EngineProcess:
         return sock
 
     def _died(self) -> None:
-        """The lifeline is closed: deliver its last words, then tell."""
+        """The lifeline is closed. Last words may still be on their way through the socket's own thread."""
+        self._loop.remove_reader(self._lifeline.fileno())
+        self._loop.call_later(_LAST_WORDS, self._bury)
+
+    def _bury(self) -> None:
         self.drain()
         if self._release():
             self.kill()

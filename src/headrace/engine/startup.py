@@ -15,22 +15,22 @@ from headrace.engine.core_loop import EngineCore
 from headrace.engine.loading import Checkpoint, open_checkpoint
 from headrace.engine.protocol import EngineInfo
 from headrace.engine.runner import Runner, RunnerConfig
+from headrace.engine.service import Progress
 from headrace.kernels.ops import Ops
 from headrace.kernels.registry import bind, pack
 from headrace.models.decoder import DecoderWeights
 from headrace.platforms.interface import Device
 from headrace.plugins import discover
 
-__all__ = ["Engine", "Progress", "build_engine"]
+__all__ = ["Engine", "build_engine"]
 
 _log = logging.getLogger(__name__)
-
-Progress = Callable[[str, float], None]
-"""(stage, done from 0 to 1)."""
 
 
 @dataclass(slots=True)
 class Engine:
+    """A `service.BuiltEngine`."""
+
     core: EngineCore
     info: EngineInfo
     device: Device

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from headrace.core import CoreConfig, Scheduler
 from headrace.engine.api import GenerateRequest
+from headrace.engine.core_loop import EngineCore
 from headrace.engine.protocol import EngineInfo
 from headrace.types import NO_TOKEN, Delta, SamplingParams, StepPlan, StepResult, TokenLogprobs
 
@@ -51,7 +54,9 @@ class ByteTokenizer:
 INFO = EngineInfo("/nowhere", 128, VOCAB, (EOS,), "fake", "float32", "float32", 4, 64, 8)
 
 
-def make_request(text: str | tuple[int, ...] = "ab", id: str = "r", echo: bool = False, **params: Any) -> GenerateRequest:
+def make_request(
+    text: str | tuple[int, ...] = "ab", id: str = "r", echo: bool = False, **params: Any
+) -> GenerateRequest:
     prompt = tuple(text.encode()) if isinstance(text, str) else text
     return GenerateRequest(id, prompt, SamplingParams(**{"max_tokens": 16, **params}), echo=echo)
 
@@ -129,3 +134,41 @@ class FakeLaunched:
     def result(self) -> StepResult:
         time.sleep(max(0.0, self.ready - time.monotonic()))
         return self.runner.run(self.plan)
+
+
+@dataclass
+class FakeEngine:
+    """A `service.BuiltEngine` on the real scheduler and the fake runner."""
+
+    core: EngineCore
+    info: EngineInfo
+    runner: FakeRunner
+    scheduler: Scheduler
+    closed: bool = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def make_engine(runner: FakeRunner | None = None, **sizes: Any) -> FakeEngine:
+    defaults = {
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 128,
+    }
+    config = CoreConfig(**{**defaults, "vocab_size": VOCAB, **sizes})
+    runner = runner or FakeRunner(config.max_num_seqs, config.max_model_len)
+    scheduler = Scheduler(config)
+    core = EngineCore(scheduler, runner, config.max_num_seqs, config.block_size)
+    info = msgspec.structs.replace(INFO, max_model_len=config.max_model_len, num_blocks=config.num_blocks)
+    return FakeEngine(core, info, runner, scheduler)
+
+
+def expected(prompt: tuple[int, ...], count: int, seed: int = 0, vocab: int = 256) -> list[int]:
+    """What the fake model generates."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(next_token(ids[-1], len(ids), seed, vocab))
+    return ids[len(prompt) :]
