@@ -49,7 +49,6 @@ def _register(manager: pluggy.PluginManager, point: EntryPoint, info: PluginInfo
     try:
         manager.register(plugin, point.name)
     except pluggy.PluginValidationError as error:
-        manager.unregister(plugin)
         raise info.fault(f"does not fit a hook: {error}") from error
     except ValueError as error:
         raise info.fault(f"is registered already: {error}") from error

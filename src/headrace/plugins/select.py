@@ -120,10 +120,13 @@ class PluginSet:
 
     def _call(self, hook: str, read: Callable[[Any], Any]) -> list[tuple[PluginInfo, Any]]:
         """Each plugin's answer, in entry-point order; an exception becomes a PluginError that names plugin and hook."""
-        by_name: Mapping[str, PluginInfo] = {info.name: info for info in self.plugins}
+        # A plugin that failed half-way may have left hooks behind.
+        sound: Mapping[str, PluginInfo] = {info.name: info for info in self.plugins if info.error is None}
         answers = []
         for implementation in getattr(self._manager.hook, hook).get_hookimpls():
-            info = by_name[implementation.plugin_name]
+            info = sound.get(implementation.plugin_name)
+            if info is None:
+                continue
             try:
                 answers.append((info, read(implementation.function())))
             except Exception as error:
