@@ -1,0 +1,219 @@
+"""The server in front of a real engine: answers, figures, and what happens when the engine or the server is stopped."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+from server_harness import CONTEXT, NAME, Server, make_model, running
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny")
+    make_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Server]:
+    with running(model) as served:
+        yield served
+
+
+def until(condition, seconds: float = 5.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"did not happen within {seconds} seconds")
+
+
+def idle(server: Server) -> bool:
+    figures = server.figures()
+    held = figures['headrace_kv_blocks{state="held"}']
+    return (held, figures["headrace_requests_running"], figures["headrace_requests_waiting"]) == (0, 0, 0)
+
+
+class Reader(threading.Thread):
+    def __init__(self, lines: Iterator[str]) -> None:
+        super().__init__(daemon=True)
+        self._source = lines
+        self.lines: list[str] = []
+        self.begun = threading.Event()
+        self.error: Exception | None = None
+        self.start()
+        assert self.begun.wait(10)
+
+    def run(self) -> None:
+        try:
+            for line in self._source:
+                self.lines.append(line)
+                self.begun.set()
+        except httpx.HTTPError as error:
+            self.error = error
+
+    def last(self) -> dict:
+        self.join(20)
+        assert self.error is None
+        assert self.lines[-1] == "data: [DONE]"
+        return json.loads(self.lines[-2][6:])
+
+
+def test_streamed_equals_whole(server):
+    body = {
+        "prompt": ["Hello", "Good bye"],
+        "max_tokens": 24,
+        "logprobs": 2,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    whole = server.complete(**body).json()["choices"]
+    chunks = [json.loads(line[6:]) for line in server.lines(**body) if line != "data: [DONE]"]
+    for choice in whole:
+        pieces = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert "".join(piece["text"] for piece in pieces) == choice["text"]
+        assert [t for piece in pieces for t in piece["token_ids"]] == choice["token_ids"]
+        for key, values in choice["logprobs"].items():
+            assert [v for piece in pieces for v in piece["logprobs"][key]] == values
+        assert len(choice["token_ids"]) == len(choice["logprobs"]["tokens"]) == 24
+        assert choice["finish_reason"] == pieces[-1]["finish_reason"] == "length"
+
+
+def test_the_official_client_thirty_two_at_a_time(server):
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+    def ask(number: int) -> str:
+        messages = [{"role": "user", "content": f"Number {number}?"}]
+        stream = client.chat.completions.create(
+            model=NAME, messages=messages, max_tokens=12, temperature=0, stream=True, extra_body={"ignore_eos": True}
+        )
+        chunks = [chunk.choices[0] for chunk in stream]
+        assert chunks[-1].finish_reason == "length"
+        return "".join(chunk.delta.content or "" for chunk in chunks)
+
+    with ThreadPoolExecutor(32) as pool:
+        crowd = list(pool.map(ask, range(64)))
+    assert crowd[:4] == [ask(number) for number in range(4)]
+    until(lambda: idle(server))
+
+
+def test_echo_and_prompt_logprobs(server):
+    body = {"prompt": "Hello", "logprobs": 2, "echo": True}
+    alone = server.complete(**body, max_tokens=0).json()
+    assert alone["choices"][0]["text"] == "Hello"
+    assert alone["usage"]["completion_tokens"] == 0
+    more = server.complete(**body, max_tokens=3, ignore_eos=True).json()["choices"][0]
+    prompt = alone["choices"][0]["logprobs"]
+    assert prompt["token_logprobs"][0] is None
+    assert more["logprobs"]["token_logprobs"][: len(prompt["tokens"])] == prompt["token_logprobs"]
+    assert len(more["logprobs"]["tokens"]) == len(prompt["tokens"]) + 3
+
+
+def test_numbers_are_finite_at_the_extremes(server):
+    body = {"logprobs": 5, "echo": True, "max_tokens": 4, "ignore_eos": True}
+    for extreme in (
+        {"top_k": 1, "temperature": 1},
+        {"temperature": 1e-8},
+        {"logit_bias": {"70": -100}, "temperature": 1},
+    ):
+        response = server.complete(**body, **extreme)
+        assert response.status_code == 200
+        assert "NaN" not in response.text
+        assert "Infinity" not in response.text
+    greedy = server.complete(max_tokens=8, ignore_eos=True).json()["choices"][0]["text"]
+    assert server.complete(max_tokens=8, ignore_eos=True, temperature=1e-8).json()["choices"][0]["text"] == greedy
+
+
+def test_context_to_the_token(server):
+    assert server.complete(prompt=[70] * (CONTEXT - 1), max_tokens=1).status_code == 200
+    for length in (CONTEXT, CONTEXT + 1):
+        error = server.complete(prompt=[70] * length, max_tokens=1).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+    assert server.complete(prompt=[70] * CONTEXT, max_tokens=0, echo=True, logprobs=1).status_code == 200
+
+
+def test_cached_tokens_are_told(server):
+    prompt = [5 + i % 200 for i in range(100)]
+    server.complete(prompt=prompt, max_tokens=1)
+    usage = server.complete(prompt=prompt, max_tokens=1).json()["usage"]
+    assert 90 < usage["prompt_tokens_details"]["cached_tokens"] <= 99
+
+
+def test_a_client_that_leaves_frees_its_blocks(server):
+    until(lambda: idle(server))
+    for _ in range(5):
+        with httpx.stream(
+            "POST",
+            f"{server.url}/v1/completions",
+            json={"model": NAME, "prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 2},
+        ) as response:
+            next(response.iter_lines())
+    until(lambda: idle(server), 2)
+
+
+@pytest.mark.slow
+def test_an_engine_that_stands_still_fails_the_health_check(model):
+    with running(model) as served:
+        assert served.http.get("/health").status_code == 200
+        served.engine.send_signal(signal.SIGSTOP)
+        until(lambda: served.http.get("/health").status_code == 503, 6)
+        assert served.complete().status_code == 503
+        served.engine.send_signal(signal.SIGCONT)
+        until(lambda: served.http.get("/health").status_code == 200, 6)
+        assert served.complete().status_code == 200
+
+
+@pytest.mark.slow
+def test_a_killed_engine_is_told_and_replaced(model):
+    with running(model) as served:
+        reader = Reader(served.lines(max_tokens=450, n=8))
+        killed = served.engine
+        began = time.monotonic()
+        killed.kill()
+        error = reader.last()["error"]
+        assert time.monotonic() - began < 1.5
+        assert error["type"] == "server_error"
+        refused = served.complete()
+        assert refused.status_code in (200, 503)
+        if refused.status_code == 503:
+            assert int(refused.headers["retry-after"]) > 0
+        until(lambda: served.complete(max_tokens=2).status_code == 200, 30)
+        assert served.engine.pid != killed.pid
+        assert served.figures()["headrace_engine_restarts_total"] == 1
+
+
+@pytest.mark.slow
+def test_sigterm_drains_and_leaves_no_orphan(model):
+    with running(model, drain_timeout=20) as served:
+        engine = served.engine
+        reader = Reader(served.lines(max_tokens=400, n=4))
+        served.process.send_signal(signal.SIGTERM)
+        until(lambda: served.complete().status_code == 503)
+        assert served.http.get("/health").status_code == 503
+        last = reader.last()
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert served.process.wait(10) == 0
+        assert not psutil.pid_exists(engine.pid)
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_all_at_once(model):
+    with running(model, drain_timeout=60) as served:
+        engine = served.engine
+        Reader(served.lines(max_tokens=500, n=8))
+        served.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(5) == 0
+        until(lambda: not psutil.pid_exists(engine.pid), 3)
