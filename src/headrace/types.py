@@ -184,6 +184,8 @@ class Capabilities:
     attention_features: frozenset[str] = frozenset()
     """Out of `gqa`, `sliding_window`, `soft_cap`, `sinks`, `alibi`."""
     max_tokens_per_step: int = 2048
+    computes: bool = True
+    """False: a simulator, whose operators give shapes and costs but no values."""
     host_memory: bool = False
     """The device computes in the host's memory: the KV cache is given a share of what is free rather than almost all."""
     extra: tuple[tuple[str, Any], ...] = ()

@@ -23,7 +23,7 @@ _hookimpl = pluggy.HookimplMarker("headrace")
 
 
 class SimPlatform:
-    """Any number of equal devices. Options: the fields of `Machine`, and `realtime` (see `device.SimDevice`)."""
+    """One device. Options: the fields of `Machine`, and `realtime` (see `device.SimDevice`)."""
 
     name = "sim"
     api_version = API_VERSION
@@ -37,6 +37,8 @@ class SimPlatform:
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
         from headrace.platforms.sim.device import SimDevice
 
+        if index != 0:
+            raise PlatformError(f"sim: there is one device, index 0, but {index} was asked for")
         known = [field.name for field in fields(Machine)]
         unknown = sorted(set(options) - {*known, "realtime"})
         if unknown:

@@ -43,6 +43,7 @@ class SimDevice:
             async_exec=realtime,
             deterministic=True,
             attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
+            computes=False,
             max_tokens_per_step=1 << 16,
         )
 

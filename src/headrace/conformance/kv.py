@@ -1,0 +1,185 @@
+"""Tier 4: the cache keeps what is written, where it is written, in the order of the launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from headrace.conformance.operators import need_arithmetic, nmse
+from headrace.conformance.tiers import tier
+from headrace.errors import OutOfMemory
+from headrace.kernels.inputs import batch_of
+from headrace.kernels.registry import bind
+from headrace.platforms.interface import KV, Device, Executable, Tensor
+from headrace.types import Bucket, KVLayout, LayerKV
+
+__all__ = ["Cache", "KVTier"]
+
+Array = npt.NDArray[Any]
+_HEADS, _DIM, _BLOCKS = 2, 16, 8
+
+
+class Cache:
+    """A cache of one layer, with a step that writes given keys and values and another that shows what a query sees.
+
+    A query of zeros weighs all its keys alike, so attention gives the mean of the values in its context.
+    """
+
+    def __init__(self, device: Device, dtype: str, heads: int = _HEADS) -> None:
+        self.device = device
+        self.size = device.capabilities().block_sizes[0]
+        self.layout = KVLayout((LayerKV(heads, _DIM),), self.size, dtype)
+        self.kv: KV = device.alloc_kv(self.layout, _BLOCKS)
+        self._ops = bind(device)
+        self._heads = heads
+        tokens = _BLOCKS * self.size
+        self._write: Executable = device.compile(self._write_step, Bucket(tokens, tokens, tokens, _BLOCKS))
+        self._read: Executable = device.compile(self._read_step, Bucket(tokens, tokens, tokens, _BLOCKS))
+
+    def write(self, slots: Array, values: Array) -> None:
+        """values [T, heads * dim] at places block * size + offset; keys are the same."""
+        arrays = _batch(np.zeros(len(slots)), slots, np.zeros((len(slots), 1)))
+        qkv = np.concatenate([np.zeros_like(values), values, values], 1).astype(np.float32)
+        self.kv, outputs = self._write(self.kv, self._put(arrays | {"x": qkv, "cos_sin": _upright()}))
+        self.last = outputs["q"]
+
+    def means(self, tables: Array, lengths: Array) -> Array:
+        """[S, heads * dim]: the mean of the first `length` places of each block table."""
+        arrays = _batch(lengths - 1, np.zeros(len(lengths)), tables)
+        query = np.zeros((len(lengths), self._heads * _DIM), np.float32)
+        self.kv, outputs = self._read(self.kv, self._put(arrays | {"x": query}))
+        found: Array = self.device.get(outputs["out"]).result()[: len(lengths)]
+        return found
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        self.kv = self.device.copy_blocks(self.kv, [a for a, _ in pairs], [b for _, b in pairs])
+
+    def _put(self, arrays: dict[str, Array]) -> dict[str, Tensor]:
+        return {name: self.device.put(array) for name, array in arrays.items()}
+
+    def _write_step(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+        batch = batch_of(inputs)
+        q = self._ops.rotary_cache(inputs["x"], batch, kv, 0, inputs["cos_sin"], self._heads, None, None, 1e-6)
+        return kv, {"q": q}
+
+    def _read_step(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+        batch = batch_of(inputs)
+        return kv, {"out": self._ops.attention(inputs["x"], batch, kv, 0, 0.25, None, None, None, None)}
+
+
+def _upright() -> Array:
+    return np.concatenate([np.ones((1, _DIM // 2)), np.zeros((1, _DIM // 2))], 1).astype(np.float32)
+
+
+def _batch(positions: Array, slots: Array, tables: Array) -> dict[str, Array]:
+    """Every token a sequence of its own."""
+    count = len(positions)
+    index = np.arange(count)
+    arrays = {
+        "sizes": np.array([count, count, 0]),
+        "token_ids": np.zeros(count),
+        "positions": positions,
+        "slot_mapping": slots,
+        "token_seq": index,
+        "query_start": np.arange(count + 1),
+        "context_lens": positions + 1,
+        "block_tables": tables,
+        "slots": index,
+        "rows": index[:0],
+    }
+    return {name: np.ascontiguousarray(array, np.int32) for name, array in arrays.items()}
+
+
+_LIMIT = {"float32": 1e-10, "bfloat16": 1e-4, "float16": 1e-6, "int8": 1e-3, "float8_e4m3": 5e-3}
+
+
+@tier("kv")
+class KVTier:
+    @pytest.fixture(params=["float32", "bfloat16", "float16", "int8", "float8_e4m3"])
+    def cache(self, device: Device, request: pytest.FixtureRequest) -> Cache:
+        need_arithmetic(device)
+        if request.param not in device.capabilities().kv_dtypes:
+            pytest.skip(f"KV dtype {request.param} is not declared")
+        return Cache(device, request.param)
+
+    def near(self, cache: Cache, found: Array, wanted: Array) -> None:
+        assert nmse(found, wanted) <= _LIMIT[cache.layout.dtype]
+
+    def test_every_place_of_a_block_is_its_own(self, cache: Cache) -> None:
+        values = _numbers(cache.size)
+        cache.write(3 * cache.size + np.arange(cache.size), values)
+        tables, lengths = np.full((cache.size, 1), 3), 1 + np.arange(cache.size)
+        wanted = np.cumsum(values, 0) / lengths[:, None]
+        self.near(cache, cache.means(tables, lengths), wanted)
+
+    def test_tables_map_positions_across_blocks(self, cache: Cache) -> None:
+        values = _numbers(2 * cache.size)
+        cache.write(
+            np.concatenate([5 * cache.size + np.arange(cache.size), 2 * cache.size + np.arange(cache.size)]), values
+        )
+        lengths = np.array([cache.size, cache.size + 1, 2 * cache.size])
+        wanted = np.stack([values[:n].mean(0) for n in lengths])
+        self.near(cache, cache.means(np.tile([5, 2], (3, 1)), lengths), wanted)
+
+    def test_a_place_written_again_holds_the_new(self, cache: Cache) -> None:
+        values = _numbers(2)
+        cache.write(np.array([cache.size]), values[:1])
+        cache.write(np.array([cache.size]), values[1:])
+        self.near(cache, cache.means(np.array([[1]]), np.array([1])), values[1:])
+
+    def test_writes_leave_other_blocks_alone(self, cache: Cache) -> None:
+        values = _numbers(3 * cache.size)
+        for block in (1, 2, 3):
+            cache.write(
+                block * cache.size + np.arange(cache.size), values[(block - 1) * cache.size : block * cache.size]
+            )
+        cache.write(2 * cache.size + np.arange(cache.size), -values[: cache.size])
+        wanted = np.stack(
+            [values[: cache.size].mean(0), -values[: cache.size].mean(0), values[2 * cache.size :].mean(0)]
+        )
+        self.near(cache, cache.means(np.array([[1], [2], [3]]), np.full(3, cache.size)), wanted)
+
+    def test_a_copied_block_is_whole_and_independent(self, cache: Cache) -> None:
+        values = _numbers(cache.size)
+        cache.write(cache.size + np.arange(cache.size), values)
+        cache.copy([(1, 4)])
+        cache.write(cache.size + np.arange(cache.size), -values)
+        wanted = np.stack([-values.mean(0), values.mean(0)])
+        self.near(cache, cache.means(np.array([[1], [4]]), np.full(2, cache.size)), wanted)
+
+    def test_copies_read_before_they_write(self, cache: Cache) -> None:
+        values = _numbers(2 * cache.size)
+        cache.write(cache.size + np.arange(2 * cache.size), values)
+        cache.copy([(1, 2), (2, 1)])
+        wanted = np.stack([values[cache.size :].mean(0), values[: cache.size].mean(0)])
+        self.near(cache, cache.means(np.array([[1], [2]]), np.full(2, cache.size)), wanted)
+
+    def test_copies_and_steps_keep_their_order(self, cache: Cache) -> None:
+        """A chain of writes and copies without waiting in between."""
+        values = _numbers(8)
+        for turn in range(8):
+            cache.write(np.array([cache.size]), values[turn : turn + 1])
+            cache.copy([(1, 2 + turn % 4)])
+        wanted = np.stack([values[4], values[5], values[6], values[7]])
+        self.near(cache, cache.means(np.array([[2], [3], [4], [5]]), np.ones(4, np.int64)), wanted)
+
+    def test_no_copies_is_no_work(self, cache: Cache) -> None:
+        values = _numbers(1)
+        cache.write(np.array([cache.size]), values)
+        cache.copy([])
+        self.near(cache, cache.means(np.array([[1]]), np.array([1])), values)
+
+    def test_too_large_a_cache_is_refused_with_numbers(self, device: Device) -> None:
+        total = device.memory()[1]
+        store = min(device.capabilities().kv_dtypes)
+        layout = KVLayout((LayerKV(8, 128),) * 64, device.capabilities().block_sizes[0], store)
+        with pytest.raises(OutOfMemory, match=r"\d+.*\d+"):
+            device.alloc_kv(layout, 4 * total // layout.bytes_per_block)
+
+
+def _numbers(rows: int) -> Array:
+    return np.random.default_rng(rows).standard_normal((rows, _HEADS * _DIM)).astype(np.float32)

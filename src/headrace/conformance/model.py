@@ -1,0 +1,85 @@
+"""Tier 5: a tiny model end to end, against the same model on the references. Tier 7: the same bits in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from headrace.conformance.operators import need_arithmetic
+from headrace.conformance.tiers import tier
+from headrace.conformance.tiny import Answer, Serving, TinyModel, requests
+from headrace.platforms.interface import Device
+from headrace.platforms.torch_device import TorchDevice
+from headrace.types import Capabilities
+
+__all__ = ["DeterminismTier", "ModelTier"]
+
+_PLAIN = Capabilities(frozenset({"float32"}), frozenset({"float32"}))
+
+
+class _Shared:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, device: Device) -> TinyModel:
+        return TinyModel(device)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def wanted(cls) -> Iterator[dict[str, Answer]]:
+        """What the references answer, on torch's own CPU device."""
+        plain = TorchDevice(torch.device("cpu"), _PLAIN)
+        yield Serving(plain, TinyModel(plain)).run(requests(9))
+        plain.close()
+
+
+@tier("model")
+class ModelTier(_Shared):
+    def test_greedy_answers_are_the_references(
+        self, device: Device, model: TinyModel, wanted: dict[str, Answer]
+    ) -> None:
+        """Logprobs within 0.02 as far as the tokens agree; they agree but for near-ties."""
+        need_arithmetic(device)
+        found = Serving(device, model).run(requests(9))
+        agreeing = 0
+        for name, (tokens, logprobs) in wanted.items():
+            same = next((i for i, (a, b) in enumerate(zip(tokens, found[name][0], strict=True)) if a != b), len(tokens))
+            agreeing += same == len(tokens)
+            assert logprobs[:same] == pytest.approx(found[name][1][:same], abs=0.02)
+        assert agreeing >= len(wanted) - 1
+
+    def test_every_request_gets_all_its_tokens(self, device: Device, model: TinyModel) -> None:
+        found = Serving(device, model, budget=16, seqs=4).run(requests(9))
+        assert {name: len(tokens) for name, (tokens, _) in found.items()} == {f"r{i}": 12 for i in range(9)}
+
+    def test_a_crowded_cache_preempts_and_loses_nothing(self, device: Device, model: TinyModel) -> None:
+        size = device.capabilities().block_sizes[0]
+        serving = Serving(device, model, blocks=max(12, 120 // size + 4))
+        found = serving.run(requests(9, output=30))
+        assert all(len(tokens) == 30 for tokens, _ in found.values())
+        stats = serving.scheduler.stats()
+        assert stats.blocks_held == 0
+
+
+@tier("determinism")
+class DeterminismTier(_Shared):
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_alone_is_batched_is_chunked_is_warm(self, device: Device, model: TinyModel, temperature: float) -> None:
+        """Token ids and logprobs to the bit."""
+        need_arithmetic(device)
+        if not device.capabilities().deterministic:
+            pytest.skip("determinism is not declared")
+        work = requests(9, temperature)
+        serving = Serving(device, model)
+        batched = serving.run(work)
+        assert serving.run(work) == batched, "warm"
+        assert Serving(device, model, budget=9, seqs=3).run(work) == batched, "chunked"
+        for request in work[:4]:
+            assert Serving(device, model).run([request])[request.id] == batched[request.id], "alone"
+
+    def test_seeds_decide_the_draw(self, device: Device, model: TinyModel) -> None:
+        need_arithmetic(device)
+        first, second = (Serving(device, model).run(requests(6, 1.5)) for _ in range(2))
+        assert first == second
+        assert len({tuple(tokens) for tokens, _ in first.values()}) == 6

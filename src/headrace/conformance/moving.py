@@ -1,0 +1,100 @@
+"""Inputs to a device and results back, by the contract's own means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.kernels import paged
+from headrace.kernels.kv import TorchKV
+from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
+from headrace.kernels.registry import binding
+from headrace.kernels.weight import Weight
+from headrace.platforms.interface import Device
+
+__all__ = ["call", "host", "place", "write_cache"]
+
+Array = npt.NDArray[Any]
+
+
+def place(device: Device, value: Any) -> Any:
+    """A value of the host on the device: tensors, and weights, batches and sampling inputs of them."""
+    if isinstance(value, torch.Tensor):
+        home = device.extension("torch_device")
+        return value.to(home).clone() if isinstance(home, torch.device) else device.put(value.numpy())
+    if isinstance(value, Weight):
+        return _place_weight(device, value)
+    if isinstance(value, Batch | SampleInputs):
+        moved = {f.name: place(device, getattr(value, f.name)) for f in fields(value)}
+        return type(value)(**moved)
+    return value
+
+
+def _place_weight(device: Device, weight: Weight) -> Weight:
+    """Where tensors are torch's they move as they are, else the operator's `pack` takes them from the host."""
+    if not isinstance(device.extension("torch_device"), torch.device):
+        return replace(weight, prepared={})
+    tensors = {name: place(device, tensor) for name, tensor in weight.tensors.items()}
+    bias = None if weight.bias is None else place(device, weight.bias)
+    parts = tuple(_place_weight(device, part) for part in weight.parts)
+    return replace(weight, tensors=tensors, bias=bias, parts=parts, prepared={})
+
+
+def host(device: Device, value: Any) -> Any:
+    """Results as numpy arrays: of a tensor, a tuple of them, or the sampler's outputs."""
+    if isinstance(value, tuple):
+        return tuple(host(device, item) for item in value)
+    if isinstance(value, SampleOutputs):
+        return {f.name: host(device, getattr(value, f.name)) for f in fields(value)}
+    return device.get(value).result()
+
+
+def call(device: Device, name: str, arguments: Mapping[str, Any], kv: Any = None) -> Any:
+    """One operator on the device with arguments of the host; `kv` replaces the cache among them. Results as numpy."""
+    operator: Callable[..., Any] = getattr(binding(device), name)
+    moved = {key: kv if isinstance(value, TorchKV) else place(device, value) for key, value in arguments.items()}
+    prepare = getattr(operator, "pack", None)
+    for value in moved.values():
+        if prepare is not None and isinstance(value, Weight):
+            prepare(value)
+    with torch.inference_mode():
+        return host(device, operator(**moved))
+
+
+def write_cache(device: Device, kv: Any, source: TorchKV, layer: int = 0) -> None:
+    """Fill the device's cache with all that a cache of the host holds, through the device's own `rotary_cache`, unrotated."""
+    layout = source.layout
+    shape, places = layout.layers[layer], len(source.keys[layer]) * layout.block_size
+    slots = torch.arange(places)
+    block, offset = slots // layout.block_size, slots % layout.block_size
+    k = paged.gather(source.keys, source.key_scales, layer, block, offset).flatten(1)
+    v = paged.gather(source.values, source.value_scales, layer, block, offset).flatten(1)
+    qkv = torch.cat([torch.zeros(places, shape.num_kv_heads * shape.head_dim), k, v], 1)
+    table = torch.cat([torch.ones(1, shape.head_dim // 2), torch.zeros(1, shape.head_dim // 2)], 1)
+    arguments = {"qkv": qkv, "batch": _one_token_each(slots), "kv": source, "layer": layer, "cos_sin": table}
+    more = {"num_q_heads": shape.num_kv_heads, "q_norm": None, "k_norm": None, "eps": 1e-6}
+    call(device, "rotary_cache", arguments | more, kv)
+
+
+def _one_token_each(slots: torch.Tensor) -> Batch:
+    """A batch in which every token is a sequence of its own at position 0, written to its slot."""
+    count = len(slots)
+    index = torch.arange(count, dtype=torch.int32)
+    zero, one = torch.zeros(count, dtype=torch.int32), torch.ones(count, dtype=torch.int32)
+    return Batch(
+        sizes=torch.from_numpy(np.array([count, count, 0], np.int32)),
+        token_ids=zero,
+        positions=zero,
+        slot_mapping=slots.to(torch.int32),
+        token_seq=index,
+        query_start=torch.arange(count + 1, dtype=torch.int32),
+        context_lens=one,
+        block_tables=zero.view(-1, 1),
+        slots=index,
+        rows=zero[:0],
+    )

@@ -1,0 +1,76 @@
+"""The pytest side: sorts by tier, skips what follows a failure, and keeps the outcome of every test."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+import pytest
+
+from headrace.conformance.tiers import TIERS, tier_of
+
+__all__ = ["Outcome", "TierPlugin"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One test. `detail` is the reason of a skip, or the last line of a failure."""
+
+    tier: str
+    name: str
+    result: str
+    """`passed`, `failed` or `skipped`."""
+    detail: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class TierPlugin:
+    """Registered by the kit's runner and, through `headrace.conformance.suite`, in a vendor's own pytest run."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    """By class: the first tier that failed."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Within each class that adopts the kit, tiers in their order; every other test keeps its place."""
+        kit = [place for place, item in enumerate(items) if tier_of(item)]
+        first: dict[str, int] = {}
+        for place in kit:
+            first.setdefault(_group(items[place]), place)
+        ordered = sorted(
+            (items[p] for p in kit), key=lambda item: (first[_group(item)], TIERS.index(tier_of(item) or ""))
+        )
+        for place, item in zip(kit, ordered, strict=True):
+            items[place] = item
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        here, broken = tier_of(item), self.failed.get(_group(item))
+        if here is not None and broken is not None and TIERS.index(broken) < TIERS.index(here):
+            pytest.skip(f"tier {broken} failed before")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        here = tier_of(item)
+        if here is not None and (report.when == "call" or not report.passed):
+            self._note(item, here, report)
+        return report
+
+    def _note(self, item: pytest.Item, here: str, report: pytest.TestReport) -> None:
+        detail = ""
+        if report.skipped and isinstance(report.longrepr, tuple):
+            detail = str(report.longrepr[2]).removeprefix("Skipped: ")
+        elif report.failed:
+            self.failed.setdefault(_group(item), here)
+            lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
+            detail = lines[0][1:].strip() if lines else report.longreprtext.strip().splitlines()[-1]
+        self.outcomes.append(Outcome(here, item.name, report.outcome, detail, report.duration))
+
+
+def _group(item: pytest.Item) -> str:
+    return item.nodeid.rsplit("::", 1)[0]

@@ -1,0 +1,86 @@
+"""Run the kit on a platform by name: `headrace conformance NAME`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from headrace.conformance.plugin import TierPlugin
+from headrace.conformance.report import Report
+from headrace.errors import PlatformError
+from headrace.platforms.interface import Platform
+from headrace.plugins import discover
+
+__all__ = ["Target", "main", "run"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is tested; a pytest plugin that hands it to the fixtures."""
+
+    platform: Platform
+    index: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    KEY: ClassVar[pytest.StashKey[Target]] = pytest.StashKey()
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.stash[self.KEY] = self
+
+
+def run(target: Target, junit: Path | None = None, show: bool = False) -> Report:
+    """Every tier on an opened device of the target. `show` lets pytest's own output through."""
+    tiers = TierPlugin()
+    arguments = [
+        str(Path(__file__).with_name("target.py")),
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(Path(__file__).parent),
+    ]
+    arguments += ["-c", "/dev/null", "-o", "python_files=target.py", "--import-mode=importlib"]
+    if junit is not None:
+        arguments += [f"--junitxml={junit}"]
+    hidden = io.StringIO()
+    with contextlib.nullcontext() if show else contextlib.redirect_stdout(hidden):
+        code = pytest.main(arguments, plugins=[tiers, target])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise PlatformError(f"{target.platform.name}: the kit did not run to its end: {hidden.getvalue()[-2000:]}")
+    return Report(target.platform.name, tuple(tiers.outcomes))
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 when every declared capability holds, 1 when one fails, 2 for a platform that is unusable here."""
+    parser = argparse.ArgumentParser(prog="headrace conformance", description=__doc__)
+    parser.add_argument("platform", help="a platform's name, as `headrace doctor` lists them")
+    parser.add_argument("--index", type=int, default=0)
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", type=_option, help="given to Platform.open"
+    )
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--junit", type=Path)
+    parser.add_argument("--badge", type=Path, help="write the badge's text here")
+    parser.add_argument("--verbose", action="store_true", help="show pytest's own output")
+    args = parser.parse_args(argv)
+    platform, _ = discover().select_platform(args.platform)
+    report = run(Target(platform, args.index, dict(args.option)), args.junit, args.verbose)
+    print(report.table())
+    if args.json:
+        args.json.write_text(report.json() + "\n", encoding="utf-8")
+    if args.badge:
+        args.badge.write_text(report.badge + "\n", encoding="utf-8")
+    return 0 if report.ok else 1
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r}: write NAME=VALUE")
+    return name, int(value) if value.lstrip("-").isdigit() else value

@@ -1,0 +1,28 @@
+"""What a vendor subclasses."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.conformance.collectives import CollectivesTier
+from headrace.conformance.contract import ContractTier
+from headrace.conformance.copies import CopiesTier
+from headrace.conformance.faults import FaultsTier
+from headrace.conformance.kv import KVTier
+from headrace.conformance.model import DeterminismTier, ModelTier
+from headrace.conformance.operators import OperatorsTier
+from headrace.platforms.interface import Platform
+
+__all__ = ["Suite"]
+
+
+class Suite(ContractTier, CopiesTier, OperatorsTier, KVTier, ModelTier, CollectivesTier, DeterminismTier, FaultsTier):
+    """Subclass it in a test file and give it a `device` fixture; that is all.
+
+    A `platform` fixture lets the kit test the platform object too, and open and close devices of its own.
+    """
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def platform(cls) -> Platform | None:
+        return None

@@ -1,0 +1,186 @@
+"""Backends with one fault each. The kit has to catch every one, by the test that names the fault."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace.kernels.ops import Batch
+from headrace.kernels.spec import OpSpec
+from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor
+from headrace.platforms.torch_device import TorchDevice
+from headrace.types import API_VERSION, Bucket, Capabilities, DeviceInfo
+
+CAPABILITIES = Capabilities(
+    dtypes=frozenset({"float32"}),
+    kv_dtypes=frozenset({"float32"}),
+    deterministic=True,
+    attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
+)
+
+
+class Sound(TorchDevice):
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"), CAPABILITIES)
+
+
+def replaced(spec: OpSpec, name: str, fault: Callable[..., Any]) -> Callable[..., Any] | None:
+    if spec.name != name:
+        return None
+    names = inspect.signature(spec.reference)
+    return lambda *given, **named: fault(spec.reference, **names.bind(*given, **named).arguments)
+
+
+class TruncatesInsteadOfRounding(Sound):
+    """Products come out in bfloat16, cut rather than rounded."""
+
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None:
+        def fault(reference: Callable[..., Any], x: Tensor, weight: Any) -> Tensor:
+            return (reference(x, weight).view(torch.int32) & -65536).view(torch.float32)
+
+        return replaced(spec, "linear", fault)
+
+
+class LooksOneBlockAhead(Sound):
+    """Attention reads the block table shifted by one."""
+
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None:
+        def fault(reference: Callable[..., Any], batch: Batch, **rest: Any) -> Tensor:
+            return reference(batch=replace(batch, block_tables=batch.block_tables.roll(1, dims=1)), **rest)
+
+        return replaced(spec, "attention", fault)
+
+
+class KeepsStaleBlocks(Sound):
+    """Copies of blocks are accepted and forgotten."""
+
+    def copy_blocks(self, kv: KV, src: Sequence[int], dst: Sequence[int]) -> KV:
+        return kv
+
+
+class CopiesOneByOne(Sound):
+    """A destination is written before another copy has read it."""
+
+    def copy_blocks(self, kv: KV, src: Sequence[int], dst: Sequence[int]) -> KV:
+        for one, other in zip(src, dst, strict=True):
+            super().copy_blocks(kv, [one], [other])
+        return kv
+
+
+class SwallowsErrors(Sound):
+    """A step that fails gives its inputs back, as if nothing were."""
+
+    def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
+        def quiet(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+            try:
+                return step_fn(kv, inputs)
+            except RuntimeError:
+                return kv, inputs
+
+        return super().compile(quiet, bucket)
+
+
+class SharesTheCallersMemory(Sound):
+    """`put` keeps the caller's array instead of a copy."""
+
+    def put(self, array: Any) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+
+@dataclass
+class Alias:
+    array: Any
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        return self.array
+
+
+class HandsOutItsOwnMemory(Sound):
+    """`get` gives a view of the device's memory."""
+
+    def get(self, tensor: Tensor) -> Pending:
+        return Alias(tensor.numpy())
+
+
+class DependsOnTheBatch(Sound):
+    """Declared deterministic, but a large batch is summed in another order."""
+
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None:
+        def fault(reference: Callable[..., Any], x: Tensor, weight: Any) -> Tensor:
+            out = reference(x, weight)
+            return out if len(x) < 20 else out * (1 + 2**-20)
+
+        return replaced(spec, "linear", fault)
+
+
+class SamplesBySlot(Sound):
+    """The draw is keyed by where a sequence happens to run."""
+
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None:
+        def fault(reference: Callable[..., Any], inputs: Any, **rest: Any) -> Any:
+            return reference(inputs=replace(inputs, seed=inputs.seed + inputs.slot), **rest)
+
+        return replaced(spec, "sample", fault)
+
+
+class ForgetsWhatItDeclares(Sound):
+    """Declares the soft cap and leaves it out."""
+
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None:
+        def fault(reference: Callable[..., Any], soft_cap: float | None, **rest: Any) -> Tensor:
+            return reference(soft_cap=None, **rest)
+
+        return replaced(spec, "attention", fault)
+
+
+class ForgetsToClose(Sound):
+    """Works on after `close`."""
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A platform of one device class."""
+
+    make: type[Sound]
+    name: str = "broken"
+    api_version: tuple[int, int] = API_VERSION
+
+    def probe(self) -> tuple[int, str]:
+        return 1, "for tests"
+
+    def devices(self) -> list[DeviceInfo]:
+        return [DeviceInfo(0, "cpu", 1)]
+
+    def open(self, index: int, options: Mapping[str, Any]) -> Device:
+        from headrace.errors import PlatformError
+
+        if index or options:
+            raise PlatformError(f"broken: index {index}, options {', '.join(options)}: there is neither")
+        return self.make()
+
+
+FAULTS = {
+    TruncatesInsteadOfRounding: ("operators", "test_against_reference[linear"),
+    LooksOneBlockAhead: ("operators", "test_attention_against_reference"),
+    KeepsStaleBlocks: ("kv", "test_a_copied_block_is_whole_and_independent"),
+    CopiesOneByOne: ("kv", "test_copies_read_before_they_write"),
+    SwallowsErrors: ("faults", "test_a_failing_step_is_reported"),
+    SharesTheCallersMemory: ("copies", "test_an_array_may_be_reused_once_put_returns"),
+    HandsOutItsOwnMemory: ("copies", "test_a_result_is_the_callers_own"),
+    DependsOnTheBatch: ("determinism", "test_alone_is_batched_is_chunked_is_warm"),
+    SamplesBySlot: ("operators", "test_sample_exactly"),
+    ForgetsWhatItDeclares: ("operators", "test_attention_against_reference"),
+    ForgetsToClose: ("faults", "test_closing_is_final"),
+}
+"""The tier and the test that catch each."""
