@@ -42,7 +42,7 @@ class Decodes:
         self.positions: Ints = slots.computed[self.index]
         """What the next step computes."""
         count = len(seqs)
-        ints = slots.ints[:, self.index]
+        ints = slots.ints.take(self.index, axis=1)
         self.last: Ints = ints[LAST]
         self.prompt_lens: Ints = ints[PROMPT_LEN]
         self.ids = tuple(seq.id for seq in seqs)
@@ -100,7 +100,7 @@ class Launched:
 
 def parameters(slots: Slots, index: npt.NDArray[np.intp]) -> SamplingBatch:
     """Rows of the given slots, without positions or constraints."""
-    floats = slots.floats[:, index]
+    floats = slots.floats.take(index, axis=1)
     return SamplingBatch(
         temperature=floats[TEMPERATURE],
         top_p=floats[TOP_P],

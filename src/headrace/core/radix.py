@@ -207,11 +207,11 @@ class RadixTree:
                 bad = next((i for i, block in enumerate(node.blocks) if filled[block] >= step), None)
                 if bad is None or node.parent is None:
                     continue
-                for below in reversed(self.nodes(node)[1:]):
-                    if below.parent is not None:
-                        self._trim(below, 0)
-                if node.parent is not None:
-                    self._trim(node, bad)
+                if bad:
+                    self._split(node, bad)
+                for doomed in reversed(self.nodes(node)):
+                    if doomed.parent is not None:
+                        self._trim(doomed, 0)
             self._forget(root)
 
     def nodes(self, root: Node) -> list[Node]:

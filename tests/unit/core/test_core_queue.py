@@ -1,0 +1,114 @@
+"""Who goes next: priority, age, cached prefix, and that everybody does in the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from core_driver import SMALL, Driver, request
+
+from headrace.core.queue import PATIENCE, WaitingQueue
+from headrace.core.sequence import AGEING, Sequence
+
+ONE = replace(SMALL, max_num_seqs=1)
+
+
+def order(driver: Driver) -> list[str]:
+    """Ids in the order of their first schedule."""
+    records = driver.run(limit=50_000)
+    return sorted(records, key=lambda id: records[id].first_scheduled or 0.0)
+
+
+def test_first_come_first_served() -> None:
+    driver = Driver(ONE)
+    driver.add(*(request(f"r{i}", [i + 2], 2, arrival=float(i)) for i in range(6)))
+    assert order(driver) == [f"r{i}" for i in range(6)]
+
+
+def test_a_lower_priority_number_goes_first() -> None:
+    driver = Driver(ONE)
+    for i, priority in enumerate((2, 0, 1, -3, 0)):
+        driver.add(request(f"r{i}", [i + 2], 2, arrival=float(i), priority=priority))
+    assert order(driver) == ["r3", "r1", "r4", "r2", "r0"]
+
+
+def test_age_makes_up_for_priority() -> None:
+    driver = Driver(ONE)
+    driver.add(request("new", [3], 2, arrival=AGEING + 1, priority=0), request("old", [4], 2, arrival=0.0, priority=1))
+    assert order(driver) == ["old", "new"]
+
+
+def test_the_longest_cached_prefix_goes_first_among_equals() -> None:
+    driver = Driver(ONE)
+    stem = list(range(2, 26))
+    driver.add(request("warm", stem, 1))
+    driver.run()
+    driver.add(
+        request("cold", range(30, 50), 2, arrival=1.0),
+        request("part", [*stem[:9], 60], 2, arrival=2.0),
+        request("full", [*stem, 60], 2, arrival=3.0),
+        request("urgent", [5], 2, arrival=4.0, priority=-1),
+    )
+    assert order(driver) == ["warm", "urgent", "full", "part", "cold"]
+
+
+def test_nobody_starves_behind_a_popular_prefix() -> None:
+    """A request without a cached prefix, and a stream of requests with one that never ends while it waits."""
+    driver = Driver(ONE)
+    stem = list(range(2, 26))
+    driver.add(request("warm", stem, 1))
+    driver.run()
+    driver.add(request("cold", range(30, 50), 2, arrival=0.0))
+    for i in range(PATIENCE + 5):
+        driver.add(request(f"hot{i}", [*stem, 60], 1, arrival=1.0 + i))
+    ids = order(driver)
+    assert PATIENCE - 1 <= ids.index("cold") - 1 <= PATIENCE
+
+
+def test_nobody_starves_behind_better_priorities() -> None:
+    driver = Driver(ONE)
+    driver.add(request("low", [3], 1, arrival=0.0, priority=2))
+    count = 0
+    while driver.records["low"].reason is None:
+        count += 1
+        assert count < 100
+        driver.add(request(f"high{count}", [4], 1, arrival=driver.now))
+        driver.step()
+    assert driver.now > AGEING
+
+
+def test_a_large_request_gets_its_turn_among_small_ones() -> None:
+    driver = Driver(replace(SMALL, num_blocks=17, max_num_seqs=4))
+    for i in range(3):
+        driver.add(request(f"first{i}", range(2, 10), 12, arrival=0.0, salt=str(i)))
+    driver.step()
+    driver.add(request("large", range(2, 60), 3, arrival=1.0))
+    count = 0
+    while driver.records["large"].reason is None:
+        count += 1
+        assert count < 200
+        driver.add(request(f"small{count}", [5, 6], 8, arrival=1.0 + count, salt=str(count)))
+        driver.step()
+    driver.run()
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_the_queue_removes_the_one_it_is_asked_to(place: int) -> None:
+    queue = WaitingQueue()
+    seqs = [Sequence.of(request(str(i), [2], arrival=float(i // 2)), i) for i in range(5)]
+    for seq in reversed(seqs):
+        queue.push(seq)
+    queue.remove(seqs[place])
+    assert list(queue) == [seq for i, seq in enumerate(seqs) if i != place]
+    assert len(queue) == 4
+
+
+def test_the_queue_skips_who_may_not_run_yet() -> None:
+    queue = WaitingQueue()
+    held, free = (Sequence.of(request(id, [2]), i) for i, id in enumerate("ab"))
+    held.hold = 7
+    queue.push(held)
+    assert queue.pick(6, lambda _: 0) is None
+    queue.push(free)
+    assert queue.pick(6, lambda _: 0) is free
+    assert queue.pick(7, lambda _: 0) is held
