@@ -147,9 +147,9 @@ class NativeKV:
         if not self._paired:
             out = wide.transpose(3, 4) if is_key else wide
         elif is_key:
-            out = wide.unflatten(4, (padded // 2, 2)).permute(0, 1, 2, 4, 3, 5)
+            out = wide.view(*wide.shape[:4], padded // 2, 2).permute(0, 1, 2, 4, 3, 5)
         else:
-            out = wide.unflatten(3, (GROUP // 2, 2)).permute(0, 1, 2, 3, 5, 4)
+            out = wide.view(*wide.shape[:3], GROUP // 2, 2, padded).permute(0, 1, 2, 3, 5, 4)
         return out.contiguous().view(plain.dtype)
 
     def _plain(self, stored: Tensor, is_key: bool, heads: int, dim: int) -> Tensor:

@@ -112,7 +112,7 @@ class NativeOps:
             native = kv if isinstance(kv, NativeKV) else NativeKV.from_torch(kv)
             wide, table = _plain(qkv), _plain(cos_sin)
             norms = [None if norm is None else _plain(norm) for norm in (q_norm, k_norm)]
-            rows = self.launcher.rows(qkv)
+            rows = self.launcher.rows(batch.positions)
             q = self.launcher.empty(rows, (qkv.shape[0], num_q_heads * native.layout.layers[layer].head_dim))
             packed = args.RotaryCacheArgs(
                 wide.data_ptr(), q.data_ptr(), native.args(layer), batch.positions.data_ptr(),
@@ -142,7 +142,7 @@ class NativeOps:
             shape = native.layout.layers[layer]
             wide, by_head = _plain(q), [None if x is None else _plain(x) for x in (sinks, alibi)]
             heads = q.shape[1] // shape.head_dim
-            rows = self.launcher.rows(q)
+            rows = self.launcher.rows(batch.positions)
             out = self.launcher.empty(rows, q.shape)
             group = heads // shape.num_kv_heads
             subs = -(-group // _SUB_ROWS)

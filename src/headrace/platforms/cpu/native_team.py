@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import PlatformError
@@ -56,7 +55,9 @@ class Team:
         spin = _SPIN_NS if self.threads <= len(cores) else 0
         handle = library.functions.hr_team_new(self.threads, cpus, _SCRATCH, _SHARED, spin)
         if not handle:
-            raise PlatformError(f"cpu: cannot start {self.threads} threads: lower --threads or raise the process limits")
+            raise PlatformError(
+                f"cpu: cannot start {self.threads} threads: lower --threads or raise the process limits"
+            )
         self._handle: int | None = handle
         self._kept: deque[tuple[int, Any]] = deque()
 
@@ -124,7 +125,3 @@ class TicketPending:
     def result(self) -> npt.NDArray[Any]:
         self._team.wait(self._ticket)
         return self._array
-
-
-def empty_like_host(shape: Sequence[int], dtype: str) -> npt.NDArray[Any]:
-    return np.empty(tuple(shape), dtype)

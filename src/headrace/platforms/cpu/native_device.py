@@ -1,0 +1,128 @@
+"""The CPU device on native kernels: steps are tapes, one team of threads runs them in order."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace.errors import OutOfMemory, PlatformError
+from headrace.kernels.spec import OpSpec
+from headrace.platforms.cpu.native import Library, load
+from headrace.platforms.cpu.native_args import CopyBlocksArgs
+from headrace.platforms.cpu.native_kv import NativeKV
+from headrace.platforms.cpu.native_launch import Eager, Launcher
+from headrace.platforms.cpu.native_ops import NativeOps
+from headrace.platforms.cpu.native_team import Team, TicketPending
+from headrace.platforms.cpu.tape_executable import TapeExecutable
+from headrace.platforms.interface import KV, Executable, Pending, StepFn, Tensor
+from headrace.platforms.torch_device import TorchDevice
+from headrace.types import Bucket, Capabilities, KVLayout
+
+__all__ = ["CAPABILITIES", "NativeDevice"]
+
+CAPABILITIES = Capabilities(
+    dtypes=frozenset({"float32", "bfloat16", "float16", "quantized"}),
+    kv_dtypes=frozenset({"float32", "bfloat16", "float16", "int8", "float8_e4m3"}),
+    block_sizes=(16, 32, 64, 128, 256),
+    async_exec=True,
+    deterministic=True,
+    host_memory=True,
+    attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
+)
+
+
+class NativeDevice(TorchDevice):
+    """`threads` None: one a physical core that the process may use. `isa` None: the best one."""
+
+    def __init__(self, threads: int | None = None, isa: str | None = None, library: Library | None = None) -> None:
+        super().__init__(torch.device("cpu"), CAPABILITIES, 1)
+        self.team = Team(library or load(isa), threads)
+        self._ops = NativeOps(Eager(self.team))
+        self._table: dict[str, _Bound] = {
+            name: _Bound(function, f"native {self.team.library.isa}") for name, function in self._ops.table().items()
+        }
+
+    def get(self, tensor: Tensor) -> Pending:
+        self._check_open()
+        source = tensor.detach()
+        if source.dtype == torch.bfloat16 or not source.is_contiguous():
+            self.wait()
+            source = source.float() if source.dtype == torch.bfloat16 else source.contiguous()
+        array = np.empty(tuple(source.shape), str(source.dtype).removeprefix("torch."))
+        size = source.numel() * source.element_size()
+        ticket = self.team.run_copy(array.ctypes.data, source.data_ptr(), size, (source, array)) if size else 0
+        return TicketPending(self.team, ticket, array)
+
+    def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
+        self._check_open()
+        needed, (free, total) = num_blocks * layout.bytes_per_block, self.memory()
+        if needed > free:
+            raise OutOfMemory(
+                f"cpu: a KV cache of {num_blocks} blocks needs {needed} bytes, but {free} of {total} are free: lower "
+                "num_blocks or kv_memory"
+            )
+        return NativeKV(layout, num_blocks)
+
+    def copy_blocks(self, kv: KV, src: Sequence[int], dst: Sequence[int]) -> KV:
+        self._check_open()
+        if len(src) != len(dst):
+            raise PlatformError(f"cpu: copy_blocks got {len(src)} sources and {len(dst)} destinations")
+        if not len(src):
+            return kv
+        for block in (*src, *dst):
+            if not 0 <= block < kv.num_blocks:
+                raise PlatformError(f"cpu: copy_blocks: block {block} of a cache of {kv.num_blocks}")
+        stores = kv.stores()
+        pointers = np.array([x.data_ptr() for x in stores], np.uint64)
+        sizes = np.array([x[0].numel() * x.element_size() for x in stores], np.int64)
+        pairs = np.ascontiguousarray(np.array([src, dst], np.int64).T)
+        packed = CopyBlocksArgs(*(x.ctypes.data for x in (pointers, sizes, pairs)), len(stores), len(src))
+        function = ctypes.cast(self.team.library.functions.hr_copy_blocks, ctypes.c_void_p).value
+        assert function is not None
+        self.team.run_kernel(function, packed, keep=(kv, pointers, sizes, pairs))
+        return kv
+
+    def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
+        """A tape, recorded at the first call."""
+        self._check_open()
+        return TapeExecutable(self.team, step_fn, bucket, self._swap)
+
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None:
+        return self._table.get(spec.name)
+
+    def wait(self) -> None:
+        """Until everything launched has run."""
+        self.team.wait(self.team.run_tape(None, None, None, 0, None))
+
+    def extension(self, name: str) -> object | None:
+        """`busy_seconds`: a callable that gives the time in which the team had work."""
+        if name == "busy_seconds":
+            return lambda: self.team.busy_seconds
+        return super().extension(name)
+
+    def close(self) -> None:
+        super().close()
+        self.team.close()
+
+    def _swap(self, launcher: Launcher) -> Launcher:
+        before, self._ops.launcher = self._ops.launcher, launcher
+        return before
+
+
+class _Bound:
+    """An operator with what `doctor` calls it."""
+
+    def __init__(self, function: Callable[..., Any], tag: str, pack: Callable[[Any], None] | None = None) -> None:
+        self._function, self.tag = function, tag
+        if pack is not None:
+            self.pack = pack
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+Table = Mapping[str, _Bound]

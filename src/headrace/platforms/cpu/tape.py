@@ -1,0 +1,164 @@
+"""A step recorded once as a list of native kernel calls, and replayed in one call.
+
+While a step function runs under a `Recorder`, bound operators append (kernel, arguments, buffers) instead of computing. Buffers
+have the bucket's sizes, the true ones are read at run time, so one tape serves every batch. A torch operator in the
+step function is an error that names its line: it would run once, at recording, and never again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from headrace.errors import PlatformError
+from headrace.platforms.cpu.native_args import FIXED, Dim
+from headrace.platforms.cpu.native_team import Team
+from headrace.platforms.cpu.tape_arena import Arena
+
+__all__ = ["OpProfile", "Recorder", "Tape"]
+
+Tensor = torch.Tensor
+_NAMES = {0: "T", 1: "S", 2: "R"}
+_HERE = Path(__file__).resolve().parent
+_TORCH = Path(torch.__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class OpProfile:
+    """One operator of a tape. Shapes are (name of the symbolic dimension or a number, ...); `bytes` is what its tensors hold at
+    the true sizes of the last launch, caches left out; `seconds` is the mean of the profiled runs, 0 before any."""
+
+    name: str
+    shapes: tuple[tuple[int | str, ...], ...]
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    kernel: str
+    shapes: tuple[tuple[int | str, ...], ...]
+    itemsizes: tuple[int, ...]
+    weight_bytes: int
+
+
+class Tape:
+    """The recorded calls. Owns what they point to; freed once the team has run what was submitted of it."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        functions = team.library.functions
+        self.handle: int = functions.hr_tape_new()
+        self._entries: list[_Entry] = []
+        self._keep: list[Any] = []
+        weakref.finalize(self, functions.hr_tape_free, self.handle)
+
+    def add(self, kernel: str, args: ctypes.Structure, keep: Sequence[Any], entry: _Entry) -> None:
+        function = self._team.library.kernel(kernel)
+        if self._team.library.functions.hr_tape_add(self.handle, function, ctypes.byref(args), ctypes.sizeof(args)):
+            raise PlatformError("cpu: no memory for a tape")
+        self._entries.append(entry)
+        self._keep.extend(keep)
+
+    def profiling(self, on: bool) -> None:
+        """Measure every operator from the next launch on. Not while a launch is under way."""
+        self._team.library.functions.hr_tape_profile(self.handle, int(on))
+
+    def profile(self, sizes: Mapping[str, int]) -> list[OpProfile]:
+        times = (ctypes.c_uint64 * max(len(self._entries), 1))()
+        runs = self._team.library.functions.hr_tape_times(self.handle, times)
+        return [
+            OpProfile(entry.kernel, entry.shapes, _bytes(entry, sizes), times[i] / 1e9 / runs if runs else 0.0)
+            for i, entry in enumerate(self._entries)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def _bytes(entry: _Entry, sizes: Mapping[str, int]) -> int:
+    total = entry.weight_bytes
+    for shape, item in zip(entry.shapes, entry.itemsizes, strict=True):
+        total += item * math.prod(sizes.get(n, 0) if isinstance(n, str) else n for n in shape)
+    return total
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The launcher of operators while a step is recorded, and the guard against everything else."""
+
+    def __init__(self, team: Team) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tape = Tape(team)
+        self.arena = Arena()
+        self._own = 0
+
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        self._own += 1
+        try:
+            yield
+        finally:
+            self._own -= 1
+
+    def rows(self, x: Tensor) -> Dim:
+        dim: Dim | None = getattr(x, "hr_dim", None)
+        return Dim(FIXED, x.shape[0]) if dim is None else dim
+
+    def empty(self, like: Dim, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        return self.buffer(like, shape, dtype)
+
+    def buffer(self, dim: Dim, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor of the tape whose first dimension stands for `dim`."""
+        with self.own():
+            tensor = self.arena.tensor(shape, dtype)
+        tensor.hr_dim = dim  # type: ignore[attr-defined]
+        return tensor
+
+    def call(self, kernel: str, args: ctypes.Structure, keep: Sequence[Any], sizes: Sequence[int] = ()) -> None:
+        with self.own():
+            tensors = [x for x in keep if isinstance(x, Tensor)]
+            entry = _Entry(
+                kernel,
+                tuple(self._shape(x) for x in tensors),
+                tuple(x.element_size() for x in tensors),
+                sum(int(getattr(x, "nbytes", 0)) for x in keep if not isinstance(x, Tensor)),
+            )
+            # Buffers of the arena must be free to be used again; everything else has to outlive the tape.
+            lasting = [x for x in keep if not (isinstance(x, Tensor) and hasattr(x, "hr_dim"))]
+            self.tape.add(kernel, args, lasting, entry)
+
+    def _shape(self, x: Tensor) -> tuple[int | str, ...]:
+        dim = self.rows(x)
+        first = _NAMES.get(dim.dim, x.shape[0] if x.dim() else 1)
+        return (first, *x.shape[1:])
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if self._own:
+            return func(*args, **(kwargs or {}))
+        raise PlatformError(
+            f"{_caller()}: {func} is torch's, not an operator of the device: it would run once, when the step is "
+            "recorded, and never again; call a bound operator instead"
+        )
+
+
+def _caller() -> str:
+    """File and line of the nearest frame that is neither torch's nor this folder's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        path = Path(frame.f_code.co_filename).resolve()
+        if _HERE not in path.parents and _TORCH not in path.parents:
+            break
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

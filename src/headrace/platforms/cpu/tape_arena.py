@@ -1,0 +1,75 @@
+"""Buffers of a tape: carved out of one range of memory, given back when the tensor that stands for them is gone."""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from headrace.errors import OutOfMemory
+from headrace.platforms.cpu.native_kv import Memory
+
+__all__ = ["Arena"]
+
+_ALIGN = 256
+_ROOM = 16 << 30
+"""Address space, not memory: pages are taken when they are touched."""
+
+
+class Arena:
+    """Best fit over a sorted list of holes."""
+
+    def __init__(self, room: int = _ROOM) -> None:
+        self._memory = Memory(room)
+        self._holes: list[tuple[int, int]] = [(0, room)]
+        self._live: dict[int, tuple[int, int, weakref.ref[torch.Tensor]]] = {}
+        self.used = 0
+        """Bytes of the highest place ever used."""
+
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor. Its memory is used again once nobody holds the tensor."""
+        count = 1
+        for n in shape:
+            count *= n
+        if not count:
+            return torch.empty(tuple(shape), dtype=dtype)
+        size = -(-count * dtype.itemsize // _ALIGN) * _ALIGN
+        start = self._take(size)
+        tensor = self._memory.tensor(start, tuple(shape), dtype)
+        key = id(tensor)
+
+        def release(_: object) -> None:
+            self._live.pop(key)
+            self._give(start, size)
+
+        self._live[key] = (start, size, weakref.ref(tensor, release))
+        return tensor
+
+    @property
+    def live(self) -> int:
+        """Bytes held now."""
+        return sum(size for _, size, _ in self._live.values())
+
+    def _take(self, size: int) -> int:
+        fits = [(hole, start) for start, hole in self._holes if hole >= size]
+        if not fits:
+            raise OutOfMemory(
+                f"cpu: a step's buffers exceed {_ROOM} bytes, at one of {size}: lower max_num_batched_tokens"
+            )
+        hole, start = min(fits)
+        index = self._holes.index((start, hole))
+        self._holes[index : index + 1] = [(start + size, hole - size)] if hole > size else []
+        self.used = max(self.used, start + size)
+        return start
+
+    def _give(self, start: int, size: int) -> None:
+        index = bisect.bisect(self._holes, (start, 0))
+        if index < len(self._holes) and self._holes[index][0] == start + size:
+            size += self._holes.pop(index)[1]
+        if index and sum(self._holes[index - 1]) == start:
+            index -= 1
+            start, before = self._holes.pop(index)
+            size += before
+        self._holes.insert(index, (start, size))

@@ -1,0 +1,160 @@
+"""A step function as an executable: recorded at its first call, replayed by every one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headrace.errors import PlatformError
+from headrace.platforms.cpu.native import Copy
+from headrace.platforms.cpu.native_args import FIXED, Dim
+from headrace.platforms.cpu.native_launch import Launcher
+from headrace.platforms.cpu.native_team import Sizes, Team
+from headrace.platforms.cpu.tape import OpProfile, Recorder
+from headrace.platforms.interface import KV, StepFn, Tensor
+from headrace.types import Bucket
+
+__all__ = ["PERSISTENT", "TapeExecutable"]
+
+PERSISTENT = frozenset({"history"})
+"""Inputs that are read and written where they are; the rest is copied onto the tape's own buffers at every call."""
+_TOKENS = frozenset({"token_ids", "positions", "slot_mapping", "token_seq"})
+_SEQS = frozenset({"context_lens", "slots", "block_tables"})
+_ROWS = frozenset(
+    {
+        "rows", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+        "seed", "position", "target", "slot", "prompt_len", "allowed_row",
+    }
+)  # fmt: skip
+_BIASES = frozenset({"bias_row", "bias_token", "bias_value"})
+_MIN_BIASES = 1024
+
+
+@dataclass(slots=True)
+class _Recorded:
+    recorder: Recorder
+    kv: KV
+    inputs: dict[str, Tensor]
+    """The tape's own buffers, and the persistent tensors themselves."""
+    outputs: Mapping[str, Tensor]
+    flexible: frozenset[str]
+    """Inputs whose first dimension may be smaller than the buffer's."""
+
+
+class TapeExecutable:
+    """`swap(launcher)` exchanges the operators' launcher and returns the one before."""
+
+    def __init__(self, team: Team, step_fn: StepFn, bucket: Bucket, swap: Callable[[Launcher], Launcher]) -> None:
+        self._team, self._step_fn, self._bucket, self._swap = team, step_fn, bucket, swap
+        self._tape: _Recorded | None = None
+        self._last: dict[str, Tensor] = {}
+        self._sizes: list[int] = [0] * 5
+        self._copies: Any = (Copy * 0)()
+
+    def __call__(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+        tape = self._tape
+        if tape is None or tape.kv is not kv or not self._fits(tape, inputs):
+            tape = self._record(kv, inputs)
+        sizes, count = self._sizes_of(inputs), 0
+        for name, tensor in inputs.items():
+            # A tensor that was put is never written again: the same one needs no second copy.
+            if name in PERSISTENT or self._last.get(name) is tensor:
+                continue
+            if tensor.numel():
+                copy = self._copies[count]
+                copy.dst, copy.src = tape.inputs[name].data_ptr(), tensor.data_ptr()
+                copy.bytes = tensor.numel() * tensor.element_size()
+                count += 1
+        self._last = dict(inputs)
+        keep = (tape, self._last)
+        self._team.run_tape(tape.recorder.tape.handle, Sizes(*sizes), self._copies, count, keep)
+        self._sizes = sizes
+        return kv, {name: self._narrow(x, inputs) for name, x in tape.outputs.items()}
+
+    def profile(self, on: bool | None = None) -> list[OpProfile]:
+        """The tape's operators in order. `on` switches measuring: their seconds are then means over the launches since."""
+        if self._tape is None:
+            return []
+        self._team.wait(self._team.run_tape(None, None, None, 0, None))
+        tape = self._tape.recorder.tape
+        found = tape.profile(dict(zip("TSR", self._sizes, strict=False)))
+        if on is not None:
+            tape.profiling(on)
+        return found
+
+    def _sizes_of(self, inputs: Mapping[str, Tensor]) -> list[int]:
+        sizes = inputs.get("sizes")
+        found = [0, 0, 0] if sizes is None else sizes.tolist()[:3]
+        for name, size, most in zip(("tokens", "seqs", "rows"), found, self._limits(), strict=True):
+            if size > most:
+                raise PlatformError(f"cpu: a step of {size} {name}, but it was compiled for {most} at most")
+        biases, table = inputs.get("bias_row"), inputs.get("block_tables")
+        return [*found, 0 if biases is None else len(biases), 0 if table is None else table.shape[1]]
+
+    def _limits(self) -> tuple[int, int, int]:
+        return self._bucket.tokens, self._bucket.seqs, self._bucket.rows
+
+    def _fits(self, tape: _Recorded, inputs: Mapping[str, Tensor]) -> bool:
+        if inputs.keys() != tape.inputs.keys():
+            return False
+        for name, tensor in inputs.items():
+            mine = tape.inputs[name]
+            if name in PERSISTENT:
+                if mine is not tensor:
+                    return False
+            elif mine.dtype != tensor.dtype or not self._shape_fits(name, mine.shape, tensor.shape, tape.flexible):
+                return False
+        return True
+
+    @staticmethod
+    def _shape_fits(name: str, mine: Sequence[int], given: Sequence[int], flexible: frozenset[str]) -> bool:
+        if name == "block_tables":
+            return given[0] * given[1] <= mine[0] * mine[1]
+        if name in flexible:
+            return given[0] <= mine[0] and tuple(given[1:]) == tuple(mine[1:])
+        return tuple(given) == tuple(mine)
+
+    def _record(self, kv: KV, inputs: Mapping[str, Tensor]) -> _Recorded:
+        recorder = Recorder(self._team)
+        flexible: set[str] = set()
+        buffers: dict[str, Tensor] = {}
+        for name, tensor in inputs.items():
+            if name in PERSISTENT:
+                buffers[name] = tensor
+                continue
+            dim, capacity = self._capacity(name, tensor)
+            if dim is not None:
+                flexible.add(name)
+            shape = (capacity, *tensor.shape[1:]) if tensor.dim() else ()
+            if name == "block_tables":
+                shape = (capacity, max(self._bucket.blocks, tensor.shape[1]))
+            buffers[name] = recorder.buffer(dim or Dim(FIXED, capacity), shape, tensor.dtype)
+        before = self._swap(recorder)
+        try:
+            with torch.inference_mode(), recorder:
+                _, outputs = self._step_fn(kv, dict(buffers))
+        finally:
+            self._swap(before)
+        self._tape = _Recorded(recorder, kv, buffers, dict(outputs), frozenset(flexible))
+        self._last = {}
+        self._copies = (Copy * max(len(buffers), 1))()
+        return self._tape
+
+    def _capacity(self, name: str, tensor: Tensor) -> tuple[Dim | None, int]:
+        """What the first dimension stands for (None: just a number), and the most it may be."""
+        bucket, given = self._bucket, tensor.shape[0] if tensor.dim() else 1
+        for index, names, most in ((0, _TOKENS, bucket.tokens), (1, _SEQS, bucket.seqs), (2, _ROWS, bucket.rows)):
+            if name in names:
+                return Dim(index, 1), max(most, given)
+        grown = max(_MIN_BIASES, 1 << max(given - 1, 0).bit_length())
+        most_of = {"query_start": bucket.seqs + 1, "allowed": bucket.rows, **dict.fromkeys(_BIASES, grown)}
+        return (Dim(FIXED, 0), max(most_of[name], given)) if name in most_of else (None, given)
+
+    def _narrow(self, x: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """An output has as many rows as the caller's arrays of its kind."""
+        dim: Dim | None = getattr(x, "hr_dim", None)
+        name = None if dim is None else {0: "token_ids", 1: "slots", 2: "rows"}.get(dim.dim)
+        return x if name is None or name not in inputs else x[: inputs[name].shape[0]]
