@@ -121,7 +121,7 @@ class TorchDevice:
             if self._failure is not None:
                 raise self._failure
             try:
-                with torch.inference_mode():
+                with torch.no_grad():
                     return work()
             except Exception as error:
                 failure = self._translate(error)
