@@ -15,6 +15,10 @@ _FLOOR = -9999.0
 """What stands for a probability of zero: JSON has no infinity."""
 
 
+_TAIL = 8
+"""Prompt tokens shown to the detokeniser: whether text continues theirs decides on its first space."""
+
+
 class TextStream(Protocol):
     """Incremental detokenisation: whole characters only."""
 
@@ -31,7 +35,7 @@ class TextTokenizer(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
-    def stream(self, skip_special_tokens: bool) -> TextStream: ...
+    def stream(self, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = ()) -> TextStream: ...
 
 
 class Choice:
@@ -46,7 +50,9 @@ class Choice:
         self._request = request
         self._params = params
         self._tokenizer = tokenizer
-        self._stream = tokenizer.stream(params.skip_special_tokens)
+        # Where the prompt is echoed it goes through the stream itself.
+        tail = () if request.echo else request.prompt[-_TAIL:]
+        self._stream = tokenizer.stream(params.skip_special_tokens, tail)
         self._stops = StopFinder(params.stop, params.include_stop_str_in_output)
         self._started = False
 

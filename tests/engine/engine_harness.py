@@ -1,0 +1,111 @@
+"""The real engine on a tiny model, in this process: requests in, whole answers out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from headrace.engine.api import EngineStats, GenerateRequest, LogprobEntry, Usage
+from headrace.engine.local import InProcessClient
+from headrace.engine.tokenizer import load_tokenizer
+from headrace.types import SamplingParams
+
+BLOCK = 16
+
+
+@dataclass
+class Answer:
+    """One choice."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[LogprobEntry] = field(default_factory=list)
+    prompt_logprobs: list[LogprobEntry] | None = None
+    finish: tuple[str | None, int | str | None] = (None, None)
+    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
+    pieces: int = 0
+
+    @property
+    def bits(self) -> tuple[object, ...]:
+        """All that must be the same however it was computed."""
+        return self.text, self.ids, self.logprobs, self.prompt_logprobs, self.finish
+
+
+def config_of(model: Path, chunk: int = 512, seqs: int = 64, blocks: int = 400, caching: bool = True) -> Config:
+    return Config(
+        model=ModelConfig(model=str(model)),
+        cache=CacheConfig(num_blocks=blocks, prefix_caching=caching, block_size=BLOCK),
+        scheduler=SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=chunk),
+        device=DeviceConfig(platform="cpu", threads=1),
+    )
+
+
+@asynccontextmanager
+async def engine(model: Path, **sizes: Any) -> AsyncIterator[InProcessClient]:
+    client = InProcessClient(config_of(model, **sizes), load_tokenizer(model))
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def request(prompt: Sequence[int], id: str = "r", echo: bool = False, **params: Any) -> GenerateRequest:
+    defaults = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True, "logprobs": 3}
+    return GenerateRequest(id, tuple(prompt), SamplingParams(**{**defaults, **params}), echo=echo)
+
+
+async def choices(client: InProcessClient, wanted: GenerateRequest) -> list[Answer]:
+    found = [Answer() for _ in range(wanted.params.n)]
+    async for output in client.generate(wanted):
+        answer = found[output.index]
+        assert answer.finish[0] is None, "nothing comes after the end"
+        answer.text += output.text
+        answer.ids += output.token_ids
+        answer.logprobs += output.logprobs or []
+        answer.prompt_logprobs = answer.prompt_logprobs or output.prompt_logprobs
+        answer.finish = (output.finish_reason, output.stop_reason)
+        assert output.usage is not None
+        answer.usage = output.usage
+        answer.pieces += 1
+    return found
+
+
+async def answer(client: InProcessClient, wanted: GenerateRequest) -> Answer:
+    (found,) = await choices(client, wanted)
+    return found
+
+
+async def together(client: InProcessClient, wanted: Sequence[GenerateRequest]) -> list[Answer]:
+    return list(await asyncio.gather(*(answer(client, one) for one in wanted)))
+
+
+async def in_turn(client: InProcessClient, wanted: Sequence[GenerateRequest]) -> list[Answer]:
+    return [await answer(client, one) for one in wanted]
+
+
+def alone(model: Path, wanted: Sequence[GenerateRequest]) -> list[Answer]:
+    """What everything else is held to: one at a time, each prompt in one chunk, nothing cached."""
+
+    async def main() -> list[Answer]:
+        async with engine(model, caching=False, seqs=1) as client:
+            return await in_turn(client, wanted)
+
+    return asyncio.run(main())
+
+
+async def idle(client: InProcessClient) -> EngineStats:
+    """The leak check: nothing is held within two seconds."""
+    for _ in range(200):
+        stats = await client.stats()
+        held = stats.scheduler
+        if (held.running, held.waiting, held.blocks_held) == (0, 0, 0):
+            assert held.blocks_free + held.blocks_cached == client.engine_info.num_blocks - 1
+            return stats
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"still held: {held}")
