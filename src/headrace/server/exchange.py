@@ -71,8 +71,9 @@ class Exchange(Response):
     def __init__(self, context: Context, run: Run, dialect: Dialect, options: ExchangeOptions) -> None:
         super().__init__()
         self._context, self._run, self._dialect, self._options = context, run, dialect, options
-        self._meter = Meter(context.metrics, options.arrival)
+        self._meter = Meter(context.metrics, options.arrival, run.choices)
         self._started = False
+        self._unfinished = "error"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outputs = self._run.outputs()
@@ -93,11 +94,12 @@ class Exchange(Response):
                     await self._fail(error, send)
         finally:
             await close_stream(outputs)
-            self._meter.close(self._run.usage)
+            self._meter.close(self._run.usage, self._unfinished)
 
     async def _fail(self, error: Exception, send: Send) -> None:
         """Before the first byte the application's handlers answer; after it, an event does."""
         if isinstance(error, ClientGone):
+            self._unfinished = "abort"
             return
         if not self._started:
             raise error

@@ -45,6 +45,7 @@ class Run:
     def __init__(self, client: EngineClient, requests: Sequence[GenerateRequest]) -> None:
         self._client, self._requests = client, requests
         self.n = requests[0].params.n
+        self.choices = self.n * len(requests)
         self.prompt_entries: dict[int, list[LogprobEntry]] = {}
         """By choice, from its first piece on; where prompt logprobs were asked for."""
         self._usages: list[Usage] = [Usage(len(request.prompt), 0, 0) for request in requests]

@@ -109,8 +109,9 @@ def _engine(stats: EngineStats) -> Iterator[Metric]:
 class Meter:
     """One request's share of the figures. `note` runs for every piece of output."""
 
-    def __init__(self, metrics: Metrics, arrival: float) -> None:
+    def __init__(self, metrics: Metrics, arrival: float, choices: int) -> None:
         self._metrics, self._arrival = metrics, arrival
+        self._open = choices
         self._last: dict[int, float] = {}
         self._noted = False
 
@@ -127,6 +128,7 @@ class Meter:
                 self._first(now, output)
         if output.finish_reason is not None:
             self._metrics.finished[output.finish_reason] += 1
+            self._open -= 1
 
     def _first(self, now: float, output: Output) -> None:
         if len(self._last) == 1:
@@ -134,11 +136,12 @@ class Meter:
         if output.queue_time is not None:
             self._metrics.queue.observe(output.queue_time)
 
-    def close(self, usage: Usage) -> None:
-        """The request is over, one way or another. One that was refused leaves no trace here."""
+    def close(self, usage: Usage, how: str) -> None:
+        """The request is over; `how` is the reason of the choices that had not finished. A refused one leaves no trace."""
         if not self._noted:
             return
         metrics = self._metrics
+        metrics.finished[how] += self._open
         metrics.e2e.observe(time.monotonic() - self._arrival)
         metrics.prompt.observe(usage.prompt_tokens)
         metrics.generation.observe(usage.completion_tokens)

@@ -86,6 +86,9 @@ def test_a_client_that_leaves_ends_its_request(stream, body):
         assert not served.engine.completed
         assert len(served.engine.closed) == len(served.engine.requests)
         assert (state(served).inflight, len(state(served).active)) == (0, 0)
+        finished = state(served).metrics.finished
+        assert finished["abort"] == (body.get("n", 1) * len(body.get("prompt", "x")))
+        assert finished["error"] == 0
 
     asyncio.run(main())
 

@@ -141,17 +141,18 @@ def test_histogram_bounds_are_inclusive():
 def test_meter_spreads_the_time_over_a_pieces_tokens(monkeypatch):
     clock = iter([10.0, 13.0, 14.0])
     metrics = Metrics()
-    meter = Meter(metrics, 9.0)
+    meter = Meter(metrics, 9.0, choices=3)
     monkeypatch.setattr("headrace.server.metrics.time.monotonic", lambda: next(clock))
     meter.note(Output(0, token_ids=[1]))
     meter.note(Output(0, token_ids=[2, 3, 4], finish_reason="stop"))
-    meter.close(Usage(2, 4, 1))
+    meter.close(Usage(2, 4, 1), "abort")
     page = metrics.render().decode()
     assert "headrace_time_to_first_token_seconds_sum 1.0" in page
     assert "headrace_inter_token_latency_seconds_count 3.0" in page
     assert "headrace_inter_token_latency_seconds_sum 3.0" in page
     assert "headrace_request_duration_seconds_sum 5.0" in page
     assert 'headrace_requests_finished_total{reason="stop"} 1.0' in page
+    assert 'headrace_requests_finished_total{reason="abort"} 2.0' in page
 
 
 def test_choice_joins_its_pieces():
