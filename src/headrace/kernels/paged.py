@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
+from headrace.errors import PlatformError
 from headrace.kernels.kv import TorchKV
 from headrace.types import KVLayout
 
-__all__ = ["DTYPES", "alloc", "gather", "write"]
+__all__ = ["DTYPES", "SPAN", "alloc", "gather", "span", "write"]
 
 Tensor = torch.Tensor
 DTYPES = {
@@ -17,11 +19,15 @@ DTYPES = {
     "int8": torch.int8,
     "float8_e4m3": torch.float8_e4m3fn,
 }
+SPAN = 64
+"""Positions that `span` fetches."""
 _LARGEST = {"int8": 127.0, "float8_e4m3": 448.0}
 
 
 def alloc(layout: KVLayout, num_blocks: int, device: torch.device) -> TorchKV:
-    """A zeroed cache."""
+    """A zeroed cache. Raises PlatformError for a block size that neither divides 64 nor is a multiple of it."""
+    if SPAN % layout.block_size and layout.block_size % SPAN:
+        raise PlatformError(f"block size {layout.block_size}: choose a divisor or a multiple of {SPAN}")
     dtype, quantised = DTYPES[layout.dtype], layout.dtype in _LARGEST
 
     def blocks(heads: int, *rest: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -58,3 +64,22 @@ def gather(store: list[Tensor], scales: list[Tensor], layer: int, block: Tensor,
         return store[layer][block, :, offset].float()
     codes = store[layer].view(torch.uint8)[block, :, offset].view(store[layer].dtype)
     return codes.float() * scales[layer][block, :, offset].unsqueeze(-1)
+
+
+def span(store: list[Tensor], scales: list[Tensor], layer: int, tables: Tensor, index: int) -> Tensor:
+    """float32 [S, Hk, 64, d]: positions 64 `index` to 64 `index` + 63 of the sequences with block tables [S, B], a new tensor.
+    Table entries past the end count as block 0."""
+    size = store[layer].shape[2]
+    count, start = max(SPAN // size, 1), index * SPAN // size
+    blocks = tables[:, start : start + count].long()
+    blocks = functional.pad(blocks, (0, count - blocks.shape[1]))
+    inside = slice(index * SPAN % size, index * SPAN % size + min(size, SPAN))
+
+    def take(x: Tensor) -> Tensor:
+        picked = x[:, :, inside].index_select(0, blocks.flatten())
+        return picked.view(*blocks.shape, *picked.shape[1:]).transpose(1, 2).flatten(2, 3)
+
+    if not scales:
+        return take(store[layer]).float()
+    codes = take(store[layer].view(torch.uint8)).view(store[layer].dtype)
+    return codes.float() * take(scales[layer]).unsqueeze(-1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from headrace.errors import PlatformError
 from headrace.kernels import paged, random
 from headrace.kernels.add_rms_norm.reference import add_rms_norm
 from headrace.kernels.attention.reference import attention
@@ -245,3 +246,22 @@ def test_cache_bytes_are_what_the_layout_says() -> None:
         kv = paged.alloc(layout, 4, CPU)
         tensors = (*kv.keys, *kv.values, *kv.key_scales, *kv.value_scales)
         assert sum(t.nbytes for t in tensors) == 4 * layout.bytes_per_block
+
+
+@pytest.mark.parametrize("store", ["float32", "int8", "float8_e4m3"])
+@pytest.mark.parametrize("size", [16, 64, 128])
+def test_a_span_is_64_positions_in_order(store: str, size: int) -> None:
+    shape = random.Shape((1, 1), (149, 149), size)
+    kv = random.cache(rng(), shape, LayerKV(2, 8), CPU, store)
+    batch = random.batch(rng(1), shape, CPU)
+    for index in range(3):
+        got = paged.span(kv.keys, kv.key_scales, 0, batch.block_tables, index)
+        assert got.shape == (2, 2, 64, 8)
+        for sequence in range(2):
+            expected = _cached(kv, batch, sequence)[0][64 * index : 64 * index + 64]
+            assert torch.equal(got[sequence].transpose(0, 1)[: len(expected)], expected)
+
+
+def test_a_block_size_that_no_span_is_made_of_is_refused() -> None:
+    with pytest.raises(PlatformError, match="block size 48: choose a divisor or a multiple of 64"):
+        paged.alloc(KVLayout((LayerKV(1, 8),), 48, "float32"), 2, CPU)

@@ -8,12 +8,13 @@ from headrace.kernels.attention.reference_tiles import Tiles
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.logits.reference import soft_capped
 from headrace.kernels.ops import Batch
+from headrace.kernels.paged import SPAN
 from headrace.kernels.tiles import elementwise, tree_sum
 
 __all__ = ["KEYS", "attention"]
 
 Tensor = torch.Tensor
-KEYS = 64
+KEYS = SPAN
 """Keys of a step of the softmax: positions 64 j to 64 j + 63, whatever the cache's block size."""
 
 
@@ -28,7 +29,7 @@ def attention(
     sinks: Tensor | None,
     alibi: Tensor | None,
 ) -> Tensor:
-    """[T, Hq d] in q's dtype. Query p stands in row p mod 16 of its sequence's tile p div 16, and meets ascending groups of 64
+    """[T, Hq d] in q's dtype. Query p stands in row p mod 8 of its sequence's tile p div 8, and meets ascending groups of 64
     keys in an online softmax (arXiv:2205.14135); a group that it sees nothing of is left out. So a query's arithmetic
     is the same in every batch and chunk."""
     tokens, shape = int(batch.sizes[0]), kv.layout.layers[layer]

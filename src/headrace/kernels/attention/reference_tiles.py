@@ -7,25 +7,26 @@ import torch
 from headrace.kernels import paged
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.ops import Batch
-from headrace.kernels.tiles import ROWS
 
-__all__ = ["Tiles"]
+__all__ = ["QUERIES", "Tiles"]
 
 Tensor = torch.Tensor
+QUERIES = 8
+"""Positions of a tile. All are computed, so that a decode pays for what it does not use."""
 
 
 class Tiles:
-    """Queries [T, Hq, d] in tiles of 16 positions of one sequence; a KV head's G query heads share its product."""
+    """Queries [T, Hq, d] in tiles of 8 positions of one sequence; a KV head's G query heads share its product."""
 
     def __init__(self, q: Tensor, batch: Batch, kv_heads: int) -> None:
         tokens, heads, size = q.shape
         self.position = batch.positions[:tokens].long()
         sequence = batch.token_seq[:tokens].long()
-        pairs = torch.stack([sequence, self.position // ROWS])
+        pairs = torch.stack([sequence, self.position // QUERIES])
         names, self._tile = torch.unique(pairs, dim=1, return_inverse=True)
-        self._sequence, self._row = names[0], self.position % ROWS
+        self._sequence, self._row = names[0], self.position % QUERIES
         self._batch, self._groups = batch, (kv_heads, heads // kv_heads)
-        grid = q.new_zeros(names.shape[1], ROWS, heads, size)
+        grid = q.new_zeros(names.shape[1], QUERIES, heads, size)
         grid[self._tile, self._row] = q
         self._grid = self._fold(grid)
         self._used, self._at, self._values = self._tile, self._tile, q
@@ -36,16 +37,14 @@ class Tiles:
         self._used, self._at = torch.unique(self._tile[rows], return_inverse=True)
         self._row_now = self._row[rows]
         sequences, which = torch.unique(self._sequence[self._used], return_inverse=True)
-        size = kv.layout.block_size
-        present = keys < self._batch.context_lens.long()[sequences, None]
-        index = (keys // size).clamp(max=self._batch.block_tables.shape[1] - 1)
-        block = self._batch.block_tables.long()[sequences[:, None], index]
-        offset = (keys % size).expand_as(block)
+        absent = keys >= self._batch.context_lens.long()[sequences, None]
+        tables = self._batch.block_tables[sequences]
 
         def fetch(store: list[Tensor], scales: list[Tensor]) -> Tensor:
-            # What was never written may hold anything, and 0 times NaN is NaN.
-            x = paged.gather(store, scales, layer, block, offset).masked_fill(~present[..., None, None], 0.0)
-            return x.transpose(1, 2)[which].flatten(0, 1)
+            x = paged.span(store, scales, layer, tables, int(keys[0]) // paged.SPAN)
+            if absent.any():  # what was never written may hold anything, and 0 times NaN is NaN
+                x = x.masked_fill(absent[:, None, :, None], 0.0)
+            return (x if len(sequences) == len(which) else x[which]).flatten(0, 1)
 
         self._values = fetch(kv.values, kv.value_scales)
         product = torch.bmm(self._grid[self._used].flatten(0, 1), fetch(kv.keys, kv.key_scales).transpose(1, 2))
@@ -53,16 +52,16 @@ class Tiles:
 
     def mix(self, part: Tensor) -> Tensor:
         """[rows, Hq, d]: weights [rows, Hq, keys] of the rows last scored, times those values."""
-        grid = part.new_zeros(len(self._used), ROWS, *part.shape[1:])
+        grid = part.new_zeros(len(self._used), QUERIES, *part.shape[1:])
         grid[self._at, self._row_now] = part
         return self._unfold(torch.bmm(self._fold(grid).flatten(0, 1), self._values))[self._at, self._row_now]
 
     def _fold(self, grid: Tensor) -> Tensor:
-        """[tiles, 16, Hq, x] to [tiles, Hk, G 16, x]."""
+        """[tiles, 8, Hq, x] to [tiles, Hk, G 8, x]."""
         split = grid.view(*grid.shape[:2], *self._groups, grid.shape[-1])
         return split.permute(0, 2, 3, 1, 4).flatten(2, 3).contiguous()
 
     def _unfold(self, product: Tensor) -> Tensor:
-        """[tiles Hk, G 16, x] to [tiles, 16, Hq, x]."""
+        """[tiles Hk, G 8, x] to [tiles, 8, Hq, x]."""
         kv_heads, group = self._groups
-        return product.view(-1, kv_heads, group, ROWS, product.shape[-1]).permute(0, 3, 1, 2, 4).flatten(2, 3)
+        return product.view(-1, kv_heads, group, QUERIES, product.shape[-1]).permute(0, 3, 1, 2, 4).flatten(2, 3)
