@@ -1,0 +1,277 @@
+"""`LLM` and `AsyncLLM`: the engine in this process, for scripts and for programs with an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypedDict, TypeVar
+
+import pydantic
+from typing_extensions import Self, Unpack
+
+from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from headrace.engine.api import EngineStats, GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
+from headrace.engine.catalogue import resolve_model
+from headrace.engine.local import InProcessClient
+from headrace.engine.tokenizer import Tokenizer, load_tokenizer
+from headrace.errors import ConfigError, EngineDead, InvalidRequest
+from headrace.types import SamplingParams
+
+__all__ = ["LLM", "AsyncLLM", "Completion", "Options", "RequestOutput"]
+
+T = TypeVar("T")
+_CHAT_TOKENS = 512
+
+
+class Options(TypedDict, total=False):
+    """What can be chosen beside the model. `config.py` says what each means; None and `auto` leave the choice to us."""
+
+    platform: str | None
+    device_index: int
+    threads: int | None
+    dtype: str
+    quantize: str | None
+    max_model_len: int | None
+    chat_template: str | None
+    block_size: int | None
+    kv_dtype: str
+    kv_memory: int | None
+    num_blocks: int | None
+    prefix_caching: bool
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_waiting: int
+
+
+@dataclass(slots=True)
+class Completion:
+    """One choice. For text, ids and stops the rule of `engine.api.Output` holds."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[LogprobEntry] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The answer to one prompt."""
+
+    prompt: str | None
+    """None where token ids were given."""
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+    prompt_logprobs: list[LogprobEntry] | None = None
+    usage: Usage | None = None
+
+
+class AsyncLLM(InProcessClient):
+    """An `engine.api.EngineClient` in this process: `await start()`, then `async for output in generate(request)`."""
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        progress: Callable[[str, float], None] | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        """`model` is a directory, a .gguf file or a name of the catalogue. Raises ModelNotFound, ConfigError, CheckpointError."""
+        config = _config(model, options)
+        path = resolve_model(model)
+        self.tokenizer: Tokenizer = load_tokenizer(path, config.model.chat_template)
+        model_config = config.model.model_copy(update={"model": str(path)})
+        server_config = config.server.model_copy(update={"served_model_name": Path(model).name})
+        config = config.model_copy(update={"model": model_config, "server": server_config})
+        super().__init__(config, self.tokenizer, progress)
+
+
+class LLM:
+    """A model to call from plain Python. Methods block, and may be called from several threads.
+
+        with LLM("smollm2") as llm:
+            print(llm.generate("The capital of France is")[0].outputs[0].text)
+
+    Raises what loading raises: ModelNotFound, CheckpointError, UnsupportedModel, ConfigError, PlatformError.
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        progress: Callable[[str, float], None] | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        self._client = AsyncLLM(model, progress=progress, **options)
+        self._numbers = itertools.count()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-llm", daemon=True)
+        self._thread.start()
+        # Also when the interpreter ends: a device's threads should not be cut off in the middle of a step.
+        self._finalizer = weakref.finalize(self, _close, self._client, self._loop, self._thread)
+        try:
+            self._run(self._client.start())
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._client.tokenizer
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._client.info
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """One answer a prompt, in their order, computed together. Prompts are texts or token ids; one may stand alone.
+
+        `params` holds for all, or is one a prompt. Raises InvalidRequest and its kinds for the first prompt that cannot be served (the
+        others are then aborted), EngineDead.
+        """
+        texts, ids = self._encode(prompts)
+        return self._run(self._answer_all(texts, ids, _each(params or SamplingParams(), len(ids))))
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """The next message of one conversation, or of several. Without `params` at most 512 tokens are generated."""
+        talks = [messages] if messages and isinstance(messages[0], dict) else messages
+        texts, ids = [], []
+        for talk in talks:
+            text = self.tokenizer.apply_chat_template(list(talk), tools=tools, kwargs=template_kwargs)  # type: ignore[arg-type]
+            texts.append(text)
+            ids.append(self.tokenizer.encode(text, add_special_tokens=False))
+        if params is None:
+            room = [max(1, min(_CHAT_TOKENS, self.info.max_model_len - len(prompt))) for prompt in ids]
+            params = [SamplingParams(max_tokens=tokens) for tokens in room]
+        return self._run(self._answer_all(texts, ids, _each(params, len(ids))))
+
+    def stats(self) -> EngineStats:
+        return self._run(self._client.stats())
+
+    def close(self) -> None:
+        """Ends what runs and releases the device. Twice is harmless."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self._finalizer.alive:
+            work.close()
+            raise EngineDead("the engine was closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _encode(
+        self, prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+    ) -> tuple[list[str | None], list[list[int]]]:
+        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+            prompts = [prompts]  # type: ignore[assignment]
+        texts: list[str | None] = [prompt if isinstance(prompt, str) else None for prompt in prompts]
+        ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in prompts]  # type: ignore[arg-type]
+        return texts, ids
+
+    async def _answer_all(
+        self, texts: Sequence[str | None], ids: Sequence[list[int]], params: Sequence[SamplingParams]
+    ) -> list[RequestOutput]:
+        work = [self._answer(*one) for one in zip(texts, ids, params, strict=True)]
+        tasks = [asyncio.ensure_future(one) for one in work]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer(self, text: str | None, ids: list[int], params: SamplingParams) -> RequestOutput:
+        answer = RequestOutput(text, ids, [Completion(i) for i in range(params.n)])
+        request = GenerateRequest(f"llm-{next(self._numbers)}", tuple(ids), params)
+        stream = self._client.generate(request)
+        async for output in stream:
+            _extend(answer, output)
+        return answer
+
+
+def _extend(answer: RequestOutput, output: Output) -> None:
+    choice = answer.outputs[output.index]
+    choice.text += output.text
+    choice.token_ids += output.token_ids
+    if output.logprobs is not None:
+        choice.logprobs = [*(choice.logprobs or []), *output.logprobs]
+    choice.finish_reason, choice.stop_reason, choice.error = output.finish_reason, output.stop_reason, output.error
+    answer.prompt_logprobs = answer.prompt_logprobs or output.prompt_logprobs
+    answer.usage = output.usage or answer.usage
+
+
+def _each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise InvalidRequest(
+            f"{count} prompts, but {len(params)} sampling parameters: give one, or one a prompt", "params"
+        )
+    return list(params)
+
+
+def _close(client: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    asyncio.run_coroutine_threadsafe(client.close(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+_SECTIONS: dict[str, tuple[str, ...]] = {
+    "model": ("dtype", "quantize", "max_model_len", "chat_template"),
+    "cache": ("block_size", "kv_dtype", "kv_memory", "num_blocks", "prefix_caching"),
+    "scheduler": ("max_num_seqs", "max_num_batched_tokens", "max_waiting"),
+    "device": ("platform", "device_index", "threads"),
+}
+
+
+def _config(model: str, options: Options) -> Config:
+    """Raises ConfigError naming the option."""
+    known = {name for names in _SECTIONS.values() for name in names}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    part = {section: {n: options[n] for n in names if n in options} for section, names in _SECTIONS.items()}  # type: ignore[literal-required]
+    if "device_index" in part["device"]:
+        part["device"]["index"] = part["device"].pop("device_index")
+    try:
+        return Config(
+            model=ModelConfig(model=model, **part["model"]),
+            cache=CacheConfig(**part["cache"]),
+            scheduler=SchedulerConfig(**part["scheduler"]),
+            device=DeviceConfig(**part["device"]),
+        )
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"option {'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg']}") from None

@@ -1,0 +1,177 @@
+"""`LLM` and `AsyncLLM`: the engine from plain Python."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace
+from headrace import LLM, AsyncLLM, SamplingParams
+from headrace.engine.api import EngineClient, GenerateRequest, Usage
+from headrace.errors import ConfigError, ContextOverflow, EngineDead, InvalidRequest, ModelNotFound
+
+OPTIONS: dict[str, Any] = {"platform": "cpu", "threads": 1, "num_blocks": 100, "max_num_seqs": 8}
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_llama: Path) -> Iterator[LLM]:
+    with LLM(str(tiny_llama), **OPTIONS) as llm:
+        yield llm
+
+
+def test_a_text_and_its_ids_are_one_prompt(llm: LLM) -> None:
+    (by_text,) = llm.generate("Hello", GREEDY)
+    ids = llm.tokenizer.encode("Hello")
+    (by_ids,) = llm.generate(ids, GREEDY)
+    (nested,) = llm.generate([ids], GREEDY)
+    assert by_text.prompt == "Hello"
+    assert by_ids.prompt is None
+    assert by_text.prompt_token_ids == by_ids.prompt_token_ids == ids
+    assert by_text.outputs == by_ids.outputs == nested.outputs
+    assert len(by_text.outputs[0].token_ids) == 6
+    assert by_text.outputs[0].text == llm.tokenizer.decode(by_text.outputs[0].token_ids)
+    assert by_text.usage == Usage(len(ids), 6, by_text.usage.cached_tokens if by_text.usage else -1)
+
+
+def test_answers_come_in_the_prompts_order_each_with_its_parameters(llm: LLM) -> None:
+    prompts = [f"prompt {i}" for i in range(20)]
+    params = [SamplingParams(max_tokens=1 + i % 5, temperature=0.0, ignore_eos=True) for i in range(20)]
+    found = llm.generate(prompts, params)
+    assert [one.prompt for one in found] == prompts
+    assert [len(one.outputs[0].token_ids) for one in found] == [1 + i % 5 for i in range(20)]
+    assert found[7].outputs == llm.generate(prompts[7], params[7])[0].outputs
+
+
+def test_choices_and_logprobs(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4, n=3, seed=1, logprobs=2, prompt_logprobs=1, ignore_eos=True)
+    (found,) = llm.generate("Hello", params)
+    assert [choice.index for choice in found.outputs] == [0, 1, 2]
+    assert all(len(choice.logprobs or []) == 4 for choice in found.outputs)
+    assert [entry.logprob is None for entry in found.prompt_logprobs or []] == [True, False, False, False, False]
+    assert found.usage is not None
+    assert found.usage.completion_tokens == 12
+
+
+def test_chat_is_the_templates_text(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    (chat,) = llm.chat(messages, GREEDY)
+    text = llm.tokenizer.apply_chat_template(messages)
+    (plain,) = llm.generate(llm.tokenizer.encode(text, add_special_tokens=False), GREEDY)
+    assert chat.prompt == text
+    assert chat.outputs == plain.outputs
+    several = llm.chat([messages, [{"role": "user", "content": "Ho"}]], GREEDY)
+    assert [one.outputs for one in several][0] == chat.outputs
+    assert len(several) == 2
+
+
+def test_chat_without_parameters_has_an_end(llm: LLM) -> None:
+    (found,) = llm.chat([{"role": "user", "content": "x" * 470}])
+    assert 0 < len(found.outputs[0].token_ids) <= 512 - len(found.prompt_token_ids)
+
+
+def test_nothing_to_do(llm: LLM) -> None:
+    assert llm.generate([]) == []
+
+
+def test_errors_name_the_cause_and_leave_the_engine_well(llm: LLM) -> None:
+    with pytest.raises(ContextOverflow, match="512"):
+        llm.generate(["fine", "x" * 600], GREEDY)
+    with pytest.raises(InvalidRequest, match="2 prompts"):
+        llm.generate(["a", "b"], [GREEDY])
+    with pytest.raises(InvalidRequest, match="prompt"):
+        llm.generate([[]], GREEDY)
+    assert len(llm.generate("fine", GREEDY)) == 1
+    assert llm.stats().scheduler.running == 0
+
+
+def test_from_several_threads(llm: LLM) -> None:
+    found: dict[int, list[int]] = {}
+
+    def work(at: int) -> None:
+        found[at] = llm.generate(f"thread {at}", GREEDY)[0].outputs[0].token_ids
+
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {at: llm.generate(f"thread {at}", GREEDY)[0].outputs[0].token_ids for at in range(4)}
+
+
+def test_info(llm: LLM, tiny_llama: Path) -> None:
+    assert llm.info.name == tiny_llama.name
+    assert (llm.info.path, llm.info.max_model_len, llm.info.platform) == (str(tiny_llama), 512, "cpu")
+
+
+def test_inside_a_running_event_loop(llm: LLM) -> None:
+    async def main() -> int:
+        return len(llm.generate("Hello", GREEDY))
+
+    assert asyncio.run(main()) == 1
+
+
+def test_closed(tiny_llama: Path) -> None:
+    llm = LLM(str(tiny_llama), **OPTIONS)
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineDead, match="closed"):
+        llm.generate("Hello")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"num_blocks": 1}, "num_blocks"),
+        ({"dtype": "float8"}, "dtype"),
+        ({"gpu_memory_utilization": 0.9}, "unknown option 'gpu_memory_utilization'.*kv_memory"),
+        ({"max_model_len": 10**6}, "512"),
+        ({"block_size": 5}, "block_size 5"),
+        ({"platform": "abacus"}, "abacus"),
+    ],
+)
+def test_options_that_cannot_be(tiny_llama: Path, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        LLM(str(tiny_llama), **options)
+
+
+def test_a_model_that_is_not_there() -> None:
+    with pytest.raises(ModelNotFound, match="nowhere"):
+        LLM("/nowhere/at/all")
+
+
+def test_async_is_an_engine_client(tiny_llama: Path) -> None:
+    async def main() -> None:
+        client = AsyncLLM(str(tiny_llama), **OPTIONS)
+        as_client: EngineClient = client
+        await as_client.start()
+        await client.check_health()
+        request = GenerateRequest("a", tuple(client.tokenizer.encode("Hello")), GREEDY)
+        ids = [i async for output in as_client.generate(request) for i in output.token_ids]
+        assert len(ids) == 6
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_the_interpreter_ends_though_nobody_closed(tiny_llama: Path) -> None:
+    code = (
+        "import sys; from headrace import LLM, SamplingParams\n"
+        "llm = LLM(sys.argv[1], platform='cpu', threads=1, num_blocks=50)\n"
+        "print(len(llm.generate('Hello', SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids))"
+    )
+    found = subprocess.run([sys.executable, "-c", code, str(tiny_llama)], capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stdout) == (0, "3\n"), found.stderr
+
+
+def test_the_package_offers_them_lazily() -> None:
+    code = "import sys, headrace; headrace.LLM; assert 'headrace.llm' in sys.modules and 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert headrace.LLM is LLM
