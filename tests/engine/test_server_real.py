@@ -163,41 +163,39 @@ def test_a_client_that_leaves_frees_its_blocks(server):
 
 
 @pytest.mark.slow
-def test_an_engine_that_stands_still_fails_the_health_check(model):
-    with running(model) as served:
-        assert served.http.get("/health").status_code == 200
-        served.engine.send_signal(signal.SIGSTOP)
-        until(lambda: served.http.get("/health").status_code == 503, 6)
-        assert served.complete().status_code == 503
-        served.engine.send_signal(signal.SIGCONT)
-        until(lambda: served.http.get("/health").status_code == 200, 6)
-        assert served.complete().status_code == 200
+def test_an_engine_that_stands_still_fails_the_health_check(server):
+    assert server.http.get("/health").status_code == 200
+    server.engine.send_signal(signal.SIGSTOP)
+    until(lambda: server.http.get("/health").status_code == 503, 6)
+    assert server.complete().status_code == 503
+    server.engine.send_signal(signal.SIGCONT)
+    until(lambda: server.http.get("/health").status_code == 200, 6)
+    assert server.complete().status_code == 200
 
 
 @pytest.mark.slow
-def test_a_killed_engine_is_told_and_replaced(model):
-    with running(model) as served:
-        reader = Reader(served.lines(max_tokens=450, n=8))
-        killed = served.engine
-        began = time.monotonic()
-        killed.kill()
-        error = reader.last()["error"]
-        assert time.monotonic() - began < 1.5
-        assert error["type"] == "server_error"
-        refused = served.complete()
-        assert refused.status_code in (200, 503)
-        if refused.status_code == 503:
-            assert int(refused.headers["retry-after"]) > 0
-        until(lambda: served.complete(max_tokens=2).status_code == 200, 30)
-        assert served.engine.pid != killed.pid
-        assert served.figures()["headrace_engine_restarts_total"] == 1
+def test_a_killed_engine_is_told_and_replaced(server):
+    reader = Reader(server.lines(max_tokens=450, n=8))
+    killed = server.engine
+    began = time.monotonic()
+    killed.kill()
+    error = reader.last()["error"]
+    assert time.monotonic() - began < 1.5
+    assert error["type"] == "server_error"
+    refused = server.complete()
+    assert refused.status_code in (200, 503)
+    if refused.status_code == 503:
+        assert int(refused.headers["retry-after"]) > 0
+    until(lambda: server.complete(max_tokens=2).status_code == 200, 30)
+    assert server.engine.pid != killed.pid
+    assert server.figures()["headrace_engine_restarts_total"] == 1
 
 
 @pytest.mark.slow
 def test_sigterm_drains_and_leaves_no_orphan(model):
     with running(model, drain_timeout=20) as served:
         engine = served.engine
-        reader = Reader(served.lines(max_tokens=400, n=4))
+        reader = Reader(served.lines(max_tokens=400))
         served.process.send_signal(signal.SIGTERM)
         until(lambda: served.complete().status_code == 503)
         assert served.http.get("/health").status_code == 503
