@@ -6,21 +6,22 @@ until one of them is used.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from headrace.types import SamplingParams
 
 if TYPE_CHECKING:
     from headrace.llm import LLM, AsyncLLM
+    from headrace.types import SamplingParams
 
 __all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
 
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("LLM", "AsyncLLM"):
-        from headrace import llm
+_HOME = {"LLM": "headrace.llm", "AsyncLLM": "headrace.llm", "SamplingParams": "headrace.types"}
 
-        return getattr(llm, name)
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'headrace' has no attribute {name!r}")
