@@ -64,7 +64,7 @@ class Reader(threading.Thread):
             self.error = error
 
     def last(self) -> dict:
-        self.join(20)
+        self.join(60)
         assert self.error is None
         assert self.lines[-1] == "data: [DONE]"
         return json.loads(self.lines[-2][6:])
@@ -193,7 +193,7 @@ def test_a_killed_engine_is_told_and_replaced(server):
 
 @pytest.mark.slow
 def test_sigterm_drains_and_leaves_no_orphan(model):
-    with running(model, drain_timeout=20) as served:
+    with running(model, drain_timeout=60) as served:
         engine = served.engine
         reader = Reader(served.lines(max_tokens=400))
         served.process.send_signal(signal.SIGTERM)
