@@ -211,6 +211,17 @@ def test_closing_waits_for_what_was_launched() -> None:
     assert ran == [1]
 
 
+@pytest.mark.parametrize("async_exec", [False, True])
+def test_threads_are_those_of_the_thread_that_does_the_work(async_exec: bool) -> None:
+    before = torch.get_num_threads()
+    try:
+        device = TorchDevice(torch.device("cpu"), capabilities(async_exec), before + 1)
+        assert device.submit(torch.get_num_threads).result() == before + 1
+        device.close()
+    finally:
+        torch.set_num_threads(before)
+
+
 class Partly(TorchDevice):
     """A device with a norm of its own, and a reason for one that it lacks."""
 

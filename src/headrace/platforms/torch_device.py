@@ -38,6 +38,8 @@ class TorchDevice:
         self._closed = False
         self._failure: HeadraceError | None = None
         self._queue: Queue = Worker(f"headrace-{device}", self._start) if capabilities.async_exec else Inline()
+        if not capabilities.async_exec:
+            self._start()  # this thread will do the work
 
     def capabilities(self) -> Capabilities:
         return self._capabilities

@@ -57,3 +57,32 @@ def test_it_installs_is_found_and_runs(site: Path, monkeypatch: pytest.MonkeyPat
     assert tag == "example"
     assert errors == {"rms_norm": True}
     assert out == [[1, 1, 1, 1]]
+
+
+SERVE = """
+import json, sys, tempfile
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from server_harness import make_model
+from headrace import LLM, SamplingParams
+model = Path(tempfile.mkdtemp(dir=sys.argv[2]))
+make_model(model)
+params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+answers = []
+for platform in ("example", "cpu"):
+    with LLM(str(model), platform=platform, threads=1, dtype="float32", num_blocks=40, max_num_seqs=4) as llm:
+        answers.append([one.outputs[0].token_ids for one in llm.generate(["Hello", "a longer prompt of several blocks"], params)])
+print(json.dumps(answers))
+"""
+
+
+def test_it_serves_the_same_tokens_as_the_cpu(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    command = [sys.executable, "-c", SERVE, str(request.config.rootpath / "tests" / "engine"), str(tmp_path)]
+    done = subprocess.run(command, check=False, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    example, cpu = json.loads(done.stdout.splitlines()[-1])
+    assert example == cpu
+    assert [len(ids) for ids in example] == [12, 12]

@@ -34,9 +34,9 @@ class ExamplePlatform:
 
         if index != 0:
             raise PlatformError(f"example: there is one device, index 0, but {index} was asked for")
-        unknown = sorted(set(options) - {"threads"})
+        unknown = sorted(set(options) - {"threads", "dtype"})
         if unknown:
-            raise PlatformError(f"example: unknown option {unknown[0]!r}; there is threads")
+            raise PlatformError(f"example: unknown option {unknown[0]!r}; there are threads and dtype")
         return ExampleDevice(options.get("threads"))
 
 

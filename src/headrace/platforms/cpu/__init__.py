@@ -21,7 +21,7 @@ _hookimpl = pluggy.HookimplMarker("headrace")
 
 
 class CpuPlatform:
-    """One device: the machine. Options: `threads`, `float32_copies` (see `device.CpuDevice`)."""
+    """One device: the machine. Options: `threads`, `dtype`, `float32_copies` (see `device.CpuDevice`)."""
 
     name = "cpu"
     api_version = API_VERSION

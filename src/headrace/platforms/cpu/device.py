@@ -15,7 +15,7 @@ from headrace.types import Capabilities
 
 __all__ = ["CAPABILITIES", "OPTIONS", "CpuDevice"]
 
-OPTIONS = ("threads", "float32_copies")
+OPTIONS = ("threads", "dtype", "float32_copies")
 CAPABILITIES = Capabilities(
     dtypes=frozenset({"float32"}),
     kv_dtypes=frozenset({"float32", "bfloat16", "float16", "int8", "float8_e4m3"}),
@@ -30,11 +30,12 @@ CAPABILITIES = Capabilities(
 class CpuDevice(TorchDevice):
     """Runs steps on one thread of its own, in launch order, with torch's pool beneath it.
 
-    `threads`: size of that pool; None leaves torch's choice. `float32_copies`: bytes of dequantised weights to keep; a model
+    `threads`: size of that pool; None leaves torch's choice. `dtype`: the arithmetic that the user asks for; whatever it is,
+    this device declares float32 and computes in it. `float32_copies`: bytes of dequantised weights to keep; a model
     that is larger keeps its first weights so and has the rest dequantised at every call.
     """
 
-    def __init__(self, threads: int | None = None, float32_copies: int = 1 << 30) -> None:
+    def __init__(self, threads: int | None = None, dtype: str | None = None, float32_copies: int = 1 << 30) -> None:
         for name, value in (("threads", threads), ("float32_copies", float32_copies)):
             if value is not None and (not isinstance(value, int) or value < (name == "threads")):
                 raise PlatformError(f"cpu: option {name} is {value!r}: give a count")

@@ -23,7 +23,8 @@ _hookimpl = pluggy.HookimplMarker("headrace")
 
 
 class SimPlatform:
-    """One device. Options: the fields of `Machine`, and `realtime` (see `device.SimDevice`)."""
+    """One device. Options: the fields of `Machine`, `realtime` (see `device.SimDevice`), and
+    `dtype`, which is the same to it: bytes are counted as weights are stored."""
 
     name = "sim"
     api_version = API_VERSION
@@ -40,9 +41,9 @@ class SimPlatform:
         if index != 0:
             raise PlatformError(f"sim: there is one device, index 0, but {index} was asked for")
         known = [field.name for field in fields(Machine)]
-        unknown = sorted(set(options) - {*known, "realtime"})
+        unknown = sorted(set(options) - {*known, "realtime", "dtype"})
         if unknown:
-            raise PlatformError(f"sim: unknown option {unknown[0]!r}; there are {', '.join(known)}, realtime")
+            raise PlatformError(f"sim: unknown option {unknown[0]!r}; there are {', '.join(known)}, realtime, dtype")
         machine = {name: value for name, value in options.items() if name in known}
         for name, value in machine.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:

@@ -42,6 +42,7 @@ class SimDevice:
             block_sizes=(16, 32, 64, 128, 256),
             async_exec=realtime,
             deterministic=True,
+            host_memory=True,  # weights are never moved: only their sizes are looked at
             attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
             computes=False,
             max_tokens_per_step=1 << 16,
