@@ -64,9 +64,11 @@ def _transformers(path: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    if path.is_file():
-        return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16).eval()
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
+    source: dict[str, Any] = {"gguf_file": path.name} if path.is_file() else {}
+    directory = path.parent if path.is_file() else path
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16, **source)
+    model.eval()
+    return model
 
 
 def static_batches(model: Any, prompts: Sequence[Prompt], batch: int) -> Naive:
