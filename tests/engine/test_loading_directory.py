@@ -156,6 +156,7 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
         ({"sliding_window": 8}, "sliding_window = 8"),
         ({"residual_multiplier": 0.5}, "residual_multiplier = 0.5"),
         ({"num_experts": 8}, "num_experts = 8"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method 'bitsandbytes'"),
     ],
 )

@@ -25,7 +25,7 @@ def _gemma3(config: Mapping[str, Any]) -> DecoderConfig:
     settings = Settings(config)
     settings.refuse("gemma3", _NO_SUCH_FEATURE)
     pattern = settings.integer("sliding_window_pattern", 6)
-    windows = hf.layer_windows(config, "gemma3", _types(settings.integer("num_hidden_layers"), pattern))
+    windows = hf.layer_windows(config, "gemma3", _types(settings.layers("num_hidden_layers"), pattern))
     fields = hf.base_fields(config, "gemma3", "hidden_activation")
     bias = settings.flag("attention_bias", False)
     return DecoderConfig(
@@ -65,7 +65,7 @@ def _gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
     """A GGUF leaves out the layer pattern, the local base and the attention scale: they are the family's own."""
     settings = gguf.settings_of(metadata, "gemma3")
     settings.refuse("gemma3", _NO_SUCH_FEATURE)
-    count = gguf.layer_count(settings)
+    count = settings.layers("block_count")
     window = settings.integer("attention.sliding_window")
     types = _types(count, settings.integer("attention.sliding_window_pattern", 6))
     windows = [window if kind == "sliding_attention" else None for kind in types]

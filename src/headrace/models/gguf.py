@@ -9,7 +9,7 @@ from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.models.config import Rope
 from headrace.models.settings import Settings
 
-__all__ = ["base_fields", "layer_count", "read_rope", "settings_of"]
+__all__ = ["base_fields", "read_rope", "settings_of"]
 
 _READ = {
     "attention.head_count",
@@ -80,13 +80,6 @@ def base_fields(settings: Settings, metadata: Mapping[str, Any], arch: str) -> d
         "max_position": settings.integer("context_length"),
         "norm_eps": settings.number("attention.layer_norm_rms_epsilon"),
     }
-
-
-def layer_count(settings: Settings) -> int:
-    count = settings.integer("block_count")
-    if count > 10_000:
-        raise CheckpointError(f"field 'block_count' is {count}: no model has so many layers")
-    return count
 
 
 def read_rope(settings: Settings, arch: str, theta: float = 10000.0) -> Rope:

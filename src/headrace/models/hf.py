@@ -20,6 +20,7 @@ _NEUTRAL: dict[str, Any] = {
     "logits_scaling": 1.0,
     "num_experts": 0,
     "num_local_experts": 0,
+    "partial_rotary_factor": 1.0,
     "residual_multiplier": 1.0,
     "use_bidirectional_attention": False,
     "use_qk_norm": False,
@@ -83,8 +84,8 @@ def read_rope(parameters: Mapping[str, Any], config: Mapping[str, Any], family: 
     values = Settings(parameters)
     settings = Settings(config)
     head_dim = settings.integer("head_dim", settings.integer("hidden_size") // settings.integer("num_attention_heads"))
-    partial = values.number("partial_rotary_factor", settings.number("partial_rotary_factor", 1.0))
-    rotary = int(head_dim * partial)
+    values.refuse(family, {"partial_rotary_factor": 1.0})
+    rotary = head_dim
     base = values.number("rope_theta", theta)
     kind = values.get("rope_type") or "default"
     if kind == "default":
@@ -126,7 +127,7 @@ def _yarn(values: Settings, base: float, rotary: int, original: Any, longest: in
 def layer_windows(config: Mapping[str, Any], family: str, default: list[str]) -> list[int | None]:
     """The sliding window of every layer, from `layer_types` (or `default` where the config has none)."""
     settings = Settings(config)
-    count = settings.integer("num_hidden_layers")
+    count = settings.layers("num_hidden_layers")
     types = settings.get("layer_types") or default
     if len(types) != count:
         raise CheckpointError(f"field 'layer_types' has {len(types)} entries for {count} layers")

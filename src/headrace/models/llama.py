@@ -17,7 +17,7 @@ def _llama(config: Mapping[str, Any]) -> DecoderConfig:
     settings = Settings(config)
     settings.refuse("llama", {"sliding_window": None, "layer_types": None})
     bias = settings.flag("attention_bias", False)
-    windows: list[int | None] = [None] * settings.integer("num_hidden_layers")
+    windows: list[int | None] = [None] * settings.layers("num_hidden_layers")
     return hf.simple_decoder(
         config, "llama", windows, qkv_bias=bias, output_bias=bias, mlp_bias=settings.flag("mlp_bias", False)
     )
@@ -25,7 +25,7 @@ def _llama(config: Mapping[str, Any]) -> DecoderConfig:
 
 def _mistral(config: Mapping[str, Any]) -> DecoderConfig:
     settings = Settings(config)
-    count = settings.integer("num_hidden_layers")
+    count = settings.layers("num_hidden_layers")
     kind = "full_attention" if settings.get("sliding_window") is None else "sliding_attention"
     return hf.simple_decoder(config, "mistral", hf.layer_windows(config, "mistral", [kind] * count))
 
@@ -33,7 +33,7 @@ def _mistral(config: Mapping[str, Any]) -> DecoderConfig:
 def _gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
     settings = gguf.settings_of(metadata, "llama")
     window = settings.optional_integer("attention.sliding_window")
-    windows = [window] * gguf.layer_count(settings)
+    windows = [window] * settings.layers("block_count")
     rope = gguf.read_rope(settings, "llama")
     fields = gguf.base_fields(settings, metadata, "llama")
     return DecoderConfig(**fields, layers=hf.uniform_layers(windows), ropes=(rope,))

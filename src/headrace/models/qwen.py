@@ -16,7 +16,7 @@ __all__ = ["QWEN2", "QWEN3"]
 def _windows(config: Mapping[str, Any], family: str) -> list[int | None]:
     """The window holds from layer `max_window_layers` on, and only where it is switched on."""
     settings = Settings(config)
-    count = settings.integer("num_hidden_layers")
+    count = settings.layers("num_hidden_layers")
     sliding = settings.flag("use_sliding_window", False) and settings.get("sliding_window") is not None
     first = settings.get("max_window_layers")
     start = (28 if first is None else int(first)) if sliding else count
@@ -46,7 +46,7 @@ def _qwen3_gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
 def _gguf(metadata: Mapping[str, Any], arch: str, **more: Any) -> DecoderConfig:
     settings = gguf.settings_of(metadata, arch)
     rope = gguf.read_rope(settings, arch)
-    layers = hf.uniform_layers([None] * gguf.layer_count(settings))
+    layers = hf.uniform_layers([None] * settings.layers("block_count"))
     return DecoderConfig(**gguf.base_fields(settings, metadata, arch), **more, layers=layers, ropes=(rope,))
 
 

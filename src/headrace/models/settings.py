@@ -11,6 +11,7 @@ from headrace.errors import CheckpointError, UnsupportedModel
 __all__ = ["Settings"]
 
 _LARGEST = 1 << 31
+_MOST_LAYERS = 10_000
 
 
 class Settings:
@@ -23,6 +24,15 @@ class Settings:
     def get(self, key: str) -> Any:
         """The raw value, None where it is absent or null."""
         return self._values.get(self._prefix + key)
+
+    def layers(self, key: str) -> int:
+        """A count of layers. No model has ten thousand; lists of that length are made of it."""
+        count = self.integer(key)
+        if count > _MOST_LAYERS:
+            raise CheckpointError(
+                f"field {self._prefix + key!r} is {count}: at most {_MOST_LAYERS} layers are supported"
+            )
+        return count
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A positive int below 2^31."""

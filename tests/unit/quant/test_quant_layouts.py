@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.kernels.weight import Weight
@@ -193,3 +195,16 @@ def test_fp8_with_one_scale_and_static_inputs() -> None:
     assert weight.activation == "fp8_tensor"
     assert weight.tensors["input_scale"].tolist() == [2.0]
     assert weight.dequantize().unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize(("prefix", "scheme"), [("awq", AWQ({"bits": 4})), ("gptq", GPTQ({"bits": 4}))])
+def test_a_layer_that_auto_round_wrote_lies_half_a_step_from_its_original(prefix: str, scheme: Any) -> None:
+    layer_file = Path(__file__).parents[2] / "data" / "layers" / "auto_round.safetensors"
+    tensors = load_file(layer_file)
+    base = tensors["base.weight"].float()
+    weight = scheme.load(prefix, (base.shape[0], base.shape[1]), Tensors(tensors))
+    group = base.shape[1] // weight.tensors["scales"].shape[1]
+    steps = (weight.dequantize() - base).abs() / weight.tensors["scales"].repeat_interleave(group, 1)
+    assert steps.mean() < 0.3
+    # A symmetric range has one step less above zero than below: its largest values may be a whole step off.
+    assert steps.max() < (0.6 if prefix == "awq" else 1.1)
