@@ -109,7 +109,7 @@ class Platform(Protocol):
     api_version: tuple[int, int]
 
     def probe(self) -> tuple[int, str]:
-        """(score, reason). 0: unusable here, and the reason says why. Never raises."""
+        """(score, reason). 0: unusable here, and the reason says why. Below 10: used only where it is named. Never raises."""
 
     def devices(self) -> list[DeviceInfo]:
         """What is there, unopened."""
