@@ -23,12 +23,32 @@ HR_INLINE vf load_stored(const char *group, int32_t dtype, int64_t i) {
     return from_e4m3(__builtin_convertvector(loadu<vub>(group + i), vu));
 }
 
-// Pairs [n][16 or padded][2] of a narrow type to pairs of bfloat16.
+// Pairs [n][16 or padded][2] of an 8-bit type to pairs of bfloat16, 32 elements at a time.
+#if HR_PAIRS
+HR_INLINE __m512i pairs_of_int8(__m256i codes) {
+    __m512i wide = _mm512_cvtepi8_epi16(codes);
+    __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(wide)));
+    __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(wide, 1)));
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
+// Exponent and mantissa move into place; the 8 smallest, which are subnormal (k / 512), and the NaN come from tables.
+HR_INLINE __m512i pairs_of_e4m3(__m256i codes) {
+    const __m512i small = _mm512_castsi128_si512(
+        _mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+    __m512i wide = _mm512_cvtepu8_epi16(codes), rest = _mm512_and_si512(wide, _mm512_set1_epi16(0x7f));
+    __m512i sign = _mm512_slli_epi16(_mm512_and_si512(wide, _mm512_set1_epi16(0x80)), 8);
+    __m512i value = _mm512_add_epi16(_mm512_slli_epi16(rest, 4), _mm512_set1_epi16(120 << 7));
+    __mmask32 tiny = _mm512_cmplt_epu16_mask(rest, _mm512_set1_epi16(8));
+    value = _mm512_mask_permutexvar_epi16(value, tiny, rest, small);
+    value = _mm512_mask_mov_epi16(value, _mm512_cmpeq_epi16_mask(rest, _mm512_set1_epi16(0x7f)), _mm512_set1_epi16(0x7fc0));
+    return _mm512_or_si512(value, sign);
+}
+#endif
 HR_INLINE void to_pairs(const char *group, int32_t dtype, int64_t elements, uint32_t *panel) {
 #if HR_PAIRS
-    for (int64_t i = 0; i < elements; i += W) {
-        vf x = load_stored(group, dtype, i);
-        storeu((uint16_t *)panel + i, (vh)_mm512_cvtneps_pbh((__m512)x));
+    for (int64_t i = 0; i < elements; i += 32) {
+        __m256i codes = _mm256_loadu_si256((const __m256i *)(group + i));
+        _mm512_storeu_si512((uint16_t *)panel + i, dtype == HR_I8 ? pairs_of_int8(codes) : pairs_of_e4m3(codes));
     }
 #else
     (void)group, (void)dtype, (void)elements, (void)panel;

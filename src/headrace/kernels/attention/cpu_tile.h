@@ -82,12 +82,15 @@ struct Tile {
 
     void load_query(int64_t r) {
         const float *q = query(r);
-        if (pairs) {
-            uint16_t *to = (uint16_t *)(m.q + r * ldq);
-            for (int64_t i = 0; i < padded; i++) to[i] = i < kv->dim ? to_bf16(q[i]) : (uint16_t)0;
-        } else {
-            float *to = (float *)(m.q + r * ldq);
-            for (int64_t i = 0; i < padded; i++) to[i] = i < kv->dim ? q[i] : 0.0f;
+        for (int64_t i = 0; i < padded; i += W) {
+            vf x = vload_n(q + i, kv->dim - i);
+#if HR_PAIRS
+            if (pairs) {
+                storeu((uint16_t *)(m.q + r * ldq) + i, (vh)_mm512_cvtneps_pbh((__m512)x));
+                continue;
+            }
+#endif
+            vstore((float *)(m.q + r * ldq) + i, x);
         }
     }
     void reset() {
