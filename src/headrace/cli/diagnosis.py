@@ -1,0 +1,151 @@
+"""The facts behind `headrace doctor`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform as python_platform
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import HeadraceError
+from headrace.kernels.registry import binding
+from headrace.platforms.cpu import native
+from headrace.platforms.host import host_memory, host_name, physical_cores
+from headrace.platforms.interface import Platform
+from headrace.plugins import PluginSet, discover
+
+__all__ = ["cpu_features", "diagnose"]
+
+_PACKAGES = ("headrace", "torch", "numpy", "tokenizers", "safetensors", "pyzmq", "fastapi", "triton")
+_FEATURES = (
+    "avx avx2 fma f16c avx_vnni avx512f avx512bw avx512vl avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16 "
+    "asimd asimddp asimdhp bf16 i8mm sve sve2"
+).split()
+_LITTLE_MEMORY = 1 << 30
+
+
+def diagnose(platform: str | None = None, plugins: PluginSet | None = None) -> dict[str, Any]:
+    """Plain data, for JSON. Never raises a HeadraceError: what fails is a fact and has its remedy."""
+    found = discover() if plugins is None else plugins
+    remedies: list[str] = [f"{failure}: repair or uninstall it" for failure in found.failures]
+    chosen = _chosen(found, platform, remedies)
+    report: dict[str, Any] = {
+        "machine": _machine(),
+        "versions": {"python": python_platform.python_version()} | {name: _version(name) for name in _PACKAGES},
+        "plugins": [
+            {
+                "name": info.name,
+                "distribution": info.distribution,
+                "version": info.version,
+                "target": info.target,
+                "hooks": list(info.hooks),
+                "error": None if info.error is None else str(info.error),
+            }
+            for info in found.plugins
+        ],
+        "platforms": _platforms(found, chosen, remedies),
+        "native": _native(remedies),
+        "operators": None if chosen is None else _operators(chosen, remedies),
+        "remedies": remedies,
+    }
+    report["usable"] = report["operators"] is not None
+    if host_memory()[0] < _LITTLE_MEMORY:
+        remedies.append("less than 1 GiB of memory is free: close something, or serve a smaller model")
+    return report
+
+
+def _machine() -> dict[str, Any]:
+    free, total = host_memory()
+    return {
+        "processor": host_name(),
+        "cores": physical_cores(),
+        "system": f"{python_platform.system()} {python_platform.machine()}",
+        "features": cpu_features(),
+        "memory_free": free,
+        "memory_total": total,
+    }
+
+
+def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """Instruction sets that kernels make use of, as Linux names them; empty where the system doesn't say."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    have = set(flags.partition(":")[2].split())
+    return [name for name in _FEATURES if name in have]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _chosen(found: PluginSet, name: str | None, remedies: list[str]) -> Platform | None:
+    try:
+        return found.select_platform(name)[0]
+    except HeadraceError as error:
+        if str(error) not in " ".join(remedies):
+            remedies.append(str(error))
+        return None
+
+
+def _platforms(found: PluginSet, chosen: Platform | None, remedies: list[str]) -> list[dict[str, Any]]:
+    try:
+        probes = found.probes()
+    except HeadraceError as error:
+        remedies.append(str(error))
+        return []
+    return [
+        {
+            "name": probe.platform.name,
+            "score": probe.score,
+            "reason": probe.reason,
+            "plugin": probe.plugin.name,
+            "chosen": chosen is not None and probe.platform.name == chosen.name,
+            "devices": [
+                {"index": d.index, "name": d.name, "memory": d.memory_bytes, **dict(d.details)}
+                for d in (probe.platform.devices() if probe.score > 0 else ())
+            ],
+        }
+        for probe in probes
+    ]
+
+
+def _native(remedies: list[str]) -> dict[str, Any]:
+    problem = native.missing()
+    library = None
+    if problem is None:
+        try:
+            library = native.load()
+        except HeadraceError as error:
+            problem = str(error)
+    if problem is not None:
+        remedies.append(problem)
+    return {
+        "library": None if library is None else str(library.path),
+        "instruction_set": None if library is None else library.isa,
+        "problem": problem,
+    }
+
+
+def _operators(platform: Platform, remedies: list[str]) -> dict[str, Any] | None:
+    """Opens the platform's first device; None where that fails."""
+    try:
+        device = platform.open(0, {})
+        try:
+            bound = binding(device)
+        finally:
+            device.close()
+    except HeadraceError as error:
+        remedies.append(f"{platform.name}: {error}")
+        return None
+    return {
+        "platform": platform.name,
+        "bound": [
+            {"name": name, "implementation": tag, "reason": bound.reasons[name]} for name, tag in bound.tags.items()
+        ],
+    }
