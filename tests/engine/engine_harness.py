@@ -36,9 +36,11 @@ class Answer:
         return self.text, self.ids, self.logprobs, self.prompt_logprobs, self.finish
 
 
-def config_of(model: Path, chunk: int = 512, seqs: int = 64, blocks: int = 400, caching: bool = True) -> Config:
+def config_of(
+    model: Path, chunk: int = 512, seqs: int = 64, blocks: int = 400, caching: bool = True, context: int | None = None
+) -> Config:
     return Config(
-        model=ModelConfig(model=str(model)),
+        model=ModelConfig(model=str(model), max_model_len=context),
         cache=CacheConfig(num_blocks=blocks, prefix_caching=caching, block_size=BLOCK),
         scheduler=SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=chunk),
         device=DeviceConfig(platform="cpu", threads=1),
