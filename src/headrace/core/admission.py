@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headrace.core.block_pool import blocks_for
+from headrace.core.sequence import stop_ids
 from headrace.errors import ConfigError, ContextOverflow, InvalidRequest, NeverFits
 from headrace.types import Request
 
@@ -72,6 +73,11 @@ def _check_ids(request: Request, vocab: int) -> None:
         if not params.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids is empty: allow at least one token", "allowed_token_ids")
         _in_range(params.allowed_token_ids, vocab, "allowed_token_ids")
+        if params.min_tokens and stop_ids(request).issuperset(params.allowed_token_ids):
+            raise InvalidRequest(
+                f"min_tokens {params.min_tokens}: every token of allowed_token_ids ends the sequence, so that none is left",
+                "min_tokens",
+            )
 
 
 def _in_range(ids: Iterable[int], vocab: int, field: str) -> None:

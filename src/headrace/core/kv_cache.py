@@ -174,4 +174,3 @@ class KVCache:
         self.pool.give(row[seq.shared : depth].tolist())
         row[seq.shared : depth] = path
         seq.node, seq.shared = node, depth
-        seq.filled = max(seq.filled, depth * self.block_size)

@@ -31,6 +31,11 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return (entry[2] for entry in self._entries)
 
+    @property
+    def first(self) -> Sequence | None:
+        """The first in order, by priority and age alone."""
+        return self._entries[0][2] if self._entries else None
+
     def push(self, seq: Sequence) -> None:
         insort(self._entries, (*seq.rank, seq))
 

@@ -101,12 +101,7 @@ class Scheduler:
         decodes = self._grow()
         chunks: list[Chunk] = []
         extras = Extras()
-        budget = self.config.max_num_batched_tokens - len(decodes)
-        for seq in sorted(self._prefilling, key=_rank) if self._prefilling else ():
-            if budget:
-                budget -= self._chunk(seq, step, budget, chunks, extras)
-        while budget and self._slots.free and (entered := self._admit(step, now, extras)) is not None:
-            budget -= self._chunk(entered, step, budget, chunks, extras)
+        self._prefill(step, now, self.config.max_num_batched_tokens - len(decodes), chunks, extras)
         if not chunks and not len(decodes):
             return None
         plan = build(step, decodes, chunks, extras, self._slots, self._cache.table, self.config.block_size)
@@ -130,7 +125,7 @@ class Scheduler:
                 deltas.append(self._accept(seq, row, tokens[row], result))
         for at in np.flatnonzero(launched.offsets == self.config.block_size - 1).tolist():
             seq = decodes.seqs[at]
-            if seq.slot >= 0 and seq.epoch == decodes.epochs[at]:
+            if seq.slot >= 0:
                 self._cache.settle(seq, self._committed)
         for chunk in launched.chunks:
             if chunk.seq.epoch == chunk.epoch:
@@ -209,6 +204,22 @@ class Scheduler:
         if self._decodes is None:
             self._decodes = Decodes(list(self._decoding), self._slots)
         return self._decodes
+
+    def _prefill(self, step: int, now: float, budget: int, chunks: list[Chunk], extras: Extras) -> None:
+        """Spend the rest of the budget on prompts, those that wait and those that have begun in one order."""
+        begun = deque(sorted(self._prefilling, key=_rank)) if self._prefilling else deque[Sequence]()
+        full = not self._slots.free
+        while budget:
+            first = self._waiting.first
+            if first is not None and not full and not (begun and begun[0].rank < first.rank):
+                entered = self._admit(step, now, extras)
+                full = entered is None or not self._slots.free
+                if entered is not None:
+                    budget -= self._chunk(entered, step, budget, chunks, extras)
+            elif begun:
+                budget -= self._chunk(begun.popleft(), step, budget, chunks, extras)
+            else:
+                return
 
     def _preempt(self, seq: Sequence) -> None:
         """Back to the queue. What it has computed stays in the tree while there is room, and is computed anew otherwise."""

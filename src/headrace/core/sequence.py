@@ -10,10 +10,15 @@ import numpy.typing as npt
 from headrace.core.radix import Key, Namespace, Node
 from headrace.types import Request, SamplingParams, TokenLogprobs
 
-__all__ = ["AGEING", "Sequence"]
+__all__ = ["AGEING", "Sequence", "stop_ids"]
 
 AGEING = 10.0
 """Seconds of waiting that make up for one level of priority. Since all age alike, the order of any two never changes."""
+
+
+def stop_ids(request: Request) -> frozenset[int]:
+    """Tokens that end it."""
+    return frozenset(request.params.stop_token_ids + (() if request.params.ignore_eos else request.eos_token_ids))
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +73,7 @@ class Sequence:
     @staticmethod
     def of(request: Request, order: int) -> Sequence:
         params = request.params
-        stops = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else request.eos_token_ids)
+        stops = stop_ids(request)
         length = len(request.prompt)
         return Sequence(
             request=request,

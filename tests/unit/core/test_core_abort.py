@@ -150,3 +150,23 @@ def test_a_failure_in_mid_answer_keeps_what_was_committed() -> None:
     assert spoil(driver) == ["a"]
     assert driver.records["a"].tokens == tokens
     driver.run()
+
+
+def test_a_copy_of_what_a_failed_step_was_to_fill_is_not_kept() -> None:
+    """b copies the start of a block that a's step under way fills, and is aborted before that step fails."""
+    driver = Driver(CONFIG)
+    driver.add(request("a", range(2, 22), 9))
+    driver.step()
+    driver.step()
+    driver.add(request("b", [*range(2, 12), 50, 51], 9, priority=-1))
+    plan = driver.schedule()
+    assert plan is not None
+    assert len(plan.copies) == 1
+    driver.scheduler.abort("b")
+    assert "a" in spoil(driver)
+    while driver.in_flight:
+        driver.commit()
+    driver.add(request("c", [*range(2, 12), 60], 3))
+    records = driver.run()
+    assert records["c"].cached == 8
+    same(records["c"], naive(driver.requests["c"]))

@@ -66,6 +66,7 @@ def test_exactly_the_pool(prompt: int, output: int) -> None:
         ({"allowed_token_ids": (1, -5)}, "allowed_token_ids"),
         ({"allowed_token_ids": ()}, "allowed_token_ids"),
         ({"max_tokens": -1}, "max_tokens"),
+        ({"allowed_token_ids": (1, 5), "stop_token_ids": (5, 6), "min_tokens": 2}, "min_tokens"),
     ],
 )
 def test_fields_out_of_range(changes: dict[str, object], param: str) -> None:

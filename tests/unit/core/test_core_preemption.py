@@ -123,3 +123,17 @@ def test_a_preempted_sequence_may_end_while_it_waits() -> None:
         driver.add(*requests)
         for one in requests:
             same(driver.run()[one.id], naive(one, TIGHT, 8))
+
+
+@pytest.mark.parametrize(("length", "enters"), [(32, True), (33, False)])
+def test_a_newcomer_leaves_a_block_for_each_that_runs(length: int, enters: bool) -> None:
+    """12 blocks: 3 are a's, which will soon want a fourth; 8 may be taken."""
+    driver = Driver(replace(TIGHT, max_num_batched_tokens=10))
+    driver.add(request("a", range(10, 20), 5))
+    driver.step()
+    driver.add(request("b", range(20, 20 + length), 1))
+    plan = driver.step()
+    assert plan is not None
+    assert ("b" in plan.request_ids) == enters
+    driver.run()
+    assert driver.scheduler.stats().preemptions == 0

@@ -101,6 +101,24 @@ def test_a_shared_prefix_in_chunks_is_computed_once() -> None:
     assert driver.device.computed <= 65 + 2 + 2 * (1 + 2)
 
 
+def test_one_that_has_begun_takes_over_what_another_computes() -> None:
+    """b is urgent and overtakes a in mid-prompt, after which a finds all of it in the tree."""
+    driver = Driver(replace(SMALL, max_num_batched_tokens=16))
+    stem = ids(64)
+    a = request("a", [*stem, 50], 2, priority=1, repetition_penalty=1.5)
+    b = request("b", [*stem, 51], 2, arrival=1.0)
+    driver.add(a)
+    driver.step()
+    driver.add(b)
+    plan = driver.step()
+    assert plan is not None
+    assert plan.request_ids == ("b",)
+    for one in (a, b):
+        same(driver.run()[one.id], naive(one))
+    assert driver.records["b"].cached == 16
+    assert driver.device.computed == 64 + 2 * (1 + 1)
+
+
 def test_samples_of_one_prompt_share_it() -> None:
     driver = Driver(replace(SMALL, max_num_batched_tokens=64))
     requests = [request(f"r{i}", ids(17), 4, seed=i) for i in range(4)]

@@ -54,6 +54,8 @@ class Fuzz:
         driver, rng = self.driver, self.rng
         dice = rng.random()
         live = [id for id, record in driver.records.items() if record.reason is None and id not in self.gone]
+        if dice < 0.12:
+            driver.check()
         if dice < 0.08 and len(live) < 12:
             made = random_request(rng, self.number, self.stems)
             self.number += 1
@@ -76,7 +78,6 @@ class Fuzz:
             driver.schedule()
         elif driver.in_flight:
             driver.commit()
-        driver.check()
         if self.number % 50 == 0:
             self.settle()
 
