@@ -1,0 +1,42 @@
+"""Triton form of `embedding`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.tritonlib.device import jit
+from headrace.kernels.weight import Weight
+
+__all__ = ["embedding", "embedding_kernel"]
+
+_DENSE = frozenset({"float32", "bfloat16", "float16"})
+_BLOCK = 1024
+
+
+@jit
+def embedding_kernel(ids: Any, table: Any, out: Any, width: int, scale: float, BLOCK: tl.constexpr) -> None:
+    """out [T, width] = table[ids] * scale; a program a token and BLOCK columns."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    source = table + tl.load(ids + token).to(tl.int64) * width + column
+    value = tl.load(source, inside, 0.0).to(tl.float32) * scale
+    tl.store(out + token * width + column, value.to(out.dtype.element_ty), inside)
+
+
+def embedding(ids: torch.Tensor, table: Weight, scale: float, *, config: Config) -> torch.Tensor:
+    """See `ops.Ops.embedding`; in the configuration's type. Of a quantised table the rows asked for are dequantised by its scheme,
+    on the device and without waiting for it."""
+    if table.parts or table.scheme not in _DENSE:
+        rows = table.dequantize()[ids.long()] if table.parts else table.take(ids.long()).dequantize()
+        return (rows * scale).to(config.dtype)
+    stored = table.tensors["weight"].contiguous()
+    width = table.shape[1]
+    out = stored.new_empty(len(ids), width, dtype=config.dtype)
+    args = {"ids": ids, "table": stored, "out": out, "width": width, "scale": scale, "BLOCK": _BLOCK}
+    config.launch(embedding_kernel, (len(ids), -(-width // _BLOCK)), args, 4, 1)
+    return out

@@ -1,0 +1,52 @@
+"""Triton form of `resolve_tokens`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from headrace.kernels.ops import Batch
+from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.tritonlib.device import jit
+
+__all__ = ["resolve_kernel", "resolve_tokens"]
+
+_BLOCK = 128
+
+
+@jit
+def resolve_kernel(
+    sizes: Any, ids: Any, positions: Any, token_seq: Any, slots: Any, history: Any, out: Any, padded: int, width: int,
+    BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """history [slots, width]. No two tokens share a place, so the order of programs does not matter."""
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = token < tl.load(sizes)
+    slot = tl.load(slots + tl.load(token_seq + token, inside, 0), inside, 0)
+    place = history + slot.to(tl.int64) * width + tl.load(positions + token, inside, 0)
+    given = tl.load(ids + token, inside, 0)
+    found = tl.where(given == -1, tl.load(place, inside, 0), given)  # -1 is NO_TOKEN
+    tl.store(place, found, inside)
+    tl.store(out + token, found, token < padded)
+
+
+def resolve_tokens(batch: Batch, history: torch.Tensor, *, config: Config) -> torch.Tensor:
+    """See `ops.Ops.resolve_tokens`; `batch.sizes` must lie where the kernels can read it."""
+    padded = len(batch.token_ids)
+    out = torch.empty_like(batch.token_ids)
+    args = {
+        "sizes": batch.sizes,
+        "ids": batch.token_ids,
+        "positions": batch.positions,
+        "token_seq": batch.token_seq,
+        "slots": batch.slots,
+        "history": history,
+        "out": out,
+        "padded": padded,
+        "width": history.shape[1],
+        "BLOCK": _BLOCK,
+    }
+    config.launch(resolve_kernel, (-(-padded // _BLOCK),), args, 1, 1)
+    return out

@@ -1,0 +1,66 @@
+"""Functions that several kernels call on the device. Requires triton."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+
+__all__ = ["as_float", "decode_e4m3", "encode_e4m3", "jit", "next_power", "tanh", "to_int8"]
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """`triton.jit` with a type: a kernel, or a function that kernels call."""
+    return triton.jit(function)
+
+
+def next_power(n: int, least: int = 1) -> int:
+    """The smallest power of two that is at least n and `least`."""
+    return max(least, 1 << max(n - 1, 0).bit_length())
+
+
+@jit
+def as_float(codes: Any, dtype: tl.constexpr) -> Any:
+    """E4M3 codes (uint8, OCP) or plain numbers in `dtype`, exact where it has 8 bits of significand or more."""
+    if codes.dtype == tl.uint8:
+        return decode_e4m3(codes).to(dtype)
+    return codes.to(dtype)
+
+
+@jit
+def decode_e4m3(codes: Any) -> Any:
+    """float16 of OCP E4M3 codes (uint8), by shifting them into place and moving the exponent's bias: exact, on any chip.
+
+    NaN (0x7F, 0xFF) reads as 480: nothing here writes it.
+    """
+    wide = codes.to(tl.uint16)
+    bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+    return bits.to(tl.float16, bitcast=True) * 256.0
+
+
+@jit
+def encode_e4m3(x: Any) -> Any:
+    """OCP E4M3 codes (uint8) of float32, to the nearest, ties to even, saturating at 448; -0 for what rounds to it from below."""
+    size = tl.minimum(tl.abs(x), 448.0)
+    bits = size.to(tl.int32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+    # Below the smallest normal one the codes count in steps of 2^-9; adding 1.5 * 2^23 rounds to an integer.
+    small = ((size * 512.0 + 12582912.0) - 12582912.0).to(tl.int32)
+    code = tl.where(size < 0.015625, small, normal)
+    sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
+    return (code | sign).to(tl.uint8)
+
+
+@jit
+def to_int8(x: Any, low: tl.constexpr) -> Any:
+    """int8 of float32, clamped to low … 127 and rounded to the nearest, ties to even."""
+    x = tl.minimum(tl.maximum(x, low), 127.0)
+    return ((x + 12582912.0) - 12582912.0).to(tl.int8)
+
+
+@jit
+def tanh(x: Any) -> Any:
+    """float32; the error is absolute, about one unit of 1."""
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
