@@ -31,9 +31,11 @@ _MARK = "\ue000the final message goes on here\ue000"
 class ChatTemplate:
     """The templates of one checkpoint. May be called from several threads; a render blocks its own alone."""
 
-    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str], seconds: float = 1.0) -> None:
+        """`templates` by name, `default` the usual one; `seconds` of CPU time are what a render may use."""
         self._sources = dict(templates)
         self._special_tokens = dict(special_tokens)
+        self._seconds = seconds
         self._sandbox = TemplateSandbox()
         self._compiled: dict[str, jinja2.Template] = {}
         self._lock = threading.Lock()
@@ -89,7 +91,7 @@ class ChatTemplate:
     def _run(self, source: str, variables: Mapping[str, Any]) -> str:
         try:
             template = self._compile(source)
-            with self._sandbox.limited(Budget()) as budget:
+            with self._sandbox.limited(Budget(self._seconds)) as budget:
                 parts: list[str] = []
                 for part in template.generate(variables):
                     budget.made(part)
@@ -117,7 +119,7 @@ class ChatTemplate:
             raise _fault(f"it has {len(source)} characters: at most {_MAX_SOURCE} are allowed")
         try:
             # Constant expressions are evaluated while compiling: they are under the same limits.
-            with self._sandbox.limited(Budget()):
+            with self._sandbox.limited(Budget(self._seconds)):
                 return self._sandbox.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise _fault(f"line {error.lineno}: {error.message}") from error

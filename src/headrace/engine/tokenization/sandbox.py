@@ -18,15 +18,14 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 __all__ = ["Budget", "TemplateLimit", "TemplateRefusal", "TemplateSandbox"]
 
-_SECONDS = 2.0
-"""CPU time of one render."""
 _MAX_TEXT = 1 << 23
 """Characters of one text."""
 _MAX_MADE = 1 << 27
@@ -41,7 +40,7 @@ _FILTERS = (
 ).split()
 _WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[-+ #0-9.]*(\*|\d{4})")
 _WIDE_FORMAT = re.compile(r"\{[^{}]*(\d{4}|:[^{}]*\{)")
-_NO_METHODS = frozenset("center ljust rjust zfill expandtabs translate maketrans encode format_map".split())
+_NO_METHODS = frozenset("center ljust rjust zfill expandtabs translate maketrans encode".split())
 
 
 class TemplateLimit(Exception):
@@ -53,9 +52,9 @@ class TemplateRefusal(Exception):
 
 
 class Budget:
-    """What one render may still use."""
+    """What one render may still use; `seconds` are of this thread's CPU time."""
 
-    def __init__(self, seconds: float = _SECONDS) -> None:
+    def __init__(self, seconds: float) -> None:
         self._deadline = time.thread_time() + seconds
         self._seconds = seconds
         self._left = _MAX_MADE
@@ -139,6 +138,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):
             self._reserve_method(obj.__name__, owner, args)
+        elif isinstance(obj, LoopContext) and args:
+            args = (self.looped(args[0]), *args[1:])
         result = super().call(context, obj, *args, **kwargs)
         self.budget.made(result)
         return result
@@ -149,6 +150,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in _NO_METHODS)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        """jinja2 would go on with nothing until it is used; who reaches for such a thing is stopped at once."""
+        raise SecurityError(f"access to attribute {attribute!r} of a {type(obj).__name__} is unsafe")
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
