@@ -115,6 +115,8 @@ class Scheduler:
 
         Returns a delta for each sequence that got a token or ended, earlier aborts first.
         """
+        assert self._in_flight, "no plan is under way"
+        assert self._in_flight[0] == plan.step, "plans are committed in order"
         self._retire(plan)
         launched: Launched = plan.tag
         deltas = self.drain()
@@ -135,8 +137,9 @@ class Scheduler:
     def fail(self, plan: StepPlan, message: str) -> list[Delta]:
         """The device failed on a plan, in place of its commit: its sequences end with reason `error`.
 
-        What it or a later plan was to store in the cache is dropped, and all other running sequences are computed anew;
-        later plans under way bring nothing any more but must still be committed or failed.
+        It may be any plan under way: the oldest, or one that could not be launched. What it or a later plan was to store in
+        the cache is dropped, and all other running sequences are computed anew from their committed tokens; the other plans
+        under way bring nothing any more, but must still be committed or failed.
         """
         self._retire(plan)
         launched: Launched = plan.tag
@@ -292,10 +295,8 @@ class Scheduler:
     # Parts of commit
 
     def _retire(self, plan: StepPlan) -> None:
-        assert self._in_flight, "no plan is under way"
-        assert self._in_flight[0] == plan.step, "plans are committed in order"
-        self._in_flight.popleft()
-        self._committed = plan.step
+        self._in_flight.remove(plan.step)
+        self._committed = max(self._committed, plan.step)
 
     def _accept(self, seq: Sequence, row: int, token: int, result: StepResult) -> Delta:
         """Append a sampled token, and end the sequence where it is the last."""

@@ -170,3 +170,28 @@ def test_a_copy_of_what_a_failed_step_was_to_fill_is_not_kept() -> None:
     records = driver.run()
     assert records["c"].cached == 8
     same(records["c"], naive(driver.requests["c"]))
+
+
+def test_a_step_that_cannot_be_launched_fails_before_the_one_under_way() -> None:
+    driver = Driver(replace(SMALL, max_num_batched_tokens=20))
+    driver.add(request("last", range(30, 40), 2), request("a", range(2, 12), 9))
+    driver.step()
+    driver.step()
+    plan = driver.scheduler.schedule(driver.now)
+    assert plan is not None
+    assert plan.request_ids == ("a",)
+    driver.take(driver.scheduler.fail(plan, "no memory"))
+    assert driver.records["a"].reason == "error"
+    assert len(driver.records["last"].tokens) == 1
+    records = driver.run()
+    same(records["last"], naive(driver.requests["last"]))
+
+
+def test_only_a_plan_under_way_can_fail() -> None:
+    driver = Driver()
+    driver.add(request("a", range(2, 12), 9))
+    driver.schedule()
+    plan = driver.in_flight[0][0]
+    driver.commit()
+    with pytest.raises(ValueError, match="not in deque"):
+        driver.scheduler.fail(plan, "lost")

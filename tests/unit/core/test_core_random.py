@@ -82,11 +82,13 @@ class Fuzz:
             self.settle()
 
     def fail(self) -> None:
-        """The step has not run: what it and those after it wrote is garbage."""
+        """A step, the oldest or the latest, has not run: what it and those after it wrote is garbage."""
         driver = self.driver
-        plan, _ = driver.in_flight.popleft()
-        for spoilt in [plan, *(later for later, _ in driver.in_flight)]:
+        at = self.rng.choice([0, len(driver.in_flight) - 1])
+        plan, _ = driver.in_flight[at]
+        for spoilt, _ in list(driver.in_flight)[at:]:
             driver.device.kv.reshape(-1)[spoilt.slot_mapping] = -(2**50)
+        del driver.in_flight[at]
         deltas = driver.take(driver.scheduler.fail(plan, "lost"))
         assert {d.request_id for d in deltas if d.finish_reason == "error"} <= set(plan.request_ids)
 
