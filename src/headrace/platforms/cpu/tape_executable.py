@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from headrace.errors import PlatformError
+from headrace.errors import HeadraceError, PlatformError
 from headrace.platforms.cpu.native import Copy
 from headrace.platforms.cpu.native_args import FIXED, Dim
 from headrace.platforms.cpu.native_launch import Launcher
@@ -136,6 +136,10 @@ class TapeExecutable:
         try:
             with torch.inference_mode(), recorder:
                 _, outputs = self._step_fn(kv, dict(buffers))
+        except HeadraceError:
+            raise
+        except Exception as error:
+            raise PlatformError(f"cpu: recording a step: {type(error).__name__}: {error}") from error
         finally:
             self._swap(before)
         self._tape = _Recorded(recorder, kv, buffers, dict(outputs), frozenset(flexible))

@@ -1,0 +1,163 @@
+"""The same bits alone and in a crowd, whole and in chunks, on one thread and on several, and whatever a cache's blocks held before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.kernels import random
+from headrace.kernels.ops import Batch
+from headrace.kernels.sample.generate import _inputs
+from headrace.platforms.cpu import native
+from headrace.platforms.cpu.native_kv import NativeKV
+from headrace.platforms.cpu.native_launch import Eager
+from headrace.platforms.cpu.native_ops import NativeOps
+from headrace.platforms.cpu.native_team import Team
+from headrace.types import KVLayout, LayerKV
+
+CPU = torch.device("cpu")
+BLOCK, TABLE = 16, 80
+
+
+@pytest.fixture(scope="module")
+def teams() -> Iterator[dict[int, NativeOps]]:
+    made = {n: Team(native.load(), n) for n in (1, 2, 5)}
+    yield {n: NativeOps(Eager(team)) for n, team in made.items()}
+    for team in made.values():
+        team.close()
+
+
+class Sequence:
+    """One sequence's projections, and how it is fed to the kernels."""
+
+    def __init__(
+        self, rng: np.random.Generator, length: int, heads: int, kv_heads: int, dim: int, first_block: int
+    ) -> None:
+        self.length = length
+        self.qkv = random.normal(rng, length, (heads + 2 * kv_heads) * dim, device=CPU)
+        self.table = first_block + rng.permutation(TABLE)
+
+    def slots(self, positions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return self.table[positions // BLOCK] * BLOCK + positions % BLOCK
+
+
+def batch_of(parts: list[tuple[Sequence, int, int]]) -> Batch:
+    """One step of (sequence, begin, end)."""
+    positions = [np.arange(a, b) for _, a, b in parts]
+    ends = np.cumsum([0] + [b - a for _, a, b in parts])
+
+    def ints(values: Any) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32))
+
+    total = np.concatenate(positions)
+    return Batch(
+        ints([ends[-1], len(parts), 0]), ints(total), ints(total),
+        ints(np.concatenate([s.slots(p) for (s, _, _), p in zip(parts, positions, strict=True)])),
+        ints(np.repeat(np.arange(len(parts)), np.diff(ends))), ints(ends), ints([b for _, _, b in parts]),
+        ints(np.stack([s.table for s, _, _ in parts])), ints(np.arange(len(parts))), ints([]),
+    )  # fmt: skip
+
+
+class Case:
+    """Three sequences over one cache, and what they attend to."""
+
+    def __init__(self, rng: np.random.Generator, shape: tuple[int, int, int], store: str, extras: bool) -> None:
+        self.heads, kv_heads, dim = shape
+        self.layout, self.scale = KVLayout((LayerKV(kv_heads, dim),), BLOCK, store), dim**-0.5
+        angles = rng.uniform(0, 6.28, (1200, dim // 2))
+        self.cos_sin = torch.from_numpy(np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32))
+        self.window = 300 if extras else None
+        self.sinks = random.normal(rng, self.heads, device=CPU) if extras else None
+        sizes = enumerate((700, 37, 1100))
+        self.sequences = [Sequence(rng, n, self.heads, kv_heads, dim, 1 + TABLE * i) for i, n in sizes]
+        # What was never written may hold anything; only the padding of a head is known to be zero.
+        self.dirt = 0.0 if dim % 16 else 1.0 if store == "int8" else float("nan")
+
+    def run(self, ops: NativeOps, steps: list[list[tuple[Sequence, int, int]]], dirty: bool) -> list[torch.Tensor]:
+        kv = NativeKV(self.layout, 1 + 3 * TABLE)
+        if dirty:
+            for x in kv.stores():
+                x.copy_(torch.full_like(x, self.dirt, dtype=torch.float32))
+        outs: list[list[torch.Tensor]] = [[], [], []]
+        for parts in steps:
+            batch = batch_of(parts)
+            qkv = torch.cat([s.qkv[a:b] for s, a, b in parts])
+            q = ops.rotary_cache(qkv, batch, kv, 0, self.cos_sin, self.heads, None, None, 1e-5)
+            out = ops.attention(q, batch, kv, 0, self.scale, self.window, None, self.sinks, None)
+            for (s, _, _), part in zip(parts, out.split([b - a for _, a, b in parts]), strict=True):
+                outs[self.sequences.index(s)].append(part)
+        return [torch.cat(parts) for parts in outs]
+
+    def crowd(self, rng: np.random.Generator) -> list[list[tuple[Sequence, int, int]]]:
+        """Decodes and chunks of any size, all sequences in every step."""
+        steps, at = [], [0, 0, 0]
+        while any(a < s.length for a, s in zip(at, self.sequences, strict=True)):
+            ends = [
+                min(s.length, a + int(rng.choice([1, 1, int(rng.integers(1, 200))])))
+                for a, s in zip(at, self.sequences, strict=True)
+            ]
+            steps.append([(s, a, b) for s, a, b in zip(self.sequences, at, ends, strict=True) if b > a])
+            at = ends
+        return steps
+
+
+@pytest.mark.parametrize("store", ["float32", "bfloat16", "float16", "int8", "float8_e4m3"])
+@pytest.mark.parametrize("extras", [False, True])
+def test_attention_in_any_company_and_chunking(teams: dict[int, NativeOps], store: str, extras: bool) -> None:
+    rng = np.random.default_rng([len(store), extras])
+    for shape in ((9, 3, 64), (4, 1, 40), (20, 1, 16)):
+        case = Case(rng, shape, store, extras)
+        alone = case.run(teams[1], [[(s, 0, s.length)] for s in case.sequences], dirty=False)
+        steps = case.crowd(rng)
+        for ops in teams.values():
+            assert all(map(torch.equal, case.run(ops, steps, dirty=True), alone))
+
+
+def test_rows_of_norms_and_activations_stand_alone(teams: dict[int, NativeOps]) -> None:
+    rng = np.random.default_rng(1)
+    for width in (1, 15, 576, 1001):
+        x, y = (random.normal(rng, 7, 2 * width, device=CPU) for _ in range(2))
+        weight = random.normal(rng, 2 * width, device=CPU)
+        for n in (2, 5):
+            mine, one = teams[n], teams[1]
+            for row in range(7):
+                single = slice(row, row + 1)
+                assert torch.equal(mine.rms_norm(x, weight, 1e-5)[single], one.rms_norm(x[single], weight, 1e-5))
+                whole, part = (
+                    mine.add_rms_norm(x, y, weight, 1e-5),
+                    one.add_rms_norm(x[single], y[single], weight, 1e-5),
+                )
+                assert all(torch.equal(a[single], b) for a, b in zip(whole, part, strict=True))
+                for kind in ("silu", "gelu", "gelu_tanh"):
+                    assert torch.equal(mine.gated_activation(x, kind)[single], one.gated_activation(x[single], kind))
+
+
+def test_samples_are_the_same_alone_and_in_a_crowd(teams: dict[int, NativeOps]) -> None:
+    rng, rows, vocab = np.random.default_rng(2), 9, 3000
+    logits, drawn = 2 * random.normal(rng, rows, vocab, device=CPU), _inputs(rng, rows, vocab, 64, CPU)
+    per_row = [n for n in type(drawn).__slots__ if not n.startswith("bias") and n not in ("allowed", "history")]
+
+    def batch(count: int) -> Batch:
+        index = torch.arange(count, dtype=torch.int32)
+        return Batch(torch.tensor([count] * 3, dtype=torch.int32), *[index] * 6, index.view(-1, 1), index, index)
+
+    def history() -> torch.Tensor:
+        return drawn.history.clone()
+
+    fields = {n: getattr(drawn, n) for n in type(drawn).__slots__}
+    found = {
+        n: ops.sample(logits, type(drawn)(**{**fields, "history": history()}), batch(rows), 4)
+        for n, ops in teams.items()
+    }
+    for row in range(rows):
+        single = {n: fields[n][row : row + 1] for n in per_row}
+        bias = torch.where(drawn.bias_row == row, 0, -1).to(torch.int32)
+        inputs = type(drawn)(**{**fields, **single, "bias_row": bias, "history": history()})
+        alone = teams[1].sample(logits[row : row + 1], inputs, batch(1), 4)
+        for crowd in found.values():
+            for name in type(alone).__slots__:
+                assert torch.equal(getattr(crowd, name)[row : row + 1], getattr(alone, name)), name
