@@ -89,6 +89,7 @@ def serve(core: EngineCore, receive: Receive, send: Send, pulse: Pulse) -> None:
         except PlatformError as error:
             send(Failed(to_wire(error)))
             raise
+        pulse.beat(busy)
         if deltas:
             send(Deltas(deltas))
         # Work that cannot be scheduled while nothing runs waits for a command, not for the processor.

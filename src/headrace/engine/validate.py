@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from headrace.engine.api import GenerateRequest
 from headrace.engine.protocol import EngineInfo
@@ -69,7 +69,7 @@ def _check_ranges(params: SamplingParams) -> None:
 
 def _check_lists(params: SamplingParams, vocab_size: int) -> None:
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
-    _check_ids("logit_bias", (token for token, _ in params.logit_bias), vocab_size)
+    _check_ids("logit_bias", [token for token, _ in params.logit_bias], vocab_size)
     if len(params.logit_bias) > _MAX_BIASES:
         message = f"`logit_bias` has {len(params.logit_bias)} entries: at most {_MAX_BIASES} are accepted"
         raise InvalidRequest(message, "logit_bias", "invalid_value")
@@ -94,8 +94,9 @@ def _check_stops(stops: tuple[str, ...]) -> None:
             raise InvalidRequest(message, "stop", "invalid_value")
 
 
-def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            message = f"`{name}`: token id {token} is outside the vocabulary (0 to {vocab_size - 1})"
-            raise InvalidRequest(message, name, "invalid_value")
+def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return
+    wrong = next(token for token in ids if not 0 <= token < vocab_size)
+    message = f"`{name}`: token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})"
+    raise InvalidRequest(message, name, "invalid_value")

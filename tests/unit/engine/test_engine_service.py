@@ -1,0 +1,132 @@
+"""The loop around the engine: what it waits for, and how it tells that it stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+from engine_fakes import ByteTokenizer, FakeRunner, expected, make_engine, make_request
+
+from headrace.config import Config
+from headrace.engine.local import InProcessClient
+from headrace.engine.protocol import Abort, Add, Command, Deltas, Event, GetStats, Refused, Shutdown, StatsReply
+from headrace.engine.service import Pulse, serve
+from headrace.errors import EngineDead
+from headrace.types import Request, SamplingParams, StepPlan, StepResult
+
+
+def run(script: list[list[Command]]) -> tuple[list[Event], list[float]]:
+    """Serve a script of what arrives at each turn; then Shutdown once all is done. Returns events and the waits asked for."""
+    engine, sent, waits = make_engine(), [], []
+    turns: Iterator[list[Command]] = iter(script)
+
+    def receive(wait: float) -> list[Command]:
+        waits.append(wait)
+        commands = next(turns, None)
+        if commands is not None:
+            return commands
+        return [Shutdown()] if wait == 1.0 else []
+
+    serve(engine.core, receive, sent.append, Pulse())
+    return sent, waits
+
+
+def request(id: str = "a", **params: object) -> Request:
+    return Request(id, (1, 2, 3), SamplingParams(**{"max_tokens": 4, **params}))  # type: ignore[arg-type]
+
+
+def tokens(events: list[Event], id: str) -> list[int]:
+    deltas = [delta for event in events if isinstance(event, Deltas) for delta in event.deltas]
+    return [token for delta in deltas if delta.request_id == id for token in delta.token_ids]
+
+
+def test_children_get_their_own_ids_and_seeds() -> None:
+    sent, _ = run([[Add(request(), [("x", 5), ("y", 6)])]])
+    assert tokens(sent, "x") == expected((1, 2, 3), 4, seed=5)
+    assert tokens(sent, "y") == expected((1, 2, 3), 4, seed=6)
+
+
+def test_it_sleeps_only_while_idle() -> None:
+    _, waits = run([[], [Add(request(), [("x", 0)])]])
+    assert waits[:2] == [0.0, 1.0]
+    assert set(waits[2:-1]) == {0.0}
+    assert waits[-1] == 1.0
+
+
+def test_a_refusal_names_every_child() -> None:
+    (refused,), _ = run([[Add(request(max_tokens=1000), [("x", 0), ("y", 1)])]])
+    assert isinstance(refused, Refused)
+    assert refused.ids == ["x", "y"]
+    assert refused.error.kind == "ContextOverflow"
+
+
+def test_aborted_before_it_ran() -> None:
+    sent, _ = run([[Add(request(), [("x", 0)]), Abort(["x"])], [GetStats(7)]])
+    assert [type(event) for event in sent] == [StatsReply]
+
+
+def test_the_pulse_tells_how_long_the_loop_stands_still() -> None:
+    now = [10.0]
+    pulse = Pulse(lambda: now[0])
+    assert pulse.stalled() == 0
+    pulse.beat(busy=True)
+    now[0] = 13.5
+    assert pulse.stalled() == 3.5
+    pulse.beat(busy=False)
+    assert pulse.stalled() == 0
+
+
+def test_a_step_that_never_ends_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.engine.local._STALL", 0.1)
+    release = threading.Event()
+
+    class Stuck(FakeRunner):
+        def run(self, plan: StepPlan) -> StepResult:
+            release.wait(10)
+            return super().run(plan)
+
+    async def main() -> None:
+        client = InProcessClient(Config(), ByteTokenizer(), build=lambda config, progress: make_engine(Stuck()))
+        await client.start()
+        await client.check_health()
+        stream = client.generate(make_request("hey", max_tokens=3))
+        task = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.3)
+        with pytest.raises(EngineDead, match="not ended"):
+            await client.check_health()
+        with pytest.raises(EngineDead, match="answer"):
+            await client.stats()
+        release.set()
+        await task
+        await client.check_health()
+        await stream.aclose()
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_many_slow_readers_hold_one_piece_each() -> None:
+    async def main() -> None:
+        engine = make_engine(num_blocks=2000, max_num_seqs=32, max_num_batched_tokens=64)
+        client = InProcessClient(Config(), ByteTokenizer(), build=lambda config, progress: engine)
+        await client.start()
+        streams = [
+            client.generate(make_request((at, 1), id=f"r{at}", max_tokens=120, seed=at, logprobs=1)) for at in range(32)
+        ]
+        firsts = [await anext(stream) for stream in streams]
+        quick = [o async for o in client.generate(make_request("hey", id="quick", max_tokens=100, seed=0))]
+        assert [i for o in quick for i in o.token_ids] == expected(tuple(b"hey"), 100)
+        while engine.core.has_work():
+            await asyncio.sleep(0.01)
+        await client.stats()
+        for at, stream in enumerate(streams):
+            rest = [output async for output in stream]
+            assert len(rest) <= 1
+            ids = [i for output in (firsts[at], *rest) for i in output.token_ids]
+            assert ids == expected((at, 1), 120, seed=at)
+            assert sum(len(output.logprobs or []) for output in (firsts[at], *rest)) == 120
+        await client.close()
+
+    asyncio.run(main())
