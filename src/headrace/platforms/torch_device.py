@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.errors import HeadraceError, OutOfMemory, PlatformError
+from headrace.errors import DeviceLost, HeadraceError, OutOfMemory, PlatformError
 from headrace.kernels import paged
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.host import host_memory
@@ -30,15 +30,19 @@ T = TypeVar("T")
 class TorchDevice:
     """One opened `torch.device`."""
 
-    def __init__(self, device: torch.device, capabilities: Capabilities, threads: int | None = None) -> None:
-        """`threads` of torch's own pool for the thread that runs the work; None leaves torch's choice."""
+    def __init__(
+        self, device: torch.device, capabilities: Capabilities, threads: int | None = None, queue: Queue | None = None
+    ) -> None:
+        """`threads` of torch's own pool for the thread that runs the work; None leaves torch's choice. `queue`: what orders
+        the work of a device that returns before it has finished by its own means; None: a thread, or none."""
         self.torch_device = device
         self._capabilities = capabilities
         self._threads = threads
         self._closed = False
         self._failure: HeadraceError | None = None
-        self._queue: Queue = Worker(f"headrace-{device}", self._start) if capabilities.async_exec else Inline()
-        if not capabilities.async_exec:
+        on_thread = queue is None and capabilities.async_exec
+        self._queue: Queue = queue or (Worker(f"headrace-{device}", self._start) if on_thread else Inline())
+        if not on_thread:
             self._start()  # this thread will do the work
 
     def capabilities(self) -> Capabilities:
@@ -115,7 +119,8 @@ class TorchDevice:
     def submit(self, work: Callable[[], T], lasting: bool = False) -> Future[T]:
         """Run work behind what was launched before; its errors become PlatformErrors. For subclasses and executables.
 
-        `lasting`: nobody reads the result and later work relies on it, so its error is raised by all that follows.
+        `lasting`: nobody reads the result and later work relies on it, so its error is raised by all that follows. The loss of
+        the device always is.
         """
         self._check_open()
 
@@ -127,7 +132,7 @@ class TorchDevice:
                     return work()
             except Exception as error:
                 failure = self._translate(error)
-                self._failure = failure if lasting else None
+                self._failure = failure if lasting or isinstance(failure, DeviceLost) else None
                 raise failure from error
 
         return self._queue.submit(guarded)
