@@ -122,5 +122,6 @@ def build_config(args: argparse.Namespace) -> Config:
         return Config.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
-        option = str(first["loc"][-1]).replace("_", "-")
+        option = "-".join(map(str, first["loc"])) if first["loc"][-1] == "index" else str(first["loc"][-1])
+        option = option.replace("_", "-")
         raise ConfigError(f"--{option} {first['input']}: {first['msg']}") from None

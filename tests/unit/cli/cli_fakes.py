@@ -1,0 +1,47 @@
+"""An answerer without a model, and a terminal without a person."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from headrace.cli.pieces import Pieces
+
+
+class FakeSource:
+    """Says the last message back, letter by letter; `script` may fail instead."""
+
+    def __init__(self, script: Callable[[int], None] = lambda at: None) -> None:
+        self.asked: list[Any] = []
+        self.params: list[Mapping[str, Any]] = []
+        self.aborted = 0
+        self.closed = False
+        self._script = script
+
+    def complete(self, prompt: str, params: Mapping[str, Any]) -> Pieces:
+        return self._say(prompt, params, prompt)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> Pieces:
+        return self._say([dict(message) for message in messages], params, messages[-1]["content"])
+
+    def _say(self, asked: Any, params: Mapping[str, Any], text: str) -> Pieces:
+        self.asked.append(asked)
+        self.params.append(params)
+        try:
+            for at, letter in enumerate(text):
+                self._script(at)
+                yield letter
+        except GeneratorExit:
+            self.aborted += 1
+            raise
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Terminal(io.StringIO):
+    """Text that looks as if a person typed it, or a stream that looks like a terminal."""
+
+    def isatty(self) -> bool:
+        return True

@@ -1,0 +1,103 @@
+"""What `doctor` finds, and what it says of it."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli import diagnosis
+from headrace.cli.diagnosis import cpu_features, diagnose
+from headrace.cli.doctor import render
+from headrace.cli.main import main
+from headrace.errors import PlatformError
+from headrace.kernels.registry import OPS
+from headrace.plugins import GROUP, discover
+
+
+def test_json_holds_every_fact(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [operator["name"] for operator in report["operators"]["bound"]] == [spec.name for spec in OPS]
+    assert all(operator["implementation"] and operator["reason"] for operator in report["operators"]["bound"])
+    assert report["operators"]["platform"] == next(p["name"] for p in report["platforms"] if p["chosen"])
+    assert all(platform["reason"] for platform in report["platforms"])
+    assert {plugin["name"] for plugin in report["plugins"]} >= {"cpu", "sim"}
+    assert all(plugin["version"] and plugin["hooks"] for plugin in report["plugins"])
+    assert report["versions"]["torch"]
+    assert report["machine"]["cores"] >= 1
+    assert (report["native"]["library"] is None) == (report["native"]["problem"] is not None)
+
+
+def test_text_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--platform", "sim"]) == 0
+    said = capsys.readouterr().out
+    for line in (
+        "machine\n",
+        "versions\n",
+        "plugins\n",
+        "platforms\n",
+        "native kernels\n",
+        "operators on sim\n",
+        "remedies\n",
+    ):
+        assert line in said
+    assert "*sim" in said
+
+
+def test_an_unknown_platform_is_a_fact_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--platform", "abacus", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["operators"] is None
+    assert any("'abacus' is not installed" in remedy for remedy in report["remedies"])
+
+
+def test_a_plugin_that_fails_is_named_and_blocks_the_choice() -> None:
+    report = diagnose(plugins=discover([EntryPoint("broken", "no_such_module", GROUP)]))
+    (plugin,) = report["plugins"]
+    assert "no_such_module" in plugin["error"]
+    assert report["usable"] is False
+    assert any("repair or uninstall it" in remedy for remedy in report["remedies"])
+    assert any("no_such_module" in line for line in render(report))
+
+
+class _Platform:
+    """Sound, but its device cannot be opened."""
+
+    name, api_version = "odd", (1, 0)
+
+    def open(self, index: int, options: Any) -> Any:
+        raise PlatformError("the device is asleep: wake it")
+
+
+def test_a_device_that_does_not_open_is_a_fact() -> None:
+    remedies: list[str] = []
+    assert diagnosis._operators(_Platform(), remedies) is None  # type: ignore[arg-type]
+    assert remedies == ["odd: the device is asleep: wake it"]
+
+
+def test_without_native_kernels_their_cost_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis.native, "find", lambda: None)
+    report = diagnose("sim")
+    assert "by reference" in report["native"]["problem"]
+    assert report["native"]["problem"] in report["remedies"]
+    lines = list(render(report))
+    assert any("install a compiler" in line for line in lines[lines.index("remedies") :])
+
+
+def test_little_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "host_memory", lambda: (1 << 20, 1 << 30))
+    assert any("less than 1 GiB" in remedy for remedy in diagnose("sim")["remedies"])
+
+
+def test_instruction_sets_are_read_where_the_system_has_them(tmp_path: Path) -> None:
+    intel = tmp_path / "intel"
+    intel.write_text("processor : 0\nflags\t\t: fpu avx2 avx512_vnni fma\nflags : other\n")
+    assert cpu_features(intel) == ["avx2", "fma", "avx512_vnni"]
+    arm = tmp_path / "arm"
+    arm.write_text("Features\t: fp asimd sve\n")
+    assert cpu_features(arm) == ["asimd", "sve"]
+    assert cpu_features(tmp_path / "none") == []

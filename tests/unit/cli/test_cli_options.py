@@ -1,0 +1,165 @@
+"""Options become configuration, and nothing else does."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from headrace import server
+from headrace.cli import serve
+from headrace.cli.main import main
+from headrace.cli.options import (
+    add_engine_options,
+    add_sampling_options,
+    add_server_options,
+    build_config,
+    engine_options,
+    parse_size,
+    sampling,
+)
+from headrace.config import Config
+from headrace.errors import ConfigError
+from headrace.llm import Options
+from headrace.types import SamplingParams
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", nargs="?", default="smollm2")
+    add_engine_options(parser)
+    add_server_options(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_API_KEY", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1000", 1000),
+        ("2GiB", 2 << 30),
+        ("2Gi", 2 << 30),
+        ("1.5 MiB", 3 << 19),
+        ("500M", 500 * 10**6),
+        ("3kb", 3000),
+        ("7B", 7),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1 TB", "1i", "GiB", "1..5M"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="2GiB"):
+        parse_size(text)
+
+
+def test_nothing_given_is_the_default_configuration() -> None:
+    assert build_config(parse()) == Config()
+    assert engine_options(parse()) == {}
+
+
+EVERYTHING = (
+    "m.gguf --platform p --device-index 1 --threads 3 --dtype float32 --quantize int8 --max-model-len 99 --max-num-seqs 4 "
+    "--max-num-batched-tokens 64 --max-waiting 5 --kv-dtype int8 --kv-memory 1Ki --block-size 32 --no-prefix-caching "
+    "--chat-template t.jinja --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5"
+)
+
+
+def test_every_option_has_its_place() -> None:
+    assert build_config(parse(*EVERYTHING.split())).model_dump() == {
+        "model": {
+            "model": "m.gguf",
+            "dtype": "float32",
+            "quantize": "int8",
+            "max_model_len": 99,
+            "chat_template": "t.jinja",
+        },
+        "cache": {"block_size": 32, "kv_dtype": "int8", "kv_memory": 1024, "num_blocks": None, "prefix_caching": False},
+        "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_waiting": 5},
+        "device": {"platform": "p", "index": 1, "threads": 3},
+        "server": {"host": "h", "port": 1, "api_key": "k", "served_model_name": "n", "drain_timeout": 2.5},
+    }
+
+
+def test_the_engines_options_are_those_of_llm() -> None:
+    options = engine_options(parse(*EVERYTHING.split()))
+    assert set(options) == set(Options.__annotations__) - {"num_blocks"}
+    assert options["prefix_caching"] is False
+    assert options["kv_memory"] == 1024
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--port 99999", r"--port 99999: .*less than or equal to 65535"),
+        ("--dtype float8", r"--dtype float8: .*'float32'"),
+        ("--max-num-seqs 0", r"--max-num-seqs 0: "),
+        ("--device-index -1", r"--device-index -1: "),
+    ],
+)
+def test_a_wrong_value_names_its_option(arguments: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_config(parse(*arguments.split()))
+
+
+def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY", "secret")
+    assert build_config(parse()).server.api_key == "secret"
+    assert build_config(parse("--api-key", "mine")).server.api_key == "mine"
+
+
+def test_sampling_options_are_those_of_sampling_params() -> None:
+    parser = argparse.ArgumentParser()
+    add_sampling_options(parser, temperature=0.5, max_tokens=9)
+    assert sampling(parser.parse_args([])) == {
+        "max_tokens": 9, "temperature": 0.5, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": None, "stop": ()
+    }  # fmt: skip
+    args = parser.parse_args("--stop a --stop b --seed 3 --top-k 4 --temperature 0".split())
+    params = SamplingParams(**sampling(args))
+    assert (params.stop, params.seed, params.top_k, params.temperature) == (("a", "b"), 3, 4, 0.0)
+
+
+class TestServe:
+    def test_hands_the_server_its_configuration(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[tuple[object, ...]] = []
+        monkeypatch.setattr(server, "run", lambda *arguments: seen.append(arguments) or 0)
+        model = tmp_path / "m.gguf"
+        model.touch()
+        assert main(["serve", str(model), "--port", "0", "--prompt", "Hello?"]) == 0
+        ((config, path, prompt),) = seen
+        assert isinstance(config, Config)
+        assert (config.server.port, config.model.model) == (0, str(model))
+        assert path == model
+        assert prompt == "Hello?"
+
+    def test_without_a_model_the_default_one_is_served(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[tuple[object, ...]] = []
+        monkeypatch.setattr(server, "run", lambda *arguments: seen.append(arguments) or 0)
+        monkeypatch.setattr(serve, "obtain", lambda name, accepted: Path(name))
+        assert main(["serve"]) == 0
+        assert seen[0][1:] == (Path("smollm2"), None)
+
+    def test_a_wrong_option_is_told_before_anything_is_fetched(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(serve, "obtain", lambda name, accepted: pytest.fail("fetched"))
+        assert main(["serve", "--port", "70000"]) == 2
+        assert capsys.readouterr().err.startswith("error: --port 70000: ")
+
+    def test_a_model_that_is_not_there(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["serve", "./no/such/model"]) == 2
+        assert "smollm2, gemma3-270m" in capsys.readouterr().err
+
+    def test_a_wrong_log_level_is_an_error(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("HEADRACE_LOG", "loud")
+        assert main(["serve"]) == 2
+        assert "HEADRACE_LOG='loud'" in capsys.readouterr().err

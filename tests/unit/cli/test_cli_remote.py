@@ -1,0 +1,141 @@
+"""Asking a running server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from headrace.cli.main import main
+from headrace.cli.remote import RemoteSource
+from headrace.errors import ConfigError, EngineDead, InvalidRequest, Overloaded
+
+PARAMS = {"max_tokens": 7, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": None, "stop": ()}
+
+
+class Server(ThreadingHTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.requests: list[tuple[str, str | None, Any]] = []
+        self.refusal: tuple[int, bytes] | None = None
+        self.chunks: list[dict[str, Any]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._answer(None, json.dumps({"data": [{"id": "first"}, {"id": "second"}]}).encode())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        events = [f"data: {json.dumps(chunk)}\n\n" for chunk in self.server.chunks]
+        self._answer(body, "".join([": ping\n\n", *events, "data: [DONE]\n\n"]).encode())
+
+    def _answer(self, body: Any, reply: bytes) -> None:
+        self.server.requests.append((self.path, self.headers["Authorization"], body))
+        status, reply = self.server.refusal or (200, reply)
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def test_chat_streams_deltas(server: Server) -> None:
+    server.chunks = [
+        {"choices": [{"delta": {"role": "assistant"}}]},
+        {"choices": [{"delta": {"content": "Hé"}}]},
+        {"choices": [{"delta": {"content": None}}]},
+        {"choices": [{"delta": {"content": "llo"}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": {}},
+    ]
+    source = RemoteSource(server.url, "m", "key")
+    assert "".join(source.chat([{"role": "user", "content": "hi"}], PARAMS)) == "Héllo"
+    ((path, key, body),) = server.requests
+    assert (path, key) == ("/v1/chat/completions", "Bearer key")
+    assert body == {
+        "model": "m",
+        "stream": True,
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 7,
+        "temperature": 0.0,
+        "top_p": 1.0,
+    }
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_the_first_model_is_asked_where_none_is_named(server: Server, suffix: str) -> None:
+    server.chunks = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}]
+    source = RemoteSource(server.url + suffix)
+    assert "".join(source.complete("x", PARAMS | {"top_k": 3, "stop": ("z",)})) == "ab"
+    assert [path for path, _, _ in server.requests] == ["/v1/models", "/v1/completions"]
+    body = server.requests[1][2]
+    assert (body["model"], body["prompt"], body["top_k"], body["stop"]) == ("first", "x", 3, ["z"])
+    assert server.requests[1][1] is None
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, InvalidRequest), (401, InvalidRequest), (429, Overloaded), (503, Overloaded), (500, EngineDead)],
+)
+def test_refusals_keep_the_servers_words(server: Server, status: int, kind: type[Exception]) -> None:
+    server.refusal = (status, json.dumps({"error": {"message": "because"}}).encode())
+    with pytest.raises(kind, match="because"):
+        list(RemoteSource(server.url, "m").complete("x", PARAMS))
+
+
+def test_a_refusal_without_words_has_its_status(server: Server) -> None:
+    server.refusal = (404, b"<html>")
+    with pytest.raises(InvalidRequest, match="404"):
+        RemoteSource(server.url)
+
+
+def test_an_error_in_the_stream_is_raised(server: Server) -> None:
+    server.chunks = [{"choices": [{"text": "a"}]}, {"error": {"message": "engine lost"}}]
+    pieces = RemoteSource(server.url, "m").complete("x", PARAMS)
+    assert next(pieces) == "a"
+    with pytest.raises(EngineDead, match="engine lost"):
+        next(pieces)
+
+
+def test_nobody_there() -> None:
+    with Server() as gone:
+        url = gone.url
+    with pytest.raises(ConfigError, match="is the server running"):
+        RemoteSource(url)
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:port"])
+def test_what_is_no_url(url: str) -> None:
+    with pytest.raises(ConfigError, match="--url"):
+        RemoteSource(url, "m")
+
+
+def test_generate_and_chat_through_a_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.chunks = [{"choices": [{"text": "yes"}]}]
+    assert main(["generate", "is it?", "--url", server.url]) == 0
+    assert capsys.readouterr().out == "yes\n"
+    assert main(["generate", "other", "is it?", "--url", server.url, "--api-key", "k"]) == 0
+    assert server.requests[-1][1:] == ("Bearer k", server.requests[-1][2])
+    assert server.requests[-1][2]["model"] == "other"

@@ -1,0 +1,262 @@
+"""`generate` and `chat`: what is asked, what is shown, what an interrupt does."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import io
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_fakes import FakeSource, Terminal
+
+from headrace.cli import chat, generate, local
+from headrace.cli.chat import Conversation
+from headrace.cli.main import main
+from headrace.engine.api import GenerateRequest, ModelInfo, Output
+from headrace.errors import ContextOverflow, EngineDead, InvalidRequest
+
+
+@pytest.fixture
+def source(monkeypatch: pytest.MonkeyPatch) -> FakeSource:
+    fake = FakeSource()
+
+    @contextlib.contextmanager
+    def open_source(args: argparse.Namespace, model: str | None) -> Iterator[FakeSource]:
+        fake.asked.append(("model", model))
+        with contextlib.closing(fake):
+            yield fake
+
+    monkeypatch.setattr(generate, "open_source", open_source)
+    monkeypatch.setattr(chat, "open_source", open_source)
+    return fake
+
+
+class TestGenerate:
+    def test_a_prompt_alone(self, source: FakeSource, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["generate", "abc", "--max-tokens", "3"]) == 0
+        assert capsys.readouterr().out == "abc\n"
+        assert source.asked == [("model", None), "abc"]
+        assert source.params[0]["max_tokens"] == 3
+        assert source.params[0]["temperature"] == 0.0
+        assert source.closed
+
+    def test_a_model_and_a_prompt(self, source: FakeSource) -> None:
+        assert main(["generate", "m.gguf", "abc"]) == 0
+        assert source.asked == [("model", "m.gguf"), "abc"]
+
+    @pytest.mark.parametrize("words", [[], ["-"], ["m", "-"]])
+    def test_a_prompt_from_stdin(self, source: FakeSource, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe\n"))
+        assert main(["generate", *words]) == 0
+        assert source.asked[1] == "from a pipe\n"
+
+    def test_no_prompt_at_all(
+        self, source: FakeSource, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(sys, "stdin", Terminal())
+        assert main(["generate"]) == 2
+        assert "give a PROMPT" in capsys.readouterr().err
+
+    def test_a_prompt_that_was_not_quoted(self, source: FakeSource, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["generate", "a", "b", "c"]) == 2
+        assert "quotation marks" in capsys.readouterr().err
+
+    def test_an_interrupt_aborts_the_request(self, source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Out(io.StringIO):
+            def write(self, text: str) -> int:
+                if text == "b":
+                    raise KeyboardInterrupt
+                return super().write(text)
+
+        monkeypatch.setattr(sys, "stdout", Out())
+        assert main(["generate", "abc"]) == 130
+        assert source.aborted == 1
+        assert source.closed
+
+
+def talk(
+    *lines: str, source: FakeSource | None = None, system: str | None = None, interactive: bool = True
+) -> tuple[Conversation, str]:
+    out = io.StringIO()
+    conversation = Conversation(source or FakeSource(), system, {"max_tokens": 5}, out, interactive)
+    conversation.run(iter(lines))
+    return conversation, out.getvalue()
+
+
+def at(position: int, error: BaseException) -> Callable[[int], None]:
+    def script(now: int) -> None:
+        if now == position:
+            raise error
+
+    return script
+
+
+class TestConversation:
+    def test_every_turn_sees_those_before(self) -> None:
+        source = FakeSource()
+        _, shown = talk("one\n", "  two ", source=source, system="be brief")
+        assert shown == "one\ntwo\n"
+        assert [message["content"] for message in source.asked[1]] == ["be brief", "one", "one", "two"]
+        assert [message["role"] for message in source.asked[1]] == ["system", "user", "assistant", "user"]
+
+    def test_reset_keeps_the_system_message(self, capsys: pytest.CaptureFixture[str]) -> None:
+        source = FakeSource()
+        talk("one", "/reset", "two", source=source, system="s")
+        assert [message["content"] for message in source.asked[1]] == ["s", "two"]
+        assert "anew" in capsys.readouterr().err
+
+    def test_quit_ends_and_empty_lines_are_nothing(self) -> None:
+        conversation, shown = talk("", "  ", "a", "/quit", "b")
+        assert shown == "a\n"
+        assert len(conversation.messages) == 2
+
+    def test_an_unknown_command_is_explained(self, capsys: pytest.CaptureFixture[str]) -> None:
+        conversation, _ = talk("/what")
+        assert "/reset" in capsys.readouterr().err
+        assert conversation.messages == []
+
+    def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(self) -> None:
+        conversation, shown = talk("hello", "x", source=FakeSource(at(3, KeyboardInterrupt())))
+        assert shown == "hel\nx\n"
+        assert [message["content"] for message in conversation.messages] == ["hello", "hel", "x", "x"]
+
+    def test_ctrl_c_before_the_first_word_takes_the_question_back(self) -> None:
+        conversation, _ = talk("hello", source=FakeSource(at(0, KeyboardInterrupt())))
+        assert conversation.messages == []
+
+    def test_ctrl_c_in_a_pipe_ends_it_all(self) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            talk("hello", source=FakeSource(at(3, KeyboardInterrupt())), interactive=False)
+
+    def test_what_another_message_can_mend_is_survived(self, capsys: pytest.CaptureFixture[str]) -> None:
+        conversation, _ = talk("hello", "", source=FakeSource(at(0, ContextOverflow("too long"))))
+        assert "error: too long; /reset starts anew" in capsys.readouterr().err
+        assert conversation.messages == []
+
+    @pytest.mark.parametrize(
+        ("error", "interactive"),
+        [
+            (EngineDead("gone"), True),
+            (InvalidRequest("no template", "messages", "no_chat_template"), True),
+            (ContextOverflow("too long"), False),
+        ],
+    )
+    def test_the_rest_ends_it(self, error: Exception, interactive: bool) -> None:
+        with pytest.raises(type(error)):
+            talk("hello", source=FakeSource(at(0, error)), interactive=interactive)
+
+
+class TestChat:
+    def test_lines_from_a_pipe(
+        self, source: FakeSource, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n\nagain\n/quit\nnever\n"))
+        assert main(["chat", "m", "--system", "s"]) == 0
+        assert capsys.readouterr() == ("hello\nagain\n", "")
+        assert source.asked[0] == ("model", "m")
+        assert source.asked[1][0] == {"role": "system", "content": "s"}
+        assert source.closed
+
+    def test_lines_from_a_person(
+        self, source: FakeSource, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        lines = iter(["hello"])
+
+        def typed(prompt: str) -> str:
+            try:
+                return next(lines)
+            except StopIteration:
+                raise EOFError from None
+
+        monkeypatch.setattr(sys, "stdin", Terminal())
+        monkeypatch.setattr("builtins.input", typed)
+        assert main(["chat"]) == 0
+        said = capsys.readouterr()
+        assert said.out == "hello\n\n"
+        assert "/quit" in said.err
+
+
+class FakeLLM:
+    """As `AsyncLLM`, for `LocalSource`: says the prompt's ids back, one an output."""
+
+    made: list[FakeLLM] = []  # noqa: RUF012
+    info = ModelInfo("m", "m", 10, 300, "p", "d")
+
+    def __init__(self, model: str, progress: Callable[[str, float], None], **options: Any) -> None:
+        self.model, self.options = model, options
+        self.requests: list[GenerateRequest] = []
+        self.aborted = self.closed = False
+        self.tokenizer = self
+        progress("weights", 0.5)
+        FakeLLM.made.append(self)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [*text.encode(), *([255] if add_special_tokens else [])]
+
+    def apply_chat_template(self, messages: list[dict[str, str]]) -> str:
+        return "".join(f"<{message['content']}>" for message in messages)
+
+    async def start(self) -> None:
+        if "broken" in self.model:
+            raise EngineDead("cannot start")
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+        self.requests.append(request)
+        try:
+            for token in request.prompt:
+                await asyncio.sleep(0)
+                yield Output(0, str(token) + " ", error="lost" if token == ord("!") else None)
+        except (GeneratorExit, asyncio.CancelledError):
+            self.aborted = True
+            raise
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeLLM]]:
+    monkeypatch.setattr(local, "AsyncLLM", FakeLLM)
+    yield FakeLLM
+    FakeLLM.made.clear()
+
+
+PARAMS = {"max_tokens": 50, "temperature": 0.0}
+
+
+class TestLocal:
+    def test_prompts_and_conversations(self, llm: type[FakeLLM]) -> None:
+        with contextlib.closing(local.LocalSource(Path("m"), {"threads": 2})) as source:
+            assert "".join(source.complete("ab", PARAMS)) == "97 98 255 "
+            assert "".join(source.chat([{"content": "a"}], PARAMS)) == "60 97 62 "
+        (made,) = llm.made
+        assert made.options == {"threads": 2}
+        assert made.closed
+        assert len({request.id for request in made.requests}) == 2
+
+    def test_an_answer_is_held_to_the_room_there_is(self, llm: type[FakeLLM]) -> None:
+        with contextlib.closing(local.LocalSource(Path("m"), {})) as source:
+            list(source.complete("abc", PARAMS))
+            list(source.complete("a" * 20, PARAMS))
+            list(source.complete("abc", {**PARAMS, "max_tokens": 2}))
+        assert [request.params.max_tokens for request in llm.made[0].requests] == [6, 1, 2]
+
+    def test_closing_an_answer_aborts_it(self, llm: type[FakeLLM]) -> None:
+        with contextlib.closing(local.LocalSource(Path("m"), {})) as source:
+            pieces = source.complete("a" * 1000, PARAMS)
+            next(pieces)
+            pieces.close()
+            assert "".join(source.complete("a", PARAMS)) == "97 255 "
+        assert llm.made[0].aborted
+
+    def test_errors_come_through(self, llm: type[FakeLLM]) -> None:
+        with contextlib.closing(local.LocalSource(Path("m"), {})) as source, pytest.raises(EngineDead, match="lost"):
+            list(source.complete("a!b", PARAMS))
+        with pytest.raises(EngineDead, match="cannot start"):
+            local.LocalSource(Path("broken"), {})
+        assert all(made.closed for made in llm.made)
