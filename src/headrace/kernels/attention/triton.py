@@ -1,0 +1,203 @@
+"""Triton form of `attention`: decodes split over their keys, chunks of prompts by tiles of queries, in one batch.
+
+Which sequence is which is read on the device, so nothing waits for it and a captured graph serves every batch of its size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from headrace.kernels.attention.triton_tile import attend, finish, load_queries, merge, start_state
+from headrace.kernels.kv import TorchKV
+from headrace.kernels.ops import Batch
+from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.tritonlib.device import jit, next_power
+from headrace.kernels.tritonlib.paged import stored, stored_scales
+
+__all__ = ["SPLIT", "attention", "combine_kernel", "decode_kernel", "prefill_kernel"]
+
+Tensor = torch.Tensor
+SPLIT = 512
+"""Keys of a split, whatever the batch."""
+
+
+@jit
+def decode_kernel(
+    q: Any, part_out: Any, part_peak: Any, part_norm: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any,
+    query_start: Any, context_lens: Any, block_tables: Any, table_width: int, alibi: Any, scale: float, soft_cap: float,
+    window: int, ALIBI: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr, SPLIT: tl.constexpr,
+) -> None:  # fmt: skip
+    """A program a sequence of one query, KV head and split; parts [S, Hq, splits] and [S, Hq, splits, SIZE]."""
+    seq, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start, context = tl.load(query_start + seq), tl.load(context_lens + seq)
+    low, high = split * SPLIT, tl.minimum(split * SPLIT + SPLIT, context)
+    if WINDOW:
+        low = tl.maximum(low, tl.maximum(context - window, 0) // KEYS * KEYS)
+    if (tl.load(query_start + seq + 1) - start == 1) & (low < high):
+        value, _, head, there, local, slope = load_queries(
+            q, alibi, start, 0, 1, kv_head, 1, GROUP, KV_HEADS * GROUP, SIZE, PAD, ROWS
+        )
+        peak, norm, out = attend(
+            value, context - 1 + local, slope, low, high, keys, values, key_scales, value_scales,
+            block_tables + seq.to(tl.int64) * table_width, kv_head, scale, soft_cap, window, ALIBI, CAP, WINDOW,
+            KV_HEADS, SIZE, PAD, BLOCK, KEYS, ROWS,
+        )  # fmt: skip
+        dim = tl.arange(0, PAD)
+        place = (seq.to(tl.int64) * (KV_HEADS * GROUP) + head) * tl.num_programs(2) + split
+        tl.store(part_peak + place, peak, there)
+        tl.store(part_norm + place, norm, there)
+        tl.store(part_out + place[:, None] * SIZE + dim[None, :], out, there[:, None] & (dim < SIZE)[None, :])
+
+
+@jit
+def combine_kernel(
+    part_out: Any, part_peak: Any, part_norm: Any, out: Any, sinks: Any, query_start: Any, context_lens: Any, window: int,
+    splits: int, Q_HEADS: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
+) -> None:  # fmt: skip
+    """A program a sequence of one query and head: its splits in ascending order."""
+    seq, head = tl.program_id(0), tl.program_id(1)
+    start, context = tl.load(query_start + seq), tl.load(context_lens + seq)
+    if tl.load(query_start + seq + 1) - start == 1:
+        low = 0
+        if WINDOW:
+            low = tl.maximum(context - window, 0)
+        one, dim = tl.arange(0, 1), tl.arange(0, PAD)
+        peak, norm, total = start_state(1, PAD)
+        for split in range(low // SPLIT, (context + SPLIT - 1) // SPLIT):
+            place = (seq.to(tl.int64) * Q_HEADS + head) * splits + split + one
+            part = tl.load(part_out + place[:, None] * SIZE + dim[None, :], (dim < SIZE)[None, :], 0.0)
+            peak, norm, total = merge(peak, norm, total, tl.load(part_peak + place), tl.load(part_norm + place), part)
+        mean = finish(peak, norm, total, sinks, head + one, one == 0)
+        target = out + (start.to(tl.int64) * Q_HEADS + head) * SIZE + dim[None, :]
+        tl.store(target, mean.to(out.dtype.element_ty), (dim < SIZE)[None, :])
+
+
+@jit
+def _sequence_of(query_start: Any, seqs: Any, tile: Any, TILE: tl.constexpr) -> Any:
+    """The sequence of a tile: sequence s has its tiles from query_start[s] div TILE + s on."""
+    low, high = tile * 0, seqs
+    while high - low > 1:
+        middle = (low + high) // 2
+        before = tl.load(query_start + middle) // TILE + middle <= tile
+        low, high = tl.where(before, middle, low), tl.where(before, high, middle)
+    return low
+
+
+@jit
+def prefill_kernel(
+    q: Any, out: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any, sizes: Any, query_start: Any,
+    context_lens: Any, block_tables: Any, table_width: int, alibi: Any, sinks: Any, scale: float, soft_cap: float,
+    window: int, ALIBI: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+) -> None:  # fmt: skip
+    """A program a tile of TILE queries and KV head; sequences of one query are left to decode_kernel."""
+    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    seq = _sequence_of(query_start, tl.load(sizes + 1), tile, TILE)
+    start = tl.load(query_start + seq)
+    count = tl.load(query_start + seq + 1) - start
+    first = (tile - start // TILE - seq) * TILE
+    if (count > 1) & (first < count):
+        value, place, head, there, local, slope = load_queries(
+            q, alibi, start, first, count, kv_head, TILE, GROUP, KV_HEADS * GROUP, SIZE, PAD, ROWS
+        )
+        before = tl.load(context_lens + seq) - count
+        high = before + tl.minimum(first + TILE, count)
+        low = tile * 0
+        if WINDOW:
+            low = tl.maximum(before + first - window + 1, 0) // KEYS * KEYS
+        peak, norm, total = start_state(ROWS, PAD)
+        for split in range(low // SPLIT, (high + SPLIT - 1) // SPLIT):
+            peak2, norm2, out2 = attend(
+                value, before + local, slope, tl.maximum(split * SPLIT, low), tl.minimum(split * SPLIT + SPLIT, high),
+                keys, values, key_scales, value_scales, block_tables + seq.to(tl.int64) * table_width, kv_head, scale,
+                soft_cap, window, ALIBI, CAP, WINDOW, KV_HEADS, SIZE, PAD, BLOCK, KEYS, ROWS,
+            )  # fmt: skip
+            peak, norm, total = merge(peak, norm, total, peak2, norm2, out2)
+        mean = finish(peak, norm, total, sinks, head, there)
+        dim = tl.arange(0, PAD)
+        target = out + place[:, None] * SIZE + dim[None, :]
+        tl.store(target, mean.to(out.dtype.element_ty), there[:, None] & (dim < SIZE)[None, :])
+
+
+def attention(
+    q: Tensor,
+    batch: Batch,
+    kv: TorchKV,
+    layer: int,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
+    alibi: Tensor | None,
+    *,
+    config: Config,
+) -> Tensor:
+    """See `ops.Ops.attention`; rows past the true token count are undefined."""
+    shape, block = kv.layout.layers[layer], kv.layout.block_size
+    width = batch.block_tables.shape[1]
+    q = q.contiguous()
+    wide = q.dtype == torch.float32 or kv.layout.dtype == "float32"
+    queries, heads, seqs = q.float() if wide else q, q.shape[1] // shape.head_dim, len(batch.context_lens)
+    group, pad = heads // shape.num_kv_heads, next_power(shape.head_dim, 16)
+    shared = {
+        "keys": stored(kv.keys, layer),
+        "values": stored(kv.values, layer),
+        "key_scales": stored_scales(kv.key_scales, layer),
+        "value_scales": stored_scales(kv.value_scales, layer),
+        "query_start": batch.query_start,
+        "context_lens": batch.context_lens,
+        "block_tables": batch.block_tables,
+        "table_width": width,
+        "alibi": alibi,
+        "scale": scale,
+        "soft_cap": soft_cap or 1.0,
+        "window": window or 0,
+        "ALIBI": alibi is not None,
+        "CAP": soft_cap is not None,
+        "WINDOW": window is not None,
+        "KV_HEADS": shape.num_kv_heads,
+        "GROUP": group,
+        "SIZE": shape.head_dim,
+        "PAD": pad,
+        "BLOCK": block,
+        "KEYS": 32 if wide else 64,
+        "SPLIT": SPLIT,
+    }
+    out = torch.empty_like(q)
+    rows = next_power(group, 16 if wide else 64)
+    small = rows if config.batch_invariant else next_power(group, 16)
+    _decode(config, queries, out, shared, sinks, (seqs, -(-width * block // SPLIT)), small)
+    if len(q) > 1:
+        tile = rows // group
+        args = {**shared, "q": queries, "out": out, "sinks": sinks, "sizes": batch.sizes, "ROWS": rows, "TILE": tile}
+        warps = 8 if pad > 128 else 4
+        config.launch(prefill_kernel, (len(q) // tile + seqs, shape.num_kv_heads), args, warps, 2)
+    return out
+
+
+def _decode(
+    config: Config, q: Tensor, out: Tensor, shared: dict[str, Any], sinks: Tensor | None, grid: tuple[int, int], rows: int
+) -> None:
+    seqs, splits = grid
+    kv_heads, pad = shared["KV_HEADS"], shared["PAD"]
+    heads = kv_heads * shared["GROUP"]
+    peak, norm = (q.new_empty(seqs, heads, splits, dtype=torch.float32) for _ in range(2))
+    parts = {
+        "part_out": q.new_empty(seqs, heads, splits, shared["SIZE"], dtype=torch.float32),
+        "part_peak": peak,
+        "part_norm": norm,
+    }
+    warps = 8 if pad > 128 else 4
+    config.launch(decode_kernel, (seqs, kv_heads, splits), {**shared, **parts, "q": q, "ROWS": rows}, warps, 2)
+    names = ("query_start", "context_lens", "window", "SIZE", "PAD", "KEYS", "SPLIT", "WINDOW")
+    args = {name: shared[name] for name in names}
+    config.launch(
+        combine_kernel, (seqs, heads), {**args, **parts, "out": out, "sinks": sinks, "splits": splits, "Q_HEADS": heads}, 1, 1
+    )  # fmt: skip

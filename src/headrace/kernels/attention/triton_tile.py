@@ -1,0 +1,99 @@
+"""One tile of queries against one run of keys: what decode and prefill share, so that both give the same bits.
+
+Keys are met in groups of KEYS in an online softmax (arXiv:2205.14135) that starts anew every SPLIT keys; the splits of a query
+are then merged in ascending order. Group and split boundaries are absolute positions, and a group of which a row sees nothing
+changes nothing in it, so a query's arithmetic depends on neither the batch nor the chunking.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+
+from headrace.kernels.tritonlib.device import as_float, jit, tanh
+
+__all__ = ["attend", "finish", "load_queries", "merge", "start_state"]
+
+
+@jit
+def load_queries(
+    q: Any, alibi: Any, start: Any, first: Any, count: Any, kv_head: Any, TILE: tl.constexpr, GROUP: tl.constexpr,
+    Q_HEADS: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr,
+) -> Any:  # fmt: skip
+    """(queries [ROWS, PAD], rows of q, heads, which are there, local index, slopes): row r is query r div GROUP of the tile, head r mod GROUP."""
+    row, dim = tl.arange(0, ROWS), tl.arange(0, PAD)
+    local = first + row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    there = (row < TILE * GROUP) & (local < count)
+    place = (start + local).to(tl.int64) * Q_HEADS + head
+    value = tl.load(q + place[:, None] * SIZE + dim[None, :], there[:, None] & (dim < SIZE)[None, :], 0.0)
+    slope = tl.zeros([ROWS], tl.float32)
+    if alibi is not None:
+        slope = tl.load(alibi + head, there, 0.0).to(tl.float32)
+    return value, place, head, there, local, slope
+
+
+@jit
+def attend(
+    q: Any, position: Any, slope: Any, low: Any, high: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any,
+    table: Any, kv_head: Any, scale: Any, soft_cap: Any, window: Any, ALIBI: tl.constexpr, CAP: tl.constexpr,
+    WINDOW: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
+    KEYS: tl.constexpr, ROWS: tl.constexpr,
+) -> Any:  # fmt: skip
+    """(peak [ROWS], norm [ROWS], out [ROWS, PAD]) of keys low … high - 1; low is a multiple of KEYS."""
+    peak, norm, out = start_state(ROWS, PAD)
+    dim = tl.arange(0, PAD)
+    for first in range(low, high, KEYS):
+        key = first + tl.arange(0, KEYS)
+        there = key < high
+        block = tl.load(table + key // BLOCK, there, 0).to(tl.int64)
+        row = (block * KV_HEADS + kv_head) * BLOCK + key % BLOCK
+        place = row[:, None] * SIZE + dim[None, :]
+        inside = there[:, None] & (dim < SIZE)[None, :]
+        k = as_float(tl.load(keys + place, inside, 0), q.dtype)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if key_scales is not None:
+            score *= tl.load(key_scales + row, there, 0.0)[None, :]
+        if CAP:
+            score = soft_cap * tanh(score / soft_cap)
+        if ALIBI:
+            score += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
+        seen = (key[None, :] <= position[:, None]) & there[None, :]
+        if WINDOW:
+            seen = seen & (key[None, :] > position[:, None] - window)
+        score = tl.where(seen, score, float("-inf"))
+        top = tl.maximum(peak, tl.max(score, 1))
+        safe = tl.where(top == float("-inf"), 0.0, top)
+        part, fade = tl.exp(score - safe[:, None]), tl.exp(peak - safe)
+        norm = norm * fade + tl.sum(part, 1)
+        if value_scales is not None:
+            part *= tl.load(value_scales + row, there, 0.0)[None, :]
+        v = as_float(tl.load(values + place, inside, 0), q.dtype)
+        out = tl.dot(part.to(q.dtype), v, out * fade[:, None], input_precision="ieee")
+        peak = top
+    return peak, norm, out
+
+
+@jit
+def start_state(ROWS: tl.constexpr, PAD: tl.constexpr) -> Any:
+    """No key seen yet."""
+    return tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, PAD], tl.float32)
+
+
+@jit
+def merge(peak: Any, norm: Any, out: Any, peak2: Any, norm2: Any, out2: Any) -> Any:
+    """The state of both runs of keys."""
+    top = tl.maximum(peak, peak2)
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    old, new = tl.exp(peak - safe), tl.exp(peak2 - safe)
+    return top, norm * old + norm2 * new, out * old[:, None] + out2 * new[:, None]
+
+
+@jit
+def finish(peak: Any, norm: Any, out: Any, sinks: Any, head: Any, there: Any) -> Any:
+    """Mean of the values; a sink joins the denominator as one more key without a value."""
+    if sinks is not None:
+        sink = tl.load(sinks + head, there, 0.0).to(tl.float32)
+        peak, norm, out = merge(peak, norm, out, sink, tl.zeros_like(norm) + 1.0, tl.zeros_like(out))
+    return out / norm[:, None]
