@@ -1,0 +1,150 @@
+// One panel of a weight against many prepared rows.
+#ifndef HEADRACE_LINEAR_PANEL_H
+#define HEADRACE_LINEAR_PANEL_H
+#include "cpu_inputs.h"
+
+namespace {
+
+constexpr int CHUNK = 128;  // columns that are dequantised at a time for float32 arithmetic
+
+// Where the outputs of a panel go.
+struct Out {
+    float *y;           // row 0, first column of the panel
+    int64_t stride;     // floats a row
+    int64_t rows;       // of the panel that exist: 1 to 16
+    const float *bias;  // of the panel's first row, or null
+
+    inline __attribute__((always_inline)) void put(int64_t r, F v) const {
+        fstore_n(y + r * stride, bias ? fadd(v, fload_n(bias, rows)) : v, rows);
+    }
+};
+
+struct Rows {
+    const char *x;  // prepared row 0
+    int64_t stride, count;
+};
+
+// Calls the tile with as many rows as it takes, then with half of that, down to one.
+template <int R, class Tile> HR_INLINE void for_tiles_from(int64_t r, int64_t rows, const Tile &tile) {
+    for (; r + R <= rows; r += R) tile.template run<R>(r);
+    if constexpr (R > 1) for_tiles_from<R / 2>(r, rows, tile);
+}
+template <class Tile> HR_INLINE void for_tiles(int64_t rows, const Tile &tile) { for_tiles_from<TILE>(0, rows, tile); }
+
+template <class Codes, int Columns, bool Min> struct TileI8 {
+    Codes codes;
+    const uint8_t *panel;
+    int64_t wide;
+    int offset_bits;
+    const float *scales, *addends;
+    Rows in;
+    const Out *out;
+    template <int R> inline void run(int64_t r) const {
+        F sums[R];
+        const int8_t *x = (const int8_t *)in.x + r * in.stride;
+        tile_i8<Codes, Columns, Min, R>(codes, panel, wide / Columns, offset_bits, scales, addends, x, in.stride, (const Step *)(x + wide), sums);
+        for (int i = 0; i < R; i++) out->put(r + i, sums[i]);
+    }
+};
+
+template <class Codes> struct TileI8Row {
+    Codes codes;
+    const uint8_t *panel;
+    int64_t wide;
+    int offset_bits;
+    F scale;
+    I row_sums;
+    Rows in;
+    const Out *out;
+    template <int R> inline void run(int64_t r) const {
+        F sums[R];
+        const int8_t *x = (const int8_t *)in.x + r * in.stride;
+        tile_i8_row<Codes, R>(codes, panel, wide / 32, offset_bits, scale, row_sums, x, in.stride, (const Step *)(x + wide), sums);
+        for (int i = 0; i < R; i++) out->put(r + i, sums[i]);
+    }
+};
+
+struct TileBf16 {
+    const uint8_t *panel;
+    int64_t pairs;
+    Rows in;
+    const Out *out;
+    template <int R> inline void run(int64_t r) const {
+        F sums[R];
+        tile_bf16<R>(panel, pairs, (const uint8_t *)in.x + r * in.stride, in.stride, sums);
+        for (int i = 0; i < R; i++) out->put(r + i, sums[i]);
+    }
+};
+
+// Sums of earlier columns wait in the output.
+struct TileF32 {
+    const float *w;
+    int64_t begin, columns;
+    bool last;
+    Rows in;
+    const Out *out;
+    template <int R> inline void run(int64_t r) const {
+        F sums[R];
+        for (int i = 0; i < R; i++) sums[i] = begin ? fload_n(out->y + (r + i) * out->stride, out->rows) : fzero();
+        tile_f32<R>(w, columns, (const float *)(in.x + r * in.stride) + begin, in.stride / 4, sums);
+        for (int i = 0; i < R; i++) {
+            if (last) out->put(r + i, sums[i]);
+            else fstore_n(out->y + (r + i) * out->stride, sums[i], out->rows);
+        }
+    }
+};
+
+template <class Codes, int Columns, bool Min>
+inline void panel_i8(const hr_part *part, const uint8_t *panel, int64_t wide, Rows in, const Out &out, float *scratch) {
+    float *scales = scratch, *addends = scratch + wide / Columns * 16;
+    decode_scales(part, panel, wide / Columns, scales, addends);
+    for_tiles(in.count, TileI8<Codes, Columns, Min>{Codes::make(part), panel, wide, part->offset_bits, scales, addends, in, &out});
+}
+
+template <class Codes>
+inline void panel_i8_any(const hr_part *part, const uint8_t *panel, int64_t wide, Rows in, const Out &out, float *scratch) {
+    if (part->arith == HR_ARITH_I8_ROW) {
+        I sums = part->row_sum_at ? iload(panel + part->row_sum_at) : iset16(0);
+        for_tiles(in.count, TileI8Row<Codes>{Codes::make(part), panel, wide, part->offset_bits, scale_at(part, panel, 0), sums, in, &out});
+    } else if (part->step == 32) {
+        if (part->min) panel_i8<Codes, 32, true>(part, panel, wide, in, out, scratch);
+        else panel_i8<Codes, 32, false>(part, panel, wide, in, out, scratch);
+    } else if constexpr (Codes::BITS != 5) {
+        if (part->min) panel_i8<Codes, 16, true>(part, panel, wide, in, out, scratch);
+        else panel_i8<Codes, 16, false>(part, panel, wide, in, out, scratch);
+    }
+}
+
+inline void panel_f32(const hr_part *part, const uint8_t *panel, int64_t columns, Rows in, const Out &out, float *scratch) {
+    if (part->code == HR_CODE_F32) return for_tiles(in.count, TileF32{(const float *)panel, 0, columns, true, in, &out});
+    for (int64_t k = 0; k < columns; k += CHUNK) {
+        int64_t end = k + CHUNK < columns ? k + CHUNK : columns;
+        expand(part, panel, k, end, scratch);
+        for_tiles(in.count, TileF32{scratch, k, end - k, end == columns, in, &out});
+    }
+}
+
+// Floats of scratch that `panel_product` needs.
+HR_INLINE int64_t panel_scratch(int64_t columns) {
+    int64_t steps = padded(columns) / 16 * 32;
+    return steps > CHUNK * 16 ? steps : CHUNK * 16;
+}
+
+inline void panel_product(const hr_part *part, int64_t index, int64_t columns, Rows in, const Out &out, float *scratch) {
+    const uint8_t *panel = part->panels + index * part->panel_bytes;
+    int64_t wide = padded(columns);
+    if (part->arith == HR_ARITH_F32) return panel_f32(part, panel, columns, in, out, scratch);
+    if (part->arith == HR_ARITH_BF16) return for_tiles(in.count, TileBf16{panel, (columns + 1) / 2, in, &out});
+    switch (part->code) {
+    case HR_CODE_4:
+        if (part->has_table) panel_i8_any<Codes4Table>(part, panel, wide, in, out, scratch);
+        else panel_i8_any<Codes4>(part, panel, wide, in, out, scratch);
+        break;
+    case HR_CODE_5: panel_i8_any<Codes5>(part, panel, wide, in, out, scratch); break;
+    case HR_CODE_6: panel_i8_any<Codes6>(part, panel, wide, in, out, scratch); break;
+    case HR_CODE_8: panel_i8_any<Codes8>(part, panel, wide, in, out, scratch); break;
+    }
+}
+
+}  // namespace
+#endif

@@ -1,0 +1,102 @@
+// The inner products: R rows of prepared inputs against one panel of 16 rows of the weight.
+//
+// Every output element is one chain of additions over ascending columns, whatever R is, so its bits don't depend on how many
+// rows share a tile.
+#ifndef HEADRACE_LINEAR_TILE_H
+#define HEADRACE_LINEAR_TILE_H
+#include "cpu_codes.h"
+
+namespace {
+
+// What follows a row's int8 values, a step each.
+struct Step {
+    float scale;
+    int32_t minus_sum;  // of the int8 values
+    float sum;          // times the scale
+    int32_t zero;       // HR_INPUT_INT8_TOKEN_ASYMMETRIC
+};
+
+constexpr int AHEAD = 1024;  // bytes of codes to prefetch
+
+template <class Codes, int R, int J, int End>
+HR_INLINE void dot_quads(Codes codes, const uint8_t *p, const int8_t *x, int64_t stride, I *sums) {
+    if constexpr (J < End) {
+        C w = codes.template get<J>(p);
+        if constexpr (J * 4 * 2 * Codes::BITS % 64 == 0) prefetch(p + J * 8 * Codes::BITS + AHEAD);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) sums[r] = dot<Codes::SMALL>(sums[r], w, x + r * stride + 4 * J);
+        dot_quads<Codes, R, J + 1, End>(codes, p, x, stride, sums);
+    }
+}
+
+template <class Codes, int Columns, bool Min, int R>
+inline void tile_i8(Codes codes, const uint8_t *p, int64_t steps, int offset_bits, const float *scales, const float *addends,
+                    const int8_t *x, int64_t stride, const Step *info, F *out) {
+    F acc[R];
+    for (int r = 0; r < R; r++) acc[r] = fzero();
+    for (int64_t t = 0; t < steps; t++) {
+        I sums[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            const Step *s = (const Step *)((const char *)info + r * stride) + t;
+            sums[r] = offset_bits < 0 ? iset16(0) : ishl(iset16(s->minus_sum), offset_bits);
+        }
+        dot_quads<Codes, R, 0, Columns / 4>(codes, p, x, stride, sums);
+        F scale = fload(scales + 16 * t), addend = Min ? fload(addends + 16 * t) : fzero();
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            const Step *s = (const Step *)((const char *)info + r * stride) + t;
+            acc[r] = ffma(to_f(sums[r]), fmul(scale, fset(s->scale)), acc[r]);
+            if (Min) acc[r] = ffma(addend, fset(s->sum), acc[r]);
+        }
+        p += Columns * 2 * Codes::BITS;
+        x += Columns;
+    }
+    for (int r = 0; r < R; r++) out[r] = acc[r];
+}
+
+// One integer sum over all columns, scaled once.
+template <class Codes, int R>
+inline void tile_i8_row(Codes codes, const uint8_t *p, int64_t steps, int offset_bits, F scale, I row_sums, const int8_t *x,
+                        int64_t stride, const Step *info, F *out) {
+    I sums[R];
+    for (int r = 0; r < R; r++) {
+        const Step *s = (const Step *)((const char *)info + r * stride);
+        sums[r] = offset_bits < 0 ? iset16(0) : ishl(iset16(s->minus_sum), offset_bits);
+    }
+    for (int64_t t = 0; t < steps; t++, p += 64 * Codes::BITS, x += 32)
+        dot_quads<Codes, R, 0, 8>(codes, p, x, stride, sums);
+    for (int r = 0; r < R; r++) {
+        const Step *s = (const Step *)((const char *)info + r * stride);
+        I exact = isub(sums[r], imul(iset16(s->zero), row_sums));
+        out[r] = fmul(to_f(exact), fmul(scale, fset(s->scale)));
+    }
+}
+
+template <int R> inline void tile_bf16(const uint8_t *p, int64_t pairs, const uint8_t *x, int64_t stride, F *out) {
+    F acc[R];
+    for (int r = 0; r < R; r++) acc[r] = fzero();
+    for (int64_t k = 0; k < pairs; k++, p += 64, x += 4) {
+        C w = cload(p);
+        prefetch(p + AHEAD);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) acc[r] = bf_dot(acc[r], w, x + r * stride);
+    }
+    for (int r = 0; r < R; r++) out[r] = acc[r];
+}
+
+// Adds to what `out` holds.
+template <int R> inline void tile_f32(const float *w, int64_t columns, const float *x, int64_t stride, F *out) {
+    F acc[R];
+    for (int r = 0; r < R; r++) acc[r] = out[r];
+    for (int64_t k = 0; k < columns; k++, w += 16) {
+        F v = fload(w);
+        prefetch((const char *)w + AHEAD);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) acc[r] = ffma(v, fset(x[r * stride + k]), acc[r]);
+    }
+    for (int r = 0; r < R; r++) out[r] = acc[r];
+}
+
+}  // namespace
+#endif

@@ -1,0 +1,7 @@
+// Logits: the linear product on the rows that are asked for.
+#include "../linear/cpu_run.h"
+
+HR_KERNEL(logits) {
+    const auto *a = (const hr_logits_args *)args;
+    hr_linear_run(&a->linear, a->rows, a->soft_cap, ctx);
+}
