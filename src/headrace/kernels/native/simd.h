@@ -107,6 +107,19 @@ HR_INLINE float hmax(vf v) {
     return t[0];
 }
 
+// Whether any lane of a comparison is true.
+HR_INLINE bool any(vi mask) {
+#if defined(__AVX512F__)
+    return _mm512_movepi32_mask((__m512i)mask) != 0;
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#else
+    int32_t all = 0;
+    for (int i = 0; i < W; i++) all |= mask[i];
+    return all != 0;
+#endif
+}
+
 // p 2^n for integral n in [-200, 129].
 HR_INLINE vf vscale2(vf p, vf n) {
 #if defined(__AVX512F__)

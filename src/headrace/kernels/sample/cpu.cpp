@@ -28,23 +28,25 @@ constexpr float GREEDY_BELOW = 1e-5f, LARGEST = 3.40282347e38f;
 HR_INLINE vf clean(vf x) {  // NaN counts as -inf, +inf as the largest float
     return x <= LARGEST ? x : (x > LARGEST ? vset(LARGEST) : vset(-INFINITY));
 }
+// Largest cleaned logit: `vmax` passes over NaN.
 HR_INLINE float peak_of(const float *x, int64_t n) {
     vf top[4] = {vset(-INFINITY), vset(-INFINITY), vset(-INFINITY), vset(-INFINITY)};
     int64_t i = 0;
     for (; i + 4 * W <= n; i += 4 * W)
-        for (int k = 0; k < 4; k++) top[k] = vmax(clean(vload(x + i + k * W)), top[k]);
-    for (; i < n; i += W) top[0] = vmax(clean(vload_n(x + i, n - i, -INFINITY)), top[0]);
-    return hmax(vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));
+        for (int k = 0; k < 4; k++) top[k] = vmax(vload(x + i + k * W), top[k]);
+    for (; i < n; i += W) top[0] = vmax(vload_n(x + i, n - i, -INFINITY), top[0]);
+    float peak = hmax(vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));
+    return peak > LARGEST ? LARGEST : peak;
 }
-// The lowest token whose cleaned logit is `value`.
+// The lowest token whose cleaned logit is `value`, the largest of them.
 HR_INLINE int64_t find(const float *x, int64_t n, float value) {
-    for (int64_t i = 0; i < n; i += W) {
-        vi hit = clean(vload_n(x + i, n - i, -INFINITY)) == value;
-        int32_t any = 0;
-        for (int j = 0; j < W; j++) any |= hit[j];
-        if (!any) continue;
-        for (int j = 0; j < W && i + j < n; j++)
-            if (hit[j]) return i + j;
+    vf least = vset(value);
+    for (int64_t i = 0; i < n; i += 4 * W) {
+        vi hit = {};
+        for (int k = 0; k < 4; k++) hit |= vload_n(x + i + k * W, n - i - k * W, -INFINITY) >= least;
+        if (!any(hit)) continue;
+        for (int64_t t = i; t < n && t < i + 4 * W; t++)
+            if (x[t] >= value) return t;
     }
     return 0;
 }
@@ -124,11 +126,17 @@ struct Row {
         bool ranked = (a->top_k[r] > 0 && a->top_k[r] < n) || a->top_p[r] < 1.0f;
         return ranked ? draw_ranked() : draw_all();
     }
+    static bool any_above(const float *x, int64_t left, float least) {
+        vi hit = {};
+        for (int k = 0; k < 4; k++) hit |= vexp(vload_n(x + k * W, left - k * W, -INFINITY)) >= least;
+        return any(hit);
+    }
     // Over the whole vocabulary, or what min_p leaves of it.
     int64_t draw_all() const {
         float least = a->min_p[r], high = -INFINITY, noise[4 * W];
         int64_t chosen = 0;
         for (int64_t i = 0; i < n; i += 4 * W) {
+            if (least > 0.0f && !any_above(work + i, n - i, least)) continue;
             gumbel_block(i / 4, (uint32_t)a->position[r], a->seed[r], noise);
             for (int k = 0; k < 4 && i + k * W < n; k++) {
                 int64_t at = i + k * W;
@@ -177,11 +185,14 @@ struct Row {
         return k;
     }
     int64_t nucleus_of_all(float least, float top_p) {
-        double total = 0;
+        typedef double vd __attribute__((vector_size(W * 8)));
+        vd sums = {};
         for (int64_t i = 0; i < n; i += W) {
             vf e = vexp(vload_n(work + i, n - i, -INFINITY));
-            total += hsum(e >= least ? e : vf{});
+            sums += __builtin_convertvector(e >= least ? e : vf{}, vd);
         }
+        double total = 0;
+        for (int j = 0; j < W; j++) total += sums[j];
         for (float reach = 8.0f;; reach *= 4.0f) {
             bool all = reach > 1e4f;
             int64_t count = gather_above(work, n, all ? -INFINITY : -reach, keys);
