@@ -139,10 +139,10 @@ def _beat(directory: Path, lifeline: int, pulse: Pulse) -> None:
     socket.linger = 0
     socket.connect(f"ipc://{directory / 'beat'}")
     while True:
+        socket.send(encode(Beat(pulse.stalled())))
         # Nothing is ever written to the lifeline: readable means that the other end is closed.
         if select.select([lifeline], [], [], BEAT_INTERVAL)[0]:
             os._exit(0)
-        socket.send(encode(Beat(pulse.stalled())))
 
 
 if __name__ == "__main__":

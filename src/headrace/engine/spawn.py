@@ -16,7 +16,7 @@ from pathlib import Path
 import zmq
 
 from headrace.config import Config
-from headrace.engine.protocol import Command, Event, decode_event, encode
+from headrace.engine.protocol import Beat, Command, Event, Ready, decode_event, encode
 
 __all__ = ["EngineProcess"]
 
@@ -47,6 +47,7 @@ class EngineProcess:
         self._loop = asyncio.get_running_loop()
         self._on_event, self._on_death = on_event, on_death
         self._directory = _private_directory()
+        self._unseen: set[type[Event]] = {Ready, Beat}
         (self._directory / "config.json").write_text(config.model_dump_json(exclude={"server"}))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self._main = self._bind(zmq.DEALER, "main")
@@ -79,7 +80,9 @@ class EngineProcess:
         for source in (self._main, self._beats):
             with contextlib.suppress(zmq.Again):
                 while self._open:
-                    self._on_event(decode_event(source.recv(zmq.NOBLOCK)))
+                    event = decode_event(source.recv(zmq.NOBLOCK))
+                    self._unlink_after(event)
+                    self._on_event(event)
 
     def kill(self) -> None:
         """`on_death` follows."""
@@ -98,6 +101,13 @@ class EngineProcess:
         sock.bind(f"ipc://{self._directory / name}")
         self._loop.add_reader(int(sock.getsockopt(zmq.FD)), self.drain)
         return sock
+
+    def _unlink_after(self, event: Event) -> None:
+        """Once both sockets are connected, their names are needed no more: nothing is left behind even if we are killed."""
+        if self._unseen:
+            self._unseen.discard(type(event))
+            if not self._unseen:
+                shutil.rmtree(self._directory, ignore_errors=True)
 
     def _died(self) -> None:
         """The lifeline is closed. Last words may still be on their way through the socket's own thread."""

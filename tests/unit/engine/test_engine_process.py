@@ -98,15 +98,28 @@ def test_requests_stats_and_close() -> None:
     asyncio.run(main())
 
 
-def test_sockets_are_private() -> None:
+def test_sockets_are_private_and_gone_once_connected() -> None:
+    modes: list[int] = []
+
     async def main() -> None:
-        async with running() as client:
-            directory = client._process._directory  # type: ignore[union-attr]
-            assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-            assert not any(c.status == "LISTEN" for c in psutil.Process(client.pid).net_connections("inet"))
-        assert not directory.exists()
+        def look(stage: str, done: float) -> None:
+            modes.append(stat.S_IMODE(directory().stat().st_mode))
+
+        def directory() -> Path:
+            return client._process._directory  # type: ignore[union-attr]
+
+        client = ProcessClient(Config(), ByteTokenizer(), look, COMMAND)
+        await client.start()
+        assert not any(c.status == "LISTEN" for c in psutil.Process(client.pid).net_connections("inet"))
+        await asyncio.sleep(0.1)
+        assert not directory().exists()
+        await asyncio.sleep(0.6)
+        await client.check_health()
+        assert await refusal(client) is None
+        await client.close()
 
     asyncio.run(main())
+    assert set(modes) == {0o700}
 
 
 def test_kill_fails_what_runs_and_the_next_request_is_answered() -> None:
@@ -230,6 +243,8 @@ from test_engine_process import make_client
 async def main():
     client = make_client("fake:slow")
     await client.start()
+    while client._process._unseen:
+        await asyncio.sleep(0.01)
     print(client.pid, flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
@@ -237,14 +252,16 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_no_engine_outlives_its_parent(stopped: bool) -> None:
+def test_nothing_outlives_the_parent(stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = str(Path(__file__).parent)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", ORPHAN, here], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         if stopped:
             os.kill(pid, signal.SIGSTOP)
         parent.kill()
+    assert list(tmp_path.iterdir()) == []
     deadline = time.monotonic() + 3
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "the engine is still there"
