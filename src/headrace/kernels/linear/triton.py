@@ -1,0 +1,141 @@
+"""Triton form of `linear`, which `logits` shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from headrace.kernels.linear.activation import quantize_activation
+from headrace.kernels.linear.triton_inputs import Inputs, prepare
+from headrace.kernels.linear.triton_pack import NO_OFFSET, Packed, packed
+from headrace.kernels.linear.triton_product import coded_kernel, dense_kernel
+from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.weight import Weight
+
+__all__ = ["Tile", "linear", "pack", "product", "tile_of"]
+
+Tensor = torch.Tensor
+_LEAST = 32
+"""Depth of a matrix instruction on 8-bit codes."""
+_FLOATS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows, columns and depth of one step of a program."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int = 4
+    stages: int = 3
+
+
+def tile_of(rows: int, depth: int, wide: bool, config: Config) -> Tile:
+    """The tile for `rows` inputs; the same for all where results must not depend on the batch. float32 takes registers instead."""
+    if wide:
+        return Tile(32, 32, min(depth, 32), stages=2)
+    if config.batch_invariant:
+        return Tile(64, 64, depth)
+    return Tile(16, 32, depth) if rows <= 16 else Tile(64, 128, depth, 8)
+
+
+def linear(x: Tensor, weight: Weight, *, config: Config) -> Tensor:
+    """See `ops.Ops.linear`."""
+    return product(x, weight, None, None, x.dtype, config)
+
+
+def pack(weight: Weight, *, config: Config) -> None:
+    """Repack at load, so that no step does it."""
+    packed(weight, config)
+
+
+def product(
+    x: Tensor, weight: Weight, picks: Tensor | None, soft_cap: float | None, dtype: torch.dtype, config: Config
+) -> Tensor:
+    """[M, N] in `dtype`: rows `picks` of x (all where None) times the weight, its bias, and c tanh(y / c) where there is a cap."""
+    parts = packed(weight, config)
+    x = x.contiguous()
+    if picks is not None and any(part.source for part in parts):
+        x, picks = x[picks.long()], None
+    rows = len(x) if picks is None else len(picks)
+    out, first = x.new_empty(rows, weight.shape[0], dtype=dtype), 0
+    for part in parts:
+        last = first + part.shape[0]
+        bias = None if weight.bias is None else weight.bias[first:last]
+        shared = {
+            "bias": bias,
+            "picks": picks,
+            "out": out[:, first:last],
+            "rows": rows,
+            "columns": part.shape[0],
+            "depth": part.shape[1],
+            "out_stride": weight.shape[0],
+            "soft_cap": soft_cap or 1.0,
+            "CAP": soft_cap is not None,
+        }
+        if part.kind == "dense":
+            _dense(_rounded(x, part), part, shared, config)
+        else:
+            _coded(prepare(x, part.source, config), part, shared, x.dtype, config)
+        first = last
+    return out
+
+
+def _rounded(x: Tensor, part: Packed) -> Tensor:
+    """Inputs of a float matrix; rounded by torch in the rare scheme that asks for it."""
+    return x if part.source is None else quantize_activation(x, part.source).to(x.dtype)
+
+
+def _launch(kernel: Any, args: dict[str, Any], tile: Tile, config: Config) -> None:
+    grid = (-(-args["rows"] // tile.rows), -(-args["columns"] // tile.columns))
+    args |= {"BM": tile.rows, "BN": tile.columns, "BK": tile.depth, "EVEN": args["depth"] % (2 * tile.depth) == 0}
+    config.launch(kernel, grid, args, tile.warps, tile.stages)
+
+
+def _dense(x: Tensor, part: Packed, shared: dict[str, Any], config: Config) -> None:
+    wide = x.dtype == torch.float32 or x.dtype != part.codes.dtype
+    tile = tile_of(shared["rows"], 64, wide, config)
+    _launch(dense_kernel, {**shared, "x": x, "weight": part.codes, "WIDE": wide}, tile, config)
+
+
+def _math(inputs: Inputs, part: Packed, dtype: torch.dtype, config: Config) -> Any:
+    """What is multiplied: codes where the matrix unit takes both sides' type, else floats as wide as the activations."""
+    if part.unit < _LEAST:
+        return _FLOATS[dtype]
+    if part.offset == NO_OFFSET and inputs.codes.dtype == torch.int8 and part.kind == "int8":
+        return tl.int8
+    if config.fp8 and inputs.codes.dtype == torch.uint8 and part.kind == "fp8":
+        return tl.uint8 if config.fp8 == "ocp" else tl.int16
+    return _FLOATS[dtype]
+
+
+def _coded(inputs: Inputs, part: Packed, shared: dict[str, Any], dtype: torch.dtype, config: Config) -> None:
+    assert part.scales is not None
+    math = _math(inputs, part, dtype, config)
+    depth = part.unit
+    if math in (tl.int8, tl.uint8, tl.int16):
+        depth = 128 if part.group % 128 == 0 or part.scales.shape[0] == 1 else part.unit
+    tile = tile_of(shared["rows"], depth, math == tl.float32, config)
+    if part.kind in ("int4", "fp4"):
+        tile = Tile(tile.rows, tile.columns, part.unit, tile.warps, tile.stages)
+    args = {
+        **shared,
+        "x": inputs.codes,
+        "codes": part.codes,
+        "scales": part.scales,
+        "offsets": part.offsets,
+        "x_scales": inputs.scales,
+        "order": part.order,
+        "x_groups": 1 if inputs.scales is None else inputs.scales.shape[1],
+        "KIND": part.kind,
+        "GROUP": part.group,
+        "X_GROUP": inputs.group,
+        "OFFSET": part.offset,
+        "LATE": part.scales.shape[0] == 1 and part.offset != 2,
+        "MATH": math,
+    }
+    _launch(coded_kernel, args, tile, config)

@@ -1,0 +1,46 @@
+"""The Triton operators as a platform binds them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from headrace.kernels.tritonlib.config import Launch, config_of, run
+
+__all__ = ["OPERATORS", "Operator", "operators"]
+
+OPERATORS: tuple[str, ...] = (
+    "resolve_tokens", "embedding", "rms_norm", "add_rms_norm", "linear", "rotary_cache", "attention", "gated_activation",
+    "logits",
+)  # fmt: skip
+"""Those with a Triton form: every operator of `registry.OPS`."""
+_PACKING = frozenset({"linear", "logits"})
+
+
+class Operator:
+    """A callable with the operator's own keywords, its `tag` for `doctor`, and `pack` where it repacks weights."""
+
+    tag = "triton"
+
+    def __init__(self, function: Callable[..., Any], pack: Callable[[Any], None] | None) -> None:
+        self._function = function
+        self.pack = pack
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+def operators(capabilities_extra: Mapping[str, Any] | Iterable[tuple[str, Any]], launch: Launch = run) -> dict[str, Operator]:
+    """Every operator by name, for a device with these `Capabilities.extra` (`config.config_of` lists what is read of them).
+
+    Imports triton: raises ImportError where it is not installed. `launch` stands in for launching, to record instead.
+    """
+    config = config_of(capabilities_extra, launch)
+    pack = partial(importlib.import_module("headrace.kernels.linear.triton").pack, config=config)
+    found = {}
+    for name in OPERATORS:
+        function = getattr(importlib.import_module(f"headrace.kernels.{name}.triton"), name)
+        found[name] = Operator(partial(function, config=config), pack if name in _PACKING else None)
+    return found
