@@ -13,7 +13,7 @@ __all__ = ["OPERATORS", "Operator", "operators"]
 
 OPERATORS: tuple[str, ...] = (
     "resolve_tokens", "embedding", "rms_norm", "add_rms_norm", "linear", "rotary_cache", "attention", "gated_activation",
-    "logits",
+    "logits", "sample",
 )  # fmt: skip
 """Those with a Triton form: every operator of `registry.OPS`."""
 _PACKING = frozenset({"linear", "logits"})

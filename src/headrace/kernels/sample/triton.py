@@ -1,0 +1,143 @@
+"""Triton form of `sample`: a program a row and no word to the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
+from headrace.kernels.sample.triton_constrain import bias_kernel, clean, clean_kernel, count_kernel, penalise_kernel
+from headrace.kernels.sample.triton_draw import best_of, draw, last
+from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.tritonlib.device import jit, next_power
+
+__all__ = ["choose_kernel", "sample", "score_kernel"]
+
+Tensor = torch.Tensor
+_BLOCK, _WARPS = 4096, 16
+_CHUNK = 1024
+"""Tokens of a program that has no row to itself, and entries of a loop over history or biases."""
+_BIG = tl.constexpr(2147483647)
+
+
+@jit
+def choose_kernel(
+    logits: Any, work: Any, dead: Any, chosen: Any, tokens: Any, sizes: Any, temperature: Any, top_k: Any, min_p: Any,
+    top_p: Any, seed: Any, position: Any, target: Any, slot: Any, history: Any, vocab: int, width: int, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """A program a row. `chosen`: the token to score; `tokens`: the same, or -1 (NO_TOKEN) where it was given."""
+    row = tl.program_id(0).to(tl.int64)
+    if row < tl.load(sizes + 2):
+        token, own = tl.load(target + row), work + row * vocab
+        tl.store(tokens + row, tl.full([], -1, tl.int32))
+        if token == -1:
+            peak, token = best_of(own, vocab, BLOCK)
+            if peak == float("-inf"):  # bans left nothing: the raw logits decide
+                none = tl.load(dead + row) != 0
+                for start in range(0, vocab, BLOCK):
+                    at = start + tl.arange(0, BLOCK)
+                    x = clean(tl.load(logits + row * vocab + at, at < vocab, float("-inf")).to(tl.float32))
+                    tl.store(own + at, tl.where(none, 0.0, x), at < vocab)
+                tl.debug_barrier()
+                peak, token = best_of(own, vocab, BLOCK)
+            heat, place = tl.load(temperature + row), tl.load(position + row)
+            if heat >= 1e-5:
+                token = draw(
+                    own, vocab, peak, token, heat, tl.load(top_k + row), tl.load(min_p + row), tl.load(top_p + row),
+                    tl.load(seed + row), place, BLOCK,
+                )  # fmt: skip
+            tl.store(tokens + row, token)
+            if place < width:
+                tl.store(history + tl.load(slot + row).to(tl.int64) * width + place, token)
+        tl.store(chosen + row, token)
+
+
+@jit
+def _raw(row: Any, at: Any, vocab: Any, none: Any) -> Any:
+    x = clean(tl.load(row + at, at < vocab, float("-inf")).to(tl.float32))
+    return tl.where(none & (at < vocab), 0.0, x)
+
+
+@jit
+def score_kernel(
+    logits: Any, dead: Any, chosen: Any, logprobs: Any, ranks: Any, top_ids: Any, top_logprobs: Any, sizes: Any, vocab: int,
+    alternatives: int, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """A program a row: the token's logprob and rank, and the likeliest tokens, ties to the lower id, under the raw logits."""
+    row = tl.program_id(0).to(tl.int64)
+    if row < tl.load(sizes + 2):
+        own, none, lane = logits + row * vocab, tl.load(dead + row) != 0, tl.arange(0, BLOCK)
+        mine = tl.max(_raw(own, tl.arange(0, 1) + tl.maximum(tl.load(chosen + row), 0), vocab, none), 0)
+        top = tl.full([BLOCK], float("-inf"), tl.float32)
+        higher, total = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.float32)
+        for start in range(0, vocab, BLOCK):
+            x = _raw(own, start + lane, vocab, none)
+            higher += (x > mine).to(tl.int32)
+            top = tl.maximum(top, x)
+        peak = tl.max(top, 0)
+        for start in range(0, vocab, BLOCK):
+            total += tl.exp(_raw(own, start + lane, vocab, none) - peak)
+        norm = tl.log(tl.sum(total, 0))
+        tl.store(ranks + row, 1 + tl.sum(higher, 0))
+        tl.store(logprobs + row, mine - peak - norm)
+        before, before_id = peak * 0.0 + float("inf"), tl.load(chosen + row) * 0 - 1
+        for index in range(alternatives):
+            best, token = tl.full([BLOCK], float("-inf"), tl.float32), tl.zeros([BLOCK], tl.int32) + _BIG
+            for start in range(0, vocab, BLOCK):
+                at = start + lane
+                x = _raw(own, at, vocab, none)
+                left = (at < vocab) & ((x < before) | ((x == before) & (at > before_id)))
+                better = left & ((x > best) | (token == _BIG))
+                best, token = tl.where(better, x, best), tl.where(better, at, token)
+            before, before_id = last(best, token)
+            tl.store(top_ids + row * alternatives + index, before_id)
+            tl.store(top_logprobs + row * alternatives + index, before - peak - norm)
+
+
+def sample(logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int, *, config: Config) -> SampleOutputs:
+    """See `ops.Ops.sample`; rows past the true count are undefined."""
+    logits = logits.contiguous()
+    rows, vocab = logits.shape
+    work, counts = torch.empty_like(logits, dtype=torch.float32), torch.empty_like(logits, dtype=torch.int32)
+    dead, chosen, tokens, ranks = (logits.new_empty(rows, dtype=torch.int32) for _ in range(4))
+    _constrain(config, logits, work, counts, dead, inputs, batch)
+    names = ("temperature", "top_k", "min_p", "top_p", "seed", "position", "target", "slot", "history")
+    shared = {"logits": logits, "dead": dead, "chosen": chosen, "sizes": batch.sizes, "vocab": vocab}
+    block = min(next_power(vocab, 64), _BLOCK)
+    args = {**shared, "work": work, "tokens": tokens, "width": inputs.history.shape[1], "BLOCK": block}
+    config.launch(choose_kernel, (rows,), args | {name: getattr(inputs, name) for name in names}, _WARPS, 1)
+    alternatives = min(max(num_logprobs, 0), vocab)
+    logprobs, top_logprobs = (logits.new_empty(*shape, dtype=torch.float32) for shape in ((rows,), (rows, alternatives)))
+    top_ids = logits.new_empty(rows, alternatives, dtype=torch.int32)
+    if num_logprobs >= 0:
+        args = {**shared, "logprobs": logprobs, "ranks": ranks, "top_ids": top_ids, "top_logprobs": top_logprobs}
+        config.launch(score_kernel, (rows,), args | {"alternatives": alternatives, "BLOCK": block}, _WARPS, 1)
+    return SampleOutputs(tokens, logprobs, ranks, top_ids, top_logprobs)
+
+
+def _constrain(
+    config: Config, logits: Tensor, work: Tensor, counts: Tensor, dead: Tensor, inputs: SampleInputs, batch: Batch
+) -> None:
+    """`work` becomes the logits that a token is chosen from, `dead` marks rows without any."""
+    rows, vocab = logits.shape
+    penalties = {
+        "sizes": batch.sizes,
+        "repetition": inputs.repetition_penalty,
+        "presence": inputs.presence_penalty,
+        "frequency": inputs.frequency_penalty,
+        "vocab": vocab,
+    }
+    block = min(next_power(vocab, 64), _BLOCK)
+    args = {"logits": logits, "work": work, "counts": counts, "dead": dead, "BLOCK": block}
+    config.launch(clean_kernel, (rows,), penalties | args, _WARPS, 1)
+    args = {"counts": counts, "width": inputs.history.shape[1], "BLOCK": _CHUNK}
+    args |= {name: getattr(inputs, name) for name in ("history", "slot", "position", "prompt_len")}
+    config.launch(count_kernel, (rows,), penalties | args, 4, 1)
+    args = {name: getattr(inputs, name) for name in ("bias_row", "bias_token", "bias_value")}
+    args |= {"work": work, "sizes": batch.sizes, "vocab": vocab, "biases": len(inputs.bias_row), "BLOCK": _CHUNK}
+    config.launch(bias_kernel, (len(inputs.bias_row),), args, 4, 1)
+    args = {"work": work, "counts": counts, "allowed": inputs.allowed, "allowed_row": inputs.allowed_row}
+    args |= {"words": inputs.allowed.shape[1], "BLOCK": _CHUNK}
+    config.launch(penalise_kernel, (rows, -(-vocab // _CHUNK)), penalties | args, 4, 1)
