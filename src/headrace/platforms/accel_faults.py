@@ -1,0 +1,39 @@
+"""What an accelerator's error means: memory ran out, the device is lost, or one piece of work failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+__all__ = ["Faults", "root_cause"]
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Phrases by which a runtime's errors are known, in lower case."""
+
+    lost: tuple[str, ...]
+    """After these the context is unusable: every later call fails, too."""
+    memory: tuple[str, ...] = ("out of memory",)
+
+    def kind(self, error: BaseException) -> Literal["memory", "lost", "other"]:
+        """The cause counts as well as the error: a capture that was broken off hides what broke it."""
+        if isinstance(error, MemoryError | torch.OutOfMemoryError):
+            return "memory"
+        if not isinstance(error, RuntimeError | OSError):
+            return "other"
+        text = str(error).lower()
+        if any(phrase in text for phrase in self.lost):
+            return "lost"
+        return "memory" if any(phrase in text for phrase in self.memory) else "other"
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The first of the errors that led to this one."""
+    seen: set[int] = set()
+    while id(error) not in seen:
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__ or error
+    return error

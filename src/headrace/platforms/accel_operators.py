@@ -1,0 +1,84 @@
+"""The Triton operators for a device, and vendors' libraries that are installed beside it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headrace.kernels.registry import OPS
+from headrace.kernels.weight import Weight
+from headrace.platforms.accel_options import Options
+from headrace.types import Capabilities
+
+__all__ = ["Operators", "Source", "missing_operators", "provider_versions", "triton_operators"]
+
+Operators = Mapping[str, Callable[..., Any]]
+Source = Callable[[Capabilities, Options], tuple[Operators, str]]
+"""(the chip's capabilities, the user's options) → (operators by name, why the others are served by reference)."""
+_TABLE = "headrace.kernels.tritonlib.table"
+
+
+def triton_operators(capabilities: Capabilities, options: Options) -> tuple[Operators, str]:
+    """The table of `kernels.tritonlib`, imported here and not before; empty where triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return {}, "triton is not installed: install headrace with the extra of this platform"
+    if options.dtype is not None:
+        return _table(capabilities, options, options.dtype), _MISSING
+    # Activations have the embedding's type; the other operators follow their inputs.
+    tables = {dtype: _table(capabilities, options, dtype) for dtype in sorted(capabilities.dtypes - {"quantized"})}
+    usual = next(dtype for dtype in ("bfloat16", "float16", "float32") if dtype in tables)
+    embeddings = {dtype: table["embedding"] for dtype, table in tables.items() if "embedding" in table}
+    table = dict(tables[usual])
+    if usual in embeddings:
+        table["embedding"] = FollowsTable(embeddings, usual)
+    return table, _MISSING
+
+
+_MISSING = "there is no Triton form of it"
+
+
+class FollowsTable:
+    """An embedding whose results have the type of the table that is read; `usual` where the table is quantised."""
+
+    def __init__(self, by_dtype: Mapping[str, Callable[..., Any]], usual: str) -> None:
+        self._by_dtype = by_dtype
+        self._usual = by_dtype[usual]
+        self.tag = str(getattr(self._usual, "tag", "triton"))
+
+    def __call__(self, ids: Any, table: Weight, scale: float) -> Any:
+        return self._for(table)(ids, table, scale)
+
+    def pack(self, table: Weight) -> None:
+        prepare = getattr(self._for(table), "pack", None)
+        if prepare is not None:
+            prepare(table)
+
+    def _for(self, table: Weight) -> Callable[..., Any]:
+        return self._by_dtype.get(table.scheme, self._usual)
+
+
+def missing_operators(table: Operators) -> list[str]:
+    """Operators of the contract that the table lacks."""
+    return [spec.name for spec in OPS if spec.name not in table]
+
+
+def provider_versions(distributions: Mapping[str, str]) -> dict[str, str]:
+    """Provider → its version, or that it is not installed. Imports none of them."""
+    return {name: _version(distribution) for name, distribution in distributions.items()}
+
+
+def _table(capabilities: Capabilities, options: Options, dtype: str) -> Operators:
+    extra = dict(capabilities.extra)
+    extra |= {"triton_dtype": dtype, "triton_batch_invariant": bool(options.batch_invariant)}
+    table: Operators = importlib.import_module(_TABLE).operators(extra)
+    return table
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,243 @@
+"""The base of devices that have streams of their own: CUDA's way of working, whoever makes the chip.
+
+Work is launched from the caller's thread onto one compute stream and runs there in order. The thread that opens a device gets
+the compute stream as its current one, so that launching costs nothing more; work of other streams and threads is waited for
+by the device, never by the host.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.errors import DeviceLost, HeadraceError, OutOfMemory, PlatformError
+from headrace.kernels.spec import OpSpec
+from headrace.platforms.accel_copies import Copies, EventPending
+from headrace.platforms.accel_faults import Faults
+from headrace.platforms.accel_graphs import GraphStep
+from headrace.platforms.accel_operators import Source, missing_operators, provider_versions, triton_operators
+from headrace.platforms.accel_options import Options
+from headrace.platforms.accel_runtime import Runtime
+from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
+from headrace.platforms.order import Inline
+from headrace.platforms.torch_communicator import COLLECTIVES, World
+from headrace.platforms.torch_device import TorchDevice
+from headrace.types import Bucket, Capabilities, KVLayout
+
+__all__ = ["AcceleratorDevice", "Traits"]
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a platform says of all its devices."""
+
+    faults: Faults
+    backend: str
+    """torch.distributed's name for the vendor's collectives."""
+    providers: Mapping[str, str] = field(default_factory=dict)
+    """Optional libraries: name → distribution. Reported, never used unasked."""
+
+
+class AcceleratorDevice(TorchDevice):
+    """One opened device. `capabilities` are those of the chip; what depends on operators and ranks is added here."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        index: int,
+        traits: Traits,
+        capabilities: Capabilities,
+        options: Options,
+        source: Source = triton_operators,
+    ) -> None:
+        self.runtime, self.traits, self.options = runtime, traits, options
+        device = runtime.device(index)
+        if options.dtype is not None and options.dtype not in capabilities.dtypes:
+            able = ", ".join(sorted(capabilities.dtypes - {"quantized"}))
+            raise PlatformError(f"{device}: option dtype is {options.dtype!r}, but this device computes in {able}")
+        self._operators, self._why = source(capabilities, options)
+        self._missing = missing_operators(self._operators)
+        self._world = World(options.rank, options.world_size, options.rendezvous)
+        super().__init__(device, self._complete(capabilities), queue=Inline())
+        self._before = runtime.module.current_stream(device)
+        self.compute = runtime.module.Stream(device=device)
+        runtime.module.set_stream(self.compute)
+        self.copies = Copies(runtime, device, self.compute)
+        self._uncaptured, self._told = self._why_eager(), ""
+        self.pool = runtime.module.graph_pool_handle() if self._uncaptured is None else None
+
+    def memory(self) -> tuple[int, int]:
+        """(free, total) bytes: what nobody uses, and what torch keeps for us and does not use."""
+        module = self.runtime.module
+        free, total = module.mem_get_info(self.torch_device)
+        kept = module.memory_reserved(self.torch_device) - module.memory_allocated(self.torch_device)
+        return min(int(free) + max(int(kept), 0), int(total)), int(total)
+
+    def put(self, array: npt.NDArray[Any]) -> Tensor:
+        """Through pinned memory, without waiting, up to 1 MiB; what is larger is waited for."""
+        return self.submit(lambda: self.copies.put(array)).result()
+
+    def get(self, tensor: Tensor) -> Pending:
+        """On the copy stream, behind what was launched before; up to 1 MiB without waiting. bfloat16 comes as float32."""
+        event, host = self.submit(lambda: self.copies.get(tensor)).result()
+        return EventPending(event, host, self._guarded)
+
+    def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
+        """A zeroed `kernels.kv.TorchKV`. Memory that torch keeps from loading is given back before."""
+        self._check_open()
+        self.runtime.module.empty_cache()
+        return super().alloc_kv(layout, num_blocks)
+
+    def copy_blocks(self, kv: KV, src: Sequence[int], dst: Sequence[int]) -> KV:
+        """In place; all sources of a tensor are gathered before anything is written to it."""
+        if len(src) != len(dst):
+            raise PlatformError(f"{self.torch_device}: copy_blocks got {len(src)} sources and {len(dst)} destinations")
+        count = len(kv.keys[0]) if kv.keys else 0
+        wrong = [block for block in (*src, *dst) if not 0 <= block < count]
+        if wrong:
+            # On the device this would be the end of the context.
+            raise PlatformError(f"{self.torch_device}: copy_blocks: block {wrong[0]} of a cache of {count}")
+        if len(src):
+            self.submit(lambda: self._copy_blocks(kv, src, dst), lasting=True).result()
+        return kv
+
+    def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
+        """Captured at its first call and replayed from then on, up to `graph_tokens` tokens; else operator by operator."""
+        self._check_open()
+        if bucket.tokens > self.options.graph_tokens:
+            return StreamExecutable(self, lambda kv, inputs: step_fn(kv, inputs)[1])
+        if self._uncaptured is not None:
+            self.run_eagerly(self._uncaptured)
+            return StreamExecutable(self, lambda kv, inputs: step_fn(kv, inputs)[1])
+        return StreamExecutable(self, GraphStep(self, step_fn))
+
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None:
+        return self._operators.get(spec.name)
+
+    def communicator(self, group: Sequence[int]) -> Communicator:
+        """The vendor's collectives over some ranks of the world that the device was opened in."""
+        if len(group) == 1 or self.options.world_size == 1:
+            return super().communicator(group)
+        return self._world.communicator(group, self.traits.backend)
+
+    def extension(self, name: str) -> object | None:
+        """`op_reasons`: why operators are served by reference. `providers`: optional libraries and their versions. `graphs`:
+        why steps are not captured, empty where they are."""
+        if name == "op_reasons":
+            return dict.fromkeys(self._missing, self._why)
+        if name == "providers":
+            return provider_versions(self.traits.providers)
+        return (self._uncaptured or "") if name == "graphs" else super().extension(name)
+
+    def close(self) -> None:
+        """Waits for what was launched and gives the memory back. A lost device is left as it is."""
+        if self._closed:
+            return
+        super().close()
+        self._world.close()
+        try:
+            self.compute.synchronize()
+            self.copies.synchronize()
+            self.runtime.module.empty_cache()
+            self.runtime.module.set_stream(self._before)
+        except RuntimeError as error:
+            _log.warning("%s: closed after a failure: %s", self.torch_device, _first_line(error))
+
+    def submit(self, work: Callable[[], T], lasting: bool = False) -> Future[T]:
+        """On the compute stream; work of the caller's current stream comes before, and later work of it after."""
+        return super().submit(lambda: self._on_stream(work), lasting)
+
+    def translate(self, error: Exception) -> HeadraceError:
+        """The contract's error for one of the runtime's."""
+        return self._translate(error)
+
+    def run_eagerly(self, reason: str) -> None:
+        """Steps are not captured from now on; the log says so once a reason."""
+        if reason != self._told:
+            self._told = reason
+            _log.warning("%s: steps are launched operator by operator: %s", self.torch_device, reason)
+
+    def _on_stream(self, work: Callable[[], T]) -> T:
+        module = self.runtime.module
+        current = module.current_stream()
+        if current == self.compute:
+            return work()
+        # Another thread, or a device that was opened after this one.
+        current = module.current_stream(self.torch_device)
+        self.compute.wait_stream(current)
+        with module.stream(self.compute):
+            found = work()
+        current.wait_stream(self.compute)
+        return found
+
+    def _copy_blocks(self, kv: KV, src: Sequence[int], dst: Sequence[int]) -> None:
+        index = self.copies.put(np.array([src, dst], np.int64))
+        for store in (*kv.keys, *kv.values, *kv.key_scales, *kv.value_scales):
+            blocks = store.view(torch.uint8) if store.element_size() == 1 else store
+            blocks[index[1]] = blocks[index[0]]
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        """For what waits outside the order of work: its errors are the device's, too."""
+        try:
+            return call()
+        except Exception as error:
+            failure = self._translate(error)
+            if isinstance(failure, DeviceLost):
+                self._failure = failure
+            raise failure from error
+
+    def _translate(self, error: Exception) -> HeadraceError:
+        if isinstance(error, HeadraceError):
+            return error
+        kind, said = self.traits.faults.kind(error), f"{self.torch_device}: {_first_line(error)}"
+        if kind == "lost":
+            return DeviceLost(f"{said}: the device's state is lost; start the engine again")
+        if kind == "memory":
+            free, total = self.memory()
+            return OutOfMemory(f"{said} ({free} of {total} bytes are free): lower kv_memory or max_num_batched_tokens")
+        return PlatformError(f"{self.torch_device}: {type(error).__name__}: {error}")
+
+    def _complete(self, capabilities: Capabilities) -> Capabilities:
+        return replace(
+            capabilities,
+            deterministic=bool(self.options.batch_invariant) and not self._missing,
+            collectives=COLLECTIVES if self.options.world_size > 1 else frozenset(),
+        )
+
+    def _why_eager(self) -> str | None:
+        if not self.options.graph_tokens:
+            return "option graph_tokens is 0"
+        if not self.runtime.captures:
+            return "this build of torch cannot capture a step here"
+        if self._missing:
+            return f"operators served by reference read sizes on the host ({', '.join(self._missing)})"
+        return None
+
+
+class StreamExecutable:
+    """A step that is launched onto the compute stream."""
+
+    def __init__(
+        self, device: AcceleratorDevice, step: Callable[[KV, Mapping[str, Tensor]], Mapping[str, Tensor]]
+    ) -> None:
+        self._device = device
+        self._step = step
+
+    def __call__(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+        """Raises PlatformError where launching failed; what fails on the device is raised by a later call or result."""
+        return kv, self._device.submit(lambda: self._step(kv, inputs)).result()
+
+
+def _first_line(error: BaseException) -> str:
+    """Runtimes add a paragraph of advice."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

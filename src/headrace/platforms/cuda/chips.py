@@ -1,0 +1,55 @@
+"""What an NVIDIA chip can do, from its compute capability. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.errors import PlatformError
+from headrace.types import Capabilities
+
+__all__ = ["Properties", "capabilities"]
+
+_LEAST = (7, 0)
+_SHARED_KIB = {70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227}
+"""Most shared memory of one block; 99 KiB for chips that are newer than this table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """What the driver says of a device."""
+
+    name: str
+    major: int
+    minor: int
+    multiprocessors: int
+    shared_memory: int = 0
+    """Most bytes of one block, opted in; 0 where torch doesn't tell."""
+
+
+def capabilities(chip: Properties) -> Capabilities:
+    """Raises PlatformError for chips that Triton and torch have given up."""
+    if (chip.major, chip.minor) < _LEAST:
+        raise PlatformError(
+            f"cuda: {chip.name} has compute capability {chip.major}.{chip.minor}: 7.0 is the least that is supported"
+        )
+    number = 10 * chip.major + chip.minor
+    floats = {"float32", "float16"} | ({"bfloat16"} if number >= 80 else set())
+    fp8 = "ocp" if number >= 89 else ""
+    return Capabilities(
+        dtypes=frozenset(floats | {"quantized"}),
+        kv_dtypes=frozenset(floats | {"int8", "float8_e4m3"}),
+        block_sizes=(16, 32, 64, 128, 256),
+        static_shapes=True,
+        async_exec=True,
+        attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
+        max_tokens_per_step=16384,
+        extra=(
+            ("chip", f"sm_{number}"),
+            ("fp8", fp8),
+            ("multiprocessors", chip.multiprocessors),
+            ("shared_memory", chip.shared_memory or _SHARED_KIB.get(number, 99) * 1024),
+            ("triton_fp8", fp8),
+            ("triton_target", ("cuda", number, 32)),
+            ("warp_size", 32),
+        ),
+    )

@@ -1,0 +1,48 @@
+"""One opened NVIDIA device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from headrace.platforms.accel_faults import Faults
+from headrace.platforms.accel_options import Options
+from headrace.platforms.accel_runtime import Runtime
+from headrace.platforms.accelerator import AcceleratorDevice, Traits
+from headrace.platforms.cuda.chips import Properties, capabilities
+
+__all__ = ["TRAITS", "CudaDevice", "runtime"]
+
+TRAITS = Traits(
+    faults=Faults(
+        # "sticky" errors of the CUDA runtime: the context is gone with them
+        lost=(
+            "device-side assert", "illegal memory access", "unspecified launch failure", "uncorrectable ecc",
+            "misaligned address", "illegal instruction", "invalid program counter", "hardware stack error",
+            "operation not supported on global/shared address space", "launch timed out", "gpu is lost",
+            "context is destroyed", "uncorrectable nvlink error", "mps client terminated",
+        ),
+        memory=("out of memory", "cublas_status_alloc_failed"),
+    ),
+    backend="nccl",
+    providers={"FlashInfer": "flashinfer-python"},
+)  # fmt: skip
+
+
+def runtime() -> Runtime:
+    """`thread_local`: what other threads do while a step is captured does not break the capture."""
+    return Runtime(torch.cuda, "cuda", graph="CUDAGraph", graph_options=(("capture_error_mode", "thread_local"),))
+
+
+class CudaDevice(AcceleratorDevice):
+    """Steps are CUDA graphs, by bucket; collectives are NCCL's."""
+
+    def __init__(self, runtime: Runtime, index: int, options: Options, **more: Any) -> None:
+        super().__init__(runtime, index, TRAITS, capabilities(read_properties(runtime, index)), options, **more)
+
+
+def read_properties(runtime: Runtime, index: int) -> Properties:
+    found = runtime.module.get_device_properties(index)
+    shared = int(getattr(found, "shared_memory_per_block_optin", 0))
+    return Properties(found.name, found.major, found.minor, found.multi_processor_count, shared)

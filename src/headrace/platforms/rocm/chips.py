@@ -1,0 +1,66 @@
+"""What an AMD chip can do, from its architecture's name. Source: AMD's instruction set architecture guides, CDNA 2 to 4 and
+RDNA 3 and 4."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from headrace.errors import PlatformError
+from headrace.types import Capabilities
+
+__all__ = ["Properties", "capabilities", "fp8_codes"]
+
+_NAME = re.compile(r"^gfx(\d+)([0-9a-f])([0-9a-f])$")
+_FNUZ = ("gfx90a", "gfx940", "gfx941", "gfx942")
+_NO_FP8_UNIT = ("gfx90a",)
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """What the driver says of a device."""
+
+    name: str
+    arch: str
+    """`gfx942`, features after a colon allowed."""
+    multiprocessors: int
+    shared_memory: int = 0
+    """Bytes of a workgroup; 0 where torch doesn't tell."""
+
+
+def fp8_codes(arch: str) -> str:
+    """The E4M3 of its kind: `fnuz` (CDNA 2 and 3), `ocp` (CDNA 4, RDNA 4), empty where there is none."""
+    if arch in _FNUZ:
+        return "fnuz"
+    return "ocp" if arch == "gfx950" or arch.startswith("gfx12") else ""
+
+
+def capabilities(chip: Properties) -> Capabilities:
+    """Raises PlatformError for a name that is not understood and for chips without the instructions that kernels need."""
+    arch = chip.arch.partition(":")[0]
+    match = _NAME.match(arch)
+    if match is None:
+        raise PlatformError(f"rocm: {chip.name} calls itself {chip.arch!r}, which is no name of an architecture")
+    major, rest = int(match[1]), int(match[2] + match[3], 16)
+    if major < 9 or (major == 9 and rest < 0x08):
+        raise PlatformError(f"rocm: {chip.name} is {arch}: gfx908 is the least that is supported")
+    floats = {"float32", "float16"} | (set() if major == 10 else {"bfloat16"})
+    codes, wave = fp8_codes(arch), 64 if major == 9 else 32
+    return Capabilities(
+        dtypes=frozenset(floats | {"quantized"}),
+        kv_dtypes=frozenset(floats | {"int8", "float8_e4m3"}),
+        block_sizes=(16, 32, 64, 128, 256),
+        static_shapes=True,
+        async_exec=True,
+        attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
+        max_tokens_per_step=16384,
+        extra=(
+            ("chip", arch),
+            ("fp8", codes),
+            ("multiprocessors", chip.multiprocessors),
+            ("shared_memory", chip.shared_memory or (160 if arch == "gfx950" else 64) * 1024),
+            ("triton_fp8", "" if arch in _NO_FP8_UNIT else codes),
+            ("triton_target", ("hip", arch, wave)),
+            ("warp_size", wave),
+        ),
+    )

@@ -1,0 +1,45 @@
+"""One opened AMD device. Torch's ROCm build offers HIP under the names of its model: module `torch.cuda`, backend nccl."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from headrace.platforms.accel_faults import Faults
+from headrace.platforms.accel_options import Options
+from headrace.platforms.accel_runtime import Runtime
+from headrace.platforms.accelerator import AcceleratorDevice, Traits
+from headrace.platforms.rocm.chips import Properties, capabilities
+
+__all__ = ["TRAITS", "RocmDevice", "runtime"]
+
+TRAITS = Traits(
+    faults=Faults(
+        lost=(
+            "illegal memory access", "hiperrorillegaladdress", "unspecified launch failure", "hiperrorlaunchfailure",
+            "device-side assert", "hiperrorassert", "uncorrectable ecc", "hiperroreccnotcorrectable",
+            "hsa_status_error", "memory access fault", "hiperrorcontextisdestroyed", "illegal instruction",
+        ),
+        memory=("out of memory", "hiperroroutofmemory", "hipblas_status_alloc_failed"),
+    ),
+    backend="nccl",
+    providers={},
+)  # fmt: skip
+
+
+def runtime() -> Runtime:
+    return Runtime(torch.cuda, "cuda", graph="CUDAGraph", graph_options=(("capture_error_mode", "thread_local"),))
+
+
+class RocmDevice(AcceleratorDevice):
+    """Steps are HIP graphs, by bucket; collectives are RCCL's."""
+
+    def __init__(self, runtime: Runtime, index: int, options: Options, **more: Any) -> None:
+        super().__init__(runtime, index, TRAITS, capabilities(read_properties(runtime, index)), options, **more)
+
+
+def read_properties(runtime: Runtime, index: int) -> Properties:
+    found = runtime.module.get_device_properties(index)
+    shared = int(getattr(found, "shared_memory_per_block", 0))
+    return Properties(found.name, found.gcnArchName, found.multi_processor_count, shared)

@@ -1,0 +1,57 @@
+"""What an Intel GPU can do, from the properties that Level Zero tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.errors import PlatformError
+from headrace.types import Capabilities
+
+__all__ = ["Properties", "capabilities"]
+
+_LOCAL = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """What the driver says of a device."""
+
+    name: str
+    subgroups: tuple[int, ...]
+    """Sizes of a sub-group that it runs."""
+    multiprocessors: int
+    """Xe cores."""
+    half: bool = True
+    bfloat16: bool = True
+    """Conversions in hardware."""
+    matrix: bool = True
+    """Has matrix engines (XMX)."""
+    shared_memory: int = 0
+    """Bytes of a work-group's local memory; 0 where torch doesn't tell."""
+
+
+def capabilities(chip: Properties) -> Capabilities:
+    """Raises PlatformError for a chip without 16-bit floats. No generation so far has an 8-bit float in its matrix engines."""
+    if not chip.half:
+        raise PlatformError(f"xpu: {chip.name} has no 16-bit floats, which the kernels need")
+    floats = {"float32", "float16"} | ({"bfloat16"} if chip.bfloat16 else set())
+    width = 16 if 16 in chip.subgroups or not chip.subgroups else max(chip.subgroups)
+    return Capabilities(
+        dtypes=frozenset(floats | {"quantized"}),
+        kv_dtypes=frozenset(floats | {"int8", "float8_e4m3"}),
+        block_sizes=(16, 32, 64, 128, 256),
+        static_shapes=True,
+        async_exec=True,
+        attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
+        max_tokens_per_step=16384,
+        extra=(
+            ("chip", chip.name),
+            ("fp8", ""),
+            ("matrix_engine", chip.matrix),
+            ("multiprocessors", chip.multiprocessors),
+            ("shared_memory", chip.shared_memory or _LOCAL),
+            ("triton_fp8", ""),
+            ("triton_target", ("xpu", chip.name, width)),
+            ("warp_size", width),
+        ),
+    )

@@ -1,0 +1,52 @@
+"""One opened Intel GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from headrace.platforms.accel_faults import Faults
+from headrace.platforms.accel_options import Options
+from headrace.platforms.accel_runtime import Runtime
+from headrace.platforms.accelerator import AcceleratorDevice, Traits
+from headrace.platforms.xpu.chips import Properties, capabilities
+
+__all__ = ["TRAITS", "XpuDevice", "runtime"]
+
+TRAITS = Traits(
+    faults=Faults(
+        lost=("device_lost", "device lost", "error_device_lost", "dead_on_init", "uncorrectable ecc"),
+        memory=(
+            "out of memory", "out_of_device_memory", "out_of_host_memory", "out_of_resources",
+            "error_outofmemory",
+        ),
+    ),
+    backend="xccl",
+    providers={"IPEX": "intel-extension-for-pytorch"},
+)  # fmt: skip
+
+
+def runtime() -> Runtime:
+    """Graphs came with torch 2.11; earlier builds launch operator by operator."""
+    return Runtime(torch.xpu, "xpu", graph="XPUGraph")
+
+
+class XpuDevice(AcceleratorDevice):
+    """Steps are captured where torch can and `graph_tokens` asks for it; collectives are oneCCL's."""
+
+    def __init__(self, runtime: Runtime, index: int, options: Options, **more: Any) -> None:
+        super().__init__(runtime, index, TRAITS, capabilities(read_properties(runtime, index)), options, **more)
+
+
+def read_properties(runtime: Runtime, index: int) -> Properties:
+    found = runtime.module.get_device_properties(index)
+    return Properties(
+        name=found.name,
+        subgroups=tuple(int(size) for size in getattr(found, "sub_group_sizes", ())),
+        multiprocessors=int(getattr(found, "gpu_subslice_count", 0)),
+        half=bool(getattr(found, "has_fp16", True)),
+        bfloat16=bool(getattr(found, "has_bfloat16_conversions", True)),
+        matrix=bool(getattr(found, "has_subgroup_matrix_multiply_accumulate", True)),
+        shared_memory=int(getattr(found, "local_mem_size", 0)),
+    )
