@@ -123,7 +123,9 @@ _ROUNDED = [
 ]  # fmt: skip
 
 
-_UNITS = [(rule, name, fp8) for rule, name in _ROUNDED for fp8 in (("", "ocp", "fnuz") if rule.startswith("fp8") else ("",))]
+_UNITS = [
+    (rule, name, fp8) for rule, name in _ROUNDED for fp8 in (("", "ocp", "fnuz") if rule.startswith("fp8") else ("",))
+]
 """With each E4M3 that a matrix unit may have, where inputs have one."""
 
 

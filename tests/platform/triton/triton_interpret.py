@@ -21,7 +21,9 @@ def interpreted() -> Any:
     if not getattr(sys.modules.get("triton"), "headrace_interpreted", False):
         for name in [n for n in sys.modules if n.split(".")[0] == "triton" and not n.startswith("triton._C")]:
             del sys.modules[name]
-        for name in [n for n in sys.modules if n.startswith("headrace.kernels.") and n.endswith((".triton", ".device"))]:
+        for name in [
+            n for n in sys.modules if n.startswith("headrace.kernels.") and n.endswith((".triton", ".device"))
+        ]:
             del sys.modules[name]
         import triton
         import triton.runtime.interpreter
@@ -67,12 +69,23 @@ def repair(triton: Any) -> None:
             if not narrowed:
                 return original(self, *args)
             out = original(self, *map(widen, args))
-            return shrink(out, narrowed[0]) if out.data.dtype == np.float32 and original.__name__ != "create_dot" else out
+            return (
+                shrink(out, narrowed[0]) if out.data.dtype == np.float32 and original.__name__ != "create_dot" else out
+            )
 
         return run
 
     builder_cast = builder.cast_impl
     for name in ("cast_impl", "create_fp_to_fp"):
         setattr(builder, name, cast(getattr(builder, name)))
-    for name in ("binary_op", "unary_op", "ternary_op", "create_fabs", "create_fma", "create_rsqrt", "create_clampf", "create_dot"):
+    for name in (
+        "binary_op",
+        "unary_op",
+        "ternary_op",
+        "create_fabs",
+        "create_fma",
+        "create_rsqrt",
+        "create_clampf",
+        "create_dot",
+    ):
         setattr(builder, name, compute(getattr(builder, name)))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import triton.language as tl
+from triton.language import tensor
 
 from headrace.kernels.attention.triton_tile import attend, finish, load_queries, merge, start_state
 from headrace.kernels.kv import TorchKV
@@ -26,11 +27,11 @@ SPLIT = 512
 
 @jit
 def decode_kernel(
-    q: Any, part_out: Any, part_peak: Any, part_norm: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any,
-    query_start: Any, context_lens: Any, block_tables: Any, table_width: int, alibi: Any, scale: float, soft_cap: float,
-    window: int, ALIBI: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
-    ROWS: tl.constexpr, SPLIT: tl.constexpr,
+    q: tensor, part_out: tensor, part_peak: tensor, part_norm: tensor, keys: tensor, values: tensor, key_scales: tensor,
+    value_scales: tensor, query_start: tensor, context_lens: tensor, block_tables: tensor, table_width: int,
+    alibi: tensor, scale: float, soft_cap: float, window: int, ALIBI: tl.constexpr, CAP: tl.constexpr,
+    WINDOW: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr,
+    BLOCK: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a sequence of one query, KV head and split; parts [S, Hq, splits] and [S, Hq, splits, SIZE]."""
     seq, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -56,9 +57,9 @@ def decode_kernel(
 
 @jit
 def combine_kernel(
-    part_out: Any, part_peak: Any, part_norm: Any, out: Any, sinks: Any, query_start: Any, context_lens: Any, window: int,
-    splits: int, Q_HEADS: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr,
-    WINDOW: tl.constexpr,
+    part_out: tensor, part_peak: tensor, part_norm: tensor, out: tensor, sinks: tensor, query_start: tensor,
+    context_lens: tensor, window: int, splits: int, Q_HEADS: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr,
+    KEYS: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a sequence of one query and head: its splits in ascending order."""
     seq, head = tl.program_id(0), tl.program_id(1)
@@ -79,7 +80,7 @@ def combine_kernel(
 
 
 @jit
-def _sequence_of(query_start: Any, seqs: Any, tile: Any, TILE: tl.constexpr) -> Any:
+def _sequence_of(query_start: tensor, seqs: tensor, tile: tensor, TILE: tl.constexpr) -> tensor:
     """The sequence of a tile: sequence s has its tiles from query_start[s] div TILE + s on."""
     low, high = tile * 0, seqs
     while high - low > 1:
@@ -91,11 +92,11 @@ def _sequence_of(query_start: Any, seqs: Any, tile: Any, TILE: tl.constexpr) -> 
 
 @jit
 def prefill_kernel(
-    q: Any, out: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any, sizes: Any, query_start: Any,
-    context_lens: Any, block_tables: Any, table_width: int, alibi: Any, sinks: Any, scale: float, soft_cap: float,
-    window: int, ALIBI: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
-    ROWS: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+    q: tensor, out: tensor, keys: tensor, values: tensor, key_scales: tensor, value_scales: tensor, sizes: tensor,
+    query_start: tensor, context_lens: tensor, block_tables: tensor, table_width: int, alibi: tensor, sinks: tensor,
+    scale: float, soft_cap: float, window: int, ALIBI: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
+    KEYS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a tile of TILE queries and KV head; sequences of one query are left to decode_kernel."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
@@ -183,7 +184,13 @@ def attention(
 
 
 def _decode(
-    config: Config, q: Tensor, out: Tensor, shared: dict[str, Any], sinks: Tensor | None, grid: tuple[int, int], rows: int
+    config: Config,
+    q: Tensor,
+    out: Tensor,
+    shared: dict[str, Any],
+    sinks: Tensor | None,
+    grid: tuple[int, int],
+    rows: int,
 ) -> None:
     seqs, splits = grid
     kv_heads, pad = shared["KV_HEADS"], shared["PAD"]

@@ -7,9 +7,8 @@ changes nothing in it, so a query's arithmetic depends on neither the batch nor 
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
+from triton.language import tensor
 
 from headrace.kernels.tritonlib.device import as_float, jit, tanh
 
@@ -18,9 +17,9 @@ __all__ = ["attend", "finish", "load_queries", "merge", "start_state"]
 
 @jit
 def load_queries(
-    q: Any, alibi: Any, start: Any, first: Any, count: Any, kv_head: Any, TILE: tl.constexpr, GROUP: tl.constexpr,
-    Q_HEADS: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr,
-) -> Any:  # fmt: skip
+    q: tensor, alibi: tensor, start: tensor, first: tensor, count: tensor, kv_head: tensor, TILE: tl.constexpr,
+    GROUP: tl.constexpr, Q_HEADS: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr,
+) -> tensor:  # fmt: skip
     """(queries [ROWS, PAD], rows of q, heads, which are there, local index, slopes): row r is query r div GROUP of the tile, head r mod GROUP."""
     row, dim = tl.arange(0, ROWS), tl.arange(0, PAD)
     local = first + row // GROUP
@@ -36,11 +35,11 @@ def load_queries(
 
 @jit
 def attend(
-    q: Any, position: Any, slope: Any, low: Any, high: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any,
-    table: Any, kv_head: Any, scale: Any, soft_cap: Any, window: Any, ALIBI: tl.constexpr, CAP: tl.constexpr,
-    WINDOW: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
-    KEYS: tl.constexpr, ROWS: tl.constexpr,
-) -> Any:  # fmt: skip
+    q: tensor, position: tensor, slope: tensor, low: tensor, high: tensor, keys: tensor, values: tensor,
+    key_scales: tensor, value_scales: tensor, table: tensor, kv_head: tensor, scale: tensor, soft_cap: tensor,
+    window: tensor, ALIBI: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
+) -> tensor:  # fmt: skip
     """(peak [ROWS], norm [ROWS], out [ROWS, PAD]) of keys low … high - 1; low is a multiple of KEYS."""
     peak, norm, out = start_state(ROWS, PAD)
     dim = tl.arange(0, PAD)
@@ -76,13 +75,13 @@ def attend(
 
 
 @jit
-def start_state(ROWS: tl.constexpr, PAD: tl.constexpr) -> Any:
+def start_state(ROWS: tl.constexpr, PAD: tl.constexpr) -> tensor:
     """No key seen yet."""
     return tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, PAD], tl.float32)
 
 
 @jit
-def merge(peak: Any, norm: Any, out: Any, peak2: Any, norm2: Any, out2: Any) -> Any:
+def merge(peak: tensor, norm: tensor, out: tensor, peak2: tensor, norm2: tensor, out2: tensor) -> tensor:
     """The state of both runs of keys."""
     top = tl.maximum(peak, peak2)
     safe = tl.where(top == float("-inf"), 0.0, top)
@@ -91,7 +90,7 @@ def merge(peak: Any, norm: Any, out: Any, peak2: Any, norm2: Any, out2: Any) -> 
 
 
 @jit
-def finish(peak: Any, norm: Any, out: Any, sinks: Any, head: Any, there: Any) -> Any:
+def finish(peak: tensor, norm: tensor, out: tensor, sinks: tensor, head: tensor, there: tensor) -> tensor:
     """Mean of the values; a sink joins the denominator as one more key without a value."""
     if sinks is not None:
         sink = tl.load(sinks + head, there, 0.0).to(tl.float32)

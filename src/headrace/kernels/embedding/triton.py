@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton.language as tl
+from triton.language import tensor
 
 from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit
@@ -18,7 +17,7 @@ _BLOCK = 1024
 
 
 @jit
-def embedding_kernel(ids: Any, table: Any, out: Any, width: int, scale: float, BLOCK: tl.constexpr) -> None:
+def embedding_kernel(ids: tensor, table: tensor, out: tensor, width: int, scale: float, BLOCK: tl.constexpr) -> None:
     """out [T, width] = table[ids] * scale; a program a token and BLOCK columns."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton.language as tl
+from triton.language import tensor
 
 from headrace.errors import PlatformError
 from headrace.kernels.tritonlib.config import Config
@@ -18,7 +17,7 @@ _BLOCK = 1024
 
 
 @jit
-def gate_kernel(x: Any, out: Any, width: int, KIND: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def gate_kernel(x: tensor, out: tensor, width: int, KIND: tl.constexpr, BLOCK: tl.constexpr) -> None:
     """[rows, 2 width] to [rows, width], contiguous; a program a row and BLOCK columns."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

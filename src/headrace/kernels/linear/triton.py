@@ -102,24 +102,22 @@ def _dense(x: Tensor, part: Packed, shared: dict[str, Any], config: Config) -> N
     _launch(dense_kernel, {**shared, "x": x, "weight": part.codes, "WIDE": wide}, tile, config)
 
 
-def _math(inputs: Inputs, part: Packed, dtype: torch.dtype, config: Config) -> Any:
+def _math(inputs: Inputs, part: Packed, config: Config) -> str:
     """What is multiplied: codes where the matrix unit takes both sides' type, else floats as wide as the activations."""
-    if part.unit < _LEAST:
-        return _FLOATS[dtype]
     if part.offset == NO_OFFSET and inputs.codes.dtype == torch.int8 and part.kind == "int8":
-        return tl.int8
+        return "int8" if part.unit >= _LEAST else "float"
     if config.fp8 and inputs.codes.dtype == torch.uint8 and part.kind == "fp8":
-        return tl.uint8 if config.fp8 == "ocp" else tl.int16
-    return _FLOATS[dtype]
+        return config.fp8 if part.unit >= _LEAST else "float"
+    return "float"
 
 
 def _coded(inputs: Inputs, part: Packed, shared: dict[str, Any], dtype: torch.dtype, config: Config) -> None:
     assert part.scales is not None
-    math = _math(inputs, part, dtype, config)
+    math = _math(inputs, part, config)
     depth = part.unit
-    if math in (tl.int8, tl.uint8, tl.int16):
+    if math != "float":
         depth = 128 if part.group % 128 == 0 or part.scales.shape[0] == 1 else part.unit
-    tile = tile_of(shared["rows"], depth, math == tl.float32, config)
+    tile = tile_of(shared["rows"], depth, math == "float" and dtype == torch.float32, config)
     if part.kind in ("int4", "fp4"):
         tile = Tile(tile.rows, tile.columns, part.unit, tile.warps, tile.stages)
     args = {
@@ -136,6 +134,8 @@ def _coded(inputs: Inputs, part: Packed, shared: dict[str, Any], dtype: torch.dt
         "X_GROUP": inputs.group,
         "OFFSET": part.offset,
         "LATE": part.scales.shape[0] == 1 and part.offset != 2,
+        "FOUR": part.kind in ("int4", "fp4"),
         "MATH": math,
+        "FLOAT": _FLOATS[dtype],
     }
     _launch(coded_kernel, args, tile, config)

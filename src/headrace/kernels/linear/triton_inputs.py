@@ -6,10 +6,10 @@ The arithmetic is that of `activation.py`, row by row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton.language as tl
+from triton.language import tensor
 
 from headrace.kernels.linear.activation import quantize_activation
 from headrace.kernels.tritonlib.config import Config
@@ -37,8 +37,8 @@ class Inputs:
 
 @jit
 def quantise_kernel(
-    x: Any, codes: Any, scales: Any, static: Any, width: int, groups: int, GROUP: tl.constexpr, KIND: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x: tensor, codes: tensor, scales: tensor, static: tensor, width: int, groups: int, GROUP: tl.constexpr,
+    KIND: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a row and group of x [T, width]; GROUP 0: the whole row. `static` is the scale where the scheme fixes it."""
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)

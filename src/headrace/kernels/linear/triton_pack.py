@@ -124,7 +124,12 @@ def _nibbles(packed_codes: Tensor, columns: int) -> Tensor:
 
 
 def _four(
-    kind: str, codes: Tensor, scales: Tensor, offsets: Tensor | None = None, offset: int = NO_OFFSET, order: Tensor | None = None
+    kind: str,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None = None,
+    offset: int = NO_OFFSET,
+    order: Tensor | None = None,
 ) -> Packed | None:
     """codes uint8 [N, K], scales and offsets [N, G]."""
     rows, columns = codes.shape
@@ -137,7 +142,7 @@ def _four(
     return Packed(kind, _halves(codes, unit), (rows, columns), _short(scales), kept, offset, unit, order)
 
 
-def _order(weight: Weight) -> Tensor | None | bool:
+def _order(weight: Weight) -> Tensor | bool | None:
     """None where groups are equal runs; the order that makes them so; False where none does."""
     columns, groups = weight.shape[1], weight.tensors["scales"].shape[1]
     if columns % groups:

@@ -6,9 +6,8 @@ and on nothing else of the batch.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
+from triton.language import tensor
 
 from headrace.kernels.tritonlib.device import decode_e4m3, jit, tanh
 
@@ -17,7 +16,8 @@ __all__ = ["coded_kernel", "dense_kernel"]
 
 @jit
 def _finish(
-    total: Any, out: Any, bias: Any, row: Any, column: Any, rows: Any, columns: Any, out_stride: Any, soft_cap: Any, CAP: tl.constexpr
+    total: tensor, out: tensor, bias: tensor, row: tensor, column: tensor, rows: tensor, columns: tensor,
+    out_stride: tensor, soft_cap: tensor, CAP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Bias, soft cap, and the tile's way out."""
     if bias is not None:
@@ -31,9 +31,9 @@ def _finish(
 
 @jit
 def dense_kernel(
-    x: Any, weight: Any, bias: Any, picks: Any, out: Any, rows: int, columns: int, depth: int, out_stride: int,
-    soft_cap: float, CAP: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr,
+    x: tensor, weight: tensor, bias: tensor, picks: tensor, out: tensor, rows: int, columns: int, depth: int,
+    out_stride: int, soft_cap: float, CAP: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr,
 ) -> None:  # fmt: skip
     """weight float [columns, depth]; `picks` [rows] are the rows of x to use. WIDE: multiply in float32."""
     row, column = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
@@ -56,7 +56,7 @@ def dense_kernel(
 
 
 @jit
-def _four_bits(byte: Any, HIGH: tl.constexpr, FP4: tl.constexpr) -> Any:
+def _four_bits(byte: tensor, HIGH: tl.constexpr, FP4: tl.constexpr) -> tensor:
     """float32 codes of one half of packed bytes; E2M1 by moving its bits to where float16 has them."""
     code = (byte >> 4) if HIGH else (byte & 15)
     if FP4:
@@ -68,22 +68,20 @@ def _four_bits(byte: Any, HIGH: tl.constexpr, FP4: tl.constexpr) -> Any:
 
 @jit
 def _step(
-    total: Any, a: Any, w: Any, scales: Any, offsets: Any, x_scales: Any, k: Any, row: Any, column: Any, rows: Any,
-    columns: Any, x_groups: Any, GROUP: tl.constexpr, X_GROUP: tl.constexpr, OFFSET: tl.constexpr, LATE: tl.constexpr,
-    MATH: tl.constexpr,
-) -> Any:  # fmt: skip
+    total: tensor, a: tensor, w: tensor, scales: tensor, offsets: tensor, x_scales: tensor, k: tensor, row: tensor,
+    column: tensor, rows: tensor, columns: tensor, x_groups: tensor, GROUP: tl.constexpr, X_GROUP: tl.constexpr,
+    OFFSET: tl.constexpr, LATE: tl.constexpr, MATH: tl.constexpr, FLOAT: tl.constexpr,
+) -> tensor:  # fmt: skip
     """total + a [BM, BK] times codes w [BK, BN] of one group, whose first column is k.
 
-    MATH: a float type for dequantised weights, or int8, uint8 (E4M3 of the matrix unit: OCP) and int16 (fnuz) for a product of codes.
+    MATH: `float` for weights dequantised to FLOAT; `int8`, `ocp` or `fnuz` (E4M3 of the matrix unit) for a product of codes.
     """
     place, inside = k // GROUP * columns + column, column < columns
-    if MATH == tl.int8:
+    if MATH == "int8":
         part = tl.dot(a, w, out_dtype=tl.int32).to(tl.float32)
-    elif MATH == tl.uint8:
-        part = tl.dot(
-            a.to(tl.float8e4nv, bitcast=True), w.to(tl.float8e4nv, bitcast=True), max_num_imprecise_acc=128
-        )
-    elif MATH == tl.int16:
+    elif MATH == "ocp":
+        part = tl.dot(a.to(tl.float8e4nv, bitcast=True), w.to(tl.float8e4nv, bitcast=True), max_num_imprecise_acc=128)
+    elif MATH == "fnuz":
         part = 4.0 * tl.dot(a.to(tl.float8e4b8, bitcast=True), w.to(tl.float8e4b8, bitcast=True))
     else:
         w = w.to(tl.float32)
@@ -93,8 +91,8 @@ def _step(
             w *= tl.load(scales + place, inside, 0.0).to(tl.float32)[None, :]
         if OFFSET == 2:
             w += tl.load(offsets + place, inside, 0.0).to(tl.float32)[None, :]
-        part = tl.dot(a.to(MATH), w.to(MATH), input_precision="ieee")
-    if (MATH == tl.int8 or MATH == tl.uint8 or MATH == tl.int16) and not LATE:
+        part = tl.dot(a.to(FLOAT), w.to(FLOAT), input_precision="ieee")
+    if MATH != "float" and not LATE:
         part *= tl.load(scales + place, inside, 0.0).to(tl.float32)[None, :]
     if X_GROUP:
         part *= tl.load(x_scales + row.to(tl.int64) * x_groups + k // X_GROUP, row < rows, 0.0)[:, None]
@@ -103,17 +101,17 @@ def _step(
 
 @jit
 def coded_kernel(
-    x: Any, codes: Any, scales: Any, offsets: Any, x_scales: Any, order: Any, bias: Any, picks: Any, out: Any, rows: int,
-    columns: int, depth: int, x_groups: int, out_stride: int, soft_cap: float, CAP: tl.constexpr, KIND: tl.constexpr,
-    GROUP: tl.constexpr, X_GROUP: tl.constexpr, OFFSET: tl.constexpr, LATE: tl.constexpr, MATH: tl.constexpr,
-    EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    x: tensor, codes: tensor, scales: tensor, offsets: tensor, x_scales: tensor, order: tensor, bias: tensor,
+    picks: tensor, out: tensor, rows: int, columns: int, depth: int, x_groups: int, out_stride: int, soft_cap: float,
+    CAP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, GROUP: tl.constexpr, X_GROUP: tl.constexpr,
+    OFFSET: tl.constexpr, LATE: tl.constexpr, MATH: tl.constexpr, FLOAT: tl.constexpr, EVEN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ) -> None:  # fmt: skip
     """codes of KIND int8, fp8, int4 or fp4. LATE: there is one scale a column, applied at the end."""
     row, column = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
     source = row if picks is None else tl.load(picks + row, row < rows, 0)
     x_row, x_in, w_in = x + source.to(tl.int64)[:, None] * depth, (row < rows)[:, None], (column < columns)[None, :]
     total, step = tl.zeros([BM, BN], tl.float32), tl.arange(0, BK)
-    FOUR: tl.constexpr = KIND == "int4" or KIND == "fp4"
     for start in range(0, depth, 2 * BK if FOUR else BK):
         for half in tl.static_range(2 if FOUR else 1):
             first = start + half * BK
@@ -121,7 +119,7 @@ def coded_kernel(
             at = k if order is None else tl.load(order + k, k < depth, 0)
             here = x_in if EVEN else x_in & (k < depth)[None, :]
             a = tl.load(x_row + at[None, :], here, 0)
-            if x.dtype.element_ty == tl.uint8 and MATH != tl.uint8 and MATH != tl.int16:
+            if x.dtype.element_ty == tl.uint8 and MATH == "float":
                 a = decode_e4m3(a)
             if FOUR:
                 packed_rows = (start // 2 + step).to(tl.int64)[:, None] * columns
@@ -130,11 +128,11 @@ def coded_kernel(
             else:
                 here = w_in if EVEN else w_in & (k < depth)[:, None]
                 w = tl.load(codes + column.to(tl.int64)[None, :] * depth + k[:, None], here, 0)
-                if KIND == "fp8" and MATH != tl.uint8 and MATH != tl.int16:
+                if KIND == "fp8" and MATH == "float":
                     w = decode_e4m3(w)
             total = _step(
                 total, a, w, scales, offsets, x_scales, tl.minimum(first, depth - 1), row, column, rows, columns, x_groups,
-                GROUP, X_GROUP, OFFSET, LATE, MATH,
+                GROUP, X_GROUP, OFFSET, LATE, MATH, FLOAT,
             )  # fmt: skip
     if LATE:
         total *= tl.load(scales + column, column < columns, 0.0).to(tl.float32)[None, :]

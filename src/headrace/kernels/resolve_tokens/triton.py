@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton.language as tl
+from triton.language import tensor
 
 from headrace.kernels.ops import Batch
 from headrace.kernels.tritonlib.config import Config
@@ -18,8 +17,8 @@ _BLOCK = 128
 
 @jit
 def resolve_kernel(
-    sizes: Any, ids: Any, positions: Any, token_seq: Any, slots: Any, history: Any, out: Any, padded: int, width: int,
-    BLOCK: tl.constexpr,
+    sizes: tensor, ids: tensor, positions: tensor, token_seq: tensor, slots: tensor, history: tensor, out: tensor,
+    padded: int, width: int, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """history [slots, width]. No two tokens share a place, so the order of programs does not matter."""
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton.language as tl
+from triton.language import tensor
 
 from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit, next_power
@@ -17,7 +16,7 @@ Tensor = torch.Tensor
 
 @jit
 def norm_kernel(
-    x: Any, residual: Any, weight: Any, out: Any, total: Any, width: int, eps: float, BLOCK: tl.constexpr
+    x: tensor, residual: tensor, weight: tensor, out: tensor, total: tensor, width: int, eps: float, BLOCK: tl.constexpr
 ) -> None:
     """[rows, width], contiguous; `residual` and `total` are both None for the plain norm."""
     base = tl.program_id(0).to(tl.int64) * width

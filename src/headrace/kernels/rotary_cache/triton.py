@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton.language as tl
+from triton.language import tensor
 
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.ops import Batch
@@ -19,7 +18,9 @@ Tensor = torch.Tensor
 
 
 @jit
-def _rotated(head: Any, norm: Any, cos_sin: Any, eps: Any, SIZE: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr) -> Any:
+def _rotated(
+    head: tensor, norm: tensor, cos_sin: tensor, eps: tensor, SIZE: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr
+) -> tensor:
     """float32 [PAD] of one head: RMS norm where `norm` is given, then NeoX rotation of its first 2 HALF elements."""
     dim = tl.arange(0, PAD)
     other = tl.where(dim < HALF, dim + HALF, dim - HALF)  # the element that this one turns with
@@ -36,7 +37,7 @@ def _rotated(head: Any, norm: Any, cos_sin: Any, eps: Any, SIZE: tl.constexpr, H
 
 
 @jit
-def _write(x: Any, store: Any, scales: Any, row: Any, SIZE: tl.constexpr, PAD: tl.constexpr) -> None:
+def _write(x: tensor, store: tensor, scales: tensor, row: tensor, SIZE: tl.constexpr, PAD: tl.constexpr) -> None:
     """One head to row `row` of the cache [rows, SIZE], its scale to scales[row]."""
     dim = tl.arange(0, PAD)
     place = store + row * SIZE + dim
@@ -55,9 +56,10 @@ def _write(x: Any, store: Any, scales: Any, row: Any, SIZE: tl.constexpr, PAD: t
 
 @jit
 def rotary_kernel(
-    qkv: Any, q: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any, sizes: Any, positions: Any,
-    slot_mapping: Any, cos_sin: Any, q_norm: Any, k_norm: Any, eps: float, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    SIZE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, PAD: tl.constexpr,
+    qkv: tensor, q: tensor, keys: tensor, values: tensor, key_scales: tensor, value_scales: tensor, sizes: tensor,
+    positions: tensor, slot_mapping: tensor, cos_sin: tensor, q_norm: tensor, k_norm: tensor, eps: float,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    PAD: tl.constexpr,
 ) -> None:  # fmt: skip
     """qkv [T, (Q_HEADS + 2 KV_HEADS) SIZE]; caches [blocks, KV_HEADS, BLOCK, SIZE]. Tokens past the true count write nothing."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)

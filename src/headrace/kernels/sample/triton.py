@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton.language as tl
+from triton.language import tensor
 
 from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
 from headrace.kernels.sample.triton_constrain import bias_kernel, clean, clean_kernel, count_kernel, penalise_kernel
@@ -24,8 +23,9 @@ _BIG = tl.constexpr(2147483647)
 
 @jit
 def choose_kernel(
-    logits: Any, work: Any, dead: Any, chosen: Any, tokens: Any, sizes: Any, temperature: Any, top_k: Any, min_p: Any,
-    top_p: Any, seed: Any, position: Any, target: Any, slot: Any, history: Any, vocab: int, width: int, BLOCK: tl.constexpr,
+    logits: tensor, work: tensor, dead: tensor, chosen: tensor, tokens: tensor, sizes: tensor, temperature: tensor,
+    top_k: tensor, min_p: tensor, top_p: tensor, seed: tensor, position: tensor, target: tensor, slot: tensor,
+    history: tensor, vocab: int, width: int, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a row. `chosen`: the token to score; `tokens`: the same, or -1 (NO_TOKEN) where it was given."""
     row = tl.program_id(0).to(tl.int64)
@@ -55,15 +55,15 @@ def choose_kernel(
 
 
 @jit
-def _raw(row: Any, at: Any, vocab: Any, none: Any) -> Any:
+def _raw(row: tensor, at: tensor, vocab: tensor, none: tensor) -> tensor:
     x = clean(tl.load(row + at, at < vocab, float("-inf")).to(tl.float32))
     return tl.where(none & (at < vocab), 0.0, x)
 
 
 @jit
 def score_kernel(
-    logits: Any, dead: Any, chosen: Any, logprobs: Any, ranks: Any, top_ids: Any, top_logprobs: Any, sizes: Any, vocab: int,
-    alternatives: int, BLOCK: tl.constexpr,
+    logits: tensor, dead: tensor, chosen: tensor, logprobs: tensor, ranks: tensor, top_ids: tensor,
+    top_logprobs: tensor, sizes: tensor, vocab: int, alternatives: int, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a row: the token's logprob and rank, and the likeliest tokens, ties to the lower id, under the raw logits."""
     row = tl.program_id(0).to(tl.int64)
@@ -109,7 +109,9 @@ def sample(logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int
     args = {**shared, "work": work, "tokens": tokens, "width": inputs.history.shape[1], "BLOCK": block}
     config.launch(choose_kernel, (rows,), args | {name: getattr(inputs, name) for name in names}, _WARPS, 1)
     alternatives = min(max(num_logprobs, 0), vocab)
-    logprobs, top_logprobs = (logits.new_empty(*shape, dtype=torch.float32) for shape in ((rows,), (rows, alternatives)))
+    logprobs, top_logprobs = (
+        logits.new_empty(*shape, dtype=torch.float32) for shape in ((rows,), (rows, alternatives))
+    )
     top_ids = logits.new_empty(rows, alternatives, dtype=torch.int32)
     if num_logprobs >= 0:
         args = {**shared, "logprobs": logprobs, "ranks": ranks, "top_ids": top_ids, "top_logprobs": top_logprobs}

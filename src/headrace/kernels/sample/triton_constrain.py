@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
+from triton.language import tensor
 
 from headrace.kernels.tritonlib.device import jit
 
@@ -18,21 +17,21 @@ _SEEN = tl.constexpr(1 << 30)
 
 
 @jit
-def clean(x: Any) -> Any:
+def clean(x: tensor) -> tensor:
     """NaN counts as -inf, +inf as the largest float."""
-    x = tl.where(x != x, float("-inf"), x)
+    x = tl.where(x != x, float("-inf"), x)  # noqa: PLR0124
     return tl.minimum(x, 3.4028234663852886e38)
 
 
 @jit
-def _penalised(repetition: Any, presence: Any, frequency: Any, row: Any) -> Any:
+def _penalised(repetition: tensor, presence: tensor, frequency: tensor, row: tensor) -> tensor:
     return (tl.load(repetition + row) != 1.0) | (tl.load(presence + row) != 0.0) | (tl.load(frequency + row) != 0.0)
 
 
 @jit
 def clean_kernel(
-    logits: Any, work: Any, counts: Any, dead: Any, sizes: Any, repetition: Any, presence: Any, frequency: Any, vocab: int,
-    BLOCK: tl.constexpr,
+    logits: tensor, work: tensor, counts: tensor, dead: tensor, sizes: tensor, repetition: tensor, presence: tensor,
+    frequency: tensor, vocab: int, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a row: clean logits to `work`; the row's counts to zero where it is penalised."""
     row = tl.program_id(0).to(tl.int64)
@@ -57,28 +56,28 @@ def clean_kernel(
 
 @jit
 def count_kernel(
-    counts: Any, sizes: Any, history: Any, slot: Any, position: Any, prompt_len: Any, repetition: Any, presence: Any,
-    frequency: Any, vocab: int, width: int, BLOCK: tl.constexpr,
+    counts: tensor, sizes: tensor, history: tensor, slot: tensor, position: tensor, prompt_len: tensor,
+    repetition: tensor, presence: tensor, frequency: tensor, vocab: int, width: int, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a penalised row: its tokens before `position` into `counts`."""
     row = tl.program_id(0).to(tl.int64)
-    if row < tl.load(sizes + 2):
-        if _penalised(repetition, presence, frequency, row):
-            tokens = history + tl.load(slot + row).to(tl.int64) * width
-            end, prompt = tl.load(position + row), tl.load(prompt_len + row)
-            for start in range(0, end, BLOCK):
-                place = start + tl.arange(0, BLOCK)
-                token = tl.load(tokens + place, place < end, 0)
-                known = (place < end) & (token >= 0) & (token < vocab)
-                target = counts + row * vocab + token
-                tl.atomic_or(target, tl.zeros([BLOCK], tl.int32) + _SEEN, known)
-                tl.atomic_add(target, tl.zeros([BLOCK], tl.int32) + 1, known & (place >= prompt))
+    if (row < tl.load(sizes + 2)) & _penalised(repetition, presence, frequency, row):
+        tokens = history + tl.load(slot + row).to(tl.int64) * width
+        end, prompt = tl.load(position + row), tl.load(prompt_len + row)
+        for start in range(0, end, BLOCK):
+            place = start + tl.arange(0, BLOCK)
+            token = tl.load(tokens + place, place < end, 0)
+            known = (place < end) & (token >= 0) & (token < vocab)
+            target = counts + row * vocab + token
+            tl.atomic_or(target, tl.zeros([BLOCK], tl.int32) + _SEEN, known)
+            tl.atomic_add(target, tl.zeros([BLOCK], tl.int32) + 1, known & (place >= prompt))
 
 
 @jit
 def bias_kernel(
-    work: Any, sizes: Any, bias_row: Any, bias_token: Any, bias_value: Any, vocab: int, biases: int, BLOCK: tl.constexpr
-) -> None:
+    work: tensor, sizes: tensor, bias_row: tensor, bias_token: tensor, bias_value: tensor, vocab: int, biases: int,
+    BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
     """A program a triplet. The first of those for one row and token adds them all, so that the result has one order."""
     own = tl.program_id(0)
     row, token = tl.load(bias_row + own), tl.load(bias_token + own)
@@ -97,8 +96,8 @@ def bias_kernel(
 
 @jit
 def penalise_kernel(
-    work: Any, counts: Any, sizes: Any, allowed: Any, allowed_row: Any, repetition: Any, presence: Any, frequency: Any,
-    vocab: int, words: int, BLOCK: tl.constexpr,
+    work: tensor, counts: tensor, sizes: tensor, allowed: tensor, allowed_row: tensor, repetition: tensor,
+    presence: tensor, frequency: tensor, vocab: int, words: int, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a row and BLOCK tokens: -inf where the mask forbids, then penalties."""
     row = tl.program_id(0).to(tl.int64)

@@ -6,9 +6,8 @@ is computed. The largest weight is 1, so the rounding of 2^18 tokens together st
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
+from triton.language import tensor
 
 from headrace.kernels.tritonlib.device import jit
 
@@ -19,34 +18,34 @@ _BIG = tl.constexpr(2147483647)
 
 
 @jit
-def _key(x: Any) -> Any:
+def _key(x: tensor) -> tensor:
     """int32 that orders as the floats do, with -0 as +0."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @jit
-def _mass(x: Any, inside: Any, min_p: Any) -> Any:
+def _mass(x: tensor, inside: tensor, min_p: tensor) -> tensor:
     """int64 weight of exp(x), nothing for what min_p cuts."""
     weight = tl.exp(x)
     return tl.where(inside & (weight >= min_p), (weight * _ONE).to(tl.int64), 0)
 
 
 @jit
-def _within(key: Any, token: Any, cut: Any, last_tie: Any) -> Any:
+def _within(key: tensor, token: tensor, cut: tensor, last_tie: tensor) -> tensor:
     """Above the cut, or one of its ties with the lower ids."""
     return (key > cut) | ((key == cut) & (token <= last_tie))
 
 
 @jit
-def last(best: Any, token: Any) -> Any:
+def last(best: tensor, token: tensor) -> tensor:
     """(largest, its token) over all lanes, ties to the lower id; _BIG where every lane is empty."""
     top = tl.max(best, 0)
     return top, tl.min(tl.where(best == top, token, _BIG), 0)
 
 
 @jit
-def best_of(row: Any, vocab: Any, BLOCK: tl.constexpr) -> Any:
+def best_of(row: tensor, vocab: tensor, BLOCK: tl.constexpr) -> tensor:
     """(largest, its token) of float32 [vocab]; all -inf: (-inf, _BIG)."""
     best, token = tl.full([BLOCK], float("-inf"), tl.float32), tl.zeros([BLOCK], tl.int32) + _BIG
     for start in range(0, vocab, BLOCK):
@@ -59,8 +58,9 @@ def best_of(row: Any, vocab: Any, BLOCK: tl.constexpr) -> Any:
 
 @jit
 def _search(
-    row: Any, vocab: Any, goal: Any, cut: Any, last_tie: Any, min_p: Any, MASS: tl.constexpr, BLOCK: tl.constexpr
-) -> Any:
+    row: tensor, vocab: tensor, goal: tensor, cut: tensor, last_tie: tensor, min_p: tensor, MASS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tensor:  # fmt: skip
     """(key t, sum above t): t is the largest with a sum over keys >= t of at least `goal`. The sum counts tokens, or with MASS
     adds the weights of those within (cut, last_tie) and min_p. Two bits of the key a pass."""
     prefix = goal * 0
@@ -74,10 +74,9 @@ def _search(
             at = start + tl.arange(0, BLOCK)
             x = tl.load(row + at, at < vocab, float("-inf"))
             key = _key(x)
-            if MASS:
-                weight = _mass(x, (at < vocab) & _within(key, at, cut, last_tie), min_p)
-            else:
-                weight = (at < vocab).to(tl.int64)
+            weight = (
+                _mass(x, (at < vocab) & _within(key, at, cut, last_tie), min_p) if MASS else (at < vocab).to(tl.int64)
+            )
             one += tl.where(key >= first, weight, 0)
             two += tl.where(key >= second, weight, 0)
             three += tl.where(key >= third, weight, 0)
@@ -87,17 +86,17 @@ def _search(
 
 
 @jit
-def _above(row: Any, vocab: Any, t: Any, cut: Any, last_tie: Any, min_p: Any, MASS: tl.constexpr, BLOCK: tl.constexpr) -> Any:
+def _above(
+    row: tensor, vocab: tensor, t: tensor, cut: tensor, last_tie: tensor, min_p: tensor, MASS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tensor:  # fmt: skip
     """(sum over keys above t, weight of one token at t, sum over all), int64."""
     above, own, total = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)
         x = tl.load(row + at, at < vocab, float("-inf"))
         key = _key(x)
-        if MASS:
-            weight = _mass(x, (at < vocab) & _within(key, at, cut, last_tie), min_p)
-        else:
-            weight = (at < vocab).to(tl.int64)
+        weight = _mass(x, (at < vocab) & _within(key, at, cut, last_tie), min_p) if MASS else (at < vocab).to(tl.int64)
         above += tl.where(key > t, weight, 0)
         own = tl.maximum(own, tl.where(key == t, weight, 0))
         total += weight
@@ -105,7 +104,7 @@ def _above(row: Any, vocab: Any, t: Any, cut: Any, last_tie: Any, min_p: Any, MA
 
 
 @jit
-def _tie(row: Any, vocab: Any, t: Any, count: Any, BLOCK: tl.constexpr) -> Any:
+def _tie(row: tensor, vocab: tensor, t: tensor, count: tensor, BLOCK: tl.constexpr) -> tensor:
     """The token that is number `count` (from 1) of those whose key is t; _BIG where there are fewer."""
     found, before = tl.zeros([BLOCK], tl.int32) + _BIG, count * 0
     for start in range(0, vocab, BLOCK):
@@ -118,7 +117,7 @@ def _tie(row: Any, vocab: Any, t: Any, count: Any, BLOCK: tl.constexpr) -> Any:
 
 
 @jit
-def _gumbel(seed: Any, position: Any, start: Any, BLOCK: tl.constexpr) -> Any:
+def _gumbel(seed: tensor, position: tensor, start: tensor, BLOCK: tl.constexpr) -> tensor:
     """float32 [BLOCK]: the noise of tokens start … start + BLOCK - 1, four to a Philox4x32-10 counter; see `philox.gumbel`."""
     quad = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     zero = quad * 0
@@ -134,9 +133,9 @@ def _gumbel(seed: Any, position: Any, start: Any, BLOCK: tl.constexpr) -> Any:
 
 @jit
 def draw(
-    row: Any, vocab: Any, peak: Any, first: Any, temperature: Any, top_k: Any, min_p: Any, top_p: Any, seed: Any, position: Any,
-    BLOCK: tl.constexpr,
-) -> Any:  # fmt: skip
+    row: tensor, vocab: tensor, peak: tensor, first: tensor, temperature: tensor, top_k: tensor, min_p: tensor,
+    top_p: tensor, seed: tensor, position: tensor, BLOCK: tl.constexpr,
+) -> tensor:  # fmt: skip
     """One token of float32 [vocab], which becomes (logit - peak) / temperature; `first` is the token of the peak."""
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)

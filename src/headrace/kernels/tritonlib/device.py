@@ -7,6 +7,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from triton.language import tensor
 
 __all__ = ["as_float", "decode_e4m3", "encode_e4m3", "jit", "next_power", "tanh", "to_int8"]
 
@@ -22,7 +23,7 @@ def next_power(n: int, least: int = 1) -> int:
 
 
 @jit
-def as_float(codes: Any, dtype: tl.constexpr) -> Any:
+def as_float(codes: tensor, dtype: tl.constexpr) -> tensor:
     """E4M3 codes (uint8, OCP) or plain numbers in `dtype`, exact where it has 8 bits of significand or more."""
     if codes.dtype == tl.uint8:
         return decode_e4m3(codes).to(dtype)
@@ -30,7 +31,7 @@ def as_float(codes: Any, dtype: tl.constexpr) -> Any:
 
 
 @jit
-def decode_e4m3(codes: Any) -> Any:
+def decode_e4m3(codes: tensor) -> tensor:
     """float16 of OCP E4M3 codes (uint8), by shifting them into place and moving the exponent's bias: exact, on any chip.
 
     NaN (0x7F, 0xFF) reads as 480: nothing here writes it.
@@ -41,7 +42,7 @@ def decode_e4m3(codes: Any) -> Any:
 
 
 @jit
-def encode_e4m3(x: Any) -> Any:
+def encode_e4m3(x: tensor) -> tensor:
     """OCP E4M3 codes (uint8) of float32, to the nearest, ties to even, saturating at 448; -0 for what rounds to it from below."""
     size = tl.minimum(tl.abs(x), 448.0)
     bits = size.to(tl.int32, bitcast=True)
@@ -54,13 +55,13 @@ def encode_e4m3(x: Any) -> Any:
 
 
 @jit
-def to_int8(x: Any, low: tl.constexpr) -> Any:
+def to_int8(x: tensor, low: tl.constexpr) -> tensor:
     """int8 of float32, clamped to low … 127 and rounded to the nearest, ties to even."""
     x = tl.minimum(tl.maximum(x, low), 127.0)
     return ((x + 12582912.0) - 12582912.0).to(tl.int8)
 
 
 @jit
-def tanh(x: Any) -> Any:
+def tanh(x: tensor) -> tensor:
     """float32; the error is absolute, about one unit of 1."""
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)

@@ -32,7 +32,9 @@ class Operator:
         return self._function(*args, **kwargs)
 
 
-def operators(capabilities_extra: Mapping[str, Any] | Iterable[tuple[str, Any]], launch: Launch = run) -> dict[str, Operator]:
+def operators(
+    capabilities_extra: Mapping[str, Any] | Iterable[tuple[str, Any]], launch: Launch = run
+) -> dict[str, Operator]:
     """Every operator by name, for a device with these `Capabilities.extra` (`config.config_of` lists what is read of them).
 
     Imports triton: raises ImportError where it is not installed. `launch` stands in for launching, to record instead.
