@@ -63,7 +63,7 @@ class ProgressLine:
         self.show(f"fetching {what} {size}")
 
     def show(self, text: str) -> None:
-        if self._live:
+        if self._live and text != self._shown:
             self._wipe()
             self._shown = text
             print(text, end="", file=self._out, flush=True)
