@@ -15,5 +15,6 @@ def set_up_logging(quiet: bool = False) -> None:
     level = read_environment().log_level
     level = "warning" if quiet and level == "info" else level
     # Libraries are heard where something is wrong, or everything is wanted.
-    logging.basicConfig(level="DEBUG" if level == "debug" else "WARNING", format="%(levelname)s %(name)s: %(message)s")
+    others = "warning" if level == "info" else level
+    logging.basicConfig(level=others.upper(), format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("headrace").setLevel(level.upper())

@@ -20,6 +20,8 @@ VERBS = {
     "models": ("headrace.cli.models", "the catalogue, and what of it is here"),
     "pull": ("headrace.cli.pull", "fetch a model of the catalogue"),
     "doctor": ("headrace.cli.doctor", "what this machine can run, and why not more"),
+    "conformance": ("headrace.cli.conformance", "test a platform against the contract"),
+    "plugin": ("headrace.cli.plugin_new", "write the skeleton of a platform of your own"),
     "bench": ("headrace.bench.cli", "measure a server, this process, or this machine"),
 }
 _USER_FAULT = 2
@@ -51,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    listing = "\n".join(f"  {verb:<10}{text}" for verb, (_, text) in VERBS.items())
+    listing = "\n".join(f"  {verb:<13}{text}" for verb, (_, text) in VERBS.items())
     parser = _Parser(
         prog="headrace",
         usage="headrace VERB [OPTION ...]",
