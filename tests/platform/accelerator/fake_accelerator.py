@@ -1,0 +1,275 @@
+"""A device module like `torch.cuda` on CPU tensors: streams and events keep a journal, graphs are kept in recorded form.
+
+What is captured is recorded and undone; `replay` runs the record again on the same tensors. Reading a value on the host while
+capturing is an error, as it is on a device.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from headrace.kernels.registry import OPS
+from headrace.platforms.accel_operators import Source
+from headrace.platforms.accel_runtime import Runtime
+
+GIB = 1 << 30
+_READS_ON_HOST = ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal")
+
+
+class Event:
+    def __init__(self, module: FakeModule) -> None:
+        self._module = module
+        self.stream: Stream | None = None
+        self.passed = False
+
+    def record(self, stream: Stream) -> None:
+        self.stream, self.passed = stream, not self._module.slow
+        self._module.journal.append(("record", stream.name))
+
+    def query(self) -> bool:
+        self._module.check()
+        return self.passed
+
+    def synchronize(self) -> None:
+        self._module.check()
+        self.passed = True
+
+
+class Stream:
+    def __init__(self, module: FakeModule, name: str) -> None:
+        self._module = module
+        self.name = name
+
+    def wait_event(self, event: Event) -> None:
+        assert event.stream is not None, "an event is recorded before it is waited for"
+        self._module.journal.append(("wait", self.name, event.stream.name))
+
+    def wait_stream(self, stream: Stream) -> None:
+        self._module.journal.append(("wait", self.name, stream.name))
+
+    def synchronize(self) -> None:
+        self._module.check()
+
+
+class Graph:
+    """Steps in recorded form."""
+
+    def __init__(self, module: FakeModule) -> None:
+        self._module = module
+        self.steps: list[Callable[[], None]] = []
+        self.keep: list[Any] = []
+        self.replays = 0
+
+    def replay(self) -> None:
+        self._module.check()
+        self._module.journal.append(("replay", self._module.current_stream().name))
+        self.replays += 1
+        for step in self.steps:
+            step()
+
+
+class FakeModule:
+    """`properties`: what `get_device_properties` gives for each device."""
+
+    def __init__(self, *properties: Any, graph: str = "CUDAGraph", total: int = 8 * GIB) -> None:
+        self._properties = properties
+        self.journal: list[tuple[str, ...]] = []
+        self.graphs: list[Graph] = []
+        self.slow = False
+        """Events recorded from now on pass only once they are waited for."""
+        self.failure: RuntimeError | None = None
+        self.recorder: Recorder | None = None
+        self.total, self.others = total, 0
+        self.reserved = self.allocated = 0
+        self._count = 0
+        self._local = threading.local()
+        self.default = Stream(self, "default")
+        if graph:
+            setattr(self, graph, self._new_graph)
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def Event(self) -> Event:
+        return Event(self)
+
+    def Stream(self, device: Any = None) -> Stream:
+        self._count += 1
+        return Stream(self, ("compute", "copies")[self._count - 1] if self._count < 3 else f"stream{self._count}")
+
+    def current_stream(self, device: Any = None) -> Stream:
+        found: Stream = getattr(self._local, "stream", self.default)
+        return found
+
+    def set_stream(self, stream: Stream) -> None:
+        self._local.stream = stream
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before = self.current_stream()
+        self.set_stream(stream)
+        try:
+            yield
+        finally:
+            self.set_stream(before)
+
+    def device_count(self) -> int:
+        return len(self._properties)
+
+    def get_device_properties(self, index: int) -> Any:
+        return self._properties[index]
+
+    def mem_get_info(self, device: Any) -> tuple[int, int]:
+        return self.total - self.others - self.reserved, self.total
+
+    def memory_reserved(self, device: Any) -> int:
+        return self.reserved
+
+    def memory_allocated(self, device: Any) -> int:
+        return self.allocated
+
+    def empty_cache(self) -> None:
+        self.check()
+        self.reserved = self.allocated
+        self.journal.append(("empty_cache",))
+
+    def graph_pool_handle(self) -> object:
+        return ("pool",)
+
+    def _new_graph(self) -> Graph:
+        self.graphs.append(Graph(self))
+        return self.graphs[-1]
+
+    @contextmanager
+    def graph(self, graph: Graph, pool: Any = None, stream: Any = None, **options: Any) -> Iterator[None]:
+        assert stream is not None
+        assert stream.name == "compute"
+        assert pool == ("pool",)
+        self.recorder = Recorder(graph)
+        try:
+            with self.stream(stream), self.recorder:
+                yield
+        finally:
+            self.recorder.undo()
+            self.recorder = None
+
+
+class Recorder(TorchDispatchMode):
+    """Runs what is captured to learn its results, writes it down, and undoes what it did to tensors from outside."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self._graph = graph
+        self._inside = 0
+        self._own: set[int] = set()
+        self._before: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        schema = func._schema
+        if not self._inside and schema.name in _READS_ON_HOST:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nsome advice")
+        written = [a for a, s in zip(args, schema.arguments, strict=False) if s.alias_info and s.alias_info.is_write]
+        self._remember([x for x in written if isinstance(x, torch.Tensor)])
+        found = func(*args, **kwargs)
+        views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        if not views and not written:
+            self._claim(found)
+        if not self._inside and not views:
+            self._graph.steps.append(_again(lambda: func(*args, **kwargs), None if written else found))
+        self._graph.keep.append((args, found))
+        return found
+
+    def operator(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """One operator as a whole, as a kernel is one node of a graph."""
+        self._inside += 1
+        try:
+            found = function(*args, **kwargs)
+        finally:
+            self._inside -= 1
+        self._graph.steps.append(_again(lambda: function(*args, **kwargs), found))
+        self._graph.keep.append((args, kwargs, found))
+        return found
+
+    def undo(self) -> None:
+        for storage, saved in self._before:
+            storage.copy_(saved)
+
+    def _remember(self, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self._own:
+                self._own.add(storage.data_ptr())
+                self._before.append((storage, storage.clone()))
+
+    def _claim(self, found: Any) -> None:
+        self._own |= {tensor.untyped_storage().data_ptr() for tensor in _tensors(found)}
+
+
+def _again(run: Callable[[], Any], into: Any) -> Callable[[], None]:
+    def step() -> None:
+        for target, source in zip(_tensors(into), _tensors(run()) if into is not None else run() and (), strict=False):
+            target.copy_(source)
+
+    def only() -> None:
+        run()
+
+    return only if into is None else step
+
+
+def _tensors(found: Any) -> list[torch.Tensor]:
+    if isinstance(found, torch.Tensor):
+        return [found]
+    if isinstance(found, tuple | list):
+        return [tensor for item in found for tensor in _tensors(item)]
+    if is_dataclass(found):
+        return [tensor for field in fields(found) for tensor in _tensors(getattr(found, field.name))]
+    return []
+
+
+class RecordedOperator:
+    """A reference that a capture takes for one kernel."""
+
+    tag = "recorded reference"
+
+    def __init__(self, module: FakeModule, function: Callable[..., Any]) -> None:
+        self._module = module
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        recorder = self._module.recorder
+        if recorder is None:
+            return self._function(*args, **kwargs)
+        return recorder.operator(self._function, args, kwargs)
+
+
+def operators_of(module: FakeModule, *names: str) -> Source:
+    """Every operator, or those named."""
+    table = {spec.name: RecordedOperator(module, spec.reference) for spec in OPS if not names or spec.name in names}
+    return lambda capabilities, options: (table, "not in the fake's table")
+
+
+def runtime_of(module: FakeModule, graph: str = "CUDAGraph") -> Runtime:
+    return Runtime(module, "cpu", pinned=False, graph=graph)
+
+
+H200 = SimpleNamespace(
+    name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=232448
+)
+MI300X = SimpleNamespace(
+    name="AMD Instinct MI300X", gcnArchName="gfx942:sramecc+:xnack-", multi_processor_count=304,
+    shared_memory_per_block=65536,
+)  # fmt: skip
+MAX1550 = SimpleNamespace(
+    name="Intel(R) Data Center GPU Max 1550", sub_group_sizes=[16, 32], gpu_subslice_count=64, has_fp16=True,
+    has_bfloat16_conversions=True, has_subgroup_matrix_multiply_accumulate=True, local_mem_size=131072,
+)  # fmt: skip

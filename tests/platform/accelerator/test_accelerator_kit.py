@@ -1,0 +1,35 @@
+"""The conformance kit over each platform's own code, on the fake device: with captured steps and without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_machines import VENDORS, Vendor
+
+from headrace.conformance import Target, run
+from headrace.conformance.tiny import Serving, TinyModel, requests
+from headrace.platforms.accelerator import AcceleratorDevice
+
+
+@pytest.mark.parametrize("vendor", VENDORS, ids=lambda v: v.name)
+def test_the_kit_is_green(vendor: Vendor, tmp_path: Path) -> None:
+    platform, module = vendor.open(tmp_path)
+    report = run(Target(platform, options={"graph_tokens": 4096}))
+    assert report.ok, report.table()
+    skipped = [outcome for outcome in report.outcomes if outcome.result == "skipped"]
+    assert skipped == [], report.table()
+    assert sum(graph.replays for graph in module.graphs) > 100
+
+
+@pytest.mark.parametrize("vendor", VENDORS, ids=lambda v: v.name)
+def test_captured_steps_answer_as_eager_ones_do(vendor: Vendor, tmp_path: Path) -> None:
+    answers = []
+    for tokens in (0, 512):
+        platform, module = vendor.open(tmp_path)
+        device = platform.open(0, {"graph_tokens": tokens})
+        assert isinstance(device, AcceleratorDevice)
+        answers.append(Serving(device, TinyModel(device)).run(requests(6, 1.0)))
+        assert bool(module.graphs) == bool(tokens)
+        device.close()
+    assert answers[0] == answers[1]
