@@ -12,13 +12,14 @@ from typing import Any, ClassVar
 
 import pytest
 
+from headrace.conformance.options import configure
 from headrace.conformance.plugin import TierPlugin
 from headrace.conformance.report import Report
 from headrace.errors import PlatformError
 from headrace.platforms.interface import Platform
 from headrace.plugins import discover
 
-__all__ = ["Target", "main", "run"]
+__all__ = ["Target", "main", "report_on", "run"]
 
 
 @dataclass(frozen=True)
@@ -57,18 +58,14 @@ def run(target: Target, junit: Path | None = None, show: bool = False) -> Report
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when every declared capability holds, 1 when one fails, 2 for a platform that is unusable here."""
+    """0 when every declared capability holds, 1 when one fails. Raises PlatformError for a platform that is unusable here."""
     parser = argparse.ArgumentParser(prog="headrace conformance", description=__doc__)
-    parser.add_argument("platform", help="a platform's name, as `headrace doctor` lists them")
-    parser.add_argument("--index", type=int, default=0)
-    parser.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", type=_option, help="given to Platform.open"
-    )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--junit", type=Path)
-    parser.add_argument("--badge", type=Path, help="write the badge's text here")
-    parser.add_argument("--verbose", action="store_true", help="show pytest's own output")
-    args = parser.parse_args(argv)
+    configure(parser)
+    return report_on(parser.parse_args(argv))
+
+
+def report_on(args: argparse.Namespace) -> int:
+    """As `main`, from what `options.configure` parsed."""
     platform, _ = discover().select_platform(args.platform)
     report = run(Target(platform, args.index, dict(args.option)), args.junit, args.verbose)
     print(report.table())
@@ -77,10 +74,3 @@ def main(argv: Sequence[str]) -> int:
     if args.badge:
         args.badge.write_text(report.badge + "\n", encoding="utf-8")
     return 0 if report.ok else 1
-
-
-def _option(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r}: write NAME=VALUE")
-    return name, int(value) if value.lstrip("-").isdigit() else value
