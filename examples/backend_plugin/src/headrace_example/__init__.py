@@ -1,8 +1,9 @@
-"""A third-party platform named `example`. Importing it loads no torch and no driver."""
+"""A third-party platform named `example`. Importing it and probing load no torch and no driver."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pluggy
@@ -11,33 +12,42 @@ from headrace.errors import PlatformError
 from headrace.platforms.interface import Device, Platform
 from headrace.types import DeviceInfo
 
-__all__ = ["ExamplePlatform", "headrace_platforms"]
+__all__ = ["BYTES", "DEVICES", "LIBRARY", "ExamplePlatform", "headrace_platforms"]
 
 hookimpl = pluggy.HookimplMarker("headrace")
+LIBRARY = Path(__file__).with_name("_device.so")
+"""Stands for a vendor's driver."""
+DEVICES, BYTES = 2, 2 << 30
+"""How many there are, and the memory of each, as `csrc/device.cpp` makes them."""
 
 
 class ExamplePlatform:
-    """Finds one device."""
+    """Two devices in the host's memory. Options: `threads`, of the host's own part; `dtype`, float32 alone."""
 
     name = "example"
     api_version = (1, 0)
 
     def probe(self) -> tuple[int, str]:
-        """A real vendor looks for its driver here, without loading it. Scores from 10 on are chosen unasked: not this one."""
+        """Scores from 10 on are chosen unasked: not this one."""
+        if not LIBRARY.exists():
+            return 0, f"{LIBRARY.name} was not built: pip install --no-build-isolation ./examples/backend_plugin"
         return 5, "an example: works anywhere, chosen only by name"
 
     def devices(self) -> list[DeviceInfo]:
-        return [DeviceInfo(0, "example device", 1 << 30)]
+        return [DeviceInfo(index, "example device", BYTES) for index in range(DEVICES)]
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
-        from headrace_example.device import ExampleDevice
-
-        if index != 0:
-            raise PlatformError(f"example: there is one device, index 0, but {index} was asked for")
+        if not 0 <= index < DEVICES:
+            raise PlatformError(f"example: there are devices 0 to {DEVICES - 1}, but {index} was asked for")
         unknown = sorted(set(options) - {"threads", "dtype"})
         if unknown:
             raise PlatformError(f"example: unknown option {unknown[0]!r}; there are threads and dtype")
-        return ExampleDevice(options.get("threads"))
+        dtype = options.get("dtype", "float32")
+        if dtype != "float32":
+            raise PlatformError(f"example: dtype {dtype!r}: there is float32 alone")
+        from headrace_example.device import ExampleDevice
+
+        return ExampleDevice(index, options.get("threads"))
 
 
 @hookimpl
