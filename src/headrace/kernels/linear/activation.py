@@ -55,7 +55,7 @@ def _scale(size: Tensor, half_range: float) -> Tensor:
 
 
 def _groups(x: Tensor, group: int) -> Tensor:
-    return x.unflatten(-1, (-1, group))
+    return x.reshape(*x.shape[:-1], -1, group)
 
 
 def _int8(x: Tensor, scale: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def _fp8_tensor(x: Tensor, weight: Weight) -> Tensor:
 
 def _fp8_group128(x: Tensor, weight: Weight) -> Tensor:
     """A scale for every 128 inputs of a row; the last group may be shorter."""
-    pieces = [_fp8_token(piece, weight) for piece in x.split(128, dim=-1)]
+    pieces = [_fp8_token(piece, weight) for piece in torch.split(x, 128, dim=-1)]
     return torch.cat(pieces, dim=-1)
 
 
