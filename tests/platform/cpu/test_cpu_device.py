@@ -24,6 +24,11 @@ from headrace.types import LayerKV
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def _by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_NATIVE", "0")
+
+
 @pytest.fixture
 def device() -> Iterator[CpuDevice]:
     made = CpuPlatform().open(0, {})

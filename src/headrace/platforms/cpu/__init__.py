@@ -10,6 +10,7 @@ from typing import Any
 
 import pluggy
 
+from headrace.config import read_environment
 from headrace.errors import PlatformError
 from headrace.platforms.host import host_memory, host_name, physical_cores
 from headrace.platforms.interface import Device, Platform
@@ -21,7 +22,8 @@ _hookimpl = pluggy.HookimplMarker("headrace")
 
 
 class CpuPlatform:
-    """One device: the machine. Options: `threads`, `dtype`, `float32_copies` (see `device.CpuDevice`)."""
+    """One device: the machine. Options: `threads`, `dtype`, `float32_copies` (see `native_device.NativeDevice`
+    and `device.CpuDevice`)."""
 
     name = "cpu"
     api_version = API_VERSION
@@ -33,6 +35,8 @@ class CpuPlatform:
         return [DeviceInfo(0, host_name(), host_memory()[1], (("cores", str(physical_cores())),))]
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
+        """On native kernels where they are built; by reference otherwise, under HEADRACE_NATIVE=0, and where
+        `float32_copies` is given."""
         from headrace.platforms.cpu.device import OPTIONS, CpuDevice
 
         if index != 0:
@@ -40,7 +44,22 @@ class CpuPlatform:
         unknown = sorted(set(options) - set(OPTIONS))
         if unknown:
             raise PlatformError(f"cpu: unknown option {unknown[0]!r}; there are {', '.join(OPTIONS)}")
-        return CpuDevice(**options)
+        reason = _why_by_reference(options)
+        if reason is not None:
+            return CpuDevice(**options, reason=reason)
+        from headrace.platforms.cpu.native_device import NativeDevice
+
+        return NativeDevice(**options)
+
+
+def _why_by_reference(options: Mapping[str, Any]) -> str | None:
+    from headrace.platforms.cpu.native import missing
+
+    if not read_environment().native:
+        return "HEADRACE_NATIVE=0"
+    if "float32_copies" in options:
+        return "the option float32_copies is the reference operators' own"
+    return missing()
 
 
 @_hookimpl

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from headrace.errors import PlatformError
+from headrace.kernels.registry import OPS
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.cpu.copies import Float32Copies
 from headrace.platforms.torch_device import TorchDevice
@@ -32,16 +33,27 @@ class CpuDevice(TorchDevice):
 
     `threads`: size of that pool; None leaves torch's choice. `dtype`: the arithmetic that the user asks for; whatever it is,
     this device declares float32 and computes in it. `float32_copies`: bytes of dequantised weights to keep; a model
-    that is larger keeps its first weights so and has the rest dequantised at every call.
+    that is larger keeps its first weights so and has the rest dequantised at every call. `reason`: why not natively.
     """
 
-    def __init__(self, threads: int | None = None, dtype: str | None = None, float32_copies: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        threads: int | None = None,
+        dtype: str | None = None,
+        float32_copies: int = 1 << 30,
+        reason: str = "asked for",
+    ) -> None:
         for name, value in (("threads", threads), ("float32_copies", float32_copies)):
             if value is not None and (not isinstance(value, int) or value < (name == "threads")):
                 raise PlatformError(f"cpu: option {name} is {value!r}: give a count")
         super().__init__(torch.device("cpu"), CAPABILITIES, threads)
         self._copies = Float32Copies(float32_copies)
+        self._reasons = {spec.name: reason for spec in OPS}
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
         """The operators that take a weight read the float32 copies; the rest is by reference."""
         return self._copies.operator(spec)
+
+    def extension(self, name: str) -> object | None:
+        """`op_reasons`: why each operator is served by reference."""
+        return self._reasons if name == "op_reasons" else super().extension(name)

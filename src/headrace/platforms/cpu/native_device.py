@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,14 @@ import torch
 
 from headrace.errors import OutOfMemory, PlatformError
 from headrace.kernels.spec import OpSpec
-from headrace.platforms.cpu.native import Library, load
+from headrace.platforms.cpu.native import load
 from headrace.platforms.cpu.native_args import CopyBlocksArgs
 from headrace.platforms.cpu.native_kv import NativeKV
 from headrace.platforms.cpu.native_launch import Eager, Launcher
+from headrace.platforms.cpu.native_linear import NativeLinear
 from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.native_team import Team, TicketPending
+from headrace.platforms.cpu.packing import Compute
 from headrace.platforms.cpu.tape_executable import TapeExecutable
 from headrace.platforms.interface import KV, Executable, Pending, StepFn, Tensor
 from headrace.platforms.torch_device import TorchDevice
@@ -33,18 +35,31 @@ CAPABILITIES = Capabilities(
     host_memory=True,
     attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
 )
+_COMPUTE: dict[str | None, Compute] = {
+    None: "int8", "quantized": "int8", "bfloat16": "bfloat16", "float16": "float32", "float32": "float32",
+}  # fmt: skip
 
 
 class NativeDevice(TorchDevice):
-    """`threads` None: one a physical core that the process may use. `isa` None: the best one."""
+    """`threads` None: one a physical core that the process may use. `isa` None: the best one.
 
-    def __init__(self, threads: int | None = None, isa: str | None = None, library: Library | None = None) -> None:
+    `dtype` None: each weight in its own form's fast arithmetic (integer codes meet inputs of int8, bfloat16 those of bfloat16,
+    the rest float32). `float32`: exact arithmetic. `bfloat16`, `float16`: no integer products.
+    """
+
+    def __init__(self, threads: int | None = None, dtype: str | None = None, isa: str | None = None) -> None:
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise PlatformError(f"cpu: option threads is {threads!r}: give a count")
+        if dtype is not None and dtype not in _COMPUTE:
+            raise PlatformError(f"cpu: option dtype is {dtype!r}: choose one of {', '.join(filter(None, _COMPUTE))}")
         super().__init__(torch.device("cpu"), CAPABILITIES, 1)
-        self.team = Team(library or load(isa), threads)
+        self.team = Team(load(isa), threads)
         self._ops = NativeOps(Eager(self.team))
-        self._table: dict[str, _Bound] = {
-            name: _Bound(function, f"native {self.team.library.isa}") for name, function in self._ops.table().items()
-        }
+        matrices = NativeLinear(self._ops, _COMPUTE[dtype])
+        packs = {"linear": matrices.pack, "logits": matrices.pack, "embedding": matrices.pack_table}
+        tag = f"native {self.team.library.isa}"
+        functions = {**self._ops.table(), **matrices.table()}
+        self._table = {name: Bound(function, tag, packs.get(name)) for name, function in functions.items()}
 
     def get(self, tensor: Tensor) -> Pending:
         self._check_open()
@@ -113,7 +128,7 @@ class NativeDevice(TorchDevice):
         return before
 
 
-class _Bound:
+class Bound:
     """An operator with what `doctor` calls it."""
 
     def __init__(self, function: Callable[..., Any], tag: str, pack: Callable[[Any], None] | None = None) -> None:
@@ -123,6 +138,3 @@ class _Bound:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
-
-
-Table = Mapping[str, _Bound]
