@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from example_harness import Run
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.slow
 
 FOUND = """
