@@ -22,9 +22,9 @@ from headrace.plugins import discover
 __all__ = ["Target", "main", "report_on", "run"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Target:
-    """What is tested; a pytest plugin that hands it to the fixtures."""
+    """What is tested; a pytest plugin that hands it to the fixtures. Equal to nothing but itself, as pytest hashes plugins."""
 
     platform: Platform
     index: int = 0

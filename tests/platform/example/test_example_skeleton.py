@@ -21,6 +21,11 @@ def mill(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("mill")
     made = plugin_new.write("water_mill2", base)
     install(made, base / "site")
+    # As where Headrace itself is installed: pytest loads the kit's entry point in every run.
+    entry = base / "site" / "with_kit-0.dist-info"
+    entry.mkdir()
+    (entry / "METADATA").write_text("Metadata-Version: 2.1\nName: with-kit\nVersion: 0\n")
+    (entry / "entry_points.txt").write_text("[pytest11]\nheadrace-conformance = headrace.conformance.pytest_entry\n")
     return made
 
 
