@@ -62,7 +62,8 @@ def call(device: Device, name: str, arguments: Mapping[str, Any], kv: Any = None
     for value in moved.values():
         if prepare is not None and isinstance(value, Weight):
             prepare(value)
-    with torch.inference_mode():
+    # As the engine calls it; torch's inference mode would hide operators that lack a form for gradients.
+    with torch.no_grad():
         return host(device, operator(**moved))
 
 
