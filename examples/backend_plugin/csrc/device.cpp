@@ -147,6 +147,8 @@ TORCH_LIBRARY(headrace_example, m) {
   m.def("current_device", []() -> int64_t { return current; });
 }
 TORCH_LIBRARY_IMPL(headrace_example, PrivateUse1, m) { m.impl("matmul", &matmul); }
+// Where gradients are not ruled out altogether, torch 2.9 would find no kernel of an operator outside torch.
+TORCH_LIBRARY_IMPL(headrace_example, AutogradPrivateUse1, m) { m.impl("matmul", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_host>()); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
