@@ -82,17 +82,28 @@ HR_INLINE F addend_at(const hr_part *part, const uint8_t *panel, int64_t g, F sc
     return fzero();
 }
 
-// Scales (and addends) of every step of a panel, [steps][16] each.
-inline void decode_scales(const hr_part *part, const uint8_t *panel, int64_t steps, float *scales, float *addends) {
+// value(g) of each stored group, for every step that it covers: [steps][16].
+template <class Value> HR_INLINE void for_steps(const hr_part *part, int64_t steps, float *out, Value value) {
     int64_t repeat = part->group / part->step;
-    for (int64_t t = 0; t < steps;) {
-        int64_t g = t / repeat, end = (g + 1) * repeat < steps ? (g + 1) * repeat : steps;
-        F s = scale_at(part, panel, g), m = part->min ? addend_at(part, panel, g, s) : fzero();
-        for (; t < end; t++) {
-            fstore(scales + 16 * t, s);
-            if (part->min) fstore(addends + 16 * t, m);
-        }
+    if (repeat == 1) {
+        for (int64_t t = 0; t < steps; t++) fstore(out + 16 * t, value(t));
+        return;
     }
+    for (int64_t g = 0, t = 0; t < steps; g++) {
+        F v = value(g);
+        for (int64_t i = 0; i < repeat && t < steps; i++, t++) fstore(out + 16 * t, v);
+    }
+}
+
+// Scales (and addends) of every step of a panel. The common kinds have loops without a choice inside.
+inline void decode_scales(const hr_part *part, const uint8_t *panel, int64_t steps, float *scales, float *addends) {
+    const uint8_t *s = panel + part->scale_at, *m = panel + part->min_at;
+    if (part->scale == HR_SCALE_F16 && part->factor == 1.0f)
+        for_steps(part, steps, scales, [=](int64_t g) { return load_f16(s + 32 * g); });
+    else for_steps(part, steps, scales, [=](int64_t g) { return scale_at(part, panel, g); });
+    if (part->min == HR_MIN_F16) for_steps(part, steps, addends, [=](int64_t g) { return load_f16(m + 32 * g); });
+    else if (part->min)
+        for_steps(part, steps, addends, [=](int64_t g) { return addend_at(part, panel, g, scale_at(part, panel, g)); });
 }
 
 template <class Codes, int J> HR_INLINE void expand_quad(Codes codes, const uint8_t *p, F offset, F scale, F addend, bool add, float *out) {

@@ -16,22 +16,41 @@ struct Step {
     int32_t zero;       // HR_INPUT_INT8_TOKEN_ASYMMETRIC
 };
 
-constexpr int AHEAD = 1024;  // bytes of codes to prefetch
+constexpr int AHEAD = 8192;  // bytes to prefetch
+
+// A panel's codes, and what follows them, to fetch the same of the next panel in time.
+struct Stream {
+    const uint8_t *codes, *end, *next_tail;
+    int64_t tail;  // bytes between the end of the codes and the next panel
+
+    // Where to fetch when p is read.
+    inline __attribute__((always_inline)) const uint8_t *ahead(const uint8_t *p) const {
+        return p + AHEAD < end ? p + AHEAD : p + AHEAD + tail;
+    }
+    inline __attribute__((always_inline)) void fetch_tail(int64_t step) const {
+        if (step * 64 < tail) prefetch(next_tail + step * 64);
+    }
+};
+
+HR_INLINE Stream stream_of(const hr_part *part, const uint8_t *panel, int64_t codes) {
+    return {panel, panel + codes, panel + part->panel_bytes + codes, part->panel_bytes - codes};
+}
 
 template <class Codes, int R, int J, int End>
-HR_INLINE void dot_quads(Codes codes, const uint8_t *p, const int8_t *x, int64_t stride, I *sums) {
+HR_INLINE void dot_quads(Codes codes, const uint8_t *p, const uint8_t *ahead, const int8_t *x, int64_t stride, I *sums) {
     if constexpr (J < End) {
         C w = codes.template get<J>(p);
-        if constexpr (J * 4 * 2 * Codes::BITS % 64 == 0) prefetch(p + J * 8 * Codes::BITS + AHEAD);
+        if constexpr (J == 0 || J * Codes::BITS / 8 != (J - 1) * Codes::BITS / 8) prefetch(ahead + J * Codes::BITS / 8 * 64);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) sums[r] = dot<Codes::SMALL>(sums[r], w, x + r * stride + 4 * J);
-        dot_quads<Codes, R, J + 1, End>(codes, p, x, stride, sums);
+        dot_quads<Codes, R, J + 1, End>(codes, p, ahead, x, stride, sums);
     }
 }
 
 template <class Codes, int Columns, bool Min, int R>
-inline void tile_i8(Codes codes, const uint8_t *p, int64_t steps, int offset_bits, const float *scales, const float *addends,
+inline void tile_i8(Codes codes, const Stream &from, int64_t steps, int offset_bits, const float *scales, const float *addends,
                     const int8_t *x, int64_t stride, const Step *info, F *out) {
+    const uint8_t *p = from.codes;
     F acc[R];
     for (int r = 0; r < R; r++) acc[r] = fzero();
     for (int64_t t = 0; t < steps; t++) {
@@ -41,7 +60,8 @@ inline void tile_i8(Codes codes, const uint8_t *p, int64_t steps, int offset_bit
             const Step *s = (const Step *)((const char *)info + r * stride) + t;
             sums[r] = offset_bits < 0 ? iset16(0) : ishl(iset16(s->minus_sum), offset_bits);
         }
-        dot_quads<Codes, R, 0, Columns / 4>(codes, p, x, stride, sums);
+        dot_quads<Codes, R, 0, Columns / 4>(codes, p, from.ahead(p), x, stride, sums);
+        from.fetch_tail(t);
         F scale = fload(scales + 16 * t), addend = Min ? fload(addends + 16 * t) : fzero();
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
@@ -57,15 +77,18 @@ inline void tile_i8(Codes codes, const uint8_t *p, int64_t steps, int offset_bit
 
 // One integer sum over all columns, scaled once.
 template <class Codes, int R>
-inline void tile_i8_row(Codes codes, const uint8_t *p, int64_t steps, int offset_bits, F scale, I row_sums, const int8_t *x,
+inline void tile_i8_row(Codes codes, const Stream &from, int64_t steps, int offset_bits, F scale, I row_sums, const int8_t *x,
                         int64_t stride, const Step *info, F *out) {
+    const uint8_t *p = from.codes;
     I sums[R];
     for (int r = 0; r < R; r++) {
         const Step *s = (const Step *)((const char *)info + r * stride);
         sums[r] = offset_bits < 0 ? iset16(0) : ishl(iset16(s->minus_sum), offset_bits);
     }
-    for (int64_t t = 0; t < steps; t++, p += 64 * Codes::BITS, x += 32)
-        dot_quads<Codes, R, 0, 8>(codes, p, x, stride, sums);
+    for (int64_t t = 0; t < steps; t++, p += 64 * Codes::BITS, x += 32) {
+        dot_quads<Codes, R, 0, 8>(codes, p, from.ahead(p), x, stride, sums);
+        from.fetch_tail(t);
+    }
     for (int r = 0; r < R; r++) {
         const Step *s = (const Step *)((const char *)info + r * stride);
         I exact = isub(sums[r], imul(iset16(s->zero), row_sums));
