@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tiny_models
-from server_harness import VOCAB, make_model
+from server_harness import CONTEXT, VOCAB, Server, make_model, running
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +18,17 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Over the weights that the server's tests use: a layer less, since here every step counts.
     tiny_models.save("llama", path, vocab_size=VOCAB, max_position_embeddings=512, num_hidden_layers=2, hidden_size=32)
     return path
+
+
+@pytest.fixture(scope="session")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for all the edge cases: two slots, chunks of 16 tokens, and a cache of 20 blocks under a context of 512."""
+    path = tmp_path_factory.mktemp("edges")
+    make_model(path)
+    options = {
+        "model": {"max_model_len": CONTEXT},
+        "cache": {"num_blocks": 21},
+        "scheduler": {"max_num_seqs": 2, "max_num_batched_tokens": 16},
+    }
+    with running(path, options) as served:
+        yield served

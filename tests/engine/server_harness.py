@@ -41,12 +41,14 @@ def make_model(directory: Path) -> None:
 
 
 class Server:
-    def __init__(self, model: Path, **server: Any) -> None:
+    def __init__(self, model: Path, options: dict[str, dict[str, Any]] | None = None, **server: Any) -> None:
+        """`options` replace the configuration's sections, `server` adds to that of the server."""
         config = {
             "cache": {"num_blocks": 200},
             "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 64},
             "device": {"platform": "cpu", "threads": 1},
             "server": {"port": 0, "served_model_name": NAME, **server},
+            **(options or {}),
         }
         command = [sys.executable, "-c", _RUN, json.dumps(config), str(model)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -77,8 +79,8 @@ class Server:
 
 
 @contextmanager
-def running(model: Path, **server: Any) -> Iterator[Server]:
-    served = Server(model, **server)
+def running(model: Path, options: dict[str, dict[str, Any]] | None = None, **server: Any) -> Iterator[Server]:
+    served = Server(model, options, **server)
     try:
         yield served
     finally:

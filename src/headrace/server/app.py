@@ -90,7 +90,7 @@ def _handle_errors(app: FastAPI, context: Context) -> None:
 
     async def framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return await routes.no_route(context, request, error.status_code)
+        return await routes.no_route(context, request, error)
 
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)

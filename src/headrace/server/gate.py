@@ -30,6 +30,9 @@ class Gate:
         if refusal is not None:
             await self._context.refuse(refusal)(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            # As GET; the HTTP server leaves the body out.
+            scope = {**scope, "method": "GET"}
         self._context.inflight += 1
         try:
             await self._app(scope, receive, send)

@@ -30,13 +30,14 @@ from headrace.server.context import Context, TextTokenizer, make_context
 from headrace.server.errors import ShuttingDown
 from headrace.server.first_prompt import ask
 from headrace.server.loading import loading_bar
+from headrace.server.protocol import Connection
 
 __all__ = ["run", "serve"]
 
 _log = logging.getLogger(__name__)
 _GOODBYE = 2.0
 """Seconds for the error events of those that outlast the drain, and again for the connections to close."""
-_AT_ONCE = 3.0
+_AT_ONCE = 1.0
 """Seconds between a second signal and a hard exit."""
 _KEEP_ALIVE = 75
 """Seconds; longer than the pools of common clients keep a connection, so that they never reuse one that we just closed."""
@@ -164,7 +165,7 @@ async def _serve_until(
         uvicorn.Config(
             create_app_for(context),
             loop="none",
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -230,7 +231,7 @@ async def _drain(stop: _Stop, context: Context, timeout: float) -> None:
     """Refuse what is new, let what runs finish; end what has not finished in time with an error that says so."""
     context.draining = True
     if context.inflight:
-        _log.warning("draining: %d requests get up to %.0f s; a second signal ends them now", context.inflight, timeout)
+        _log.warning("draining: %d requests get up to %g s; a second signal ends them now", context.inflight, timeout)
     await _idle(stop, context, timeout)
     for guard in list(context.active):
         guard.stop(ShuttingDown())

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 from msgspec import UNSET
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -86,8 +87,10 @@ async def version(context: Context, request: Request) -> Response:
     return _json({"version": __version__})
 
 
-async def no_route(context: Context, request: Request, status: int) -> Response:
-    """For the framework's own 404 and 405."""
+async def no_route(context: Context, request: Request, error: HTTPException) -> Response:
+    """For the framework's own 404 and 405, which says in a header what is allowed."""
+    status, headers = error.status_code, dict(error.headers or {})
     what = f"{request.method} {request.url.path}"[:200]
     message = f"no such route: {what}" if status == 404 else f"this method is not allowed: {what}"
-    return context.refuse(HttpError(status, message, code="not_found" if status == 404 else "method_not_allowed"))
+    code = "not_found" if status == 404 else "method_not_allowed"
+    return context.refuse(HttpError(status, message, code=code, headers=headers))
