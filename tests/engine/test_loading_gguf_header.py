@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.loading import open_checkpoint
+from headrace.engine.loading.checkpoint import open_checkpoint
 from headrace.engine.loading.gguf_header import parse_header
 from headrace.errors import CheckpointError, HeadraceError, ModelNotFound, UnsupportedModel
 

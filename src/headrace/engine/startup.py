@@ -12,7 +12,7 @@ import torch
 from headrace.config import Config, Resolved, resolve
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.core_loop import EngineCore
-from headrace.engine.loading import Checkpoint, open_checkpoint
+from headrace.engine.loading.checkpoint import Checkpoint, open_checkpoint
 from headrace.engine.protocol import EngineInfo
 from headrace.engine.runner import Runner, RunnerConfig
 from headrace.engine.service import Progress

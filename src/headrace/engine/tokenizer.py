@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.engine.loading.gguf_header import map_gguf
 from headrace.engine.tokenization.chat_template import ChatTemplate
 from headrace.engine.tokenization.detokenizer import Pieces, StreamDecoder, decode_all
 from headrace.engine.tokenization.gguf_vocab import gguf_templates, gguf_vocab
@@ -109,10 +110,8 @@ def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) ->
         return _build(hf_vocab(path), hf_templates(path), override)
     if path.suffix != ".gguf" or not path.is_file():
         raise ModelNotFound(f"{path}: neither a directory with a tokenizer.json nor a .gguf file")
-    from headrace.engine.loading.gguf_source import open_gguf
-
     try:
-        return tokenizer_from_gguf(open_gguf(path).header.metadata, override)
+        return tokenizer_from_gguf(map_gguf(path)[1].metadata, override)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{path}: {error}") from error
     except CheckpointError as error:

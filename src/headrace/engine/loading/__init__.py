@@ -1,5 +1,4 @@
-"""Checkpoints: a Hugging Face directory or a GGUF file, read by memory map."""
+"""Checkpoints: a Hugging Face directory or a GGUF file, read by memory map. `checkpoint.open_checkpoint` is the entry.
 
-from headrace.engine.loading.checkpoint import Checkpoint, open_checkpoint
-
-__all__ = ["Checkpoint", "open_checkpoint"]
+Nothing is imported here: the server reads a GGUF's header for its tokenizer, and has no use for torch.
+"""

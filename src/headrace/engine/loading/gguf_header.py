@@ -6,16 +6,18 @@ nor time: the error says which field it is.
 
 from __future__ import annotations
 
+import mmap
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headrace.errors import CheckpointError
-from headrace.quant.gguf import FLOAT_TYPES, GGUF_TYPES
+from headrace.errors import CheckpointError, ModelNotFound
+from headrace.quant.gguf_types import BLOCK_SIZES, FLOAT_BYTES
 
-__all__ = ["GGUFHeader", "TensorEntry", "parse_header"]
+__all__ = ["GGUFHeader", "TensorEntry", "map_gguf", "parse_header"]
 
 _MAX_DIMENSIONS = 4
 _STRING, _ARRAY = 8, 9
@@ -86,6 +88,23 @@ class _Reader:
         length = self.u64(f"the length of {field}")
         return bytes(self.take(length, field)).decode("utf-8", errors="replace")
 
+    def strings(self, count: int, field: str) -> list[str]:
+        """As `string`, many times: a vocabulary has a hundred thousand of them, and a start waits for them."""
+        data, at, end = self.data, self.at, len(self.data)
+        found = []
+        for _ in range(count):
+            start = at + 8
+            if start > end:
+                self.at = at
+                self.need(8, f"the length of {field}")
+            at = start + int.from_bytes(data[start - 8 : start], "little")
+            if at > end:
+                self.at = start
+                self.need(at - start, field)
+            found.append(str(data[start:at], "utf-8", "replace"))
+        self.at = at
+        return found
+
     def value(self, field: str) -> Any:
         kind = self.u32(f"the type of {field}")
         if kind == _STRING:
@@ -99,7 +118,7 @@ class _Reader:
         kind, length = self.u32(f"the element type of {field}"), self.u64(f"the length of {field}")
         if kind == _STRING:
             self.need(length * 8, field)
-            return [self.string(field) for _ in range(length)]
+            return self.strings(length, field)
         dtype = self.dtype(kind, field)
         return np.frombuffer(self.take(length * dtype.itemsize, field), dtype).copy()
 
@@ -176,11 +195,24 @@ def _size(reader: _Reader, name: str, shape: tuple[int, ...], kind: int) -> int:
         count *= length
     if not 0 < count < 1 << 50:
         raise reader.fail(f"has shape {list(shape)}: no tensor has so many (or no) values", name[:80])
-    if kind in FLOAT_TYPES:
-        return count * FLOAT_TYPES[kind].itemsize
-    if kind not in GGUF_TYPES:
+    if kind in FLOAT_BYTES:
+        return count * FLOAT_BYTES[kind]
+    if kind not in BLOCK_SIZES:
         raise reader.fail(f"has GGUF type {kind}, which is not supported", name[:80])
-    block = GGUF_TYPES[kind]
-    if shape[-1] % block.elements:
-        raise reader.fail(f"has rows of {shape[-1]} values: no multiple of {block.name}'s {block.elements}", name[:80])
-    return count // block.elements * block.bytes
+    block, elements, size = BLOCK_SIZES[kind]
+    if shape[-1] % elements:
+        raise reader.fail(f"has rows of {shape[-1]} values: no multiple of {block}'s {elements}", name[:80])
+    return count // elements * size
+
+
+def map_gguf(path: Path) -> tuple[mmap.mmap, GGUFHeader]:
+    """Map a file and read its header. Raises ModelNotFound or CheckpointError."""
+    try:
+        with path.open("rb") as file:
+            # A private copy-on-write map: torch wants memory it could write to, and pages stay shared until it does.
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except ValueError as error:
+        raise CheckpointError("the file is empty", str(path)) from error
+    except OSError as error:
+        raise ModelNotFound(f"{path}: cannot be read: {error.strerror or error}") from error
+    return data, parse_header(memoryview(data), str(path))

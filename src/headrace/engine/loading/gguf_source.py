@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from headrace.engine.loading.gguf_header import GGUFHeader, TensorEntry, parse_header
-from headrace.errors import CheckpointError, ModelNotFound
+from headrace.engine.loading.gguf_header import GGUFHeader, TensorEntry, map_gguf
+from headrace.errors import CheckpointError
 from headrace.kernels.weight import Weight
 from headrace.quant.gguf import FLOAT_TYPES, GGUF_TYPES, gguf_weight
 from headrace.quant.weights import dense
@@ -65,13 +65,5 @@ class GGUFSource:
 
 
 def open_gguf(path: Path) -> GGUFSource:
-    """Map a file and read its header. Raises ModelNotFound or CheckpointError."""
-    try:
-        with path.open("rb") as file:
-            # A private copy-on-write map: torch wants memory it could write to, and pages stay shared until it does.
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except ValueError as error:
-        raise CheckpointError("the file is empty", str(path)) from error
-    except OSError as error:
-        raise ModelNotFound(f"{path}: cannot be read: {error.strerror or error}") from error
-    return GGUFSource(str(path), data, parse_header(memoryview(data), str(path)))
+    """Raises ModelNotFound or CheckpointError."""
+    return GGUFSource(str(path), *map_gguf(path))
