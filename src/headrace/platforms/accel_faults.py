@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-__all__ = ["Faults", "root_cause"]
+__all__ = ["Faults", "first_line", "root_cause"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +37,8 @@ def root_cause(error: BaseException) -> BaseException:
         seen.add(id(error))
         error = error.__cause__ or error.__context__ or error
     return error
+
+
+def first_line(error: BaseException) -> str:
+    """Runtimes add a paragraph of advice."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

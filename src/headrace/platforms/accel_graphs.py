@@ -11,7 +11,7 @@ import torch
 
 from headrace.errors import DeviceLost, HeadraceError
 from headrace.platforms.accel_copies import Copies
-from headrace.platforms.accel_faults import root_cause
+from headrace.platforms.accel_faults import first_line, root_cause
 from headrace.platforms.accel_runtime import Runtime
 from headrace.platforms.interface import KV, StepFn, Tensor
 
@@ -20,7 +20,8 @@ __all__ = ["PERSISTENT", "Capturing", "GraphStep"]
 PERSISTENT = frozenset({"history"})
 """Inputs that are read and written where they are; the rest is copied onto the graph's own buffers."""
 _MOST = 8
-"""Captured forms of one step: biases and masks grow by powers of two, so there are few."""
+"""Captured forms of one step: biases and masks grow by powers of two, so there are few. None makes way for another, lest a
+step is captured at every call."""
 
 
 class Capturing(Protocol):
@@ -82,9 +83,10 @@ class GraphStep:
         if captured is not None:
             return captured.replay(inputs, self._device.copies)
         outputs = self._step_fn(kv, inputs)[1]
+        if len(self._captured) >= _MOST:
+            self._device.run_eagerly(f"a step that has been captured for {_MOST} shapes is not for others")
+            return outputs
         try:
-            if len(self._captured) >= _MOST:
-                self._captured.pop(next(iter(self._captured)))
             self._captured[key] = self._capture(kv, inputs, outputs)
         except Exception as error:
             self._give_up(error)
@@ -109,7 +111,7 @@ class GraphStep:
         self._eager = True
         self._captured.clear()
         cause = root_cause(error)
-        self._device.run_eagerly(f"capture failed: {type(cause).__name__}: {cause}")
+        self._device.run_eagerly(f"capture failed: {type(cause).__name__}: {first_line(cause)}")
 
 
 def _key(kv: KV, inputs: Mapping[str, Tensor]) -> Hashable:

@@ -20,7 +20,7 @@ import torch
 from headrace.errors import DeviceLost, HeadraceError, OutOfMemory, PlatformError
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.accel_copies import Copies, EventPending
-from headrace.platforms.accel_faults import Faults
+from headrace.platforms.accel_faults import Faults, first_line
 from headrace.platforms.accel_graphs import GraphStep
 from headrace.platforms.accel_operators import Source, missing_operators, provider_versions, triton_operators
 from headrace.platforms.accel_options import Options
@@ -68,12 +68,13 @@ class AcceleratorDevice(TorchDevice):
         self._operators, self._why = source(capabilities, options)
         self._missing = missing_operators(self._operators)
         self._world = World(options.rank, options.world_size, options.rendezvous)
+        self._uncaptured = self._why_eager()
         super().__init__(device, self._complete(capabilities), queue=Inline())
         self._before = runtime.module.current_stream(device)
         self.compute = runtime.module.Stream(device=device)
         runtime.module.set_stream(self.compute)
         self.copies = Copies(runtime, device, self.compute)
-        self._uncaptured, self._told = self._why_eager(), ""
+        self._told: set[str] = set()
         self.pool = runtime.module.graph_pool_handle() if self._uncaptured is None else None
 
     def memory(self) -> tuple[int, int]:
@@ -114,10 +115,9 @@ class AcceleratorDevice(TorchDevice):
     def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
         """Captured at its first call and replayed from then on, up to `graph_tokens` tokens; else operator by operator."""
         self._check_open()
-        if bucket.tokens > self.options.graph_tokens:
-            return StreamExecutable(self, lambda kv, inputs: step_fn(kv, inputs)[1])
         if self._uncaptured is not None:
             self.run_eagerly(self._uncaptured)
+        if self._uncaptured is not None or bucket.tokens > self.options.graph_tokens:
             return StreamExecutable(self, lambda kv, inputs: step_fn(kv, inputs)[1])
         return StreamExecutable(self, GraphStep(self, step_fn))
 
@@ -151,7 +151,7 @@ class AcceleratorDevice(TorchDevice):
             self.runtime.module.empty_cache()
             self.runtime.module.set_stream(self._before)
         except RuntimeError as error:
-            _log.warning("%s: closed after a failure: %s", self.torch_device, _first_line(error))
+            _log.warning("%s: closed after a failure: %s", self.torch_device, first_line(error))
 
     def submit(self, work: Callable[[], T], lasting: bool = False) -> Future[T]:
         """On the compute stream; work of the caller's current stream comes before, and later work of it after."""
@@ -162,9 +162,9 @@ class AcceleratorDevice(TorchDevice):
         return self._translate(error)
 
     def run_eagerly(self, reason: str) -> None:
-        """Steps are not captured from now on; the log says so once a reason."""
-        if reason != self._told:
-            self._told = reason
+        """Some step is not captured; the log says so once a reason."""
+        if reason not in self._told:
+            self._told.add(reason)
             _log.warning("%s: steps are launched operator by operator: %s", self.torch_device, reason)
 
     def _on_stream(self, work: Callable[[], T]) -> T:
@@ -199,7 +199,7 @@ class AcceleratorDevice(TorchDevice):
     def _translate(self, error: Exception) -> HeadraceError:
         if isinstance(error, HeadraceError):
             return error
-        kind, said = self.traits.faults.kind(error), f"{self.torch_device}: {_first_line(error)}"
+        kind, said = self.traits.faults.kind(error), f"{self.torch_device}: {first_line(error)}"
         if kind == "lost":
             return DeviceLost(f"{said}: the device's state is lost; start the engine again")
         if kind == "memory":
@@ -210,6 +210,7 @@ class AcceleratorDevice(TorchDevice):
     def _complete(self, capabilities: Capabilities) -> Capabilities:
         return replace(
             capabilities,
+            static_shapes=self._uncaptured is None,  # padding serves graphs alone
             deterministic=bool(self.options.batch_invariant) and not self._missing,
             collectives=COLLECTIVES if self.options.world_size > 1 else frozenset(),
         )
@@ -236,8 +237,3 @@ class StreamExecutable:
     def __call__(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
         """Raises PlatformError where launching failed; what fails on the device is raised by a later call or result."""
         return kv, self._device.submit(lambda: self._step(kv, inputs)).result()
-
-
-def _first_line(error: BaseException) -> str:
-    """Runtimes add a paragraph of advice."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

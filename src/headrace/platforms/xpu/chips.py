@@ -40,7 +40,6 @@ def capabilities(chip: Properties) -> Capabilities:
         dtypes=frozenset(floats | {"quantized"}),
         kv_dtypes=frozenset(floats | {"int8", "float8_e4m3"}),
         block_sizes=(16, 32, 64, 128, 256),
-        static_shapes=True,
         async_exec=True,
         attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
         max_tokens_per_step=16384,
