@@ -1,0 +1,95 @@
+"""Tests for machines that have a device: the whole kit, captured steps, memory that others use, collectives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.conformance import Target, run
+from headrace.conformance.tiny import Serving, TinyModel, requests
+from headrace.errors import OutOfMemory, PlatformError
+from headrace.platforms.accel_platform import AcceleratorPlatform
+from headrace.platforms.accelerator import AcceleratorDevice
+from headrace.types import Bucket, KVLayout, LayerKV
+
+_RANKS = Path(__file__).with_name("rank_main.py")
+
+
+class DeviceOnly:
+    """Subclass it with a `platform`, its mark and its probe's reason."""
+
+    platform: Callable[[], AcceleratorPlatform]
+
+    @pytest.fixture
+    def opened(self) -> Any:
+        made: list[AcceleratorDevice] = []
+
+        def open_(**options: Any) -> AcceleratorDevice:
+            device = self.platform().open(0, options)
+            assert isinstance(device, AcceleratorDevice)
+            made.append(device)
+            return device
+
+        yield open_
+        for device in made:
+            device.close()
+
+    def test_the_kit_is_green(self) -> None:
+        report = run(Target(self.platform(), options={"dtype": "float32"}))
+        assert report.ok, report.table()
+
+    def test_devices_are_listed_as_torch_numbers_them(self, opened: Any) -> None:
+        found, module = self.platform().devices(), opened().runtime.module
+        assert len(found) == module.device_count()
+        assert all(device.memory_bytes >= 0 for device in found)
+
+    def test_every_operator_is_the_devices_own(self, opened: Any) -> None:
+        assert opened().extension("op_reasons") == {}
+
+    def test_captured_steps_answer_as_eager_ones_do(self, opened: Any) -> None:
+        answers = []
+        for tokens in (0, 512):
+            device = opened(dtype="float32", graph_tokens=tokens)
+            answers.append(Serving(device, TinyModel(device)).run(requests(9, 1.0)))
+        assert answers[0] == answers[1]
+
+    def test_many_copies_under_way_stay_apart(self, opened: Any) -> None:
+        device = opened()
+        step = device.compile(lambda kv, i: (kv, {"y": i["x"] + 1}), Bucket(8, 8, 8, 8))
+        pending = []
+        for turn in range(64):
+            _, outputs = step(None, {"x": device.put(np.full(1 << 14, turn, np.int32))})
+            pending.append(device.get(outputs["y"]))
+        for turn, waiting in enumerate(pending):
+            found = waiting.result()
+            assert (found.min(), found.max()) == (turn + 1, turn + 1)
+
+    def test_memory_that_others_use_is_not_free(self, opened: Any) -> None:
+        device, other = opened(), opened()
+        before, total = device.memory()
+        layout = KVLayout((LayerKV(8, 128),) * 8, 16, "float16")
+        kv = other.alloc_kv(layout, (256 << 20) // layout.bytes_per_block)
+        assert before - device.memory()[0] >= 250 << 20
+        del kv
+        with pytest.raises(OutOfMemory, match=str(total)):
+            device.alloc_kv(layout, 2 * total // layout.bytes_per_block)
+
+    def test_collectives_of_two_devices(self, opened: Any, tmp_path: Path) -> None:
+        device = opened()
+        if device.runtime.module.device_count() < 2:
+            pytest.skip("one device")
+        with pytest.raises(PlatformError):
+            device.communicator([0, 1])
+        name, meeting = self.platform().name, f"file://{tmp_path}/meeting"
+        ranks = [
+            subprocess.Popen([sys.executable, str(_RANKS), name, str(rank), meeting], stdout=subprocess.PIPE, text=True)
+            for rank in range(2)
+        ]
+        said = [rank.communicate(timeout=180)[0].splitlines()[-1] for rank in ranks]
+        assert said == ["ok", "ok"]
