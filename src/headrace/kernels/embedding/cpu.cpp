@@ -8,13 +8,14 @@ constexpr int64_t CHUNK = 128;
 void packed_row(const hr_packed *table, int64_t id, float scale, float *buffer, float *y) {
     const hr_part *part = table->parts;
     for (; id >= part->rows; part++) id -= part->rows;
+    const int32_t *order = table->inputs[part->input].order;
     const uint8_t *panel = part->panels + id / 16 * part->panel_bytes;
     for (int64_t k = 0; k < table->columns; k += CHUNK) {
         int64_t end = k + CHUNK < table->columns ? k + CHUNK : table->columns;
         const float *w = buffer;
         if (part->code == HR_CODE_F32) w = (const float *)panel + 16 * k;
         else expand(part, panel, k, end, buffer);
-        for (int64_t i = k; i < end; i++) y[i] = w[16 * (i - k) + id % 16] * scale;
+        for (int64_t i = k; i < end; i++) y[order ? order[i] : i] = w[16 * (i - k) + id % 16] * scale;
     }
 }
 

@@ -69,6 +69,10 @@ HR_INLINE F scale_at(const hr_part *part, const uint8_t *panel, int64_t g) {
     }
     return fmul(s, fset(part->factor));
 }
+HR_INLINE F zero_at(const hr_part *part, const uint8_t *panel, int64_t g) {
+    const uint8_t *p = panel + part->min_at + 16 * g;
+    return part->min == HR_MIN_S8 ? load_s8(p) : load_u8(p);
+}
 HR_INLINE F addend_at(const hr_part *part, const uint8_t *panel, int64_t g, F scale) {
     const uint8_t *p = panel + part->min_at;
     switch (part->min) {
@@ -76,8 +80,8 @@ HR_INLINE F addend_at(const hr_part *part, const uint8_t *panel, int64_t g, F sc
     case HR_MIN_F32: return fload((const float *)p + 16 * g);
     case HR_MIN_K:
         return fsub(fzero(), fmul(load_f16(panel + part->min_super_at + g * part->group / 256 * 32), load_s8(p + 16 * g)));
-    case HR_MIN_U8: return fsub(fzero(), fmul(scale, load_u8(p + 16 * g)));
-    case HR_MIN_S8: return fsub(fzero(), fmul(scale, load_s8(p + 16 * g)));
+    case HR_MIN_U8:
+    case HR_MIN_S8: return fsub(fzero(), fmul(scale, zero_at(part, panel, g)));
     }
     return fzero();
 }
@@ -119,12 +123,13 @@ template <class Codes, int J> HR_INLINE void expand_quad(Codes codes, const uint
 // last step is written, too.
 template <class Codes> inline void expand_codes(const hr_part *part, const uint8_t *panel, int64_t begin, int64_t end, float *out) {
     Codes codes = Codes::make(part);
-    F offset = fset(part->offset_bits < 0 ? 0.0f : (float)(1 << part->offset_bits));
-    bool add = part->min != HR_MIN_NONE;
+    F middle = fset(part->offset_bits < 0 ? 0.0f : (float)(1 << part->offset_bits));
+    bool zeros = part->min == HR_MIN_U8 || part->min == HR_MIN_S8, add = part->min != HR_MIN_NONE && !zeros;
     for (int64_t k = begin; k < end; k += 32, out += 512) {
         for (int half = 0; half < 2; half++) {
             int64_t g = (k + 16 * half) / part->group;
-            F s = scale_at(part, panel, g), m = addend_at(part, panel, g, s);
+            F s = scale_at(part, panel, g), m = add ? addend_at(part, panel, g, s) : fzero();
+            F offset = zeros ? fadd(middle, zero_at(part, panel, g)) : middle;
             const uint8_t *p = panel + k * 2 * Codes::BITS;
             if (half == 0) {
                 expand_quad<Codes, 0>(codes, p, offset, s, m, add, out);

@@ -17,8 +17,8 @@ from headrace.platforms.cpu.packing import Arena, Compute, PackedWeight, pack
 __all__ = ["KEY", "EmbeddingArgs", "LinearArgs", "LogitsArgs", "NativeLinear"]
 
 Tensor = torch.Tensor
-KEY = "cpu:packed"
-"""Where the packed form stands in `Weight.prepared`."""
+KEY = "cpu:packed:{}"
+"""Where the packed form for an arithmetic stands in `Weight.prepared`."""
 _RAW = {"float32": 0, "bfloat16": 1, "float16": 2}
 
 
@@ -57,6 +57,7 @@ class NativeLinear:
     def __init__(self, owner: HasLauncher, compute: Compute) -> None:
         self._owner = owner
         self._compute: Compute = compute
+        self._key = KEY.format(compute)
         self._arena = Arena()
 
     def table(self) -> Mapping[str, Callable[..., Any]]:
@@ -72,9 +73,9 @@ class NativeLinear:
             self.packed(weight)
 
     def packed(self, weight: Weight) -> PackedWeight:
-        found: PackedWeight | None = weight.prepared.get(KEY)
+        found: PackedWeight | None = weight.prepared.get(self._key)
         if found is None:
-            found = weight.prepared[KEY] = pack(weight, self._compute, self._arena)
+            found = weight.prepared[self._key] = pack(weight, self._compute, self._arena)
         return found
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
@@ -102,7 +103,7 @@ class NativeLinear:
             y = launcher.empty(rows, (ids.shape[0], table.shape[1]))
             keep: Any = table
             address, raw, kind = None, None, 0
-            if table.scheme in _RAW and KEY not in table.prepared:
+            if table.scheme in _RAW and self._key not in table.prepared:
                 stored = table.tensors["weight"].contiguous()
                 keep, raw, kind = stored, stored.data_ptr(), _RAW[table.scheme]
             else:
