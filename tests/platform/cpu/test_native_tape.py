@@ -146,6 +146,13 @@ def test_a_torch_operator_is_refused_with_its_line(device: NativeDevice) -> None
         device.compile(step, BUCKET)(None, {"x": torch.zeros(3)})
 
 
+def test_a_step_without_operators_hands_its_inputs_back(device: NativeDevice) -> None:
+    executable = device.compile(lambda kv, inputs: (kv, {"x": inputs["x"]}), BUCKET)
+    for turn in range(200):
+        x = torch.full((3,), float(turn))
+        assert device.get(executable(None, {"x": x})[1]["x"]).result().tolist() == [turn] * 3
+
+
 def test_a_step_beyond_its_bucket_is_refused(device: NativeDevice) -> None:
     executable = device.compile(Step(device), Bucket(1, 1, 1, 12))
     kv = device.alloc_kv(KVLayout((LayerKV(KV_HEADS, DIM),), 16, "float32"), 64)

@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include <atomic>
+#include <initializer_list>
 #include <new>
 #ifdef __linux__
 #include <linux/futex.h>
@@ -204,7 +205,8 @@ void *lead(Member *m) {
         Job *job = take(team);
         u64 start = now_ns();
         for (int64_t i = 0; i < job->copies; i++) memcpy(job->copy[i].dst, job->copy[i].src, (size_t)job->copy[i].bytes);
-        bool work = job->tape || job->single.fn, stop = job->stop;
+        // Without an operator there is no barrier at the end, which must come before the job is freed.
+        bool work = (job->tape && job->tape->count) || job->single.fn, stop = job->stop;
         if (work || stop) {
             team->job = stop ? nullptr : job;
             team->counters[0][0] = team->counters[1][0] = 0;
@@ -306,8 +308,9 @@ HR_EXPORT void *hr_team_new(int32_t threads, const int32_t *cpus, int64_t scratc
                         team->arena, shared, team->counters[0], &team->error};
     }
     sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &old);  // signals are Python's
+    sigfillset(&all);  // signals are Python's, but for those that a thread brings upon itself: they must be seen
+    for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) sigdelset(&all, fault);
+    pthread_sigmask(SIG_BLOCK, &all, &old);
     int failed = 0;
     for (int i = 0; i < threads && !failed; i++)
         failed = pthread_create(&team->members[i].thread, nullptr, member_main, &team->members[i]);
