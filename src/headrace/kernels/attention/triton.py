@@ -5,6 +5,7 @@ Which sequence is which is read on the device, so nothing waits for it and a cap
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,11 +19,38 @@ from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit, next_power
 from headrace.kernels.tritonlib.paged import stored, stored_scales
 
-__all__ = ["SPLIT", "attention", "combine_kernel", "decode_kernel", "prefill_kernel"]
+__all__ = ["SPLIT", "Step", "attention", "combine_kernel", "decode_kernel", "prefill_kernel", "step_of"]
 
 Tensor = torch.Tensor
 SPLIT = 512
 """Keys of a split, whatever the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a program does at a time: rows of queries (a group of heads each) against keys. Decodes have their own where results
+    may depend on the batch."""
+
+    rows: int
+    keys: int
+    warps: int
+    decode_rows: int
+    decode_warps: int
+
+
+def step_of(pad: int, group: int, wide: bool, config: Config) -> Step:
+    """For heads of `pad` elements; as much as registers hold, float32 being `wide`."""
+    roomy = config.tile == 64
+    if wide:
+        rows, keys, threads = next_power(group, 16), 16, 128 if roomy else 256
+    elif pad > 128:
+        rows, keys, threads = next_power(group, 32), config.tile // 2, 256 if roomy else 512
+    else:
+        rows, keys, threads = next_power(group, config.tile), config.tile, 256
+    warps = threads // config.lanes
+    if config.batch_invariant:
+        return Step(rows, keys, warps, rows, warps)
+    return Step(rows, keys, warps, next_power(group, 16), max(warps // 2, 1))
 
 
 @jit
@@ -147,6 +175,7 @@ def attention(
     wide = q.dtype == torch.float32 or kv.layout.dtype == "float32"
     queries, heads, seqs = q.float() if wide else q, q.shape[1] // shape.head_dim, len(batch.context_lens)
     group, pad = heads // shape.num_kv_heads, next_power(shape.head_dim, 16)
+    step = step_of(pad, group, wide, config)
     shared = {
         "keys": stored(kv.keys, layer),
         "values": stored(kv.values, layer),
@@ -168,18 +197,24 @@ def attention(
         "SIZE": shape.head_dim,
         "PAD": pad,
         "BLOCK": block,
-        "KEYS": 32 if wide else 64,
+        "KEYS": step.keys,
         "SPLIT": SPLIT,
     }
     out = torch.empty_like(q)
-    rows = next_power(group, 16 if wide else 64)
-    small = rows if config.batch_invariant else next_power(group, 16)
-    _decode(config, queries, out, shared, sinks, (seqs, -(-width * block // SPLIT)), small)
+    _decode(config, queries, out, shared, sinks, (seqs, -(-width * block // SPLIT)), step)
     if len(q) > 1:
-        tile = rows // group
-        args = {**shared, "q": queries, "out": out, "sinks": sinks, "sizes": batch.sizes, "ROWS": rows, "TILE": tile}
-        warps = 8 if pad > 128 else 4
-        config.launch(prefill_kernel, (len(q) // tile + seqs, shape.num_kv_heads), args, warps, 2)
+        tile = step.rows // group
+        args = {
+            **shared,
+            "q": queries,
+            "out": out,
+            "sinks": sinks,
+            "sizes": batch.sizes,
+            "ROWS": step.rows,
+            "TILE": tile,
+        }
+        grid = (len(q) // tile + seqs, shape.num_kv_heads)
+        config.launch(prefill_kernel, grid, args, step.warps, min(config.stages, 2))
     return out
 
 
@@ -190,10 +225,10 @@ def _decode(
     shared: dict[str, Any],
     sinks: Tensor | None,
     grid: tuple[int, int],
-    rows: int,
+    step: Step,
 ) -> None:
     seqs, splits = grid
-    kv_heads, pad = shared["KV_HEADS"], shared["PAD"]
+    kv_heads = shared["KV_HEADS"]
     heads = kv_heads * shared["GROUP"]
     peak, norm = (q.new_empty(seqs, heads, splits, dtype=torch.float32) for _ in range(2))
     parts = {
@@ -201,8 +236,8 @@ def _decode(
         "part_peak": peak,
         "part_norm": norm,
     }
-    warps = 8 if pad > 128 else 4
-    config.launch(decode_kernel, (seqs, kv_heads, splits), {**shared, **parts, "q": q, "ROWS": rows}, warps, 2)
+    args = {**shared, **parts, "q": q, "ROWS": step.decode_rows}
+    config.launch(decode_kernel, (seqs, kv_heads, splits), args, step.decode_warps, min(config.stages, 2))
     names = ("query_start", "context_lens", "window", "SIZE", "PAD", "KEYS", "SPLIT", "WINDOW")
     args = {name: shared[name] for name in names}
     config.launch(

@@ -31,13 +31,12 @@ class Tile:
     columns: int
     depth: int
     warps: int = 4
-    stages: int = 3
 
 
 def tile_of(rows: int, depth: int, wide: bool, config: Config) -> Tile:
     """The tile for `rows` inputs; the same for all where results must not depend on the batch. float32 takes registers instead."""
     if wide:
-        return Tile(32, 32, min(depth, 32), stages=2)
+        return Tile(32, 32, min(depth, 32))
     if config.batch_invariant:
         return Tile(64, 64, depth)
     return Tile(16, 32, depth) if rows <= 16 else Tile(64, 128, depth, 8)
@@ -93,7 +92,7 @@ def _rounded(x: Tensor, part: Packed) -> Tensor:
 def _launch(kernel: Any, args: dict[str, Any], tile: Tile, config: Config) -> None:
     grid = (-(-args["rows"] // tile.rows), -(-args["columns"] // tile.columns))
     args |= {"BM": tile.rows, "BN": tile.columns, "BK": tile.depth, "EVEN": args["depth"] % (2 * tile.depth) == 0}
-    config.launch(kernel, grid, args, tile.warps, tile.stages)
+    config.launch(kernel, grid, args, tile.warps, config.stages)
 
 
 def _dense(x: Tensor, part: Packed, shared: dict[str, Any], config: Config) -> None:
@@ -118,8 +117,8 @@ def _coded(inputs: Inputs, part: Packed, shared: dict[str, Any], dtype: torch.dt
     if math != "float":
         depth = 128 if part.group % 128 == 0 or part.scales.shape[0] == 1 else part.unit
     tile = tile_of(shared["rows"], depth, math == "float" and dtype == torch.float32, config)
-    if part.kind in ("int4", "fp4"):
-        tile = Tile(tile.rows, tile.columns, part.unit, tile.warps, tile.stages)
+    if math == "float":  # dequantising takes registers
+        tile = Tile(tile.rows, min(tile.columns, 64), tile.depth if part.kind in ("int8", "fp8") else part.unit, 8)
     args = {
         **shared,
         "x": inputs.codes,

@@ -99,9 +99,10 @@ def _merge(a: Packed, b: Packed) -> Packed:
     return replace(a, codes=torch.cat([a.codes, b.codes], by_row), shape=shape, scales=scales, offsets=offsets)
 
 
-def _unit(group: int) -> int | None:
-    """Columns of one product; None where a group is too odd for any."""
-    return next((unit for unit in (64, 32, 16) if group % unit == 0), None)
+def _unit(columns: int, groups: int, most: int) -> int | None:
+    """Columns of one product; None where a group is too odd for any. One group alone may have any length."""
+    sizes = (unit for unit in (64, 32, 16) if unit <= most)
+    return most if groups == 1 else next((unit for unit in sizes if columns // groups % unit == 0), None)
 
 
 def _halves(codes: Tensor, unit: int) -> Tensor:
@@ -133,8 +134,7 @@ def _four(
 ) -> Packed | None:
     """codes uint8 [N, K], scales and offsets [N, G]."""
     rows, columns = codes.shape
-    whole = scales.shape[1] == 1
-    unit = 64 if whole else _unit(columns // scales.shape[1])
+    unit = _unit(columns, scales.shape[1], 32)  # of both halves of a byte, so a step takes twice as many
     if unit is None:
         return None
     codes = codes if order is None else codes[:, order.long()]
@@ -166,8 +166,7 @@ def _int4(weight: Weight) -> Packed | None:
 
 
 def _eight(kind: str, codes: Tensor, scales: Tensor, zeros: Tensor | None, order: Tensor | None) -> Packed | None:
-    whole = scales.shape[1] == 1
-    unit = 64 if whole else _unit(codes.shape[1] // scales.shape[1])
+    unit = _unit(codes.shape[1], scales.shape[1], 64)
     if unit is None:
         return None
     codes = codes if order is None else codes[:, order.long()]

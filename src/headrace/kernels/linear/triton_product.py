@@ -122,8 +122,8 @@ def coded_kernel(
             if x.dtype.element_ty == tl.uint8 and MATH == "float":
                 a = decode_e4m3(a)
             if FOUR:
-                packed_rows = (start // 2 + step).to(tl.int64)[:, None] * columns
-                byte = tl.load(codes + packed_rows + column[None, :], w_in, 0)
+                run = codes + (tl.zeros([1], tl.int64) + start // 2)[:, None] * columns
+                byte = tl.load(run + step[:, None] * columns + column[None, :], w_in, 0)
                 w = _four_bits(byte, half == 1, KIND == "fp4")
             else:
                 here = w_in if EVEN else w_in & (k < depth)[:, None]
