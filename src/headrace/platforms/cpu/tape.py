@@ -96,6 +96,11 @@ def _bytes(entry: _Entry, sizes: Mapping[str, int]) -> int:
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The launcher of operators while a step is recorded, and the guard against everything else."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would make torch import its compiler, a second of every start, for steps that it never compiles.
+        return False
+
     def __init__(self, team: Team) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.tape = Tape(team)
