@@ -160,7 +160,7 @@ class LLM:
             texts.append(text)
             ids.append(self.tokenizer.encode(text, add_special_tokens=False))
         if params is None:
-            room = [max(1, min(_CHAT_TOKENS, self.info.max_model_len - len(prompt))) for prompt in ids]
+            room = [max(1, min(_CHAT_TOKENS, self.info.room(len(prompt)))) for prompt in ids]
             params = [SamplingParams(max_tokens=tokens) for tokens in room]
         return self._run(self._answer_all(texts, ids, _each(params, len(ids))))
 

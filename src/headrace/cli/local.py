@@ -58,7 +58,7 @@ class LocalSource:
 
     def _stream(self, prompt: list[int], params: Mapping[str, Any]) -> Pieces:
         self._count += 1
-        room = self._llm.info.max_model_len - len(prompt)
+        room = self._llm.info.room(len(prompt))
         limited = {**params, "max_tokens": max(1, min(params["max_tokens"], room))}
         request = GenerateRequest(f"cli-{self._count}", tuple(prompt), SamplingParams(**limited))
         pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()

@@ -87,6 +87,13 @@ class ModelInfo:
     platform: str
     dtype: str
     created: int = 0
+    kv_tokens: int | None = None
+    """Token places of the KV cache, in which a sequence with all its output but the last token must fit. None: not known."""
+
+    def room(self, prompt_tokens: int) -> int:
+        """How many tokens may follow a prompt, by the context and by the cache; below 1 where not even one may."""
+        room = self.max_model_len - prompt_tokens
+        return room if self.kv_tokens is None else min(room, self.kv_tokens - prompt_tokens + 1)
 
 
 @dataclass(frozen=True, slots=True)

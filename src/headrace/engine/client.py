@@ -74,7 +74,15 @@ class BaseClient:
         engine = self.engine_info
         name = self.config.server.served_model_name or Path(self.config.model.model).name
         return ModelInfo(
-            name, engine.path, engine.max_model_len, engine.vocab_size, engine.platform, engine.dtype, self._created
+            name,
+            engine.path,
+            engine.max_model_len,
+            engine.vocab_size,
+            engine.platform,
+            engine.dtype,
+            self._created,
+            # Block 0 is padding.
+            (engine.num_blocks - 1) * engine.block_size,
         )
 
     @property

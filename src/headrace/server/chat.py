@@ -21,7 +21,7 @@ from headrace.server.generation import Choice, Run
 from headrace.server.ids import new_id
 from headrace.server.logprobs import chat_logprobs, prompt_logprobs
 from headrace.server.messages import template_arguments, template_messages
-from headrace.server.params import check_stream_options, output_room, sampling_params
+from headrace.server.params import check_length, check_stream_options, output_room, sampling_params
 from headrace.server.replies import (
     ChatChoice,
     ChatChunk,
@@ -43,7 +43,7 @@ async def answer_chat(context: Context, request: Request) -> Response:
     context.check_model(body.model)
     _refuse_unenforced(body)
     check_stream_options(body)
-    prompt = await render_chat(context, body)
+    prompt = await render_chat(context, body, context.client.info.max_model_len)
     job = _request(context, body, prompt)
     options = body.stream_options
     exchange = ExchangeOptions(
@@ -77,17 +77,26 @@ def _refuse_unenforced(body: ChatRequest) -> None:
         raise InvalidRequest(message, "max_tokens", "invalid_value")
 
 
-async def render_chat(context: Context, body: ChatRequest | TokenizeRequest) -> list[int]:
-    """The conversation as token ids. Works in a thread: templates and long texts must not hold up the streams."""
+async def render_chat(context: Context, body: ChatRequest | TokenizeRequest, limit: int | None = None) -> list[int]:
+    """The conversation as token ids. Works in a thread: templates and long texts must not hold up the streams.
+
+    Raises ContextOverflow where it is plain that there are more than `limit`.
+    """
     messages = template_messages(body.messages or [])
     arguments = template_arguments(body)
-    return await asyncio.to_thread(_render, context, messages, arguments, bool(body.add_special_tokens))
+    return await asyncio.to_thread(_render, context, messages, arguments, bool(body.add_special_tokens), limit)
 
 
 def _render(
-    context: Context, messages: list[dict[str, Any]], arguments: dict[str, Any], add_special_tokens: bool
+    context: Context,
+    messages: list[dict[str, Any]],
+    arguments: dict[str, Any],
+    add_special_tokens: bool,
+    limit: int | None,
 ) -> list[int]:
     text = context.tokenizer.apply_chat_template(messages, **arguments)
+    if limit is not None:
+        check_length(text, "messages", limit)
     return context.tokenizer.encode(text, add_special_tokens)
 
 
@@ -98,7 +107,7 @@ def _request(context: Context, body: ChatRequest, prompt: list[int]) -> Generate
     wanted = ("max_tokens", body.max_tokens)
     if body.max_completion_tokens is not None:
         wanted = ("max_completion_tokens", body.max_completion_tokens)
-    room = output_room(wanted, None, ("messages", len(prompt)), info.max_model_len)
+    room = output_room(wanted, None, ("messages", len(prompt)), info)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling_params(body, info.vocab_size, room, logprobs=logprobs, prompt_logprobs=body.prompt_logprobs)
     return GenerateRequest(

@@ -20,7 +20,7 @@ from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, even
 from headrace.server.generation import Choice, Run
 from headrace.server.ids import new_id
 from headrace.server.logprobs import TextOffsets, prompt_logprobs, text_logprobs
-from headrace.server.params import check_ids, check_stream_options, output_room, sampling_params
+from headrace.server.params import check_ids, check_length, check_stream_options, output_room, sampling_params
 from headrace.server.replies import TextChoice, TextCompletion, TextLogprobs, UsageReply
 from headrace.server.schemas import CompletionRequest
 
@@ -84,6 +84,7 @@ def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
 async def _encode(context: Context, body: CompletionRequest, prompt: str | list[int]) -> tuple[int, ...]:
     if not isinstance(prompt, str):
         return check_ids(prompt, context.client.info.vocab_size, "prompt")
+    check_length(prompt, "prompt", context.client.info.max_model_len)
     special = body.add_special_tokens is not False
     if len(prompt) <= _INLINE_CHARS:
         ids = context.tokenizer.encode(prompt, special)
@@ -98,7 +99,7 @@ def _request(context: Context, body: CompletionRequest, prompt: tuple[int, ...],
     info = context.client.info
     wanted, size = ("max_tokens", body.max_tokens), ("prompt", len(prompt))
     least = 0 if body.echo else 1
-    room = output_room(wanted, DEFAULT_MAX_TOKENS, size, info.max_model_len, least)
+    room = output_room(wanted, DEFAULT_MAX_TOKENS, size, info, least)
     scored = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         scored = max(body.logprobs, body.prompt_logprobs or 0)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.errors import ContextOverflow, InvalidRequest
+from headrace.engine.api import ModelInfo
+from headrace.errors import ContextOverflow, InvalidRequest, NeverFits
 from headrace.server.schemas import GenerationRequest
 from headrace.types import SamplingParams
 
-__all__ = ["check_ids", "check_stream_options", "output_room", "sampling_params"]
+__all__ = ["check_ids", "check_length", "check_stream_options", "output_room", "sampling_params"]
+
+_LONGEST_TOKEN = 256
+"""Characters; longer than the tokens of any vocabulary in use."""
 
 
 def sampling_params(
@@ -79,14 +83,15 @@ def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> tuple[tuple[i
 
 
 def output_room(
-    wanted: tuple[str, int | None], default: int | None, prompt: tuple[str, int], limit: int, least: int = 1
+    wanted: tuple[str, int | None], default: int | None, prompt: tuple[str, int], info: ModelInfo, least: int = 1
 ) -> int:
     """How many tokens may be generated: `wanted` and `prompt` are each a field's name and its number of tokens.
 
     What the client asked for must fit as asked. What it left open (None) is `default`, or with no default the rest of the
-    context. Raises ContextOverflow with both numbers, InvalidRequest for fewer than `least`.
+    context, and in either case no more than the KV cache holds. Raises ContextOverflow and NeverFits with both numbers,
+    InvalidRequest for fewer than `least`.
     """
-    (wanted_param, count), (prompt_param, prompt_tokens) = wanted, prompt
+    (wanted_param, count), (prompt_param, prompt_tokens), limit = wanted, prompt, info.max_model_len
     if count is not None and count < least:
         raise InvalidRequest(f"`{wanted_param}` must be at least {least}, got {count}", wanted_param, "invalid_value")
     asked = max(least, 1) if count is None else count
@@ -96,10 +101,27 @@ def output_room(
             f"{prompt_tokens} in the prompt and {asked} to generate"
         )
         raise ContextOverflow(message, prompt_param if prompt_tokens + max(least, 1) > limit else wanted_param)
+    # A prompt that is only echoed needs no place; where it is scored too, the engine decides.
+    if asked and info.kv_tokens is not None and prompt_tokens + asked - 1 > info.kv_tokens:
+        message = (
+            f"the KV cache holds {info.kv_tokens} tokens, but the request needs {prompt_tokens + asked - 1}: "
+            f"{prompt_tokens} in the prompt and {asked} to generate; shorten it or serve with a larger cache"
+        )
+        raise NeverFits(message, prompt_param if prompt_tokens > info.kv_tokens else wanted_param)
     if count is not None:
         return count
-    room = limit - prompt_tokens
-    return room if default is None else min(default, room)
+    return info.room(prompt_tokens) if default is None else min(default, info.room(prompt_tokens))
+
+
+def check_length(text: str, param: str, limit: int) -> None:
+    """Raises ContextOverflow for a text so long that it need not be tokenised to be refused."""
+    least = len(text) // _LONGEST_TOKEN
+    if least > limit:
+        message = (
+            f"this model's maximum context length is {limit} tokens, but the prompt's {len(text)} characters make "
+            f"at least {least}"
+        )
+        raise ContextOverflow(message, param)
 
 
 def check_stream_options(request: GenerationRequest) -> None:

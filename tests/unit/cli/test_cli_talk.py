@@ -248,7 +248,7 @@ class TestLocal:
 
     def test_closing_an_answer_aborts_it(self, llm: type[FakeLLM]) -> None:
         with contextlib.closing(local.LocalSource(Path("m"), {})) as source:
-            pieces = source.complete("a" * 1000, PARAMS)
+            pieces = source.complete("a" * 200_000, PARAMS)
             next(pieces)
             pieces.close()
             assert "".join(source.complete("a", PARAMS)) == "97 255 "

@@ -13,7 +13,7 @@ import pytest
 from server_fakes import FakeClient
 
 from headrace.config import Config
-from headrace.engine.api import GenerateRequest, LogprobEntry, Output, Usage
+from headrace.engine.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
 from headrace.errors import (
     CheckpointError,
     ConfigError,
@@ -62,7 +62,9 @@ def test_errors_become_answers(error, status, code):
 
 def test_room_for_output():
     def room(wanted, default, length, least=1):
-        return output_room(("max_tokens", wanted), default, ("prompt", length), 10, least)
+        return output_room(("max_tokens", wanted), default, ("prompt", length), model, least)
+
+    model = ModelInfo("m", "m", 10, 300, "p", "d")
 
     assert room(None, None, 4) == 6
     assert room(None, 3, 4) == 3

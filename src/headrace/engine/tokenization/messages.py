@@ -82,12 +82,16 @@ def _arguments(arguments: Any, path: str) -> dict[str, Any]:
         return {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = json.loads(arguments, parse_constant=_no_number)
         except (ValueError, RecursionError) as error:
             raise _wrong(path, f"not valid JSON: {error}") from error
     if not isinstance(arguments, Mapping):
         raise _wrong(path, f"must be a JSON object, not {type(arguments).__name__}")
     return dict(arguments)
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _wrong(path: str, why: str) -> InvalidRequest:
