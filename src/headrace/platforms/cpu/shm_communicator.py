@@ -1,0 +1,227 @@
+"""Sums and gathers between processes of one machine through shared memory, without a system call.
+
+Each rank has two slots. It copies its part into one, says so in a counter of its own, waits until every rank has, and reads all
+slots in rank order: the sum has the same bits on every rank and in every run. The next operation uses the other slot; the one
+after it finds the first free, since no rank begins an operation before it has read the previous one.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headrace.errors import PlatformError
+from headrace.platforms.interface import Communicator, Tensor
+from headrace.platforms.torch_communicator import TorchCommunicator, World
+
+__all__ = ["Segment", "ShmCommunicator", "connect"]
+
+_log = logging.getLogger(__name__)
+_SLOT = 1 << 20
+"""Bytes of one slot; what is larger goes in parts."""
+_LINE = 64
+"""A cache line: counters on lines of their own don't disturb each other."""
+_SPINS = 200
+"""Looks at a counter before the processor is offered to somebody else."""
+_FOLDER = Path("/dev/shm")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Segment:
+    """The memory that all ranks see: a line a rank (its counter, its sizes), then 2 slots a rank."""
+
+    def __init__(self, memory: mmap.mmap, rank: int, size: int, timeout: float) -> None:
+        self.rank, self.size, self._timeout = rank, size, timeout
+        self._memory = memory
+        self._lines = memoryview(memory)[: size * _LINE].cast("q")
+        self._turn = 0
+        self._views: dict[torch.dtype, list[list[torch.Tensor]]] = {}
+
+    @staticmethod
+    def bytes(size: int) -> int:
+        return size * (_LINE + 2 * _SLOT)
+
+    def exchange(self, part: Tensor) -> list[Tensor]:
+        """Every rank's part, in rank order; valid until the next but one exchange begins. `part`: flat, at most a slot.
+
+        Raises PlatformError where a rank does not come, or comes with another size.
+        """
+        self._turn += 1
+        count = part.numel()
+        slots = self._slots(part.dtype)[self._turn % 2]
+        slots[self.rank][:count] = part
+        line, bytes_ = _LINE // 8, count * part.element_size()
+        # Sizes have two places as slots have: a rank may be one turn ahead.
+        said = 1 + self._turn % 2
+        self._lines[self.rank * line + said] = bytes_
+        self._lines[self.rank * line] = self._turn  # stores are seen in order on this processor
+        for rank in range(self.size):
+            self._await(rank)
+            if self._lines[rank * line + said] != bytes_:
+                raise PlatformError(
+                    f"cpu: rank {self.rank} shares {bytes_} bytes, but rank {rank} {self._lines[rank * line + said]}: "
+                    "all ranks of a group call the same collectives"
+                )
+        return [slot[:count] for slot in slots]
+
+    def _await(self, rank: int) -> None:
+        place, lines, turn = rank * _LINE // 8, self._lines, self._turn
+        spins, end = 0, 0.0
+        while lines[place] < turn:
+            spins += 1
+            if spins % _SPINS:
+                continue
+            time.sleep(0)
+            now = time.monotonic()
+            end = end or now + self._timeout
+            if now > end:
+                raise PlatformError(f"cpu: rank {rank} has not come for {self._timeout:.0f} s: did its process end?")
+
+    def _slots(self, dtype: torch.dtype) -> list[list[Tensor]]:
+        """[turn % 2][rank]"""
+        found = self._views.get(dtype)
+        if found is None:
+            start, count = self.size * _LINE, _SLOT // dtype.itemsize
+            found = [
+                [
+                    torch.frombuffer(
+                        self._memory, dtype=dtype, count=count, offset=start + (half * self.size + rank) * _SLOT
+                    )
+                    for rank in range(self.size)
+                ]
+                for half in range(2)
+            ]
+            self._views[dtype] = found
+        return found
+
+
+class ShmCommunicator:
+    """all_reduce and all_gather over a segment, the rest over gloo. Inputs are left as they are."""
+
+    def __init__(self, segment: Segment, world: World, group: Sequence[int]) -> None:
+        self._segment, self._world, self._group = segment, world, tuple(group)
+        self._gloo: TorchCommunicator | None = None
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Floats narrower than 32 bits are added in float32 and rounded once."""
+        out = torch.empty(x.shape, dtype=x.dtype)
+        source, target = x.reshape(-1), out.view(-1)
+        wide = torch.float32 if x.is_floating_point() and x.element_size() < 4 else x.dtype
+        for part in self._parts(source):
+            first, *rest = self._segment.exchange(source[part])
+            total = first.to(wide, copy=True)
+            for other in rest:
+                total += other
+            target[part] = total
+        return out
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """Every rank's x, in rank order along `dim`."""
+        out = torch.empty((self._segment.size, *x.shape), dtype=x.dtype)
+        source, target = x.reshape(-1), out.view(self._segment.size, -1)
+        for part in self._parts(source):
+            for rank, found in enumerate(self._segment.exchange(source[part])):
+                target[rank, part] = found
+        return torch.cat(out.unbind(0), dim)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        return self._others().reduce_scatter(x, dim)
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        return self._others().broadcast(x, root)
+
+    def _others(self) -> TorchCommunicator:
+        if self._gloo is None:
+            self._gloo = self._world.communicator(self._group, "gloo")
+        return self._gloo
+
+    @staticmethod
+    def _parts(flat: Tensor) -> list[slice]:
+        step = _SLOT // flat.element_size()
+        return [slice(start, min(start + step, len(flat))) for start in range(0, len(flat), step)]
+
+
+def connect(world: World, group: Sequence[int]) -> Communicator:
+    """Through shared memory where all ranks are on this machine; over gloo otherwise, and the log says why."""
+    store = world.store(group)
+    rank, size = tuple(group).index(world.rank), len(group)
+    made = _offer(store, size) if rank == 0 else None
+    path, boot = bytes(store.get("segment")).decode().split("\n")
+    able = _why_not() == "" and path != "" and boot == _boot_id()
+    memory = made or (_attach(Path(path)) if able else None)
+    store.add("able", int(memory is not None))
+    store.add("looked", 1)
+    if rank == 0:
+        _settle(store, size, world.timeout, Path(path) if path else None)
+    if bytes(store.get("decision")) == b"yes":
+        assert memory is not None
+        return ShmCommunicator(Segment(memory, rank, size, world.timeout), world, group)
+    _log.warning("cpu: collectives over gloo: %s", _why_not() or "not all ranks see one shared memory")
+    return world.communicator(group, "gloo")
+
+
+def _why_not() -> str:
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return f"{platform.machine()} does not keep stores in order"
+    return "" if os.access(_FOLDER, os.W_OK) else f"{_FOLDER} cannot be written"
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return platform.node()
+
+
+def _offer(store: Any, size: int) -> mmap.mmap | None:
+    """Rank 0 makes the segment, readable by this user only, and tells the others its place."""
+    if _why_not():
+        store.set("segment", "\n")
+        return None
+    handle, path = tempfile.mkstemp(prefix="headrace-", dir=_FOLDER)
+    try:
+        os.posix_fallocate(handle, 0, Segment.bytes(size))
+        memory = mmap.mmap(handle, Segment.bytes(size))
+    except OSError as error:
+        Path(path).unlink()
+        _log.warning("cpu: no shared memory of %d bytes: %s", Segment.bytes(size), error)
+        store.set("segment", "\n")
+        return None
+    finally:
+        os.close(handle)
+    store.set("segment", f"{path}\n{_boot_id()}")
+    return memory
+
+
+def _attach(path: Path) -> mmap.mmap | None:
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        return mmap.mmap(handle, 0)
+    finally:
+        os.close(handle)
+
+
+def _settle(store: Any, size: int, timeout: float, path: Path | None) -> None:
+    """Once all have looked, the name goes: the memory lives as long as its users, however they end."""
+    end = time.monotonic() + timeout
+    try:
+        while store.add("looked", 0) < size:
+            if time.monotonic() > end:
+                raise PlatformError(f"cpu: of {size} ranks not all have come within {timeout:.0f} s")
+            time.sleep(0.001)
+        store.set("decision", "yes" if store.add("able", 0) == size else "no")
+    finally:
+        if path is not None:
+            path.unlink(missing_ok=True)
