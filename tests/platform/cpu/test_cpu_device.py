@@ -50,7 +50,7 @@ def test_the_platform_lists_the_machine() -> None:
     ("index", "options", "said"),
     [
         (1, {}, "index 0, but 1 was asked for"),
-        (0, {"thread": 1}, "unknown option 'thread'; there are threads, dtype, float32_copies"),
+        (0, {"thread": 1}, "unknown option 'thread'; there are threads, dtype, float32_copies, rank"),
         (0, {"threads": 0}, "option threads is 0"),
         (0, {"threads": "2"}, "option threads is '2'"),
         (0, {"float32_copies": -1}, "option float32_copies is -1"),

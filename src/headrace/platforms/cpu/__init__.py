@@ -19,11 +19,12 @@ from headrace.types import API_VERSION, DeviceInfo
 __all__ = ["CpuPlatform", "headrace_platforms"]
 
 _hookimpl = pluggy.HookimplMarker("headrace")
+_RANKS = ("rank", "world_size", "rendezvous")
 
 
 class CpuPlatform:
-    """One device: the machine. Options: `threads`, `dtype`, `float32_copies` (see `native_device.NativeDevice`
-    and `device.CpuDevice`)."""
+    """One device: the machine. Options: `threads`, `dtype`, `float32_copies`, `rank`, `world_size`, `rendezvous` (see
+    `native_device.NativeDevice` and `device.CpuDevice`)."""
 
     name = "cpu"
     api_version = API_VERSION
@@ -35,8 +36,8 @@ class CpuPlatform:
         return [DeviceInfo(0, host_name(), host_memory()[1], (("cores", str(physical_cores())),))]
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
-        """On native kernels where they are built; by reference otherwise, under HEADRACE_NATIVE=0, and where
-        `float32_copies` is given."""
+        """On native kernels where they are built; by reference otherwise, under HEADRACE_NATIVE=0, where
+        `float32_copies` is given, and among several ranks."""
         from headrace.platforms.cpu.device import OPTIONS, CpuDevice
 
         if index != 0:
@@ -49,7 +50,7 @@ class CpuPlatform:
             return CpuDevice(**options, reason=reason)
         from headrace.platforms.cpu.native_device import NativeDevice
 
-        return NativeDevice(**options)
+        return NativeDevice(**{name: value for name, value in options.items() if name not in _RANKS})
 
 
 def _why_by_reference(options: Mapping[str, Any]) -> str | None:
@@ -59,6 +60,8 @@ def _why_by_reference(options: Mapping[str, Any]) -> str | None:
         return "HEADRACE_NATIVE=0"
     if "float32_copies" in options:
         return "the option float32_copies is the reference operators' own"
+    if options.get("world_size", 1) != 1:
+        return "collectives are not recorded on tapes yet"
     return missing()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,12 +12,15 @@ from headrace.errors import PlatformError
 from headrace.kernels.registry import OPS
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.cpu.copies import Float32Copies
+from headrace.platforms.cpu.shm_communicator import connect
+from headrace.platforms.interface import Communicator
+from headrace.platforms.torch_communicator import COLLECTIVES, World
 from headrace.platforms.torch_device import TorchDevice
 from headrace.types import Capabilities
 
 __all__ = ["CAPABILITIES", "OPTIONS", "CpuDevice"]
 
-OPTIONS = ("threads", "dtype", "float32_copies")
+OPTIONS = ("threads", "dtype", "float32_copies", "rank", "world_size", "rendezvous")
 CAPABILITIES = Capabilities(
     dtypes=frozenset({"float32"}),
     kv_dtypes=frozenset({"float32", "bfloat16", "float16", "int8", "float8_e4m3"}),
@@ -33,7 +37,8 @@ class CpuDevice(TorchDevice):
 
     `threads`: size of that pool; None leaves torch's choice. `dtype`: the arithmetic that the user asks for; whatever it is,
     this device declares float32 and computes in it. `float32_copies`: bytes of dequantised weights to keep; a model
-    that is larger keeps its first weights so and has the rest dequantised at every call. `reason`: why not natively.
+    that is larger keeps its first weights so and has the rest dequantised at every call. `rank`, `world_size`,
+    `rendezvous`: see `torch_communicator.World`. `reason`: why not natively.
     """
 
     def __init__(
@@ -41,18 +46,33 @@ class CpuDevice(TorchDevice):
         threads: int | None = None,
         dtype: str | None = None,
         float32_copies: int = 1 << 30,
+        rank: int = 0,
+        world_size: int = 1,
+        rendezvous: str = "",
         reason: str = "asked for",
     ) -> None:
         for name, value in (("threads", threads), ("float32_copies", float32_copies)):
             if value is not None and (not isinstance(value, int) or value < (name == "threads")):
                 raise PlatformError(f"cpu: option {name} is {value!r}: give a count")
-        super().__init__(torch.device("cpu"), CAPABILITIES, threads)
+        self._world = World(rank, world_size, rendezvous)
+        collectives = COLLECTIVES if world_size > 1 else frozenset()
+        super().__init__(torch.device("cpu"), replace(CAPABILITIES, collectives=collectives), threads)
         self._copies = Float32Copies(float32_copies)
         self._reasons = {spec.name: reason for spec in OPS}
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
         """The operators that take a weight read the float32 copies; the rest is by reference."""
         return self._copies.operator(spec)
+
+    def communicator(self, group: Sequence[int]) -> Communicator:
+        """Through shared memory on one machine, over gloo otherwise."""
+        if len(group) == 1 or self._world.size == 1:
+            return super().communicator(group)
+        return connect(self._world, group)
+
+    def close(self) -> None:
+        super().close()
+        self._world.close()
 
     def extension(self, name: str) -> object | None:
         """`op_reasons`: why each operator is served by reference."""
