@@ -48,7 +48,7 @@ def test_what_the_driver_says_goes_before_the_table() -> None:
 
 
 def test_too_old_a_chip_is_refused() -> None:
-    with pytest.raises(PlatformError, match="GTX 1080 has compute capability 6.1: 7.0 is the least"):
+    with pytest.raises(PlatformError, match=r"GTX 1080 has compute capability 6.1: 7.0 is the least"):
         capabilities(Properties("GTX 1080", 6, 1, 20))
 
 

@@ -57,7 +57,10 @@ def test_a_usable_machine_says_what_it_has(tmp_path: Path) -> None:
 def test_windows_shows_its_device_without_files(tmp_path: Path) -> None:
     files = {"dev/dxg": "", "usr/lib/wsl/lib/libcuda.so.1": ""}
     folder = torch_folder(tmp_path, "2.9.0", cuda="12.8")
-    assert discovery.probe(machine(tmp_path, files, folder)) == (50, "a device behind Windows; torch 2.9.0 for CUDA 12.8")
+    assert discovery.probe(machine(tmp_path, files, folder)) == (
+        50,
+        "a device behind Windows; torch 2.9.0 for CUDA 12.8",
+    )
     assert discovery.probe(machine(tmp_path, files, folder, CUDA_VISIBLE_DEVICES=""))[0] == 0
 
 
