@@ -14,21 +14,17 @@ from headrace.types import DeviceInfo
 
 __all__ = ["Machine", "TorchBuild", "masked"]
 
-_LIBRARIES = (
-    "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "lib64", "usr/lib/wsl/lib",
-    "usr/local/lib", "usr/local/nvidia/lib64",
-)  # fmt: skip
-_ASSIGNED = re.compile(r"^(__version__|cuda|hip|xpu)\s*(?::[^=]*)?=\s*(.+?)\s*$", re.MULTILINE)
+_LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "lib64", "usr/local/lib")
+_ASSIGNED = re.compile(r"^(\w+)\s*(?::[^=]*)?=\s*['\"](.+?)['\"]\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """The torch that is installed, from its own version file; None where it was built without."""
+    """The torch that is installed, from its own version file."""
 
     version: str
-    cuda: str | None = None
-    hip: str | None = None
-    xpu: str | None = None
+    runtimes: Mapping[str, str]
+    """Name → version of each runtime that it was built for, as `torch.version` names them."""
 
 
 def _torch_folder() -> Path | None:
@@ -63,9 +59,9 @@ class Machine:
     def may_open(self, path: str | Path) -> bool:
         return os.access(self.root / path, os.R_OK | os.W_OK)
 
-    def has_library(self, name: str) -> bool:
-        """`name` as the loader knows it, `libfoo.so.1`. Not loaded."""
-        if any(self.exists(f"{folder}/{name}") for folder in _LIBRARIES):
+    def has_library(self, name: str, *folders: str) -> bool:
+        """`name` as the loader knows it, `libfoo.so.1`; `folders`: where else a vendor puts it. Not loaded."""
+        if any(self.exists(f"{folder}/{name}") for folder in (*_LIBRARIES, *folders)):
             return True
         stem = name.removeprefix("lib").partition(".so")[0]
         return self.find_library(stem) is not None
@@ -79,9 +75,9 @@ class Machine:
             text = (folder / "version.py").read_text()
         except OSError:
             return None
-        said = {name: value.strip("'\"") for name, value in _ASSIGNED.findall(text)}
-        given = {name: None if value == "None" else value for name, value in said.items()}
-        return TorchBuild(given.get("__version__") or "unknown", given.get("cuda"), given.get("hip"), given.get("xpu"))
+        said = dict(_ASSIGNED.findall(text))
+        version = said.pop("__version__", "unknown")
+        return TorchBuild(version, {name: value for name, value in said.items() if name != "git_version"})
 
 
 def masked(devices: Sequence[DeviceInfo], mask: str | None, slices: str = "") -> list[DeviceInfo]:

@@ -1,4 +1,4 @@
-"""The base of devices that have streams of their own: CUDA's way of working, whoever makes the chip.
+"""The base of devices that have streams, events and perhaps graphs of their own, whoever makes them.
 
 Work is launched from the caller's thread onto one compute stream and runs there in order. The thread that opens a device gets
 the compute stream as its current one, so that launching costs nothing more; work of other streams and threads is waited for

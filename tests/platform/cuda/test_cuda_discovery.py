@@ -158,7 +158,7 @@ def test_this_machines_own_torch_is_read() -> None:
     found = Machine().torch()
     assert found is not None
     assert found.version == torch.__version__
-    assert (found.cuda, found.hip) == (torch.version.cuda, torch.version.hip)
+    assert [found.runtimes.get(name) for name in ("cuda", "hip")] == [torch.version.cuda, torch.version.hip]
 
 
 def test_what_cannot_be_read_is_not_there(tmp_path: Path) -> None:

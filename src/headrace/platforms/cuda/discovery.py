@@ -10,6 +10,7 @@ from headrace.types import DeviceInfo
 __all__ = ["devices", "probe"]
 
 _MASK = "CUDA_VISIBLE_DEVICES"
+_FOLDERS = ("usr/lib/wsl/lib", "usr/local/nvidia/lib64")
 _SLICES = "MIG-"
 _VENDOR = "0x10de"
 
@@ -24,7 +25,7 @@ def probe(machine: Machine) -> tuple[int, str]:
                 "an NVIDIA device is there, but its driver is not loaded: install the driver, or load module nvidia",
             )
         return 0, "no NVIDIA driver here: install it, or start the container with its devices (--gpus all)"
-    if not machine.has_library("libcuda.so.1"):
+    if not machine.has_library("libcuda.so.1", *_FOLDERS):
         return (
             0,
             "the NVIDIA driver has no libcuda.so.1 here: install its library, or start the container with --gpus all",
@@ -35,11 +36,11 @@ def probe(machine: Machine) -> tuple[int, str]:
     if not shown and not (windows and mask != ""):
         return 0, "the driver shows no device" if mask is None else f"{_MASK}={mask} hides every device"
     torch = machine.torch()
-    if torch is None or torch.cuda is None:
+    if torch is None or "cuda" not in torch.runtimes:
         what = "torch is not installed" if torch is None else f"torch {torch.version} is built without CUDA"
         return 0, f"{what}: install torch's CUDA build"
     names = ", ".join(device.name for device in shown) or "a device behind Windows"
-    return SCORE, f"{names}; torch {torch.version} for CUDA {torch.cuda}"
+    return SCORE, f"{names}; torch {torch.version} for CUDA {torch.runtimes['cuda']}"
 
 
 def devices(machine: Machine) -> list[DeviceInfo]:

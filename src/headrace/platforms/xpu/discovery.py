@@ -33,10 +33,10 @@ def probe(machine: Machine) -> tuple[int, str]:
     if not shown:
         return 0, f"{_MASK}={machine.environ.get(_MASK)} hides every device"
     torch = machine.torch()
-    if torch is None or torch.xpu is None:
+    if torch is None or "xpu" not in torch.runtimes:
         what = "torch is not installed" if torch is None else f"torch {torch.version} is built without XPU"
         return 0, f"{what}: install torch's XPU build"
-    return SCORE, f"{', '.join(device.name for device in shown)}; torch {torch.version} for XPU {torch.xpu}"
+    return SCORE, f"{', '.join(device.name for device in shown)}; torch {torch.version} for XPU {torch.runtimes['xpu']}"
 
 
 def devices(machine: Machine) -> list[DeviceInfo]:
