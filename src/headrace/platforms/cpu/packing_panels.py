@@ -85,7 +85,7 @@ def lay_out(form: Coded | Dense, arith: int, step: int, arena: Arena) -> tuple[L
     return _layout(form, arith, step, total, offsets), memory
 
 
-def _layout(form: Coded | Dense, arith: int, step: int, size: int, at: dict[str, int]) -> Layout:
+def _layout(form: Coded | Dense, arith: int, step: int, size: int, at: dict[str, Any]) -> Layout:
     if isinstance(form, Dense):
         scaled = form.scales is not None
         group = _dense_group(form)

@@ -168,7 +168,7 @@ def _k_form(
 
 def _two_bits(packed: Tensor) -> Tensor:
     """[..., 64] → [..., 8, 32]"""
-    return (_bit_planes(packed.unflatten(-1, (2, 32)), 4, 2) & 3).flatten(-3, -2)
+    return (_bit_planes(_split(packed, 2, 32), 4, 2) & 3).flatten(-3, -2)
 
 
 def _q2_k(weight: Weight) -> Coded:
@@ -190,8 +190,8 @@ def _q3_k(weight: Weight) -> Coded:
 
 def _q6_k(weight: Weight) -> Coded:
     blocks = _super_blocks(weight)
-    low = _nibbles(blocks[:, :, :128].unflatten(-1, (2, 64)))
-    low = low.unflatten(-1, (2, 2, 32)).flatten(2, 4)
+    low = _nibbles(_split(blocks[:, :, :128], 2, 64))
+    low = _split(low, 2, 2, 32).flatten(2, 4)
     codes = low.reshape(*low.shape[:2], 8, 32) | (_two_bits(blocks[:, :, 128:192]) << 4)
     return _k_form(weight, codes, 6, 16, blocks[:, :, 192:208], _half(blocks, 208), offset_bits=5)
 
@@ -201,7 +201,7 @@ def _iq4_xs(weight: Weight) -> Coded:
     low = torch.stack([blocks[:, :, 4:8] & 15, blocks[:, :, 4:8] >> 4], dim=-1).flatten(-2)
     high = (blocks[:, :, 2:4].unsqueeze(-1) >> torch.arange(0, 8, 2, dtype=torch.uint8)) & 3
     scales = (low | (high.flatten(-2) << 4)) - 32
-    codes = _nibbles(blocks[:, :, 8:].unflatten(-1, (8, 16)))
+    codes = _nibbles(_split(blocks[:, :, 8:], 8, 16))
     return _k_form(weight, codes, 4, 32, scales, _half(blocks, 0), offset_bits=7, table=_IQ4_TABLE)
 
 
@@ -295,3 +295,8 @@ _READERS: Mapping[str, Callable[[Weight], Coded | Dense | None]] = MappingProxyT
         "nvfp4": _nvfp4,
     }
 )
+
+
+def _split(x: Tensor, *sizes: int) -> Tensor:
+    """The last dimension as several."""
+    return x.reshape(*x.shape[:-1], *sizes)
