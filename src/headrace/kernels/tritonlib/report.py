@@ -94,7 +94,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--baseline", type=Path, help="a file that --write made")
     parser.add_argument("--write", type=Path, help="where to put the result")
     options = parser.parse_args(argv)
-    baseline = json.loads(options.baseline.read_text()) if options.baseline else {"triton": "", "chips": {}}
+    baseline: dict[str, Any] = (
+        json.loads(options.baseline.read_text()) if options.baseline else {"triton": "", "chips": {}}
+    )
     same = baseline["triton"] == version("triton")
     results, passed, failed = {}, 0, 0
     for name in options.chips.split(","):

@@ -136,7 +136,7 @@ def _weights() -> Iterator[tuple[str, str | None, bool, Weight]]:
         yield dtype, "float16", dtype == "bfloat16", make(dtype, weight=_x(_ROWS, _WIDTH, dtype))
     yield "int4-128", "float16", True, make("int4", codes=packed, scales=by_128, zeros=by_128.to(torch.uint8))
     yield "q4_0", "float16", False, make("int4", codes=packed, scales=by_32)
-    order = {"group_index": (torch.arange(_WIDTH) % 32).int()}
+    order: dict[str, Any] = {"group_index": (torch.arange(_WIDTH) % 32).int()}
     yield (
         "gptq-order",
         "float16",
