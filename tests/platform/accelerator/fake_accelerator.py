@@ -14,11 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from headrace.kernels.registry import OPS
-from headrace.platforms.accel_operators import Source
+from headrace.kernels.tritonlib.config import run
+from headrace.platforms.accel_operators import Operators, Source
+from headrace.platforms.accel_options import Options
 from headrace.platforms.accel_runtime import Runtime
+from headrace.types import Capabilities
 
 GIB = 1 << 30
 _READS_ON_HOST = ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal")
@@ -178,15 +181,17 @@ class Recorder(TorchDispatchMode):
         schema = func._schema
         if not self._inside and schema.name in _READS_ON_HOST:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nsome advice")
-        written = [a for a, s in zip(args, schema.arguments, strict=False) if s.alias_info and s.alias_info.is_write]
+        given = {s.name: a for a, s in zip(args, schema.arguments, strict=False)} | kwargs
+        changed = [s.name for s in schema.arguments if s.alias_info and s.alias_info.is_write]
+        written = [given[name] for name in changed if name in given]
         self._remember([x for x in written if isinstance(x, torch.Tensor)])
         found = func(*args, **kwargs)
         views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
         if not views and not written:
             self._claim(found)
-        if not self._inside and not views:
+        if not self._inside and not views and not schema.name.startswith("aten::empty"):
             self._graph.steps.append(_again(lambda: func(*args, **kwargs), None if written else found))
-        self._graph.keep.append((args, found))
+        self._graph.keep.append((args, kwargs, found))
         return found
 
     def operator(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -199,6 +204,12 @@ class Recorder(TorchDispatchMode):
         self._graph.steps.append(_again(lambda: function(*args, **kwargs), found))
         self._graph.keep.append((args, kwargs, found))
         return found
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], args: dict[str, Any], warps: int, stages: int) -> None:
+        """One kernel, which writes behind torch's back."""
+        with _disable_current_modes():
+            self._remember(_tensors(list(args.values())))
+        self.operator(run, (kernel, grid, args, warps, stages), {})
 
     def undo(self) -> None:
         for storage, saved in self._before:
@@ -215,15 +226,12 @@ class Recorder(TorchDispatchMode):
         self._own |= {tensor.untyped_storage().data_ptr() for tensor in _tensors(found)}
 
 
-def _again(run: Callable[[], Any], into: Any) -> Callable[[], None]:
+def _again(again: Callable[[], Any], into: Any) -> Callable[[], None]:
     def step() -> None:
-        for target, source in zip(_tensors(into), _tensors(run()) if into is not None else run() and (), strict=False):
+        for target, source in zip(_tensors(into), _tensors(again()), strict=into is not None):
             target.copy_(source)
 
-    def only() -> None:
-        run()
-
-    return only if into is None else step
+    return step
 
 
 def _tensors(found: Any) -> list[torch.Tensor]:
@@ -256,6 +264,21 @@ def operators_of(module: FakeModule, *names: str) -> Source:
     """Every operator, or those named."""
     table = {spec.name: RecordedOperator(module, spec.reference) for spec in OPS if not names or spec.name in names}
     return lambda capabilities, options: (table, "not in the fake's table")
+
+
+def triton_of(module: FakeModule) -> Source:
+    """The Triton operators as they are, glue and all; a capture takes each kernel's launch for one node."""
+
+    def launch(kernel: Any, grid: tuple[int, ...], args: dict[str, Any], warps: int, stages: int) -> None:
+        (module.recorder.launch if module.recorder else run)(kernel, grid, args, warps, stages)
+
+    def source(capabilities: Capabilities, options: Options) -> tuple[Operators, str]:
+        from headrace.kernels.tritonlib.table import operators
+
+        extra = dict(capabilities.extra) | {"triton_dtype": options.dtype}
+        return operators(extra, launch), ""
+
+    return source
 
 
 def runtime_of(module: FakeModule, graph: str = "CUDAGraph") -> Runtime:

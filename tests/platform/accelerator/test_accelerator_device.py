@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import threading
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,9 @@ from headrace.platforms.accel_faults import Faults, first_line, root_cause
 from headrace.platforms.accel_operators import FollowsTable, missing_operators, provider_versions, triton_operators
 from headrace.platforms.accel_options import Options
 from headrace.platforms.accelerator import AcceleratorDevice
-from headrace.types import Bucket, Capabilities, KVLayout, LayerKV
+from headrace.platforms.interface import Platform
+from headrace.platforms.torch_communicator import COLLECTIVES, World
+from headrace.types import API_VERSION, Bucket, Capabilities, KVLayout, LayerKV
 
 CUDA = VENDORS[0]
 BUCKET = Bucket(8, 8, 8, 8)
@@ -293,6 +296,28 @@ def test_a_group_needs_a_world(device: AcceleratorDevice) -> None:
     assert device.communicator([0]).all_reduce(3) == 3
     with pytest.raises(PlatformError, match="a group of 2 ranks"):
         device.communicator([0, 1])
+
+
+@pytest.mark.parametrize("vendor", VENDORS, ids=lambda v: v.name)
+def test_ranks_meet_in_the_vendors_collectives(vendor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(World, "communicator", lambda self, group, backend: asked.append((tuple(group), backend)))
+    meeting = {"rank": 1, "world_size": 2, "rendezvous": f"file://{tmp_path}/meeting"}
+    device = vendor.open(tmp_path)[0].open(1, meeting)
+    device.communicator([0, 1])
+    assert asked == [((0, 1), "xccl" if vendor.name == "xpu" else "nccl")]
+    assert device.capabilities().collectives == COLLECTIVES
+    assert device.communicator([1]).all_reduce(3) == 3
+    device.close()
+
+
+@pytest.mark.parametrize("vendor", VENDORS, ids=lambda v: v.name)
+def test_a_platform_is_a_plugin_and_brings_torchs_own_runtime(vendor: Any) -> None:
+    module = importlib.import_module(f"headrace.platforms.{vendor.name}")
+    (platform,) = module.headrace_platforms()
+    assert (platform.name, platform.api_version) == (vendor.name, API_VERSION)
+    assert isinstance(platform, Platform)
+    assert platform.runtime().kind == ("xpu" if vendor.name == "xpu" else "cuda")
 
 
 CHIP = Capabilities(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import PlatformError
+from headrace.kernels.tritonlib.chips import CHIPS as CHIPS_COMPILED
 from headrace.kernels.tritonlib.config import config_of
 from headrace.platforms.cuda.chips import Properties, capabilities
 from headrace.platforms.cuda.device import TRAITS, read_properties, runtime
@@ -86,3 +87,13 @@ def test_the_runtime_is_torchs_own() -> None:
 )
 def test_errors_of_the_runtime(text: str, kind: str) -> None:
     assert TRAITS.faults.kind(RuntimeError(text)) == kind
+
+
+@pytest.mark.parametrize(
+    "chip", [chip for chip in CHIPS_COMPILED.values() if chip.backend == "cuda"], ids=lambda c: c.name
+)
+def test_kernels_are_asked_for_as_they_are_compiled_and_checked(chip: Any) -> None:
+    found = capabilities(Properties("a chip", chip.arch // 10, chip.arch % 10, 80))
+    assert config_of(found.extra) == config_of(chip.extra)
+    assert dict(found.extra)["shared_memory"] == chip.shared
+    assert dict(found.extra)["triton_target"] == (chip.backend, chip.arch, chip.lanes)

@@ -12,6 +12,7 @@ import pytest
 from fake_machines import AMD, machine, torch_folder
 
 from headrace.errors import PlatformError
+from headrace.kernels.tritonlib.chips import CHIPS as CHIPS_COMPILED
 from headrace.kernels.tritonlib.config import config_of
 from headrace.platforms.rocm import RocmPlatform, discovery
 from headrace.platforms.rocm.chips import Properties, capabilities
@@ -133,3 +134,13 @@ def test_properties_and_runtime_are_torchs_own() -> None:
 )
 def test_errors_of_the_runtime(text: str, kind: str) -> None:
     assert TRAITS.faults.kind(RuntimeError(text)) == kind
+
+
+@pytest.mark.parametrize(
+    "chip", [chip for chip in CHIPS_COMPILED.values() if chip.backend == "hip"], ids=lambda c: c.name
+)
+def test_kernels_are_asked_for_as_they_are_compiled_and_checked(chip: Any) -> None:
+    found = capabilities(Properties("a chip", chip.arch, 100))
+    assert config_of(found.extra) == config_of(chip.extra)
+    assert dict(found.extra)["shared_memory"] == chip.shared
+    assert dict(found.extra)["triton_target"] == (chip.backend, chip.arch, chip.lanes)

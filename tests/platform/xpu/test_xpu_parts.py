@@ -12,6 +12,7 @@ import pytest
 from fake_machines import INTEL, machine, torch_folder
 
 from headrace.errors import PlatformError
+from headrace.kernels.tritonlib.config import config_of
 from headrace.platforms.xpu import XpuPlatform, discovery
 from headrace.platforms.xpu.chips import Properties, capabilities
 from headrace.platforms.xpu.device import TRAITS, read_properties, runtime
@@ -72,6 +73,7 @@ def test_chips(chip: Properties, bfloat16: bool, width: int, local: int) -> None
     assert (data["warp_size"], data["shared_memory"], data["fp8"]) == (width, local, "")
     assert data["triton_target"] == ("xpu", chip.name, width)
     assert data["matrix_engine"] is chip.matrix
+    assert config_of(found.extra).fp8 == ""
 
 
 def test_a_chip_without_half_is_refused() -> None:

@@ -48,6 +48,10 @@ def capabilities(chip: Properties) -> Capabilities:
             ("multiprocessors", chip.multiprocessors),
             ("shared_memory", chip.shared_memory or _SHARED_KIB.get(number, 99) * 1024),
             ("triton_fp8", fp8),
+            ("triton_lanes", 32),
+            # Before 8.0 loads go through registers, and there are fewer of both.
+            ("triton_stages", 3 if number >= 80 else 2),
+            ("triton_tile", 64 if number >= 80 else 32),
             ("triton_target", ("cuda", number, 32)),
             ("warp_size", 32),
         ),

@@ -13,6 +13,8 @@ __all__ = ["Properties", "capabilities", "fp8_codes"]
 
 _NAME = re.compile(r"^gfx(\d+)([0-9a-f])([0-9a-f])$")
 _FNUZ = ("gfx90a", "gfx940", "gfx941", "gfx942")
+_FEW_REGISTERS = (10, 11)
+"""Generations where a product in flight would spill."""
 _NO_FP8_UNIT = ("gfx90a",)
 
 
@@ -59,6 +61,9 @@ def capabilities(chip: Properties) -> Capabilities:
             ("multiprocessors", chip.multiprocessors),
             ("shared_memory", chip.shared_memory or (160 if arch == "gfx950" else 64) * 1024),
             ("triton_fp8", "" if arch in _NO_FP8_UNIT else codes),
+            ("triton_lanes", wave),
+            ("triton_stages", 1 if major in _FEW_REGISTERS else 2),
+            ("triton_tile", 32),
             ("triton_target", ("hip", arch, wave)),
             ("warp_size", wave),
         ),

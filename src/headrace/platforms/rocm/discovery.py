@@ -32,7 +32,10 @@ def probe(machine: Machine) -> tuple[int, str]:
     if torch is None or "hip" not in torch.runtimes:
         what = "torch is not installed" if torch is None else f"torch {torch.version} is built without ROCm"
         return 0, f"{what}: install torch's ROCm build"
-    return SCORE, f"{', '.join(device.name for device in shown)}; torch {torch.version} for ROCm {torch.runtimes['hip']}"
+    return (
+        SCORE,
+        f"{', '.join(device.name for device in shown)}; torch {torch.version} for ROCm {torch.runtimes['hip']}",
+    )
 
 
 def devices(machine: Machine) -> list[DeviceInfo]:

@@ -50,6 +50,12 @@ def capabilities(chip: Properties) -> Capabilities:
             ("multiprocessors", chip.multiprocessors),
             ("shared_memory", chip.shared_memory or _LOCAL),
             ("triton_fp8", ""),
+            (
+                "triton_lanes",
+                32,
+            ),  # kernels are launched in units of this; the compiler runs them as sub-groups of its choice
+            ("triton_stages", 2),
+            ("triton_tile", 32),
             ("triton_target", ("xpu", chip.name, width)),
             ("warp_size", width),
         ),

@@ -1,0 +1,71 @@
+"""The Triton operators on a platform's own code: bound by its data, and captured, which no read on the host would survive."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import fake_accelerator as fake
+import pytest
+import torch
+from fake_machines import VENDORS
+
+from headrace.conformance.tiny import Serving, TinyModel, requests
+from headrace.kernels.registry import OPS, binding
+from headrace.kernels.weight import Weight
+from headrace.platforms.accel_operators import FollowsTable, triton_operators
+from headrace.platforms.accel_options import Options
+from headrace.platforms.cuda.chips import Properties, capabilities
+from headrace.platforms.torch_device import TorchDevice
+from headrace.types import Capabilities
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "triton"))
+    importlib.import_module("triton_interpret").interpreted()
+    yield
+    sys.modules.pop("triton_interpret", None)
+
+
+def test_every_operator_is_bound_for_a_chip() -> None:
+    table, _ = triton_operators(capabilities(Properties("H200", 9, 0, 132)), Options())
+    assert set(table) == {spec.name for spec in OPS}
+    assert isinstance(table["embedding"], FollowsTable)
+
+
+def test_an_embedding_keeps_the_type_it_is_stored_in(tmp_path: Path) -> None:
+    device = VENDORS[0].open(tmp_path, source=triton_operators)[0].open(0, {})
+    bound = binding(device)
+    assert set(bound.tags.values()) == {"triton"}
+    ids = torch.tensor([1, 0], dtype=torch.int32)
+    for name in ("float32", "bfloat16"):
+        table = torch.arange(32.0).view(2, 16).to(getattr(torch, name))
+        weight = Weight(name, (2, 16), {"weight": table}, lambda weight: weight.tensors["weight"])
+        found = bound.embedding(ids, weight, 1.0)
+        assert found.dtype == table.dtype
+        assert torch.equal(found, table.flip(0))
+    device.close()
+
+
+@pytest.mark.slow
+def test_captured_triton_steps_give_the_references_tokens(tmp_path: Path) -> None:
+    module = fake.FakeModule(fake.H200)
+    platform, _ = VENDORS[0].open(tmp_path, module=module, source=fake.triton_of(module))
+    device = platform.open(0, {"dtype": "float32"})
+    plain = TorchDevice(torch.device("cpu"), Capabilities(frozenset({"float32"}), frozenset({"float32"})))
+    (request,) = [request for request in requests(9, output=3) if len(request.prompt) == 6]
+    found, wanted = (
+        Serving(where, TinyModel(where), budget=8, seqs=1, blocks=4).run([request])[request.id]
+        for where in (device, plain)
+    )
+    assert found[0] == wanted[0]
+    assert found[1] == pytest.approx(wanted[1], abs=1e-4)
+    (graph,) = module.graphs
+    assert graph.replays == 2
+    device.close()
