@@ -1,0 +1,209 @@
+"""The CPU's matrix products against what this machine can do: bytes and operations a second, by format and number of rows.
+
+`python -m headrace.bench.kernels` prints a table. One row reads every weight once, so it is held to the memory's bandwidth;
+many rows are held to the arithmetic rate of the type used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from headrace.errors import ConfigError
+from headrace.kernels.weight import Weight
+from headrace.platforms.cpu.native import load
+from headrace.platforms.cpu.native_args import FIXED, Dim
+from headrace.platforms.cpu.native_linear import LinearArgs
+from headrace.platforms.cpu.native_team import Team
+from headrace.platforms.cpu.packing import Arena, Compute, PackedWeight, pack
+from headrace.quant.containers import int8_weight, int_weight
+from headrace.quant.gguf import GGUF_TYPES, gguf_weight
+from headrace.quant.weights import dense
+
+__all__ = ["FORMATS", "Limits", "Measurement", "main", "measure", "measure_limits"]
+
+Tensor = torch.Tensor
+_COLD = 128 << 20
+"""Bytes that no cache holds."""
+_COPIES = 512
+"""At most; smaller weights stay in a cache, as they do in a model."""
+_REPEATS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of the whole team; bytes and operations a second."""
+
+    read: float
+    float32: float
+    bfloat16: float
+    int8: float
+
+    def arithmetic(self, kind: str) -> float:
+        return float(getattr(self, kind))
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One format and number of rows; `share` is of the limit that binds: the larger of both shares."""
+
+    format: str
+    shape: tuple[int, int]
+    rows: int
+    seconds: float
+    bytes_per_second: float
+    operations_per_second: float
+    share: float
+
+
+class _LimitArgs(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("bytes", ctypes.c_int64), ("rounds", ctypes.c_int64), ("sink", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+def _gguf(name: str) -> Callable[[int, int], Weight]:
+    kind = next(kind for kind in GGUF_TYPES.values() if kind.name == name)
+
+    def maker(rows: int, columns: int) -> Weight:
+        columns = columns // kind.elements * kind.elements
+        # Bytes below 48 read as finite float16, wherever a block has its scales.
+        return gguf_weight(kind, torch.randint(0, 48, (rows, columns // kind.elements * kind.bytes)).byte(), columns)
+
+    return maker
+
+
+def _int4(rows: int, columns: int) -> Weight:
+    codes = torch.randint(0, 16, (rows, columns)).byte()
+    zeros = torch.randint(0, 16, (rows, columns // 32)).byte()
+    return int_weight(codes, 4, torch.full((rows, columns // 32), 0.01), zeros, None, "")
+
+
+def _int8(rows: int, columns: int) -> Weight:
+    codes = torch.randint(-127, 128, (rows, columns)).to(torch.int8)
+    weight = int8_weight(codes, torch.full((rows, 1), 0.01), None, None, "")
+    weight.activation = "int8_token"
+    return weight
+
+
+FORMATS: dict[str, tuple[str, Callable[[int, int], Weight]]] = {
+    "float32": ("float32", lambda rows, columns: dense(torch.randn(rows, columns))),
+    "float16": ("float32", lambda rows, columns: dense(torch.randn(rows, columns).half())),
+    "bfloat16": ("bfloat16", lambda rows, columns: dense(torch.randn(rows, columns).bfloat16())),
+    "int8 per channel": ("int8", _int8),
+    "int4 groups of 32, zeros": ("int8", _int4),
+    **{kind.name: ("int8", _gguf(kind.name)) for kind in GGUF_TYPES.values()},
+}
+"""By name: the type of the arithmetic, and a maker of a random weight."""
+
+
+def measure_limits(team: Team, cold: int = _COLD) -> Limits:
+    data = Arena().take(cold)
+    data.fill_(1)
+    sink = torch.zeros(16 * team.threads)
+    rounds = 200_000
+
+    def best(kernel: str) -> float:
+        args = _LimitArgs(data.data_ptr(), cold, rounds, sink.data_ptr())
+        function = team.library.kernel(kernel)
+        return _fastest(lambda: team.wait(team.run_kernel(function, args)))
+
+    products = 2.0 * rounds * 16 * 16 * team.threads
+    return Limits(
+        cold / best("limit_read"),
+        products / best("limit_f32"),
+        2 * products / best("limit_bf16"),
+        4 * products / best("limit_int8"),
+    )
+
+
+def measure(team: Team, name: str, rows: int, shape: tuple[int, int], limits: Limits, cold: int = _COLD) -> Measurement:
+    """The mean time of one product over as many copies of the weight as no cache holds; the best of several runs."""
+    arithmetic, make = FORMATS[name]
+    weight = make(*shape)
+    compute: Compute = "float32" if arithmetic == "float32" else "int8"
+    first = pack(weight, compute)
+    copies = min(max(1, cold // first.nbytes), _COPIES) if rows <= 32 else 1
+    arena = Arena()
+    packed = [pack(weight, compute, arena) for _ in range(copies)]
+    seconds = _run(team, packed, rows) / copies
+    operations = 2.0 * rows * weight.shape[0] * weight.shape[1] / seconds
+    read = first.nbytes / seconds
+    share = max(read / limits.read if copies > 1 else 0.0, operations / limits.arithmetic(arithmetic))
+    return Measurement(name, weight.shape, rows, seconds, read, operations, share)
+
+
+def _run(team: Team, packed: Sequence[PackedWeight], rows: int) -> float:
+    """Seconds of all products, one after the other, on one tape."""
+    outputs, columns = packed[0].shape
+    x, y = torch.randn(rows, columns), torch.zeros(rows, outputs)
+    functions = team.library.functions
+    tape, kernel = functions.hr_tape_new(), team.library.kernel("linear")
+    for weight in packed:
+        args = LinearArgs(x.data_ptr(), y.data_ptr(), weight.address, Dim(FIXED, rows), columns, outputs)
+        functions.hr_tape_add(tape, kernel, ctypes.byref(args), ctypes.sizeof(args))
+    sizes = (ctypes.c_int32 * 8)()
+    seconds = _fastest(lambda: team.wait(team.run_tape(tape, sizes, None, 0, None)))
+    functions.hr_tape_free(tape)
+    return seconds
+
+
+def _fastest(call: Callable[[], None]) -> float:
+    best = float("inf")
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m headrace.bench.kernels", description=__doc__)
+    parser.add_argument("--formats", default="bfloat16,q4_0,q4_1,q8_0,q6_k", help=f"of {', '.join(FORMATS)}; or all")
+    parser.add_argument("--rows", default="1,4,16,512", help="of the inputs")
+    parser.add_argument("--shape", default="3072x1536", help="of the weight: outputs x inputs")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--isa", default=None, help="instruction set")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args(argv)
+    names = list(FORMATS) if args.formats == "all" else args.formats.split(",")
+    for name in names:
+        if name not in FORMATS:
+            raise ConfigError(f"--formats: {name!r} is unknown: choose from {', '.join(FORMATS)}")
+    outputs, _, inputs = args.shape.partition("x")
+    shape = (int(outputs), int(inputs))
+    team = Team(load(args.isa), args.threads)
+    limits = measure_limits(team)
+    found = [measure(team, name, int(rows), shape, limits) for name in names for rows in args.rows.split(",")]
+    team.close()
+    if args.json:
+        print(json.dumps({"limits": asdict(limits), "kernels": [asdict(one) for one in found]}, indent=1))
+    else:
+        _print(limits, found)
+    return 0
+
+
+def _print(limits: Limits, found: Sequence[Measurement]) -> None:
+    read, *rates = (value / 1e9 for value in (limits.read, limits.float32, limits.bfloat16, limits.int8))
+    title = "read {:.1f} GB/s; float32 {:.0f}, bfloat16 {:.0f}, int8 {:.0f} Gop/s in registers"
+    table = Table(title=title.format(read, *rates))
+    for column in ("format", "shape", "rows", "µs", "GB/s", "Gop/s", "of the limit"):
+        table.add_column(column, justify="left" if column == "format" else "right")
+    for one in found:
+        table.add_row(
+            one.format, "x".join(map(str, one.shape)), str(one.rows), f"{one.seconds * 1e6:.1f}",
+            f"{one.bytes_per_second / 1e9:.1f}", f"{one.operations_per_second / 1e9:.0f}", f"{one.share:.0%}",
+        )  # fmt: skip
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,68 @@
+// What this machine can do at most: reading memory, and products on registers alone. `headrace bench` sets kernels against it.
+#include "cpu_lanes.h"
+#include "headrace.h"
+
+namespace {
+
+struct limit_args {
+    const char *data;  // limit_read: bytes to read, every thread its share
+    int64_t bytes;
+    int64_t rounds;  // the others: of 16 products of 16 rows each
+    float *sink;     // [threads * 16]
+};
+
+constexpr int CHAINS = 16;
+
+HR_INLINE F as_floats(F v) { return v; }
+HR_INLINE F as_floats(I v) { return to_f(v); }
+
+// Chains that differ from the start, so that none can be left out.
+template <class Sum, class Step> HR_INLINE void spin(const limit_args *a, hr_ctx *ctx, Sum unit, Step step) {
+    float *sink = a->sink + 16 * ctx->tid;
+    Sum sums[CHAINS];
+    sums[0] = unit;
+    for (int i = 1; i < CHAINS; i++) sums[i] = step(sums[i - 1]);
+    for (int64_t n = 0; n < a->rounds; n++) {
+#pragma GCC unroll 16
+        for (int i = 0; i < CHAINS; i++) sums[i] = step(sums[i]);
+    }
+    F total = as_floats(sums[0]);
+    for (int i = 1; i < CHAINS; i++) total = fadd(total, as_floats(sums[i]));
+    fstore(sink, total);
+}
+
+}  // namespace
+
+HR_KERNEL(limit_read) {
+    const auto *a = (const limit_args *)args;
+    int64_t begin, end;
+    hr_share(ctx, a->bytes, 4096, &begin, &end);
+    C all = cload(a->data + begin);
+    for (int64_t i = begin; i + 256 <= end; i += 256) {
+        for (int j = 0; j < 256; j += 64) {
+            prefetch(a->data + i + j + 8192);
+            all = cor(all, cload(a->data + i + j));
+        }
+    }
+    fstore(a->sink + 16 * ctx->tid, column<0>(all));
+}
+
+HR_KERNEL(limit_f32) {
+    const auto *a = (const limit_args *)args;
+    F x = fload(a->sink + 16 * ctx->tid);
+    spin(a, ctx, fset(1.0f), [=](F sum) { return ffma(x, x, sum); });
+}
+
+HR_KERNEL(limit_bf16) {
+    const auto *a = (const limit_args *)args;
+    C x = cload(a->sink + 16 * ctx->tid);
+    int32_t pair = load_i32(a->data);
+    spin(a, ctx, fset(1.0f), [=](F sum) { return bf_dot(sum, x, &pair); });
+}
+
+HR_KERNEL(limit_int8) {
+    const auto *a = (const limit_args *)args;
+    C x = cload(a->sink + 16 * ctx->tid);
+    int32_t quad = load_i32(a->data);
+    spin(a, ctx, iset16(1), [=](I sum) { return dot<true>(sum, x, &quad); });
+}
