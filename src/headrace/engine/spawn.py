@@ -90,8 +90,13 @@ class EngineProcess:
             self._process.kill()
 
     async def close(self) -> None:
-        """Wait a little for the process to end, then end it; `on_death` is not called. Twice is harmless."""
+        """Wait a little for the process to end, then end it; `on_death` is not called. Twice is harmless.
+
+        One that still loads does not listen, and has nothing to bring to an end.
+        """
         if self._release():
+            if Ready in self._unseen:
+                self.kill()
             await self._loop.run_in_executor(None, self._reap)
 
     def _bind(self, kind: int, name: str) -> zmq.Socket[bytes]:

@@ -44,7 +44,10 @@ _KEEP_ALIVE = 75
 
 
 def run(config: Config, model_path: Path, first_prompt: str | None = None) -> int:
-    """Serve until a signal comes; returns the exit code. Raises what the engine raises while it loads, and ConfigError."""
+    """Serve until a signal comes; returns the exit code. Raises what the engine raises while it loads, and ConfigError.
+
+    The process is to end with it: after a signal that was obeyed, later ones no longer change the exit code.
+    """
     # Here, so that the application alone can be had without the engine.
     from headrace.engine.remote import ProcessClient
     from headrace.engine.tokenizer import load_tokenizer
@@ -53,7 +56,7 @@ def run(config: Config, model_path: Path, first_prompt: str | None = None) -> in
     with contextlib.closing(_bind(config.server.host, config.server.port)) as listener, loading_bar() as progress:
         tokenizer = load_tokenizer(model_path, config.model.chat_template)
         client = ProcessClient(config, tokenizer, progress)
-        return _run_loop(serve(config, client, tokenizer, listener, first_prompt))
+        return _run_loop(_deaf_afterwards(serve(config, client, tokenizer, listener, first_prompt)))
 
 
 def _with_path(config: Config, model_path: Path) -> Config:
@@ -63,6 +66,13 @@ def _with_path(config: Config, model_path: Path) -> Config:
     server = config.server.model_copy(update={"served_model_name": name, "api_key": key})
     model = config.model.model_copy(update={"model": str(model_path)})
     return config.model_copy(update={"server": server, "model": model})
+
+
+async def _deaf_afterwards(work: Coroutine[Any, Any, int]) -> int:
+    code = await work
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    return code
 
 
 def _run_loop(main: Coroutine[Any, Any, int]) -> int:

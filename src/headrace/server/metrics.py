@@ -137,11 +137,13 @@ class Meter:
             self._metrics.queue.observe(output.queue_time)
 
     def close(self, usage: Usage, how: str) -> None:
-        """The request is over; `how` is the reason of the choices that had not finished. A refused one leaves no trace."""
+        """The request is over; `how` is the reason of the choices that had not finished. A refused one leaves no trace, and one
+        whose client left while it waited is counted, but was not served."""
+        metrics = self._metrics
+        if self._noted or how == "abort":
+            metrics.finished[how] += self._open
         if not self._noted:
             return
-        metrics = self._metrics
-        metrics.finished[how] += self._open
         metrics.e2e.observe(time.monotonic() - self._arrival)
         metrics.prompt.observe(usage.prompt_tokens)
         metrics.generation.observe(usage.completion_tokens)
