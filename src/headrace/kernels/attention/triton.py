@@ -36,21 +36,22 @@ class Step:
     warps: int
     decode_rows: int
     decode_warps: int
+    stages: int
 
 
-def step_of(pad: int, group: int, wide: bool, config: Config) -> Step:
-    """For heads of `pad` elements; as much as registers hold, float32 being `wide`."""
+def step_of(pad: int, group: int, wide: bool, alibi: bool, config: Config) -> Step:
+    """For heads of `pad` elements; as much as registers hold, where float32 (`wide`), long heads and slopes take more."""
     roomy = config.tile == 64
     if wide:
-        rows, keys, threads = next_power(group, 16), 16, 128 if roomy else 256
+        rows, keys, threads = next_power(group, 16), 32 if roomy else 16, 128 if roomy else 256
     elif pad > 128:
         rows, keys, threads = next_power(group, 32), config.tile // 2, 256 if roomy else 512
     else:
-        rows, keys, threads = next_power(group, config.tile), config.tile, 256
-    warps = threads // config.lanes
+        rows, keys, threads = next_power(group, config.tile), config.tile // 2 if alibi else config.tile, 256
+    warps, stages = threads // config.lanes, min(config.stages, 2)
     if config.batch_invariant:
-        return Step(rows, keys, warps, rows, warps)
-    return Step(rows, keys, warps, next_power(group, 16), max(warps // 2, 1))
+        return Step(rows, keys, warps, rows, warps, stages)
+    return Step(rows, keys, warps, next_power(group, 16), max(warps // 2, 1), stages)
 
 
 @jit
@@ -175,7 +176,7 @@ def attention(
     wide = q.dtype == torch.float32 or kv.layout.dtype == "float32"
     queries, heads, seqs = q.float() if wide else q, q.shape[1] // shape.head_dim, len(batch.context_lens)
     group, pad = heads // shape.num_kv_heads, next_power(shape.head_dim, 16)
-    step = step_of(pad, group, wide, config)
+    step = step_of(pad, group, wide, alibi is not None, config)
     shared = {
         "keys": stored(kv.keys, layer),
         "values": stored(kv.values, layer),
@@ -214,7 +215,7 @@ def attention(
             "TILE": tile,
         }
         grid = (len(q) // tile + seqs, shape.num_kv_heads)
-        config.launch(prefill_kernel, grid, args, step.warps, min(config.stages, 2))
+        config.launch(prefill_kernel, grid, args, step.warps, step.stages)
     return out
 
 
@@ -237,7 +238,7 @@ def _decode(
         "part_norm": norm,
     }
     args = {**shared, **parts, "q": q, "ROWS": step.decode_rows}
-    config.launch(decode_kernel, (seqs, kv_heads, splits), args, step.decode_warps, min(config.stages, 2))
+    config.launch(decode_kernel, (seqs, kv_heads, splits), args, step.decode_warps, step.stages)
     names = ("query_start", "context_lens", "window", "SIZE", "PAD", "KEYS", "SPLIT", "WINDOW")
     args = {name: shared[name] for name in names}
     config.launch(
