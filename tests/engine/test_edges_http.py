@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from server_harness import Server
+
+import headrace
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
 
@@ -135,3 +140,15 @@ def test_a_body_that_is_too_large_is_told_while_it_is_sent(narrow, size):
     response = narrow.http.post("/v1/completions", content=(b" " * 2**16 for _ in range(size >> 16)))
     assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
     assert narrow.complete(max_tokens=1).status_code == 200
+
+
+def test_only_the_api_listens_and_messages_are_never_pickles(narrow):
+    """The engine is reached through unix sockets alone, and what decodes its messages cannot run code."""
+    own = psutil.Process(narrow.process.pid)
+    listening = [c for c in own.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert [(c.laddr.ip, c.laddr.port) for c in listening] == [("127.0.0.1", port(narrow))]
+    assert not [c for c in narrow.engine.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    sources = list(Path(headrace.__file__).parent.rglob("*.py"))
+    loaded = re.compile(r"^\s*(import|from) (pickle|cloudpickle|dill|marshal|shelve)\b|torch\.load\(", re.MULTILINE)
+    assert len(sources) > 100
+    assert [path.name for path in sources if loaded.search(path.read_text())] == []
