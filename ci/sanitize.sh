@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
 build=build/sanitize
-cmake -S . -B "$build" -G Ninja -DHEADRACE_SANITIZE=ON -DHEADRACE_ISAS="${1:-}" >/dev/null
+cmake -S . -B "$build" -G Ninja -DHEADRACE_SANITIZE=ON -DHEADRACE_OPS= -DHEADRACE_ISAS="${1:-}" >/dev/null
 cmake --build "$build" --target headrace_cpu
 runtime=$("${CXX:-c++}" -print-file-name=libasan.so):$("${CXX:-c++}" -print-file-name=libubsan.so)
 # Python and torch keep memory to the end on purpose, so leaks are not looked for.
