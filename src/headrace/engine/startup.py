@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,9 +18,10 @@ from headrace.engine.runner import Runner, RunnerConfig
 from headrace.engine.service import Progress
 from headrace.kernels.ops import Ops
 from headrace.kernels.registry import bind, pack
-from headrace.models.decoder import DecoderWeights
+from headrace.models.decoder import DecoderWeights, LayerWeights
 from headrace.platforms.interface import Device
 from headrace.plugins import discover
+from headrace.quant.online import quantize_weight
 
 __all__ = ["Engine", "build_engine"]
 
@@ -83,6 +84,8 @@ def _build(config: Config, checkpoint: Checkpoint, platform: str, device: Device
         lambda done, total: progress("weights", done / max(1, total)),
         move=None if capabilities.host_memory else _mover(device),
     )
+    if config.model.quantize is not None:
+        model.weights = quantized_weights(model.weights, config.model.quantize)
     pack_weights(ops, model.weights, lambda done: progress("packing", done))
     progress("cache", 0.0)
     runner = Runner(device, model, ops, _runner_config(resolved, facts.vocab_size))
@@ -95,6 +98,17 @@ def _build(config: Config, checkpoint: Checkpoint, platform: str, device: Device
         resolved.kv_layout.block_size,
     )
     return Engine(core, _info(checkpoint, platform, resolved, facts.vocab_size, tuple(reasons)), device)
+
+
+def quantized_weights(weights: DecoderWeights, kind: str) -> DecoderWeights:
+    """Every matrix of the layers; embedding and head stay wide. Raises UnsupportedModel for what is quantised already."""
+    names = ("qkv", "output", "gate_up", "down")
+
+    def narrow(layer: LayerWeights) -> LayerWeights:
+        made: dict[str, Any] = {name: quantize_weight(getattr(layer, name), kind) for name in names}
+        return replace(layer, **made)
+
+    return replace(weights, layers=[narrow(layer) for layer in weights.layers])
 
 
 def pack_weights(ops: Ops, weights: DecoderWeights, progress: Callable[[float], None]) -> None:

@@ -1,0 +1,53 @@
+"""Quantising wide weights on load: round to nearest, symmetric."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from headrace.errors import UnsupportedModel
+from headrace.kernels.weight import Weight
+from headrace.quant.bits import pack_nibbles
+from headrace.quant.containers import int4_weight, int8_weight
+
+__all__ = ["WIDE", "quantize_weight"]
+
+WIDE = frozenset({"float32", "bfloat16", "float16"})
+_GROUP = 32
+
+
+def quantize_weight(weight: Weight, kind: str) -> Weight:
+    """`int8`: a scale a row, codes -127 to 127. `int4`: a scale for 32 columns, codes 1 to 15 about 8.
+
+    Stacks are quantised a part at a time. Raises UnsupportedModel for a weight that is quantised already, and for int4 rows
+    that are no multiple of 32.
+    """
+    if weight.parts:
+        return replace(weight, parts=tuple(quantize_weight(part, kind) for part in weight.parts))
+    if weight.scheme not in WIDE:
+        raise UnsupportedModel(f"{weight.name or 'a weight'} is stored as {weight.scheme}: leave --quantize out")
+    matrix = weight.dequantize()
+    quantized = _int8(matrix, weight.name) if kind == "int8" else _int4(matrix, weight.name)
+    return replace(quantized, bias=weight.bias)
+
+
+def _int8(matrix: torch.Tensor, name: str) -> Weight:
+    scales = matrix.abs().amax(1, keepdim=True) / 127
+    codes = (matrix / _nonzero(scales)).round().to(torch.int8)
+    return int8_weight(codes, scales, None, None, name)
+
+
+def _int4(matrix: torch.Tensor, name: str) -> Weight:
+    rows, columns = matrix.shape
+    if columns % _GROUP:
+        raise UnsupportedModel(f"{name} has rows of {columns} values, no multiple of {_GROUP}: choose --quantize int8")
+    groups = matrix.view(rows, columns // _GROUP, _GROUP)
+    scales = groups.abs().amax(-1) / 7
+    codes = (groups / _nonzero(scales).unsqueeze(-1)).round() + 8
+    packed = pack_nibbles(codes.to(torch.uint8).view(rows, columns))
+    return int4_weight(packed, columns, scales, None, None, name)
+
+
+def _nonzero(scales: torch.Tensor) -> torch.Tensor:
+    return torch.where(scales > 0, scales, 1.0)
