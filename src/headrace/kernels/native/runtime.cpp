@@ -4,6 +4,7 @@
 // whole team runs with a barrier after every operator, then host copies. Nobody in Python waits between two jobs. Waiting
 // threads spin for a bounded time and then sleep on a futex, since other processes need the cores too.
 #include "headrace.h"
+#include "sync.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -12,93 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #include <atomic>
 #include <initializer_list>
 #include <new>
-#ifdef __linux__
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 namespace {
-
-using u32 = uint32_t;
-using u64 = uint64_t;
-
-inline void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-inline u64 now_ns() {
-    timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (u64)t.tv_sec * 1000000000ull + (u64)t.tv_nsec;
-}
-
-#ifdef __linux__
-void sleep_on(std::atomic<u32> *word, u32 seen, const timespec *timeout) {
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, timeout, nullptr, 0);
-}
-void wake_all(std::atomic<u32> *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0); }
-#else
-void sleep_on(std::atomic<u32> *word, u32 seen, const timespec *) {
-    timespec nap = {0, 50000};
-    if (word->load() == seen) nanosleep(&nap, nullptr);
-}
-void wake_all(std::atomic<u32> *) {}
-#endif
-
-// A counter that can be waited for: the word moves, whoever slept is woken.
-struct Event {
-    alignas(64) std::atomic<u32> word{0};
-    std::atomic<u32> sleepers{0};
-
-    void advance() {
-        word.fetch_add(1);
-        if (sleepers.load()) wake_all(&word);
-    }
-    // Until the word differs from `seen` or spin_ns + timeout have passed.
-    void await(u32 seen, u64 spin_ns, const timespec *timeout = nullptr) {
-        if (spin_ns) {
-            u64 end = now_ns() + spin_ns;
-            do {
-                for (int i = 0; i < 32; i++) {
-                    if (word.load(std::memory_order_acquire) != seen) return;
-                    relax();
-                }
-            } while (now_ns() < end);
-        }
-        sleepers.fetch_add(1);
-        while (word.load() == seen) {
-            sleep_on(&word, seen, timeout);
-            if (timeout) break;
-        }
-        sleepers.fetch_sub(1);
-    }
-};
-
-struct Barrier {
-    Event released;
-    alignas(64) std::atomic<u32> arrived{0};
-
-    void wait(u32 n, u64 spin_ns) {
-        if (n == 1) return;
-        u32 seen = released.word.load(std::memory_order_relaxed);
-        if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == n) {
-            arrived.store(0, std::memory_order_relaxed);
-            released.advance();
-        } else {
-            released.await(seen, spin_ns);
-        }
-    }
-};
 
 struct Op {
     hr_kernel fn;
