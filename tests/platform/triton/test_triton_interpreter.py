@@ -53,7 +53,12 @@ def test_float32_to_8_bits_rounds_as_torch_does(name: str) -> None:
 def test_bfloat16_arithmetic_is_that_of_floats() -> None:
     builder, _, _ = _builder()
     a, b = _draw(0).bfloat16(), _draw(2).bfloat16()
-    for operation, want in (("create_fadd", a + b), ("create_fmul", a * b), ("create_fsub", a - b), ("create_fdiv", a / b)):
+    for operation, want in (
+        ("create_fadd", a + b),
+        ("create_fmul", a * b),
+        ("create_fsub", a - b),
+        ("create_fdiv", a / b),
+    ):
         assert torch.equal(_bf16(getattr(builder, operation)(_handle(a), _handle(b))), want), operation
     assert torch.equal(_bf16(builder.create_fneg(_handle(a))), -a)
     assert torch.equal(_bf16(builder.create_fabs(_handle(a))), a.abs())

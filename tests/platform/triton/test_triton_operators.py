@@ -21,7 +21,9 @@ from headrace.types import LayerKV
 Tensor = torch.Tensor
 DTYPES = ("float32", "bfloat16", "float16")
 STORES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3")
-_GENERATED = [(spec.name, dtype) for spec in OPS for dtype in DTYPES if dtype in spec.tolerance and spec.name != "sample"]
+_GENERATED = [
+    (spec.name, dtype) for spec in OPS for dtype in DTYPES if dtype in spec.tolerance and spec.name != "sample"
+]
 
 
 @pytest.mark.parametrize(("name", "dtype"), _GENERATED)
@@ -154,7 +156,12 @@ def _sampled(rows: int = 3, vocab: int = 40, **given: Any) -> dict[str, Any]:
         "bias_value": torch.zeros(1), "history": torch.zeros(rows + 1, 64, dtype=torch.int32),
     }  # fmt: skip
     logits = given.pop("logits", 3 * random.normal(rng(1), rows, vocab, device=CPU))
-    return {**arguments, "logits": logits, "inputs": replace(arguments["inputs"], **{**plain, **given}), "num_logprobs": 3}
+    return {
+        **arguments,
+        "logits": logits,
+        "inputs": replace(arguments["inputs"], **{**plain, **given}),
+        "num_logprobs": 3,
+    }
 
 
 def test_sampling_among_ties_cuts_by_the_lower_id() -> None:
@@ -236,7 +243,9 @@ def test_the_table_has_every_operator() -> None:
         assert (bound.pack is not None) == (name in ("linear", "logits"))
 
 
-@pytest.mark.parametrize(("key", "value"), [("dtype", "int3"), ("fp8", "e5m2"), ("tile", 48), ("stages", 0), ("lanes", 16)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("dtype", "int3"), ("fp8", "e5m2"), ("tile", 48), ("stages", 0), ("lanes", 16)]
+)
 def test_an_unknown_capability_is_refused(key: str, value: object) -> None:
     with pytest.raises(PlatformError, match=f"triton_{key} {value!r}: choose one of"):
         config_of({f"triton_{key}": value})

@@ -43,7 +43,7 @@ def step_of(pad: int, group: int, wide: bool, alibi: bool, config: Config) -> St
     """For heads of `pad` elements; as much as registers hold, where float32 (`wide`), long heads and slopes take more."""
     roomy = config.tile == 64
     if wide:
-        rows, keys, threads = next_power(group, 16), 32 if roomy else 16, 128 if roomy else 256
+        rows, keys, threads = next_power(group, 16), 32 if roomy else 16, 128 if roomy else 512
     elif pad > 128:
         rows, keys, threads = next_power(group, 32), config.tile // 2, 256 if roomy else 512
     else:

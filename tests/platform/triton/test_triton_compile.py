@@ -1,0 +1,105 @@
+"""Every kernel compiled for chips that are not here, held to the baseline; and the report's own judgement.
+
+Compiling starts a process of its own: in this one the kernels are made for the interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.kernels.tritonlib.chips import CHIPS
+from headrace.kernels.tritonlib.report import faults_of, render, write
+
+BASELINE = Path(__file__).parents[3] / "docs" / "results" / "triton-compile.json"
+KERNELS = (
+    "resolve_kernel", "embedding_kernel", "norm_kernel", "gate_kernel", "rotary_kernel", "decode_kernel", "combine_kernel",
+    "prefill_kernel", "dense_kernel", "coded_kernel", "quantise_kernel", "clean_kernel", "count_kernel", "bias_kernel",
+    "penalise_kernel", "choose_kernel", "score_kernel",
+)  # fmt: skip
+
+
+def _report(*arguments: str) -> tuple[int, str]:
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-W", "ignore", "-m", "headrace.kernels.tritonlib.report", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
+def test_every_kernel_fits_the_chip(chip: str, tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    code, told = _report("--chips", chip, "--core", "--baseline", str(BASELINE), "--write", str(result))
+    assert code == 0, told
+    rows = json.loads(result.read_text())["chips"][chip]
+    assert {name.split("/")[1] for name in rows} == set(KERNELS)
+    assert told.splitlines()[-1] == f"{len(rows)} passed, 0 failed"
+
+
+def test_the_baseline_knows_every_chip_and_is_clean() -> None:
+    chips = json.loads(BASELINE.read_text())["chips"]
+    assert set(chips) == set(CHIPS)
+    for name, rows in chips.items():
+        assert {kernel.split("/")[1] for kernel in rows} == set(KERNELS)
+        for kernel, row in rows.items():
+            assert faults_of(CHIPS[name], row, row) == [], (name, kernel)
+
+
+def _row(**given: Any) -> dict[str, Any]:
+    return {"registers": 100, "spills": 0, "shared": 1000, "matrix": "HGMMA", "wants": "float16", **given}
+
+
+@pytest.mark.parametrize(
+    ("given", "before", "fault"),
+    [
+        ({}, None, None),
+        ({"registers": 108}, _row(), None),
+        ({"spills": 3}, None, "3 spills"),
+        ({"shared": 300_000}, None, "300000 bytes of shared memory, the chip has 232448"),
+        ({"matrix": "HMMA"}, None, "no HGMMA, only HMMA"),
+        ({"matrix": ""}, None, "no HGMMA, only no matrix instruction"),
+        ({"registers": 109}, _row(), "109 registers, 100 before"),
+        ({"matrix": "", "wants": ""}, _row(), "no matrix instruction, HGMMA before"),
+    ],
+)
+def test_what_counts_as_a_regression(given: dict[str, Any], before: dict[str, Any] | None, fault: str | None) -> None:
+    row = _row(**given)
+    found = faults_of(CHIPS["sm_90"], row, before)
+    assert found == ([] if fault is None else [fault])
+    assert ("FAILED" in render(CHIPS["sm_90"], "case/kernel", row, found)) == (fault is not None)
+
+
+def test_a_kernel_that_does_not_compile_is_a_fault() -> None:
+    row = {"error": "CompilationError: fp8e4nv not supported"}
+    assert faults_of(CHIPS["sm_80"], row, _row()) == [row["error"]]
+    assert "FAILED: CompilationError" in render(CHIPS["sm_80"], "case/kernel", row, [row["error"]])
+
+
+def test_the_result_is_read_back(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    path = tmp_path / "rows.json"
+    write(path, {"sm_90": {"a/k": _row()}, "gfx942": {"b/k": _row(), "c/k": _row()}})
+    assert json.loads(path.read_text())["chips"] == {"sm_90": {"a/k": _row()}, "gfx942": {"b/k": _row(), "c/k": _row()}}
+
+
+def test_a_type_that_the_chip_lacks_fails() -> None:
+    """E4M3 of OCP on a chip before it: the compiler must be the one that says so."""
+    program = (
+        "from dataclasses import replace; from headrace.kernels.tritonlib.chips import CHIPS;"
+        "from headrace.kernels.tritonlib.code import compile_for; from headrace.kernels.tritonlib.shipped import recorded;"
+        "chip = replace(CHIPS['sm_80'], fp8='ocp');"
+        "[compile_for(l, chip) for l in recorded(chip, True) if l.name == 'linear-fp8-token/coded_kernel']"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode != 0
+    assert "fp8e4nv" in done.stderr
