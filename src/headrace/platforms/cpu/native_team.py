@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,6 +61,7 @@ class Team:
             )
         self._handle: int | None = handle
         self._kept: deque[tuple[int, Any]] = deque()
+        self._lock = threading.Lock()
 
     def run_kernel(self, function: int, args: ctypes.Structure, sizes: Sequence[int] = (), keep: Any = None) -> int:
         """Submit one kernel; its arguments are copied, what they point to stays alive through `keep`. Returns the ticket."""
@@ -106,10 +108,11 @@ class Team:
     def _keep(self, ticket: int, what: Any) -> int:
         if not ticket:
             raise PlatformError("cpu: no memory for a job")
-        if what is not None:
-            self._kept.append((ticket, what))
-        while len(self._kept) > 1 and self.done(self._kept[0][0]):
-            self._kept.popleft()
+        with self._lock:
+            if what is not None:
+                self._kept.append((ticket, what))
+            while len(self._kept) > 1 and self.done(self._kept[0][0]):
+                self._kept.popleft()
         return int(ticket)
 
 
