@@ -69,6 +69,14 @@ def _fp8(rng: Rng, groups: int, rows: int, columns: int) -> Weight:
     return containers.fp8_weight(values, scales(rng, rows, groups, False), None, "w")
 
 
+def _fp8_wide(rng: Rng, rows: int, columns: int) -> Weight:
+    """Blocks of 128 columns; every code there is."""
+    groups = -(-columns // 128)
+    values = codes(rng, 8, rows, groups * 128)
+    values[(values & 127) == 127] = 0  # not a number
+    return containers.fp8_weight(values.view(torch.float8_e4m3fn), scales(rng, rows, groups, False), None, "w")
+
+
 def _mxfp4(rng: Rng, rows: int, columns: int) -> Weight:
     columns = -(-columns // 32) * 32
     exponents = torch.from_numpy(rng.integers(115, 125, (rows, columns // 32), dtype=np.uint8))
@@ -102,7 +110,7 @@ def makers() -> dict[str, Maker]:
         found[f"int{bits}-act-order"] = partial(integers, bits=bits, group=32, zeros=True, shuffled=True)
     for bits in (2, 3):
         found[f"int{bits}-g32"] = partial(integers, bits=bits, group=32, zeros=False, shuffled=False)
-    found |= {"fp8-row": partial(_fp8, groups=1), "fp8-blocks": partial(_fp8, groups=3)}
+    found |= {"fp8-row": partial(_fp8, groups=1), "fp8-blocks": partial(_fp8, groups=3), "fp8-wide-blocks": _fp8_wide}
     return found | {"mxfp4-container": _mxfp4, "nvfp4": _nvfp4}
 
 

@@ -72,10 +72,10 @@ def error(found: Tensor, expected: Tensor) -> float:
 def limit(weight: Weight, compute: Compute) -> float:
     if weight.activation is not None:
         return 1e-9  # the rounding of inputs is the reference's own
-    plain = weight.scheme in ("float32", "bfloat16", "float16") or weight.scheme.startswith("fp8")
+    plain = weight.scheme in ("float32", "bfloat16", "float16", "fp8_e4m3")
     if compute == "int8" and not plain:
         return 2e-3
-    return 1e-4 if compute != "float32" and weight.scheme in ("bfloat16", "float32") else 1e-10
+    return 1e-4 if compute != "float32" and weight.scheme in ("bfloat16", "float32", "fp8_e4m3") else 1e-10
 
 
 def exact(x: Tensor, weight: Weight) -> Tensor:
@@ -99,9 +99,9 @@ ACTIVATIONS = {
     "int8_token": ("int8-g0", "int8-g128", "int4-g64", "int4-g128-zeros"),
     "int8_token_asymmetric": ("int8-g0", "int8-g32"),
     "int8_tensor": ("int8-g0", "int4-g32"),
-    "fp8_token": ("fp8-row", "int4-g32"),
-    "fp8_tensor": ("fp8-row", "fp8-blocks"),
-    "fp8_group128": ("fp8-row",),
+    "fp8_token": ("fp8-row", "fp8-wide-blocks", "int4-g32"),
+    "fp8_tensor": ("fp8-row", "fp8-blocks", "fp8-wide-blocks"),
+    "fp8_group128": ("fp8-row", "fp8-blocks", "fp8-wide-blocks"),
     "mxfp4": ("mxfp4-container",),
     "nvfp4": ("nvfp4",),
 }

@@ -8,8 +8,8 @@
 //   HR_CODE_6    every 16 columns: 64 + 64 bytes of HR_CODE_4 and 64 with the top bits, two each for columns j, 4 + j, 8 + j, 12 + j
 //   HR_CODE_5    every 32 columns: 256 bytes of HR_CODE_4 and 64 with the fifth bits, bit b for columns 4 b + j
 //   HR_CODE_8    byte 4 n + j of every 64: column 4 t + j of row n
-//   HR_CODE_E4M3, _F16, _F32: [K][16]
-//   HR_CODE_BF16 [K / 2][16][2]
+//   HR_CODE_F16, HR_CODE_F32    [K][16]
+//   HR_CODE_BF16, HR_CODE_E4M3  [K / 2][16][2]
 #ifndef HEADRACE_LINEAR_H
 #define HEADRACE_LINEAR_H
 #include "headrace.h"
@@ -28,8 +28,9 @@ enum { HR_SCALE_NONE, HR_SCALE_F16, HR_SCALE_F32, HR_SCALE_E8M0, HR_SCALE_K };
 enum { HR_MIN_NONE, HR_MIN_F16, HR_MIN_F32, HR_MIN_K, HR_MIN_U8, HR_MIN_S8 };
 
 // The arithmetic a part was packed for. HR_ARITH_I8: integer dot products a step of 16 or 32 columns, each scaled and added
-// in float32. HR_ARITH_I8_ROW: one integer sum a row.
-enum { HR_ARITH_F32, HR_ARITH_BF16, HR_ARITH_I8, HR_ARITH_I8_ROW };
+// in float32. HR_ARITH_I8_ROW: one integer sum a row. HR_ARITH_F8: bfloat16 products of unscaled E4M3 values, scaled a step of
+// 128 columns or, where step is 0, once a row.
+enum { HR_ARITH_F32, HR_ARITH_BF16, HR_ARITH_I8, HR_ARITH_I8_ROW, HR_ARITH_F8 };
 
 // How inputs are rounded before the product. HR_INPUT_DYNAMIC: int8 a step of columns, scale from their largest magnitude.
 enum {
@@ -46,7 +47,7 @@ enum {
 };
 
 typedef struct hr_input {
-    int32_t kind, arith, step;  // HR_INPUT_*, HR_ARITH_*; columns that share a scale in HR_ARITH_I8
+    int32_t kind, arith, step;  // HR_INPUT_*, HR_ARITH_*; columns that share a scale
     float scale;                // the checkpoint's, for the kinds that have one
     const int32_t *order;       // [K]: column k of the part is column order[k] of the input; null: the same
 } hr_input;

@@ -156,8 +156,10 @@ inline void expand_floats(const hr_part *part, const uint8_t *panel, int64_t beg
     } else if (part->code == HR_CODE_F16) {
         for (int64_t k = begin; k < end; k++, out += 16) fstore(out, load_f16(panel + 32 * k));
     } else {
-        for (int64_t k = begin; k < end; k++, out += 16)
-            fstore(out, fmul(load_e4m3(panel + 16 * k), scale_at(part, panel, k / part->group)));
+        for (int64_t k = begin; k < end; k++, out += 16) {
+            C v = load_e4m3_pairs(panel + k / 2 * 32);
+            fstore(out, fmul(k % 2 ? bf_odd(v) : bf_even(v), scale_at(part, panel, k / part->group)));
+        }
     }
 }
 

@@ -160,10 +160,24 @@ inline void bf16_row(const float *x, int64_t columns, uint16_t *out) {
     for (; i < columns; i++) out[i] = to_bf16(x[i]);
 }
 
+// E4M3 values over their scales, which follow: one a row, or one every `step` columns. Plain inputs are rounded to bfloat16.
+inline void fp8_row(const hr_input *in, float *x, int64_t columns, uint16_t *out, float *scales) {
+    int64_t step = in->step ? in->step : columns, share = shared_columns(in->kind, columns);
+    float scale = 1.0f;
+    for (int64_t k = 0; k < columns; k += step, scales++) {
+        if (in->kind != HR_INPUT_NONE && k % share == 0) scale = scale_of(in, x + k, columns - k < share ? columns - k : share, nullptr);
+        *scales = scale;
+        int64_t end = k + step < columns ? k + step : columns;
+        for (int64_t i = k; i < end; i += W) vstore(x + i, on_grid(in->kind, vload(x + i), scale, 0));
+    }
+    bf16_row(x, columns, out);
+}
+
 // Bytes of a prepared row: an odd number of cache lines, so that rows don't share their places in a cache.
 HR_INLINE int64_t row_bytes(const hr_input *in, int64_t columns) {
     int64_t wide = padded(columns), bytes = 4 * wide;
     if (in->arith == HR_ARITH_BF16) bytes = 2 * wide;
+    if (in->arith == HR_ARITH_F8) bytes = 2 * wide + (in->step ? (wide + in->step - 1) / in->step : 1) * 4;
     if (in->arith == HR_ARITH_I8) bytes = wide + wide / in->step * (int64_t)sizeof(Step);
     if (in->arith == HR_ARITH_I8_ROW) bytes = wide + (int64_t)sizeof(Step);
     return ((bytes + 63) / 64 | 1) * 64;
@@ -181,6 +195,8 @@ inline void prepare_row(const hr_input *in, const float *x, int64_t columns, flo
     if (row != x) memset(row + columns, 0, (size_t)(wide - columns) * 4);
     if (in->arith == HR_ARITH_I8 || in->arith == HR_ARITH_I8_ROW) {
         int8_row(in, row, wide, (int8_t *)out, (Step *)(out + wide));
+    } else if (in->arith == HR_ARITH_F8) {
+        fp8_row(in, row, wide, (uint16_t *)out, (float *)(out + 2 * wide));
     } else {
         round_row(in, row, columns);
         if (in->arith == HR_ARITH_BF16) bf16_row(row, wide, (uint16_t *)out);

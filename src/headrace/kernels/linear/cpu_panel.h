@@ -71,8 +71,36 @@ struct TileBf16 {
     const Out *out;
     template <int R> inline void run(int64_t r) const {
         F sums[R];
+        for (int i = 0; i < R; i++) sums[i] = fzero();
         tile_bf16<R>(panel, pairs, (const uint8_t *)in.x + r * in.stride, in.stride, sums);
         for (int i = 0; i < R; i++) out->put(r + i, sums[i]);
+    }
+};
+
+// A chunk of E4M3 as bfloat16 pairs. Sums of earlier columns wait in the output: bare ones where there is one scale a row.
+struct TileF8 {
+    const uint8_t *w;
+    int64_t begin, end, wide;
+    bool last, stepped;
+    F scale;
+    Rows in;
+    const Out *out;
+    template <int R> inline void run(int64_t r) const {
+        F sums[R], before[R];
+        for (int i = 0; i < R; i++) {
+            before[i] = begin ? fload_n(out->y + (r + i) * out->stride, out->rows) : fzero();
+            sums[i] = stepped ? fzero() : before[i];
+        }
+        const char *x = in.x + r * in.stride;
+        tile_bf16<R>(w, (end - begin + 1) / 2, (const uint8_t *)x + 2 * begin, in.stride, sums);
+        for (int i = 0; i < R; i++) {
+            const float *scales = (const float *)(x + i * in.stride + 2 * wide);
+            F unit = fmul(scale, fset(scales[stepped ? begin / CHUNK : 0]));
+            if (stepped) sums[i] = ffma(sums[i], unit, before[i]);
+            else if (last) sums[i] = fmul(sums[i], unit);
+            if (last) out->put(r + i, sums[i]);
+            else fstore_n(out->y + (r + i) * out->stride, sums[i], out->rows);
+        }
     }
 };
 
@@ -125,6 +153,19 @@ inline void panel_f32(const hr_part *part, const uint8_t *panel, int64_t columns
     }
 }
 
+inline void panel_f8(const hr_part *part, const uint8_t *panel, int64_t columns, Rows in, const Out &out, float *scratch) {
+    uint8_t *w = (uint8_t *)scratch;
+    for (int64_t k = 0; k < columns; k += CHUNK) {
+        int64_t end = k + CHUNK < columns ? k + CHUNK : columns;
+        for (int64_t i = k; i < end; i += 2) {
+            if (i % 4 == 0) prefetch(panel + 16 * i + AHEAD);
+            cstore(w + 32 * (i - k), load_e4m3_pairs(panel + 16 * i));
+        }
+        F scale = scale_at(part, panel, k / part->group);
+        for_tiles(in.count, TileF8{w, k, end, padded(columns), end == columns, part->step != 0, scale, in, &out});
+    }
+}
+
 // Floats of scratch that `panel_product` needs.
 HR_INLINE int64_t panel_scratch(int64_t columns) {
     int64_t steps = padded(columns) / 16 * 32;
@@ -134,6 +175,7 @@ HR_INLINE int64_t panel_scratch(int64_t columns) {
 inline void panel_product(const hr_part *part, int64_t index, int64_t columns, Rows in, const Out &out, float *scratch) {
     const uint8_t *panel = part->panels + index * part->panel_bytes;
     int64_t wide = padded(columns);
+    if (part->arith == HR_ARITH_F8) return panel_f8(part, panel, columns, in, out, scratch);
     if (part->arith == HR_ARITH_F32) return panel_f32(part, panel, columns, in, out, scratch);
     if (part->arith == HR_ARITH_BF16) return for_tiles(in.count, TileBf16{panel, (columns + 1) / 2, in, &out});
     switch (part->code) {

@@ -96,9 +96,10 @@ inline void tile_i8_row(Codes codes, const Stream &from, int64_t steps, int offs
     }
 }
 
+// Adds to what `out` holds.
 template <int R> inline void tile_bf16(const uint8_t *p, int64_t pairs, const uint8_t *x, int64_t stride, F *out) {
     F acc[R];
-    for (int r = 0; r < R; r++) acc[r] = fzero();
+    for (int r = 0; r < R; r++) acc[r] = out[r];
     for (int64_t k = 0; k < pairs; k++, p += 64, x += 4) {
         C w = cload(p);
         prefetch(p + AHEAD);

@@ -1,7 +1,7 @@
 """From a checkpoint's weight to the form that the native kernels read: packed once, kept beside the weight.
 
 `pack` chooses the arithmetic: `float32` multiplies dequantised weights exactly; `bfloat16` lets bfloat16 (and float32) weights
-meet inputs rounded to bfloat16; `int8` also lets integer weights meet inputs rounded to int8, by groups of 32 (16 where a
+meet inputs rounded to bfloat16, and FP8 weights those or the FP8 inputs that their scheme asks for; `int8` also lets integer weights meet inputs rounded to int8, by groups of 32 (16 where a
 scale covers 16 columns) or as the scheme says.
 """
 
@@ -19,6 +19,7 @@ from headrace.errors import PlatformError
 from headrace.kernels.weight import Weight
 from headrace.platforms.cpu.packing_panels import (
     ARITH_BF16,
+    ARITH_F8,
     ARITH_F32,
     ARITH_I8,
     ARITH_I8_ROW,
@@ -38,6 +39,7 @@ _INPUTS = {
     "fp8_group128": 7, "mxfp4": 8, "nvfp4": 9,
 }  # fmt: skip
 _DYNAMIC = 1
+_FP8_INPUTS = (None, "fp8_token", "fp8_tensor", "fp8_group128")
 _LONGEST_ROW = 1 << 16
 """Columns whose int8 products are sure to fit one 32-bit sum."""
 
@@ -85,7 +87,7 @@ class PackedPart:
         kind = _INPUTS[self.activation]
         if self.layout.arith in (ARITH_I8, ARITH_I8_ROW) and kind == 0:
             kind = _DYNAMIC
-        step = self.layout.step if self.layout.arith == ARITH_I8 else 0
+        step = self.layout.step if self.layout.arith in (ARITH_I8, ARITH_F8) else 0
         order = None if self.order is None else self.order.numpy().tobytes()
         return kind, self.layout.arith, step, self.input_scale, order
 
@@ -191,13 +193,7 @@ def _pack_part(weight: Weight, compute: Compute, arena: Arena) -> PackedPart:
 def _arithmetic(weight: Weight, form: Coded | Dense, compute: Compute) -> tuple[int, int]:
     """(arithmetic, columns a step)"""
     if isinstance(form, Dense):
-        narrow = {torch.bfloat16: compute != "float32", torch.float32: compute == "bfloat16"}
-        plain = (
-            narrow.get(form.values.dtype, False)
-            and weight.activation is None
-            and weight.scheme in ("float32", "bfloat16")
-        )
-        return (ARITH_BF16 if plain else ARITH_F32), 32
+        return _dense_arithmetic(weight, form, compute)
     activation = weight.activation
     whole = form.scales.shape[1] == 1 and form.minimum is None and form.zeros is None and form.table is None
     step = 32 if form.scales.shape[1] == 1 or form.group % 32 == 0 else 16
@@ -209,6 +205,17 @@ def _arithmetic(weight: Weight, form: Coded | Dense, compute: Compute) -> tuple[
     if by_row and whole and padded(weight.shape[1]) < _LONGEST_ROW:
         return ARITH_I8_ROW, step
     return (ARITH_F32 if activation == "int8_token_asymmetric" else ARITH_I8), step
+
+
+def _dense_arithmetic(weight: Weight, form: Dense, compute: Compute) -> tuple[int, int]:
+    if form.scales is not None and compute != "float32" and weight.activation in _FP8_INPUTS:
+        group = weight.shape[1] // form.scales.shape[1]
+        blocks = form.scales.shape[1] > 1
+        if not blocks or group % 128 == 0:
+            return ARITH_F8, 128 if blocks or weight.activation == "fp8_group128" else 0
+    narrow = {"bfloat16": compute != "float32", "float32": compute == "bfloat16"}
+    plain = narrow.get(weight.scheme, False) and weight.activation is None
+    return (ARITH_BF16 if plain else ARITH_F32), 32
 
 
 def _part_args(part: PackedPart, column: int, index: int) -> _PartArgs:

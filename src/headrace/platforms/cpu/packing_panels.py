@@ -10,10 +10,10 @@ import torch
 
 from headrace.platforms.cpu.packing_schemes import Coded, Dense
 
-__all__ = ["ARITH_BF16", "ARITH_F32", "ARITH_I8", "ARITH_I8_ROW", "Arena", "Layout", "lay_out", "padded"]
+__all__ = ["ARITH_BF16", "ARITH_F8", "ARITH_F32", "ARITH_I8", "ARITH_I8_ROW", "Arena", "Layout", "lay_out", "padded"]
 
 Tensor = torch.Tensor
-ARITH_F32, ARITH_BF16, ARITH_I8, ARITH_I8_ROW = range(4)
+ARITH_F32, ARITH_BF16, ARITH_I8, ARITH_I8_ROW, ARITH_F8 = range(5)
 _CODE = {4: 0, 5: 1, 6: 2, 8: 3}
 _FLOAT_CODE = {torch.float8_e4m3fn: 4, torch.float16: 5, torch.bfloat16: 6, torch.float32: 7}
 _SCALE = {torch.float16: 1, torch.float32: 2, torch.uint8: 3, torch.int8: 4}
@@ -90,7 +90,13 @@ def _layout(form: Coded | Dense, arith: int, step: int, size: int, at: dict[str,
         scaled = form.scales is not None
         group = _dense_group(form)
         return Layout(
-            size, **at, code=_FLOAT_CODE[form.values.dtype], scale=2 if scaled else 0, arith=arith, group=group
+            size,
+            **at,
+            code=_FLOAT_CODE[form.values.dtype],
+            scale=2 if scaled else 0,
+            arith=arith,
+            group=group,
+            step=step,
         )
     minimum = 0
     if form.minimum is not None:
@@ -143,7 +149,7 @@ def _dense_regions(form: Dense) -> dict[str, Tensor]:
     if values.dtype == torch.bfloat16:
         return {"codes": _by_panel(_pad(values, columns).view(torch.int32))}
     if values.dtype == torch.float8_e4m3fn:
-        regions = {"codes": _by_panel(_pad(values.view(torch.uint8), columns))}
+        regions = {"codes": _by_panel(_pad(values.view(torch.uint8), columns).view(torch.int16))}
         if form.scales is not None:
             regions["scale_at"] = _by_panel(_pad(form.scales, form.scales.shape[1]))
         return regions
