@@ -110,7 +110,8 @@ inline void decode_scales(const hr_part *part, const uint8_t *panel, int64_t ste
         for_steps(part, steps, addends, [=](int64_t g) { return addend_at(part, panel, g, scale_at(part, panel, g)); });
 }
 
-template <class Codes, int J> HR_INLINE void expand_quad(Codes codes, const uint8_t *p, F offset, F scale, F addend, bool add, float *out) {
+template <class Codes, int J>
+HR_INLINE void expand_quad(Codes codes, const uint8_t *p, F offset, F scale, F addend, bool add, float *out) {
     C v = codes.template get<J>(p);
     F x[4] = {column<0>(v), column<1>(v), column<2>(v), column<3>(v)};
     for (int j = 0; j < 4; j++) {
@@ -121,7 +122,8 @@ template <class Codes, int J> HR_INLINE void expand_quad(Codes codes, const uint
 
 // Float values of columns [begin, end) of a panel, [columns][16]; begin is a multiple of 32, what lies beyond `end` in the
 // last step is written, too.
-template <class Codes> inline void expand_codes(const hr_part *part, const uint8_t *panel, int64_t begin, int64_t end, float *out) {
+template <class Codes>
+inline void expand_codes(const hr_part *part, const uint8_t *panel, int64_t begin, int64_t end, float *out) {
     Codes codes = Codes::make(part);
     F middle = fset(part->offset_bits < 0 ? 0.0f : (float)(1 << part->offset_bits));
     bool zeros = part->min == HR_MIN_U8 || part->min == HR_MIN_S8, add = part->min != HR_MIN_NONE && !zeros;

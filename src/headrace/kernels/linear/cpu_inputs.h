@@ -165,7 +165,8 @@ inline void fp8_row(const hr_input *in, float *x, int64_t columns, uint16_t *out
     int64_t step = in->step ? in->step : columns, share = shared_columns(in->kind, columns);
     float scale = 1.0f;
     for (int64_t k = 0; k < columns; k += step, scales++) {
-        if (in->kind != HR_INPUT_NONE && k % share == 0) scale = scale_of(in, x + k, columns - k < share ? columns - k : share, nullptr);
+        int64_t shared = columns - k < share ? columns - k : share;
+        if (in->kind != HR_INPUT_NONE && k % share == 0) scale = scale_of(in, x + k, shared, nullptr);
         *scales = scale;
         int64_t end = k + step < columns ? k + step : columns;
         for (int64_t i = k; i < end; i += W) vstore(x + i, on_grid(in->kind, vload(x + i), scale, 0));

@@ -42,7 +42,8 @@ template <class Codes, int Columns, bool Min> struct TileI8 {
     template <int R> inline void run(int64_t r) const {
         F sums[R];
         const int8_t *x = (const int8_t *)in.x + r * in.stride;
-        tile_i8<Codes, Columns, Min, R>(codes, from, wide / Columns, offset_bits, scales, addends, x, in.stride, (const Step *)(x + wide), sums);
+        tile_i8<Codes, Columns, Min, R>(codes, from, wide / Columns, offset_bits, scales, addends, x, in.stride,
+                                        (const Step *)(x + wide), sums);
         for (int i = 0; i < R; i++) out->put(r + i, sums[i]);
     }
 };
@@ -59,7 +60,8 @@ template <class Codes> struct TileI8Row {
     template <int R> inline void run(int64_t r) const {
         F sums[R];
         const int8_t *x = (const int8_t *)in.x + r * in.stride;
-        tile_i8_row<Codes, R>(codes, from, wide / 32, offset_bits, scale, row_sums, x, in.stride, (const Step *)(x + wide), sums);
+        tile_i8_row<Codes, R>(codes, from, wide / 32, offset_bits, scale, row_sums, x, in.stride,
+                              (const Step *)(x + wide), sums);
         for (int i = 0; i < R; i++) out->put(r + i, sums[i]);
     }
 };
@@ -126,7 +128,9 @@ template <class Codes, int Columns, bool Min>
 inline void panel_i8(const hr_part *part, const uint8_t *panel, int64_t wide, Rows in, const Out &out, float *scratch) {
     float *scales = scratch, *addends = scratch + wide / Columns * 16;
     decode_scales(part, panel, wide / Columns, scales, addends);
-    for_tiles(in.count, TileI8<Codes, Columns, Min>{Codes::make(part), stream_of(part, panel, wide * 2 * Codes::BITS), wide, part->offset_bits, scales, addends, in, &out});
+    Stream from = stream_of(part, panel, wide * 2 * Codes::BITS);
+    TileI8<Codes, Columns, Min> tile{Codes::make(part), from, wide, part->offset_bits, scales, addends, in, &out};
+    for_tiles(in.count, tile);
 }
 
 template <class Codes>
@@ -134,7 +138,8 @@ inline void panel_i8_any(const hr_part *part, const uint8_t *panel, int64_t wide
     if (part->arith == HR_ARITH_I8_ROW) {
         I sums = part->row_sum_at ? iload(panel + part->row_sum_at) : iset16(0);
         Stream from = stream_of(part, panel, wide * 2 * Codes::BITS);
-        for_tiles(in.count, TileI8Row<Codes>{Codes::make(part), from, wide, part->offset_bits, scale_at(part, panel, 0), sums, in, &out});
+        F scale = scale_at(part, panel, 0);
+        for_tiles(in.count, TileI8Row<Codes>{Codes::make(part), from, wide, part->offset_bits, scale, sums, in, &out});
     } else if (part->step == 32) {
         if (part->min) panel_i8<Codes, 32, true>(part, panel, wide, in, out, scratch);
         else panel_i8<Codes, 32, false>(part, panel, wide, in, out, scratch);
