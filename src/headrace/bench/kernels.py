@@ -28,7 +28,7 @@ from headrace.quant.containers import int8_weight, int_weight
 from headrace.quant.gguf import GGUF_TYPES, gguf_weight
 from headrace.quant.weights import dense
 
-__all__ = ["FORMATS", "Limits", "Measurement", "main", "measure", "measure_limits"]
+__all__ = ["FORMATS", "Limits", "Measurement", "configure", "main", "measure", "measure_limits", "run"]
 
 Tensor = torch.Tensor
 _COLD = 128 << 20
@@ -167,13 +167,20 @@ def _fastest(call: Callable[[], None]) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m headrace.bench.kernels", description=__doc__)
+    configure(parser)
+    return run(parser.parse_args(argv))
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--formats", default="bfloat16,q4_0,q4_1,q8_0,q6_k", help=f"of {', '.join(FORMATS)}; or all")
     parser.add_argument("--rows", default="1,4,16,512", help="of the inputs")
     parser.add_argument("--shape", default="3072x1536", help="of the weight: outputs x inputs")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--isa", default=None, help="instruction set")
     parser.add_argument("--json", action="store_true")
-    args = parser.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> int:
     names = list(FORMATS) if args.formats == "all" else args.formats.split(",")
     for name in names:
         if name not in FORMATS:
