@@ -56,7 +56,11 @@ async def run_load(
     prompts = build(workload, encode, seed, requests)
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     timeout = aiohttp.ClientTimeout(total=1800)
-    async with aiohttp.ClientSession(timeout=timeout, headers=headers, read_bufsize=1 << 20) as session:
+    # A connection a request: some servers close theirs after an answer without saying so.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(
+        timeout=timeout, headers=headers, read_bufsize=1 << 20, connector=connector
+    ) as session:
         await _warm(session, target, prompts, warmup)
         gauges: dict[str, list[float]] = {name: [] for name in _WASTES}
         watcher = asyncio.create_task(_watch(session, target.url, gauges))
