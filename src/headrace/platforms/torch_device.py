@@ -19,10 +19,11 @@ from headrace.kernels import paged
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.host import host_memory
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
+from headrace.platforms.one_rank import OneRank
 from headrace.platforms.order import FuturePending, Inline, Outputs, Queue, Worker, resolve
 from headrace.types import Bucket, Capabilities, KVLayout
 
-__all__ = ["EagerExecutable", "OneRank", "TorchDevice"]
+__all__ = ["EagerExecutable", "TorchDevice"]
 
 T = TypeVar("T")
 
@@ -171,22 +172,6 @@ class EagerExecutable:
             return outputs
 
         return kv, Outputs(self._device.submit(work), self._names)
-
-
-class OneRank:
-    """Collectives of a group of one."""
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return x
-
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        return x
-
-    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
-        return x
-
-    def broadcast(self, x: Tensor, root: int) -> Tensor:
-        return x
 
 
 def _to_host(tensor: torch.Tensor) -> npt.NDArray[Any]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from headrace.errors import HeadraceError, OutOfMemory, PlatformError
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
+from headrace.platforms.one_rank import OneRank
 from headrace.platforms.sim.cost import Clock, Machine
 from headrace.platforms.sim.ops import Operators
 from headrace.types import Bucket, Capabilities, KVLayout
@@ -89,7 +90,7 @@ class SimDevice:
     def communicator(self, group: Sequence[int]) -> Communicator:
         if len(group) != 1:
             raise PlatformError(f"sim: no collectives yet, but a group of {len(group)} ranks was asked for")
-        return SimCommunicator()
+        return OneRank()
 
     def extension(self, name: str) -> object | None:
         """`clock`: the device's `cost.Clock`."""
@@ -139,19 +140,3 @@ class SimPending:
     def result(self) -> npt.NDArray[Any]:
         self._clock.wait(self._ready)
         return self._array
-
-
-class SimCommunicator:
-    """A group of one."""
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return x
-
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        return x
-
-    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
-        return x
-
-    def broadcast(self, x: Tensor, root: int) -> Tensor:
-        return x
