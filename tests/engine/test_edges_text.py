@@ -272,19 +272,27 @@ def test_deserters_leave_nothing_behind(narrow):
 
 def test_those_who_leave_while_they_wait_are_counted(narrow):
     until_idle(narrow)
-    name = 'headrace_requests_finished_total{reason="abort"}'
-    before = narrow.figures()[name]
+    before = narrow.figures()
     body = {"max_tokens": 200, "ignore_eos": True, "n": 2}
     first = {"prompt": "x", "stream": True, **body}
-    # Both slots are taken by the first, and the second has not begun when it leaves.
+    # Both slots are taken by the first, and the second waits for them when it leaves.
     with (
         httpx.Client(base_url=narrow.url) as http,
         http.stream("POST", COMPLETIONS, json=first),
         pytest.raises(httpx.ReadTimeout),
     ):
-        http.post(COMPLETIONS, json={"prompt": "y", **body}, timeout=0.05)
+        http.post(COMPLETIONS, json={"prompt": "y", **body}, timeout=httpx.Timeout(10, read=0.02))
     until_idle(narrow)
-    assert narrow.figures()[name] - before == 4
+    after = narrow.figures()
+    ended = {
+        reason: after[name] - before[name]
+        for reason in ("abort", "length", "stop", "error")
+        for name in [f'headrace_requests_finished_total{{reason="{reason}"}}']
+    }
+    # Those of the first may reach their length before they are left; the second's can't.
+    assert ended["abort"] >= 2
+    assert ended["abort"] + ended["length"] == 4
+    assert ended["stop"] == ended["error"] == 0
 
 
 def test_a_thousand_at_once(narrow):
