@@ -1,14 +1,54 @@
 #!/usr/bin/env bash
-# The native kernels and their runtime under the address and undefined-behaviour sanitizers: their own build, their own tests.
-# Usage: ci/sanitize.sh [instruction sets, default all that the compiler builds]
+# The native kernels and their runtime under the sanitizers: their own builds, every operator, the tape and the team.
+# First address and undefined behaviour: calls from a file (replay.cpp), whose every buffer ends where its memory ends, then the
+# tests from Python. Then threads: the replay alone, as Python and torch have races of their own.
+#
+# Usage: ci/sanitize.sh [instruction sets separated by semicolons, default all that the compiler builds and run here]
+# The last line is `N passed, N failed`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
+isas=${1:-}
 build=build/sanitize
-cmake -S . -B "$build" -G Ninja -DHEADRACE_SANITIZE=ON -DHEADRACE_OPS= -DHEADRACE_ISAS="${1:-}" >/dev/null
-cmake --build "$build" --target headrace_cpu
+passed=0 failed=0
+mkdir -p "$build"
+
+tally() { # tally LOG: add what its last line counts; a run that ended before it could count is one failure
+  local good bad
+  good=$(tail -n 1 "$1" | grep -oE '[0-9]+ passed' | grep -oE '[0-9]+') || true
+  bad=$(tail -n 1 "$1" | grep -oE '[0-9]+ (failed|error)' | grep -oE '[0-9]+') || true
+  [[ -n $good || -n $bad ]] || bad=1
+  passed=$((passed + ${good:-0})) failed=$((failed + ${bad:-0}))
+}
+
+make_with() { # make_with SANITIZERS FOLDER
+  cmake -S . -B "$2" -G Ninja -DHEADRACE_SANITIZE="$1" -DHEADRACE_OPS= -DHEADRACE_ISAS="$isas" >/dev/null
+  cmake --build "$2" --target headrace_cpu replay
+}
+
+replay() { # replay FOLDER: every instruction set of the library that runs here
+  local isa
+  for isa in $(nm -D --defined-only "$1/libheadrace_cpu.so" | grep -oP ' hr_rms_norm_\K\w+$' | sort -u); do
+    echo "$1, $isa"
+    "$1/replay" "$1/libheadrace_cpu.so" "$isa" "$build/cases" 2>&1 | tee "$build/log" | tail -n 40 || true
+    if grep -q 'does not run here' "$build/log"; then continue; fi
+    tally "$build/log"
+  done
+}
+
+export OMP_NUM_THREADS=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 TSAN_OPTIONS=halt_on_error=1
+# Python and torch keep memory to the end on purpose, so leaks are looked for in the replay alone.
+PYTHONPATH=tests/platform/cpu "$python" tests/platform/cpu/native_cases.py "$build/cases"
+make_with address,undefined "$build/address"
+replay "$build/address"
+
 runtime=$("${CXX:-c++}" -print-file-name=libasan.so):$("${CXX:-c++}" -print-file-name=libubsan.so)
-# Python and torch keep memory to the end on purpose, so leaks are not looked for.
-LD_PRELOAD=$runtime ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-  PYTHONPATH=ci OMP_NUM_THREADS=1 "$python" -m pytest -p native_library --native-library "$build/libheadrace_cpu.so" \
-  tests/platform/cpu/test_native_*.py
+LD_PRELOAD=$runtime ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 PYTHONPATH=ci "$python" -m pytest -p native_library \
+  --native-library "$build/address/libheadrace_cpu.so" tests/platform/cpu/test_native_*.py 2>&1 | tee "$build/log" || true
+tally "$build/log"
+
+isas=generic
+make_with thread "$build/thread"
+replay "$build/thread"
+echo "$passed passed, $failed failed"
+[[ $failed -eq 0 ]]

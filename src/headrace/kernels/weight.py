@@ -32,6 +32,8 @@ class Weight:
     """float32 [N]."""
     activation: str | None = None
     """How the scheme says inputs are quantised before the product: `int8_token`, `fp8_token`, `fp8_tensor`, `mxfp4`…; None: not at all."""
+    wide_inputs: bool = False
+    """The scheme quantises weights alone: without an `activation`, arithmetic keeps inputs to 16 bits rather than 8."""
     parts: tuple[Weight, ...] = ()
     name: str = ""
     """The checkpoint's name, for errors."""

@@ -78,7 +78,7 @@ def nvfp4_weight(packed: Tensor, scales: Tensor, global_scale: Tensor, name: str
 
 def _weight(scheme: str, shape: tuple[int, int], tensors: Mapping[str, Tensor | None], name: str) -> Weight:
     present = {key: value for key, value in tensors.items() if value is not None}
-    return Weight(scheme, shape, present, _UNPACK[scheme], name=name)
+    return Weight(scheme, shape, present, _UNPACK[scheme], wide_inputs=True, name=name)
 
 
 def _by_column(weight: Weight, table: Tensor) -> Tensor:

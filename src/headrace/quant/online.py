@@ -29,7 +29,7 @@ def quantize_weight(weight: Weight, kind: str) -> Weight:
         raise UnsupportedModel(f"{weight.name or 'a weight'} is stored as {weight.scheme}: leave --quantize out")
     matrix = weight.dequantize()
     quantized = _int8(matrix, weight.name) if kind == "int8" else _int4(matrix, weight.name)
-    return replace(quantized, bias=weight.bias)
+    return replace(quantized, bias=weight.bias, wide_inputs=False)
 
 
 def _int8(matrix: torch.Tensor, name: str) -> Weight:

@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr int64_t FEW_ROWS = 8;            // up to here a product is bound by memory: every thread streams one run of panels
+constexpr int64_t FEW_ROWS = 64;           // up to here a product is bound by memory: every thread streams one run of panels
 constexpr int64_t ALONE = 1 << 13;         // inputs that each thread prepares for itself rather than wait for others
 constexpr int64_t MOST_ROWS = 512;         // rows that are prepared at a time
 constexpr int64_t BLOCK = 128;             // rows of a unit of work

@@ -29,10 +29,11 @@ enum { HR_MIN_NONE, HR_MIN_F16, HR_MIN_F32, HR_MIN_K, HR_MIN_U8, HR_MIN_S8 };
 
 // The arithmetic a part was packed for. HR_ARITH_I8: integer dot products a step of 16 or 32 columns, each scaled and added
 // in float32. HR_ARITH_I8_ROW: one integer sum a row. HR_ARITH_F8: bfloat16 products of unscaled E4M3 values, scaled a step of
-// 128 columns or, where step is 0, once a row.
-enum { HR_ARITH_F32, HR_ARITH_BF16, HR_ARITH_I8, HR_ARITH_I8_ROW, HR_ARITH_F8 };
+// 128 columns or, where step is 0, once a row. HR_ARITH_I8_PAIR: HR_ARITH_I8 on both rows of HR_INPUT_PAIR, added.
+enum { HR_ARITH_F32, HR_ARITH_BF16, HR_ARITH_I8, HR_ARITH_I8_ROW, HR_ARITH_F8, HR_ARITH_I8_PAIR };
 
 // How inputs are rounded before the product. HR_INPUT_DYNAMIC: int8 a step of columns, scale from their largest magnitude.
+// HR_INPUT_PAIR: likewise, and what that leaves in a second row of int8, 254 times finer: close to 16 bits.
 enum {
     HR_INPUT_NONE,
     HR_INPUT_DYNAMIC,
@@ -43,7 +44,8 @@ enum {
     HR_INPUT_FP8_TENSOR,
     HR_INPUT_FP8_GROUP128,
     HR_INPUT_MXFP4,
-    HR_INPUT_NVFP4
+    HR_INPUT_NVFP4,
+    HR_INPUT_PAIR
 };
 
 typedef struct hr_input {

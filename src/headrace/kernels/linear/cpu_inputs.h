@@ -152,6 +152,25 @@ inline void int8_row(const hr_input *in, const float *x, int64_t columns, int8_t
     }
 }
 
+// HR_INPUT_PAIR: a row of whole steps and, `piece` bytes on, one of what they leave.
+inline void pair_row(const hr_input *in, const float *x, int64_t columns, int8_t *coarse, int64_t piece) {
+    int8_t *fine = coarse + piece;
+    Step *first = (Step *)(coarse + columns), *second = (Step *)(fine + columns);
+    for (int64_t k = 0; k < columns; k += in->step, first++, second++) {
+        float scale = largest(x + k, in->step) / 127.0f, rest = scale / 254.0f;
+        float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+        int32_t sum = 0, left = 0;
+        for (int64_t i = k; i < k + in->step; i += W) {
+            vf v = vload(x + i), whole = vround(clamp(v * vset(inverse), -127.0f, 127.0f));
+            vf part = (v - whole * vset(scale)) * vset(254.0f * inverse);
+            sum += store_int8(coarse + i, whole);
+            left += store_int8(fine + i, vround(clamp(part, -127.0f, 127.0f)));
+        }
+        *first = {scale, -sum, scale * (float)sum, 0};
+        *second = {rest, -left, rest * (float)left, 0};
+    }
+}
+
 inline void bf16_row(const float *x, int64_t columns, uint16_t *out) {
     int64_t i = 0;
 #if defined(__AVX512BF16__)
@@ -179,9 +198,10 @@ HR_INLINE int64_t row_bytes(const hr_input *in, int64_t columns) {
     int64_t wide = padded(columns), bytes = 4 * wide;
     if (in->arith == HR_ARITH_BF16) bytes = 2 * wide;
     if (in->arith == HR_ARITH_F8) bytes = 2 * wide + (in->step ? (wide + in->step - 1) / in->step : 1) * 4;
-    if (in->arith == HR_ARITH_I8) bytes = wide + wide / in->step * (int64_t)sizeof(Step);
+    if (in->arith == HR_ARITH_I8 || in->arith == HR_ARITH_I8_PAIR) bytes = wide + wide / in->step * (int64_t)sizeof(Step);
     if (in->arith == HR_ARITH_I8_ROW) bytes = wide + (int64_t)sizeof(Step);
-    return ((bytes + 63) / 64 | 1) * 64;
+    bytes = ((bytes + 63) / 64 | 1) * 64;
+    return in->arith == HR_ARITH_I8_PAIR ? 2 * bytes : bytes;
 }
 
 // One row. `buffer` holds a padded row of floats, of this thread alone.
@@ -191,11 +211,13 @@ inline void prepare_row(const hr_input *in, const float *x, int64_t columns, flo
     float *row = floats ? (float *)out : buffer;
     if (in->order)
         for (int64_t k = 0; k < columns; k++) row[k] = x[in->order[k]];
-    else if (!floats && in->kind == HR_INPUT_DYNAMIC && wide == columns) row = (float *)x;
+    else if ((in->kind == HR_INPUT_DYNAMIC || in->kind == HR_INPUT_PAIR) && !floats && wide == columns) row = (float *)x;
     else memcpy(row, x, (size_t)columns * 4);
     if (row != x) memset(row + columns, 0, (size_t)(wide - columns) * 4);
     if (in->arith == HR_ARITH_I8 || in->arith == HR_ARITH_I8_ROW) {
         int8_row(in, row, wide, (int8_t *)out, (Step *)(out + wide));
+    } else if (in->arith == HR_ARITH_I8_PAIR) {
+        pair_row(in, row, wide, (int8_t *)out, row_bytes(in, columns) / 2);
     } else if (in->arith == HR_ARITH_F8) {
         fp8_row(in, row, wide, (uint16_t *)out, (float *)(out + 2 * wide));
     } else {

@@ -31,6 +31,7 @@ template <int R, class Tile> HR_INLINE void for_tiles_from(int64_t r, int64_t ro
 }
 template <class Tile> HR_INLINE void for_tiles(int64_t rows, const Tile &tile) { for_tiles_from<TILE>(0, rows, tile); }
 
+// `pair`: two prepared rows an output, added.
 template <class Codes, int Columns, bool Min> struct TileI8 {
     Codes codes;
     Stream from;
@@ -39,12 +40,16 @@ template <class Codes, int Columns, bool Min> struct TileI8 {
     const float *scales, *addends;
     Rows in;
     const Out *out;
+    bool pair;
     template <int R> inline void run(int64_t r) const {
         F sums[R];
         const int8_t *x = (const int8_t *)in.x + r * in.stride;
         tile_i8<Codes, Columns, Min, R>(codes, from, wide / Columns, offset_bits, scales, addends, x, in.stride,
                                         (const Step *)(x + wide), sums);
-        for (int i = 0; i < R; i++) out->put(r + i, sums[i]);
+        if (!pair)
+            for (int i = 0; i < R; i++) out->put(r + i, sums[i]);
+        else
+            for (int i = 0; i + 1 < R; i += 2) out->put((r + i) / 2, fadd(sums[i], sums[i + 1]));
     }
 };
 
@@ -129,7 +134,9 @@ inline void panel_i8(const hr_part *part, const uint8_t *panel, int64_t wide, Ro
     float *scales = scratch, *addends = scratch + wide / Columns * 16;
     decode_scales(part, panel, wide / Columns, scales, addends);
     Stream from = stream_of(part, panel, wide * 2 * Codes::BITS);
-    TileI8<Codes, Columns, Min> tile{Codes::make(part), from, wide, part->offset_bits, scales, addends, in, &out};
+    bool pair = part->arith == HR_ARITH_I8_PAIR;
+    if (pair) in = {in.x, in.stride / 2, in.count * 2};
+    TileI8<Codes, Columns, Min> tile{Codes::make(part), from, wide, part->offset_bits, scales, addends, in, &out, pair};
     for_tiles(in.count, tile);
 }
 

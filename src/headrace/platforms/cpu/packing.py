@@ -2,7 +2,7 @@
 
 `pack` chooses the arithmetic: `float32` multiplies dequantised weights exactly; `bfloat16` lets bfloat16 (and float32) weights
 meet inputs rounded to bfloat16, and FP8 weights those or the FP8 inputs that their scheme asks for; `int8` also lets integer weights meet inputs rounded to int8, by groups of 32 (16 where a
-scale covers 16 columns) or as the scheme says.
+scale covers 16 columns) or as the scheme says, or split into two int8 (`Weight.wide_inputs`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from headrace.platforms.cpu.packing_panels import (
     ARITH_F8,
     ARITH_F32,
     ARITH_I8,
+    ARITH_I8_PAIR,
     ARITH_I8_ROW,
     Arena,
     Layout,
@@ -38,7 +39,7 @@ _INPUTS = {
     None: 0, "int8_token": 2, "int8_token_asymmetric": 3, "int8_tensor": 4, "fp8_token": 5, "fp8_tensor": 6,
     "fp8_group128": 7, "mxfp4": 8, "nvfp4": 9,
 }  # fmt: skip
-_DYNAMIC = 1
+_DYNAMIC, _PAIR = 1, 10
 _FP8_INPUTS = (None, "fp8_token", "fp8_tensor", "fp8_group128")
 _LONGEST_ROW = 1 << 16
 """Columns whose int8 products are sure to fit one 32-bit sum."""
@@ -87,7 +88,9 @@ class PackedPart:
         kind = _INPUTS[self.activation]
         if self.layout.arith in (ARITH_I8, ARITH_I8_ROW) and kind == 0:
             kind = _DYNAMIC
-        step = self.layout.step if self.layout.arith in (ARITH_I8, ARITH_F8) else 0
+        if self.layout.arith == ARITH_I8_PAIR:
+            kind = _PAIR
+        step = self.layout.step if self.layout.arith in (ARITH_I8, ARITH_I8_PAIR, ARITH_F8) else 0
         order = None if self.order is None else self.order.numpy().tobytes()
         return kind, self.layout.arith, step, self.input_scale, order
 
@@ -204,6 +207,8 @@ def _arithmetic(weight: Weight, form: Coded | Dense, compute: Compute) -> tuple[
     by_row = activation in ("int8_token", "int8_token_asymmetric", "int8_tensor")
     if by_row and whole and padded(weight.shape[1]) < _LONGEST_ROW:
         return ARITH_I8_ROW, step
+    if activation is None and weight.wide_inputs:
+        return ARITH_I8_PAIR, step
     return (ARITH_F32 if activation == "int8_token_asymmetric" else ARITH_I8), step
 
 

@@ -10,10 +10,21 @@ import torch
 
 from headrace.platforms.cpu.packing_schemes import Coded, Dense
 
-__all__ = ["ARITH_BF16", "ARITH_F8", "ARITH_F32", "ARITH_I8", "ARITH_I8_ROW", "Arena", "Layout", "lay_out", "padded"]
+__all__ = [
+    "ARITH_BF16",
+    "ARITH_F8",
+    "ARITH_F32",
+    "ARITH_I8",
+    "ARITH_I8_PAIR",
+    "ARITH_I8_ROW",
+    "Arena",
+    "Layout",
+    "lay_out",
+    "padded",
+]
 
 Tensor = torch.Tensor
-ARITH_F32, ARITH_BF16, ARITH_I8, ARITH_I8_ROW, ARITH_F8 = range(5)
+ARITH_F32, ARITH_BF16, ARITH_I8, ARITH_I8_ROW, ARITH_F8, ARITH_I8_PAIR = range(6)
 _CODE = {4: 0, 5: 1, 6: 2, 8: 3}
 _FLOAT_CODE = {torch.float8_e4m3fn: 4, torch.float16: 5, torch.bfloat16: 6, torch.float32: 7}
 _SCALE = {torch.float16: 1, torch.float32: 2, torch.uint8: 3, torch.int8: 4}
