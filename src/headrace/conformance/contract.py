@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from headrace.conformance.tiers import tier
-from headrace.kernels.registry import OPS
+from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.interface import CONTRACT, Device, Platform
 from headrace.plugins import version_fault
@@ -71,7 +71,7 @@ class ContractTier:
         assert 0 <= free <= total
         assert total > 0
 
-    @pytest.mark.parametrize("spec", OPS, ids=lambda spec: spec.name)
+    @pytest.mark.parametrize("spec", [*OPS, *OPTIONAL], ids=lambda spec: spec.name)
     def test_op_is_callable_or_none(self, device: Device, spec: OpSpec) -> None:
         found = device.op(spec)
         assert found is None or callable(found)

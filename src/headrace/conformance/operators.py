@@ -14,7 +14,7 @@ from headrace.conformance.moving import call, write_cache
 from headrace.conformance.tiers import tier
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.ops import SampleOutputs
-from headrace.kernels.registry import OPS
+from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.interface import Device
 
@@ -52,6 +52,12 @@ def need_features(device: Device, arguments: dict[str, Any]) -> None:
         pytest.skip(f"KV dtype {store} is not declared")
 
 
+def need_operator(device: Device, spec: OpSpec) -> None:
+    """For optional operators, which a device declares by having them."""
+    if device.op(spec) is None:
+        pytest.skip(f"the optional operator {spec.name} is not declared: op() gives None for it")
+
+
 def inputs(spec: OpSpec, case: int, dtype: str = "float32") -> dict[str, Any]:
     return spec.generate(np.random.default_rng([case, len(spec.name)]), _HOST, dtype)
 
@@ -62,6 +68,10 @@ def reference(spec: OpSpec, arguments: dict[str, Any]) -> Any:
     if isinstance(found, SampleOutputs):
         return found
     return tuple(t.float().numpy() for t in found) if isinstance(found, tuple) else found.numpy()
+
+
+def _each(found: Any) -> tuple[Array, ...]:
+    return found if isinstance(found, tuple) else (found,)
 
 
 def _weight(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +88,17 @@ class OperatorsTier:
         wanted, found = reference(spec, arguments), call(device, spec.name, arguments)
         pairs = zip(found, wanted, strict=True) if isinstance(wanted, tuple) else [(found, wanted)]
         for got, want in pairs:
+            assert got.shape == want.shape
+            assert nmse(got, want) <= spec.tolerance["float32"], f"{spec.name}: beyond its tolerance"
+
+    @pytest.mark.parametrize("case", _CASES)
+    @pytest.mark.parametrize("spec", OPTIONAL, ids=lambda spec: spec.name)
+    def test_optional_against_reference(self, device: Device, spec: OpSpec, case: int) -> None:
+        need_arithmetic(device)
+        need_operator(device, spec)
+        arguments = inputs(spec, case)
+        wanted, found = reference(spec, arguments), call(device, spec.name, arguments)
+        for got, want in zip(_each(found), _each(wanted), strict=True):
             assert got.shape == want.shape
             assert nmse(got, want) <= spec.tolerance["float32"], f"{spec.name}: beyond its tolerance"
 

@@ -15,6 +15,7 @@ from headrace.kernels import (
     gated_activation,
     linear,
     logits,
+    moe,
     resolve_tokens,
     rms_norm,
     rotary_cache,
@@ -24,7 +25,7 @@ from headrace.kernels.ops import Ops
 from headrace.kernels.spec import OpSpec
 from headrace.kernels.weight import Weight
 
-__all__ = ["OPS", "Binding", "OpSource", "bind", "binding", "pack"]
+__all__ = ["OPS", "OPTIONAL", "Binding", "ByReference", "OpSource", "bind", "binding", "pack"]
 
 _log = logging.getLogger(__name__)
 _FOLDERS = (
@@ -40,7 +41,10 @@ _FOLDERS = (
     sample,
 )
 OPS: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _FOLDERS)
-"""Every operator, in the order in which a step calls them."""
+"""Every operator that any model may call, in the order in which a step calls them."""
+_OPTIONAL_FOLDERS: tuple[Any, ...] = (moe,)
+OPTIONAL: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _OPTIONAL_FOLDERS)
+"""Operators that only some architectures call. A device declares one by having a form of it; else the reference serves."""
 _DEFAULT_REASON = "the device has no form of its own"
 
 
@@ -54,20 +58,37 @@ class OpSource(Protocol):
 
 @dataclass(frozen=True)
 class Binding:
-    """The operators bound to one device; has every method of `ops.Ops` as an attribute.
+    """The operators bound to one device; has every method of `ops.Ops` as an attribute, and every optional operator.
 
-    `tags` gives the implementation's name by operator (`reference` where the device has none), `reasons` why it was chosen.
+    `tags` gives the implementation's name by operator (`reference` where the device has none), `reasons` why it was chosen;
+    both without the optional ones, which stand in `optional`.
     """
 
     callables: Mapping[str, Callable[..., Any]]
     tags: Mapping[str, str]
     reasons: Mapping[str, str]
+    optional: Mapping[str, Callable[..., Any]]
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        try:
-            return self.callables[name]
-        except KeyError:
-            raise AttributeError(f"no operator {name!r}; there are {', '.join(self.callables)}") from None
+        found = self.callables.get(name) or self.optional.get(name)
+        if found is None:
+            raise AttributeError(f"no operator {name!r}; there are {', '.join((*self.callables, *self.optional))}")
+        return found
+
+
+class ByReference:
+    """The reference of an optional operator; the log says so at the first call, since most models never make one."""
+
+    tag = "reference"
+
+    def __init__(self, spec: OpSpec, reason: str) -> None:
+        self._spec, self._reason, self._told = spec, reason, False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._told:
+            self._told = True
+            _log.info("by reference: %s (%s)", self._spec.name, self._reason)
+        return self._spec.reference(*args, **kwargs)
 
 
 def binding(device: OpSource) -> Binding:
@@ -80,13 +101,21 @@ def binding(device: OpSource) -> Binding:
     why: Mapping[str, str] = told if isinstance(told, Mapping) else {}
     callables, tags, reasons = {}, {}, {}
     for spec in OPS:
-        own = device.op(spec)
-        if own is not None and not callable(own):
-            raise PlatformError(f"{type(device).__name__}.op({spec.name!r}) gave {own!r}: return a callable or None")
+        own = _own(device, spec)
         callables[spec.name] = own or spec.reference
         tags[spec.name] = "reference" if own is None else str(getattr(own, "tag", type(device).__name__))
         reasons[spec.name] = why.get(spec.name, _DEFAULT_REASON if own is None else "the device's own form")
-    return Binding(callables, tags, reasons)
+    optional = {
+        spec.name: _own(device, spec) or ByReference(spec, why.get(spec.name, _DEFAULT_REASON)) for spec in OPTIONAL
+    }
+    return Binding(callables, tags, reasons, optional)
+
+
+def _own(device: OpSource, spec: OpSpec) -> Callable[..., Any] | None:
+    own = device.op(spec)
+    if own is not None and not callable(own):
+        raise PlatformError(f"{type(device).__name__}.op({spec.name!r}) gave {own!r}: return a callable or None")
+    return own
 
 
 def bind(device: OpSource) -> Ops:

@@ -1,0 +1,58 @@
+"""Optional operators: a device's own form where it has one, else the reference, told once and only where it is called."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.errors import PlatformError
+from headrace.kernels import registry
+from headrace.kernels.spec import OpSpec
+
+SPEC = OpSpec("root", "math:sqrt", "math:sqrt", {})
+
+
+class Source:
+    """Has what it is given of the optional operators, and nothing else."""
+
+    def __init__(self, own: Any = None, why: object = None) -> None:
+        self._own, self._why = own, why
+
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None:
+        return self._own if spec is SPEC else None
+
+    def extension(self, name: str) -> object | None:
+        return self._why
+
+
+@pytest.fixture(autouse=True)
+def _one_optional_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "OPTIONAL", (SPEC,))
+
+
+def test_the_devices_own_form_is_bound() -> None:
+    bound = registry.binding(Source(lambda x: x + 1))
+    assert bound.root(9.0) == 10.0
+    assert "root" not in bound.tags
+
+
+def test_the_reference_serves_and_the_log_says_so_at_the_first_call(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    ops = registry.bind(Source(why={"root": "no unit for it"}))
+    assert not any("root" in record.getMessage() for record in caplog.records)
+    assert [ops.root(9.0), ops.root(16.0)] == [3.0, 4.0]
+    told = [record.getMessage() for record in caplog.records if "root" in record.getMessage()]
+    assert told == ["by reference: root (no unit for it)"]
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(PlatformError, match=r"Source.op\('root'\) gave 7: return a callable or None"):
+        registry.binding(Source(7))
+
+
+def test_an_unknown_name_is_told_what_there_is() -> None:
+    with pytest.raises(AttributeError, match=r"no operator 'conv'; there are resolve_tokens.*sample, root"):
+        registry.binding(Source()).conv  # noqa: B018
