@@ -67,7 +67,8 @@ class Arena:
     def take(self, size: int) -> Tensor:
         """uint8 [size], aligned to 64 bytes, zeroed."""
         if self._memory is None or self._used + size > len(self._memory):
-            region = mmap.mmap(-1, max(size, self._chunk))
+            # Private, since shared anonymous memory gets no huge pages: it belongs to the kernel's tmpfs.
+            region = mmap.mmap(-1, max(size, self._chunk), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 region.madvise(mmap.MADV_HUGEPAGE)
             self._memory, self._used = torch.frombuffer(region, dtype=torch.uint8), 0
