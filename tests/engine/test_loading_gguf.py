@@ -103,7 +103,7 @@ def test_weights_are_views_of_the_file(tmp_path: Path) -> None:
     assert is_view_of(decoder.weights.layers[0].down.tensors["blocks"], path)
 
 
-@pytest.mark.parametrize("key", ["attention.scale", "expert_count", "rope.scaling.yarn_ext_factor"])
+@pytest.mark.parametrize("key", ["attention.scale", "expert_shared_count", "rope.scaling.yarn_ext_factor"])
 def test_a_key_that_may_change_the_arithmetic_is_refused_by_name(key: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     export(make("llama"), path, Type.F32, {key: 4})

@@ -115,7 +115,8 @@ def pack_weights(ops: Ops, weights: DecoderWeights, progress: Callable[[float], 
     """Let each operator lay out the weights that it will be called with, once each."""
     uses = [("embedding", weights.embedding), ("logits", weights.head)]
     for layer in weights.layers:
-        uses += [("linear", w) for w in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        uses += [("linear", w) for w in (layer.qkv, layer.output, layer.router) if w is not None]
+        uses += [("linear" if layer.router is None else "moe", w) for w in (layer.gate_up, layer.down)]
     for at, (name, weight) in enumerate(uses):
         progress(at / len(uses))
         pack(ops, name, weight)

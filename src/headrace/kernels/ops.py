@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 import torch
 
+from headrace.kernels.moe.routing import Routing
 from headrace.kernels.weight import Weight
 
-__all__ = ["Batch", "Ops", "SampleInputs", "SampleOutputs"]
+__all__ = ["Batch", "Ops", "OptionalOps", "SampleInputs", "SampleOutputs"]
 
 Tensor = torch.Tensor
 
@@ -140,3 +141,14 @@ class Ops(Protocol):
     def sample(self, logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int) -> SampleOutputs:
         """Bias and mask, penalties, then greedy at temperature 0; else temperature, top-k, min-p, top-p in this order, and one
         draw from Philox4x32-10 keyed by (seed, position). num_logprobs -1: logprobs and ranks may be left undefined."""
+
+
+class OptionalOps(Protocol):
+    """Operators that only some architectures call (`registry.OPTIONAL`); bound as those of `Ops` are."""
+
+    def moe(
+        self, x: Tensor, router: Tensor, gate_up: Weight, down: Weight, bias: Tensor | None, routing: Routing, kind: str
+    ) -> Tensor:
+        """[T, D]: the sum over each token's experts e, as `routing` chooses them by `router` [T, E] and `bias` [E], of their
+        share times down_e (act(gate_e x) * up_e x). `gate_up` stacks gate_0, up_0, gate_1, up_1, … [F, D] each, `down` stacks
+        down_0, down_1, … [D, F] each; `kind` as in `gated_activation`."""

@@ -14,6 +14,7 @@ from headrace.kernels.weight import Weight
 from headrace.models.config import DecoderConfig
 from headrace.models.decoder import DecoderWeights, LayerWeights
 from headrace.models.family import Names
+from headrace.models.moe import expert_stacks
 from headrace.quant.weights import place, stack, take_rows
 
 __all__ = ["Assembly", "Source"]
@@ -34,6 +35,9 @@ class Source(Protocol):
 
     def matrix(self, name: str, rows: int, columns: int, bias: bool) -> Weight:
         """`<name>.weight` in whatever form its scheme stores it, and `<name>.bias`. Raises CheckpointError."""
+
+    def experts(self, name: str, count: int, rows: int, columns: int) -> list[Weight]:
+        """Matrices of the same shape, from names with an expert's number for `{e}` or from one tensor of three dimensions."""
 
     def vector(self, name: str, size: int) -> Tensor:
         """float32 [size]. Raises CheckpointError."""
@@ -81,20 +85,34 @@ class Assembly:
         q = self._order(matrix(names.q, q_rows, config.hidden, config.qkv_bias), config.num_q_heads)
         k = self._order(matrix(names.k, kv_rows, config.hidden, config.qkv_bias), config.num_kv_heads)
         v = matrix(names.v, kv_rows, config.hidden, config.qkv_bias)
-        gate = matrix(names.gate, config.intermediate, config.hidden, config.mlp_bias)
-        up = matrix(names.up, config.intermediate, config.hidden, config.mlp_bias)
+        router, gate_up, down = self._mlp(index)
         return LayerWeights(
             input_norm=self._norm(names.input_norm.format(i=index), config.hidden),
             qkv=self._finish(stack([q, k, v], f"layer {index} qkv")),
             output=self._finish(matrix(names.output, config.hidden, q_rows, config.output_bias)),
             mlp_norm=self._norm(names.mlp_norm.format(i=index), config.hidden),
-            gate_up=self._finish(stack([gate, up], f"layer {index} gate and up")),
-            down=self._finish(matrix(names.down, config.hidden, config.intermediate, config.mlp_bias)),
+            gate_up=self._finish(gate_up),
+            down=self._finish(down),
             q_norm=norm(names.q_norm, config.qk_norm, config.head_dim),
             k_norm=norm(names.k_norm, config.qk_norm, config.head_dim),
             attention_post_norm=norm(names.attention_post_norm, config.sandwich_norm, config.hidden),
             mlp_post_norm=norm(names.mlp_post_norm, config.sandwich_norm, config.hidden),
+            router=None if router is None else self._finish(router),
         )
+
+    def _mlp(self, index: int) -> tuple[Weight | None, Weight, Weight]:
+        """(router, gate and up, down); no router for a dense layer."""
+        config, names, source = self.config, self.names, self.source
+        if config.moe is not None and not config.layers[index].dense:
+            router = source.matrix(names.router.format(i=index), config.moe.experts, config.hidden, bias=False)
+            experts = (names.expert_gate, names.expert_up, names.expert_down)
+            return router, *expert_stacks(source.experts, config.moe, config.hidden, experts, index)
+        wide, narrow = (config.intermediate, config.hidden), (config.hidden, config.intermediate)
+        gate, up, down = (
+            source.matrix(name.format(i=index), *shape, bias=config.mlp_bias)
+            for name, shape in ((names.gate, wide), (names.up, wide), (names.down, narrow))
+        )
+        return None, stack([gate, up], f"layer {index} gate and up"), down
 
     def _norm(self, name: str, size: int) -> Tensor:
         return self.move(self.source.vector(f"{name}.weight", size) + self.norm_offset)

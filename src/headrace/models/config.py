@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.models.moe import MoE
 from headrace.types import LayerKV
 
 __all__ = ["Activation", "DecoderConfig", "LayerConfig", "Rope"]
@@ -41,11 +42,13 @@ class LayerConfig:
     """Index into `DecoderConfig.ropes`."""
     window: int | None = None
     """Sliding window in tokens; None attends to everything."""
+    dense: bool = True
+    """A plain gated MLP; else the experts of `DecoderConfig.moe`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A dense decoder: pre-norm blocks of grouped-query attention and a gated MLP."""
+    """A decoder: pre-norm blocks of grouped-query attention and a gated MLP or a mixture of experts."""
 
     family: str
     hidden: int
@@ -73,6 +76,7 @@ class DecoderConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    moe: MoE | None = None
 
     @property
     def scale(self) -> float:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from headrace.kernels.ops import Batch, Ops
+from headrace.kernels.ops import Batch, Ops, OptionalOps
 from headrace.kernels.weight import Weight
 from headrace.models.config import DecoderConfig
 from headrace.models.rope import cos_sin_table
@@ -28,13 +28,17 @@ class LayerWeights:
     output: Weight
     mlp_norm: Tensor
     gate_up: Weight
-    """[2 intermediate, hidden]"""
+    """[2 intermediate, hidden]; where there is a router, the experts' as `ops.Ops.moe` takes them."""
     down: Weight
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     attention_post_norm: Tensor | None = None
     """Sandwich norms; both or neither."""
     mlp_post_norm: Tensor | None = None
+    router: Weight | None = None
+    """[experts, hidden]"""
+    router_bias: Tensor | None = None
+    """[experts]; added to the scores for the choice alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,12 @@ class Decoder:
 
     def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
         ops = self._ops
+        moe = self.config.moe
+        if layer.router is not None and moe is not None:
+            scores = ops.linear(x, layer.router)
+            kind = self.config.activation
+            experts = cast(OptionalOps, ops).moe
+            return experts(x, scores, layer.gate_up, layer.down, layer.router_bias, moe.routing, kind)
         hidden = ops.gated_activation(ops.linear(x, layer.gate_up), self.config.activation)
         return ops.linear(hidden, layer.down)
 

@@ -31,6 +31,11 @@ class Names:
     k_norm: str
     attention_post_norm: str = ""
     mlp_post_norm: str = ""
+    router: str = ""
+    expert_gate: str = ""
+    expert_up: str = ""
+    expert_down: str = ""
+    """With `{e}`, the expert; without, one tensor for all of them."""
     ignored: tuple[str, ...] = ()
     """Regular expressions of tensors that old writers left behind and that hold nothing of the model."""
 
@@ -68,6 +73,10 @@ HF_NAMES = Names(
     down=_LAYER + "mlp.down_proj",
     q_norm=_LAYER + "self_attn.q_norm",
     k_norm=_LAYER + "self_attn.k_norm",
+    router=_LAYER + "mlp.gate",
+    expert_gate=_LAYER + "mlp.experts.{e}.gate_proj",
+    expert_up=_LAYER + "mlp.experts.{e}.up_proj",
+    expert_down=_LAYER + "mlp.experts.{e}.down_proj",
     ignored=(r".*\.rotary_emb\.inv_freq",),
 )
 GGUF_NAMES = Names(
@@ -85,6 +94,10 @@ GGUF_NAMES = Names(
     down="blk.{i}.ffn_down",
     q_norm="blk.{i}.attn_q_norm",
     k_norm="blk.{i}.attn_k_norm",
+    router="blk.{i}.ffn_gate_inp",
+    expert_gate="blk.{i}.ffn_gate_exps",
+    expert_up="blk.{i}.ffn_up_exps",
+    expert_down="blk.{i}.ffn_down_exps",
     ignored=(r"blk\.\d+\.attn_rot_embd",),
 )
 

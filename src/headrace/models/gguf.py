@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from headrace.errors import CheckpointError, UnsupportedModel
@@ -41,6 +41,7 @@ _READ = {
 _NEUTRAL = {
     "attention.causal": True,
     "expert_count": 0,
+    "expert_feed_forward_length": 0,
     "expert_used_count": 0,
     "pooling_type": 0,
     "rope.scale_linear": 1.0,
@@ -48,13 +49,13 @@ _NEUTRAL = {
 """Keys that change nothing at these values."""
 
 
-def settings_of(metadata: Mapping[str, Any], arch: str) -> Settings:
-    """The architecture's own keys. Raises UnsupportedModel for one that is not known: it may change the arithmetic."""
+def settings_of(metadata: Mapping[str, Any], arch: str, more: Collection[str] = ()) -> Settings:
+    """The architecture's own keys; `more` are known to this family alone. Raises UnsupportedModel for one that is not known: it may change the arithmetic."""
     for key, value in metadata.items():
         if not key.startswith(f"{arch}."):
             continue
         name = key[len(arch) + 1 :]
-        if name not in _READ and not (name in _NEUTRAL and value == _NEUTRAL[name]):
+        if name not in _READ and name not in more and not (name in _NEUTRAL and value == _NEUTRAL[name]):
             raise UnsupportedModel(f"{arch}: GGUF key {key!r} = {str(value)[:60]} is not supported")
     return Settings(metadata, f"{arch}.")
 

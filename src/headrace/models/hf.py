@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from headrace.errors import CheckpointError, UnsupportedModel
@@ -35,13 +35,16 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def base_fields(config: Mapping[str, Any], family: str, activation_key: str = "hidden_act") -> dict[str, Any]:
-    """Keyword arguments of `DecoderConfig` that every family reads alike; `layers` and `ropes` are left to it.
+def base_fields(
+    config: Mapping[str, Any], family: str, activation_key: str = "hidden_act", known: Collection[str] = ()
+) -> dict[str, Any]:
+    """Keyword arguments of `DecoderConfig` that every family reads alike; `layers` and `ropes` are left to it. `known` are
+    settings that the family reads itself.
 
     Raises CheckpointError for a missing or absurd field, UnsupportedModel for a feature that is not built.
     """
     settings = Settings(config)
-    settings.refuse(family, _NEUTRAL)
+    settings.refuse(family, {key: value for key, value in _NEUTRAL.items() if key not in known})
     heads = settings.integer("num_attention_heads")
     kv_heads = settings.integer("num_key_value_heads", heads)
     hidden = settings.integer("hidden_size")
@@ -142,7 +145,10 @@ def uniform_layers(windows: list[int | None]) -> tuple[LayerConfig, ...]:
     return tuple(LayerConfig(0, window) for window in windows)
 
 
-def simple_decoder(config: Mapping[str, Any], family: str, windows: list[int | None], **more: Any) -> DecoderConfig:
+def simple_decoder(
+    config: Mapping[str, Any], family: str, windows: list[int | None], known: Collection[str] = (), **more: Any
+) -> DecoderConfig:
     """A family with one rotary embedding: the shared fields and what it adds."""
     rope = read_rope(rope_parameters(config), config, family)
-    return DecoderConfig(**{**base_fields(config, family), **more}, layers=uniform_layers(windows), ropes=(rope,))
+    fields = base_fields(config, family, known=known)
+    return DecoderConfig(**{**fields, **more}, layers=uniform_layers(windows), ropes=(rope,))

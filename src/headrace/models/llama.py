@@ -8,6 +8,7 @@ from typing import Any
 from headrace.models import gguf, hf
 from headrace.models.config import DecoderConfig
 from headrace.models.family import GGUF_NAMES, HF_NAMES, Family
+from headrace.models.moe_settings import GGUF_KEYS, gguf_moe, with_experts
 from headrace.models.settings import Settings
 
 __all__ = ["LLAMA", "MISTRAL"]
@@ -31,12 +32,13 @@ def _mistral(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
-    settings = gguf.settings_of(metadata, "llama")
+    settings = gguf.settings_of(metadata, "llama", GGUF_KEYS)
     window = settings.optional_integer("attention.sliding_window")
     windows = [window] * settings.layers("block_count")
     rope = gguf.read_rope(settings, "llama")
     fields = gguf.base_fields(settings, metadata, "llama")
-    return DecoderConfig(**fields, layers=hf.uniform_layers(windows), ropes=(rope,))
+    config = DecoderConfig(**fields, layers=hf.uniform_layers(windows), ropes=(rope,))
+    return with_experts(config, gguf_moe(settings), [True] * len(windows)) if settings.get("expert_count") else config
 
 
 LLAMA = Family("llama", _llama, HF_NAMES, _gguf, GGUF_NAMES, gguf_interleaved=True)

@@ -10,10 +10,10 @@ from headrace.models.config import DecoderConfig
 from headrace.models.family import GGUF_NAMES, HF_NAMES, Family
 from headrace.models.settings import Settings
 
-__all__ = ["QWEN2", "QWEN3"]
+__all__ = ["QWEN2", "QWEN3", "windows"]
 
 
-def _windows(config: Mapping[str, Any], family: str) -> list[int | None]:
+def windows(config: Mapping[str, Any], family: str) -> list[int | None]:
     """The window holds from layer `max_window_layers` on, and only where it is switched on."""
     settings = Settings(config)
     count = settings.layers("num_hidden_layers")
@@ -25,14 +25,14 @@ def _windows(config: Mapping[str, Any], family: str) -> list[int | None]:
 
 
 def _qwen2(config: Mapping[str, Any]) -> DecoderConfig:
-    return hf.simple_decoder(config, "qwen2", _windows(config, "qwen2"), qkv_bias=True)
+    return hf.simple_decoder(config, "qwen2", windows(config, "qwen2"), qkv_bias=True)
 
 
 def _qwen3(config: Mapping[str, Any]) -> DecoderConfig:
     bias = Settings(config).flag("attention_bias", False)
     fields = {"head_dim": Settings(config).integer("head_dim", 128)}
     config = {**config, **fields}
-    return hf.simple_decoder(config, "qwen3", _windows(config, "qwen3"), qk_norm=True, qkv_bias=bias, output_bias=bias)
+    return hf.simple_decoder(config, "qwen3", windows(config, "qwen3"), qk_norm=True, qkv_bias=bias, output_bias=bias)
 
 
 def _qwen2_gguf(metadata: Mapping[str, Any]) -> DecoderConfig:

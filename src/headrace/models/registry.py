@@ -11,7 +11,9 @@ from headrace.models.config import DecoderConfig
 from headrace.models.family import Family
 from headrace.models.gemma3 import GEMMA3
 from headrace.models.llama import LLAMA, MISTRAL
+from headrace.models.mixtral import MIXTRAL
 from headrace.models.qwen import QWEN2, QWEN3
+from headrace.models.qwen_moe import QWEN3_MOE
 
 __all__ = ["GGUF_ARCHITECTURES", "HF_ARCHITECTURES", "from_gguf", "from_hf"]
 
@@ -20,12 +22,14 @@ HF_ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
         "Gemma3ForCausalLM": GEMMA3,
         "LlamaForCausalLM": LLAMA,
         "MistralForCausalLM": MISTRAL,
+        "MixtralForCausalLM": MIXTRAL,
         "Qwen2ForCausalLM": QWEN2,
         "Qwen3ForCausalLM": QWEN3,
+        "Qwen3MoeForCausalLM": QWEN3_MOE,
     }
 )
 GGUF_ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
-    {"gemma3": GEMMA3, "llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
+    {"gemma3": GEMMA3, "llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "qwen3moe": QWEN3_MOE}
 )
 
 

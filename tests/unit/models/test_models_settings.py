@@ -133,7 +133,7 @@ def test_a_vocabulary_without_a_count_is_counted() -> None:
     assert from_gguf({**values, **tokens})[1].vocab == 77
 
 
-@pytest.mark.parametrize("name", ["BertModel", "MixtralForCausalLM"])
+@pytest.mark.parametrize("name", ["BertModel", "FalconForCausalLM"])
 def test_unknown_architectures_name_themselves_and_the_known(name: str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         hf(name)

@@ -37,15 +37,20 @@ class GGUFSource:
         return self._used
 
     def matrix(self, name: str, rows: int, columns: int, bias: bool) -> Weight:
-        entry = self._entry(f"{name}.weight", (rows, columns))
-        raw = torch.frombuffer(self._data, dtype=torch.uint8, count=entry.size, offset=entry.start)
-        if entry.type in FLOAT_TYPES:
-            weight = dense(raw.view(FLOAT_TYPES[entry.type]).view(rows, columns), entry.name)
-        else:
-            weight = gguf_weight(GGUF_TYPES[entry.type], raw.view(rows, -1), columns, entry.name)
+        weight = self._rows(self._entry(f"{name}.weight", (rows, columns)), rows, columns)
         if bias:
             weight.bias = self.vector(f"{name}.bias", rows)
         return weight
+
+    def experts(self, name: str, count: int, rows: int, columns: int) -> list[Weight]:
+        whole = self._rows(self._entry(f"{name}.weight", (count, rows, columns)), count * rows, columns)
+        return [whole.take(slice(expert * rows, (expert + 1) * rows)) for expert in range(count)]
+
+    def _rows(self, entry: TensorEntry, rows: int, columns: int) -> Weight:
+        raw = torch.frombuffer(self._data, dtype=torch.uint8, count=entry.size, offset=entry.start)
+        if entry.type in FLOAT_TYPES:
+            return dense(raw.view(FLOAT_TYPES[entry.type]).view(rows, columns), entry.name)
+        return gguf_weight(GGUF_TYPES[entry.type], raw.view(rows, -1), columns, entry.name)
 
     def vector(self, name: str, size: int) -> Tensor:
         entry = self._entry(name, (size,))

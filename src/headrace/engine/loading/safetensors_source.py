@@ -66,6 +66,9 @@ class SafetensorsSource:
             weight.bias = self.vector(f"{name}.bias", rows)
         return weight
 
+    def experts(self, name: str, count: int, rows: int, columns: int) -> list[Weight]:
+        return [self.matrix(name.format(e=expert), rows, columns, bias=False) for expert in range(count)]
+
     def vector(self, name: str, size: int) -> Tensor:
         return self._floats(name, (size,)).float()
 

@@ -1,0 +1,37 @@
+"""Mixture-of-experts layers: what they are, and the stacks that the operator reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.kernels.moe.routing import Routing
+from headrace.kernels.weight import Weight
+from headrace.quant.weights import stack
+
+__all__ = ["MoE", "expert_stacks"]
+
+Experts = Callable[[str, int, int, int], list[Weight]]
+"""(name, experts, rows, columns) → a weight an expert."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoE:
+    """The experts of one model's sparse layers."""
+
+    experts: int
+    intermediate: int
+    """Hidden columns of one expert."""
+    routing: Routing
+
+
+def expert_stacks(
+    read: Experts, moe: MoE, hidden: int, names: tuple[str, str, str], index: int
+) -> tuple[Weight, Weight]:
+    """(gate and up, down) of one layer as `ops.Ops.moe` takes them; `names` of gate, up and down."""
+    gate, up, down = (name.format(i=index, e="{e}") for name in names)
+    gates = read(gate, moe.experts, moe.intermediate, hidden)
+    ups = read(up, moe.experts, moe.intermediate, hidden)
+    pairs = [part for pair in zip(gates, ups, strict=True) for part in pair]
+    downs = read(down, moe.experts, hidden, moe.intermediate)
+    return stack(pairs, f"layer {index} gate and up of the experts"), stack(downs, f"layer {index} down of the experts")

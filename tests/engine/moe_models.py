@@ -1,0 +1,99 @@
+"""Tiny random models with experts, and their GGUFs as a converter writes them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import gguf
+import tiny_models
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf_export import gguf_name, interleave
+from tiny_models import make
+
+_QWEN = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "head_dim": 32,
+    "norm_topk_prob": True,
+}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe": ("qwen3_moe", _QWEN),
+    "qwen3_moe-plain-shares": ("qwen3_moe", {**_QWEN, "norm_topk_prob": False, "attention_bias": True}),
+    "qwen3_moe-some-dense": ("qwen3_moe", {**_QWEN, "decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [1]}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral-window": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 1, "sliding_window": 7}),
+}  # fmt: skip
+
+
+def make_moe(variant: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
+    """As `tiny_models.make`."""
+    kind, changes = VARIANTS[variant]
+    tiny_models.VARIANTS.setdefault(variant, (kind, changes))
+    try:
+        return make(variant, dtype, **more)
+    finally:
+        del tiny_models.VARIANTS[variant]
+
+
+def save_moe(variant: str, directory: Path, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
+    model = make_moe(variant, dtype, **more)
+    model.save_pretrained(directory)
+    return model
+
+
+def _tensors(model: Any) -> dict[str, torch.Tensor]:
+    """By GGUF name, views of the model's own."""
+    found = {}
+    for name, tensor in model.state_dict().items():
+        layer = re.match(r"model\.layers\.(\d+)\.mlp\.(.*)", name)
+        if layer is None:
+            found[gguf_name(name, sandwich=False)] = tensor
+            continue
+        block, rest = f"blk.{layer[1]}.ffn_", layer[2]
+        if rest == "gate.weight":
+            found[block + "gate_inp.weight"] = tensor
+        elif rest == "experts.gate_up_proj":
+            half = tensor.shape[1] // 2
+            found |= {block + "gate_exps.weight": tensor[:, :half], block + "up_exps.weight": tensor[:, half:]}
+        else:
+            found[block + "down_exps.weight"] = tensor
+    return found
+
+
+def export_moe(variant: str, path: Path, quantization: Type) -> Any:
+    """Write the model; router and norms stay float32, the rest is of the type, and the model's own weights become those."""
+    model = make_moe(variant)
+    config = model.config
+    arch = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}[config.model_type]
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if arch == "qwen3moe":
+        writer.add_key_length(config.head_dim)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    for name, tensor in _tensors(model).items():
+        kind = Type.F32 if tensor.dim() == 1 or "gate_inp" in name else quantization
+        data = tensor.float().numpy()
+        own = name.split(".")[2] if name.startswith("blk") else ""
+        ordered = interleave(data, heads[own]) if arch == "llama" and own in heads else data
+        writer.add_tensor(name, gguf.quantize(ordered, kind), raw_dtype=kind)
+        tensor.copy_(torch.from_numpy(gguf.dequantize(gguf.quantize(data, kind), kind)))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model

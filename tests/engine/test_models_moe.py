@@ -1,0 +1,89 @@
+"""Mixture-of-experts models: logits and greedy tokens of tiny random models against transformers, from every kind of checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from model_harness import logits_of, reference_ops
+from moe_models import VARIANTS, export_moe, save_moe
+from tiny_models import load_reference, prompt, reference_logits
+
+from headrace.engine.loading.checkpoint import open_checkpoint
+from headrace.errors import CheckpointError, UnsupportedModel
+
+
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
+def test_logits_equal_those_of_transformers(variant: str, tmp_path: Path) -> None:
+    model = save_moe(variant, tmp_path)
+    ids = prompt(40)
+    decoder = open_checkpoint(tmp_path).build(reference_ops(), 64)
+    expected = reference_logits(model, ids)
+    assert expected.std() > 0.1, "a model that says nothing proves nothing"
+    torch.testing.assert_close(logits_of(decoder, ids), expected, atol=2e-4, rtol=0)
+
+
+def test_narrow_experts_are_computed_in_float32(tmp_path: Path) -> None:
+    save_moe("qwen3_moe", tmp_path, torch.bfloat16)
+    checkpoint = open_checkpoint(tmp_path)
+    decoder = checkpoint.build(reference_ops(), 64)
+    assert checkpoint.facts().weight_dtype == "bfloat16"
+    assert {part.scheme for part in decoder.weights.layers[0].gate_up.parts} == {"bfloat16"}
+    ids = prompt(20)
+    expected = reference_logits(load_reference(tmp_path), ids)
+    torch.testing.assert_close(logits_of(decoder, ids), expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("variant", ["qwen3_moe", "mixtral"])
+def test_gguf_experts_of_one_tensor(variant: str, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    model = export_moe(variant, path, gguf.GGMLQuantizationType[kind])
+    decoder = open_checkpoint(path).build(reference_ops(), 64)
+    ids = prompt(20)
+    torch.testing.assert_close(logits_of(decoder, ids), reference_logits(model, ids), atol=2e-4, rtol=0)
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_moe("mixtral", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    lost = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
+    del tensors[lost]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=lost.replace(".", r"\.")):
+        open_checkpoint(tmp_path).build(reference_ops(), 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"num_experts_per_tok": 9}, "9 experts a token, but there are 8"),
+        ({"moe_intermediate_size": None}, "'moe_intermediate_size' is missing"),
+        ({"mlp_only_layers": 3}, "'mlp_only_layers' is '3'"),
+    ],
+)
+def test_impossible_settings_are_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    import json
+
+    save_moe("qwen3_moe", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=said):
+        open_checkpoint(tmp_path)
+
+
+def test_experts_of_a_family_without_them_are_refused(tmp_path: Path) -> None:
+    import json
+
+    from tiny_models import save
+
+    save("qwen3", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"num_experts": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match="num_experts = 8 is not supported"):
+        open_checkpoint(tmp_path)
