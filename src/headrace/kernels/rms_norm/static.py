@@ -1,0 +1,22 @@
+"""`rms_norm` and `add_rms_norm` for compilers of whole steps: one expression a shape, which they fuse."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["add_rms_norm", "rms_norm"]
+
+Tensor = torch.Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """[..., D] in x's dtype: x / sqrt(mean(x^2) + eps) * weight, in float32."""
+    wide = x.float()
+    mean = (wide * wide).mean(-1, keepdim=True)
+    return (wide / torch.sqrt(mean + eps) * weight.float()).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual), x + residual), the norm of the sum as rounded to residual's dtype."""
+    total = (x.float() + residual.float()).to(residual.dtype)
+    return rms_norm(total, weight, eps).to(x.dtype), total

@@ -1,0 +1,110 @@
+"""`sample` for compilers of whole steps: all rows alike, whatever each asks for, with no look at a value.
+
+The rules are the reference's; where it walks over the rows that need something, every row gets it here, neutral where it asked for
+nothing. Order among equals is by the lower id, through a stable sort.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
+from headrace.kernels.sample.philox import philox
+from headrace.kernels.sample.static_constrain import constrain
+from headrace.types import NO_TOKEN
+
+__all__ = ["sample"]
+
+Tensor = torch.Tensor
+_GREEDY_BELOW = 1e-5
+_MASK = 0xFFFFFFFF
+
+
+def sample(logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int) -> SampleOutputs:
+    """One token a row, written to history[slot, position]; scored rows get NO_TOKEN and write nothing."""
+    if not len(logits):
+        return _nothing(logits, num_logprobs)
+    raw, target = _finite(logits), inputs.target.long()
+    token = torch.where(target == NO_TOKEN, _choose(raw, inputs), target)
+    _remember(token, target, inputs, batch)
+    tokens = torch.where(target == NO_TOKEN, token, NO_TOKEN).int()
+    if num_logprobs < 0:
+        return _nothing(logits, num_logprobs, tokens)
+    return SampleOutputs(tokens, *_scores(raw, token, min(num_logprobs, raw.shape[1])))
+
+
+def _nothing(logits: Tensor, count: int, tokens: Tensor | None = None) -> SampleOutputs:
+    none = logits.new_zeros(len(logits), dtype=torch.float32)
+    top = logits.new_zeros((len(logits), max(count, 0)), dtype=torch.float32)
+    return SampleOutputs(none.int() if tokens is None else tokens, none, none.int(), top.int(), top)
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """NaN counts as -inf and +inf as the largest float; a row without any finite logit counts as zeros."""
+    largest = torch.finfo(torch.float32).max
+    wide = logits.float()
+    clean = torch.where(torch.isnan(wide), -torch.inf, wide.clamp(max=largest))
+    return torch.where(clean.amax(-1, keepdim=True) == -torch.inf, 0.0, clean)
+
+
+def _remember(token: Tensor, target: Tensor, inputs: SampleInputs, batch: Batch) -> None:
+    """A difference is added: rows that write nothing add 0."""
+    history = inputs.history
+    live = torch.arange(len(token), device=history.device) < batch.sizes[2].to(history.device)
+    writes = live & (target == NO_TOKEN) & (inputs.position < history.shape[1])
+    place = (inputs.slot.long(), inputs.position.long().clamp(max=history.shape[1] - 1))
+    change = torch.where(writes, token - history[place], 0).to(history.dtype)
+    history.index_put_(place, change, accumulate=True)
+
+
+def _choose(raw: Tensor, inputs: SampleInputs) -> Tensor:
+    """int64 [R]"""
+    logits = constrain(raw, inputs)
+    banned = logits.amax(-1, keepdim=True) == -torch.inf
+    logits = torch.where(banned, raw, logits)
+    greedy = inputs.temperature < _GREEDY_BELOW
+    temperature = torch.where(greedy, 1.0, inputs.temperature.float()).unsqueeze(-1)
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
+    noise = _gumbel(inputs.seed, inputs.position, raw.shape[-1])
+    drawn = torch.where(_kept(scaled, inputs), scaled + noise, -torch.inf).argmax(-1)
+    return torch.where(greedy, logits.argmax(-1), drawn)
+
+
+def _kept(scaled: Tensor, inputs: SampleInputs) -> Tensor:
+    """bool [R, V]: what top-k, min-p and top-p leave, in this order. `scaled` is at most 0."""
+    vocab = scaled.shape[-1]
+    ranked, tokens = torch.sort(scaled + 0.0, dim=-1, descending=True, stable=True)
+    weight, rank = torch.exp(ranked), torch.arange(vocab, device=scaled.device)
+    top_k, min_p, top_p = (x.unsqueeze(-1) for x in (inputs.top_k, inputs.min_p, inputs.top_p))
+    kept = (rank < top_k) | (top_k <= 0)
+    kept = kept & (weight >= min_p)
+    sums = torch.where(kept, weight, 0.0).double().cumsum(-1)
+    within = sums - weight.double() < top_p.double() * sums[:, -1:]
+    kept = (kept & (within | (top_p >= 1))) | (rank == 0)
+    return torch.zeros_like(kept).scatter(1, tokens, kept)
+
+
+def _gumbel(seed: Tensor, position: Tensor, vocab: int) -> Tensor:
+    """`philox.gumbel`, all elements in one call."""
+    quads = torch.arange(-(-vocab // 4), device=seed.device).unsqueeze(0)
+    seed, position = seed.long().unsqueeze(1), position.long().unsqueeze(1) & _MASK
+    zero = torch.zeros_like(quads)
+    words = philox([quads, position, zero, zero], [seed & _MASK, (seed >> 32) & _MASK])
+    word = torch.stack([w.expand(len(seed), quads.shape[1]) for w in words], -1).flatten(1)[:, :vocab]
+    u = ((word.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
+    return -torch.log(-torch.log1p(-u))
+
+
+def _scores(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(logprob [R], rank [R], ids [R, K], logprobs [R, K]) under the raw logits."""
+    shifted = logits - logits.amax(-1, keepdim=True)
+    total = torch.log(torch.exp(shifted).sum(-1, keepdim=True))
+    index = tokens.clamp(min=0).unsqueeze(-1)
+    ranks = 1 + (logits > logits.gather(-1, index)).sum(-1)
+    order = (
+        torch.sort(logits + 0.0, dim=-1, descending=True, stable=True)[1][:, :count]
+        if count
+        else tokens[:, None][:, :0]
+    )
+    logprobs = (shifted.gather(-1, index) - total).squeeze(-1)
+    return logprobs, ranks.int(), order.int(), shifted.gather(-1, order) - total
