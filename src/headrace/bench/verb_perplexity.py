@@ -62,10 +62,13 @@ def windows(tokenizer: Tokenizer, text: str, size: int) -> Iterator[list[int]]:
 
 
 def perplexity(cut: Sequence[Sequence[int]], score: Score) -> float:
-    """exp of the mean negative log probability over the second half of every window."""
+    """exp of the mean negative log probability over the second half of every window, less its first token.
+
+    llama.cpp scores the tokens that logits of the second half predict, and no logits predict the first of them.
+    """
     total, count = 0.0, 0
     for window in cut:
-        scored = score(window)[len(window) // 2 :]
+        scored = score(window)[len(window) // 2 + 1 :]
         total -= sum(value for value in scored if value is not None)
         count += len(scored)
     return math.exp(total / count)
