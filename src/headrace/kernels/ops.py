@@ -146,6 +146,12 @@ class Ops(Protocol):
 class OptionalOps(Protocol):
     """Operators that only some architectures call (`registry.OPTIONAL`); bound as those of `Ops` are."""
 
+    def mla(self, q: Tensor, batch: Batch, latents: Tensor, scales: Tensor | None, rank: int, scale: float) -> Tensor:
+        """[T, Hq R]: causal multi-head latent attention in its absorbed form. A row of the paged cache `latents`
+        [num_blocks, block_size, R + r] holds one token's latent (R = `rank`) and its rotated shared key (r); q [T, Hq (R + r)]
+        is each head's query through the latent's key projection, then its rotated part. The result, a mean of latents,
+        is for the value projection. int8 and float8_e4m3 rows have `scales` float32 [num_blocks, block_size]."""
+
     def moe(
         self, x: Tensor, router: Tensor, gate_up: Weight, down: Weight, bias: Tensor | None, routing: Routing, kind: str
     ) -> Tensor:

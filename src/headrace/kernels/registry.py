@@ -15,6 +15,7 @@ from headrace.kernels import (
     gated_activation,
     linear,
     logits,
+    mla,
     moe,
     resolve_tokens,
     rms_norm,
@@ -42,7 +43,7 @@ _FOLDERS = (
 )
 OPS: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _FOLDERS)
 """Every operator that any model may call, in the order in which a step calls them."""
-_OPTIONAL_FOLDERS: tuple[Any, ...] = (moe,)
+_OPTIONAL_FOLDERS: tuple[Any, ...] = (moe, mla)
 OPTIONAL: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _OPTIONAL_FOLDERS)
 """Operators that only some architectures call. A device declares one by having a form of it; else the reference serves."""
 _DEFAULT_REASON = "the device has no form of its own"

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from headrace.conformance.operators import nmse
-from headrace.kernels.registry import OPS
+from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
 
 CPU = torch.device("cpu")
-BY_NAME = {spec.name: spec for spec in OPS}
+BY_NAME = {spec.name: spec for spec in (*OPS, *OPTIONAL)}
 _PROGRAMS = 250
 """Of a token or row and head, about: what a case may cost."""
 

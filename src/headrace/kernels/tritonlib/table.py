@@ -13,9 +13,9 @@ __all__ = ["OPERATORS", "Operator", "operators"]
 
 OPERATORS: tuple[str, ...] = (
     "resolve_tokens", "embedding", "rms_norm", "add_rms_norm", "linear", "rotary_cache", "attention", "gated_activation",
-    "logits", "sample",
+    "logits", "sample", "mla",
 )  # fmt: skip
-"""Those with a Triton form: every operator of `registry.OPS`."""
+"""Those with a Triton form: every operator of `registry.OPS` and most of `registry.OPTIONAL`."""
 _PACKING = frozenset({"linear", "logits"})
 
 

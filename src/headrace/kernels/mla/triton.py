@@ -1,0 +1,188 @@
+"""Triton form of `mla`: decodes split over their keys, tokens of prompts by a program each, in one batch.
+
+Both meet the same groups of keys in the same splits, at absolute positions, with the same tile of heads: a token gets the same bits
+decoded, in a chunk, in a whole prompt, and in any company. The heads of one token fill a tile by themselves, so queries are
+not put together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton.language as tl
+from triton.language import tensor
+
+from headrace.kernels.attention.triton import combine_kernel
+from headrace.kernels.attention.triton_tile import finish, merge, start_state
+from headrace.kernels.ops import Batch
+from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.tritonlib.device import as_float, jit, next_power
+
+__all__ = ["SPLIT", "Step", "latent_decode_kernel", "latent_prefill_kernel", "mla", "step_of"]
+
+Tensor = torch.Tensor
+SPLIT = 512
+"""Keys of a split, whatever the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a program does at a time: rows (heads of one token) against keys."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def step_of(wide: bool, config: Config) -> Step:
+    """As much as registers hold of a latent of 512; float32 (`wide`) takes more of them."""
+    roomy = config.tile == 64
+    return Step(16, 16 if wide or not roomy else 32, 256 // config.lanes, 1 if wide or not roomy else 2)
+
+
+@jit
+def load_heads(
+    q: tensor, token: tensor, head: tensor, HEADS: tl.constexpr, FIRST: tl.constexpr, SIZE: tl.constexpr,
+    PAD: tl.constexpr, WIDTH: tl.constexpr,
+) -> tensor:  # fmt: skip
+    """[ROWS, PAD]: elements FIRST … FIRST + SIZE - 1 of the heads' queries; zeros past them."""
+    dim = tl.arange(0, PAD)
+    place = (token.to(tl.int64) * HEADS + head) * WIDTH + FIRST
+    return tl.load(q + place[:, None] + dim[None, :], (head < HEADS)[:, None] & (dim < SIZE)[None, :], 0.0)
+
+
+@jit
+def attend_latents(
+    latent: tensor, rotary: tensor, low: tensor, high: tensor, rows: tensor, scales: tensor, table: tensor,
+    scale: tensor, RANK: tl.constexpr, RPAD: tl.constexpr, ROPE: tl.constexpr, PPAD: tl.constexpr, BLOCK: tl.constexpr,
+    KEYS: tl.constexpr, ROWS: tl.constexpr,
+) -> tensor:  # fmt: skip
+    """(peak [ROWS], norm [ROWS], out [ROWS, RPAD]) of keys low … high - 1; low is a multiple of KEYS."""
+    peak, norm, out = start_state(ROWS, RPAD)
+    dim, turn = tl.arange(0, RPAD), tl.arange(0, PPAD)
+    for first in range(low, high, KEYS):
+        key = first + tl.arange(0, KEYS)
+        there = key < high
+        row = tl.load(table + key // BLOCK, there, 0).to(tl.int64) * BLOCK + key % BLOCK
+        start = rows + row[:, None] * (RANK + ROPE)
+        c = as_float(tl.load(start + dim[None, :], there[:, None] & (dim < RANK)[None, :], 0), latent.dtype)
+        k = as_float(tl.load(start + RANK + turn[None, :], there[:, None] & (turn < ROPE)[None, :], 0), latent.dtype)
+        score = tl.dot(latent, tl.trans(c), input_precision="ieee")
+        score = tl.dot(rotary, tl.trans(k), score, input_precision="ieee") * scale
+        if scales is not None:
+            score *= tl.load(scales + row, there, 0.0)[None, :]
+        score = tl.where(there[None, :], score, float("-inf"))
+        top = tl.maximum(peak, tl.max(score, 1))
+        part, fade = tl.exp(score - top[:, None]), tl.exp(peak - top)
+        norm = norm * fade + tl.sum(part, 1)
+        if scales is not None:
+            part *= tl.load(scales + row, there, 0.0)[None, :]
+        out = tl.dot(part.to(latent.dtype), c, out * fade[:, None], input_precision="ieee")
+        peak = top
+    return peak, norm, out
+
+
+@jit
+def latent_decode_kernel(
+    q: tensor, part_out: tensor, part_peak: tensor, part_norm: tensor, rows: tensor, scales: tensor, query_start: tensor,
+    context_lens: tensor, block_tables: tensor, table_width: int, scale: float, HEADS: tl.constexpr, RANK: tl.constexpr,
+    RPAD: tl.constexpr, ROPE: tl.constexpr, PPAD: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr, SPLIT: tl.constexpr,
+) -> None:  # fmt: skip
+    """A program a sequence of one token, tile of heads and split; parts [S, Hq, splits] and [S, Hq, splits, RANK]."""
+    seq, split = tl.program_id(0), tl.program_id(2)
+    start, context = tl.load(query_start + seq), tl.load(context_lens + seq)
+    low, high = split * SPLIT, tl.minimum(split * SPLIT + SPLIT, context)
+    if (tl.load(query_start + seq + 1) - start == 1) & (low < high):
+        head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+        latent = load_heads(q, start, head, HEADS, 0, RANK, RPAD, RANK + ROPE)
+        rotary = load_heads(q, start, head, HEADS, RANK, ROPE, PPAD, RANK + ROPE)
+        peak, norm, out = attend_latents(
+            latent, rotary, low, high, rows, scales, block_tables + seq.to(tl.int64) * table_width, scale, RANK, RPAD,
+            ROPE, PPAD, BLOCK, KEYS, ROWS,
+        )  # fmt: skip
+        there, dim = head < HEADS, tl.arange(0, RPAD)
+        place = (seq.to(tl.int64) * HEADS + head) * tl.num_programs(2) + split
+        tl.store(part_peak + place, peak, there)
+        tl.store(part_norm + place, norm, there)
+        tl.store(part_out + place[:, None] * RANK + dim[None, :], out, there[:, None] & (dim < RANK)[None, :])
+
+
+@jit
+def latent_prefill_kernel(
+    q: tensor, out: tensor, rows: tensor, scales: tensor, sizes: tensor, positions: tensor, token_seq: tensor,
+    query_start: tensor, block_tables: tensor, table_width: int, scale: float, HEADS: tl.constexpr, RANK: tl.constexpr,
+    RPAD: tl.constexpr, ROPE: tl.constexpr, PPAD: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr, SPLIT: tl.constexpr,
+) -> None:  # fmt: skip
+    """A program a token and tile of heads; sequences of one token are left to latent_decode_kernel."""
+    token = tl.program_id(0)
+    if token < tl.load(sizes):
+        seq = tl.load(token_seq + token)
+        if tl.load(query_start + seq + 1) - tl.load(query_start + seq) > 1:
+            head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+            latent = load_heads(q, token, head, HEADS, 0, RANK, RPAD, RANK + ROPE)
+            rotary = load_heads(q, token, head, HEADS, RANK, ROPE, PPAD, RANK + ROPE)
+            high = tl.load(positions + token) + 1
+            peak, norm, total = start_state(ROWS, RPAD)
+            for split in range(0, (high + SPLIT - 1) // SPLIT):
+                peak2, norm2, total2 = attend_latents(
+                    latent, rotary, split * SPLIT, tl.minimum(split * SPLIT + SPLIT, high), rows, scales,
+                    block_tables + seq.to(tl.int64) * table_width, scale, RANK, RPAD, ROPE, PPAD, BLOCK, KEYS, ROWS,
+                )  # fmt: skip
+                peak, norm, total = merge(peak, norm, total, peak2, norm2, total2)
+            there, dim = head < HEADS, tl.arange(0, RPAD)
+            mean = finish(peak, norm, total, None, head, there)
+            place = (token.to(tl.int64) * HEADS + head)[:, None] * RANK + dim[None, :]
+            tl.store(out + place, mean.to(out.dtype.element_ty), there[:, None] & (dim < RANK)[None, :])
+
+
+def mla(
+    q: Tensor, batch: Batch, latents: Tensor, scales: Tensor | None, rank: int, scale: float, *, config: Config
+) -> Tensor:
+    """See `ops.OptionalOps.mla`; rows past the true token count are undefined."""
+    _, block, width = latents.shape
+    heads, rope = q.shape[1] // width, width - rank
+    wide = torch.float32 in (q.dtype, latents.dtype)
+    step = step_of(wide, config)
+    shared: dict[str, Any] = {
+        "q": q.float() if wide else q.contiguous(),
+        "rows": latents.view(torch.uint8) if latents.dtype == torch.float8_e4m3fn else latents,
+        "scales": scales,
+        "query_start": batch.query_start,
+        "block_tables": batch.block_tables,
+        "table_width": batch.block_tables.shape[1],
+        "scale": scale,
+        "HEADS": heads,
+        "RANK": rank,
+        "RPAD": next_power(rank, 16),
+        "ROPE": rope,
+        "PPAD": next_power(rope, 16),
+        "BLOCK": block,
+        "KEYS": step.keys,
+        "ROWS": step.rows,
+        "SPLIT": SPLIT,
+    }
+    out = q.new_empty(len(q), heads * rank)
+    _decode(config, batch, out, shared, step)
+    if len(q) > 1:
+        more = {"out": out, "sizes": batch.sizes, "positions": batch.positions, "token_seq": batch.token_seq}
+        grid = (len(q), -(-heads // step.rows))
+        config.launch(latent_prefill_kernel, grid, {**shared, **more}, step.warps, step.stages)
+    return out
+
+
+def _decode(config: Config, batch: Batch, out: Tensor, shared: dict[str, Any], step: Step) -> None:
+    seqs, heads, rank = len(batch.context_lens), shared["HEADS"], shared["RANK"]
+    splits = -(-shared["table_width"] * shared["BLOCK"] // SPLIT)
+    peak, norm = (out.new_empty(seqs, heads, splits, dtype=torch.float32) for _ in range(2))
+    mixed = out.new_empty(seqs, heads, splits, rank, dtype=torch.float32)
+    parts = {"part_out": mixed, "part_peak": peak, "part_norm": norm, "context_lens": batch.context_lens}
+    grid = (seqs, -(-heads // step.rows), splits)
+    config.launch(latent_decode_kernel, grid, {**shared, **parts}, step.warps, step.stages)
+    args = {name: shared[name] for name in ("query_start", "KEYS", "SPLIT")}
+    args |= {"sinks": None, "window": 0, "WINDOW": False, "SIZE": rank, "PAD": shared["RPAD"], "Q_HEADS": heads}
+    config.launch(combine_kernel, (seqs, heads), {**args, **parts, "out": out, "splits": splits}, 1, 1)
