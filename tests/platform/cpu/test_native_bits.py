@@ -78,11 +78,11 @@ class Case:
         self.dirt = 0.0 if dim % 16 else 1.0 if store == "int8" else float("nan")
 
     def run(self, ops: NativeOps, steps: list[list[tuple[Sequence, int, int]]], dirty: bool) -> list[torch.Tensor]:
-        kv = NativeKV(self.layout, 1 + 3 * TABLE)
+        kv = NativeKV(self.layout, 1 + len(self.sequences) * TABLE)
         if dirty:
             for x in kv.stores():
                 x.copy_(torch.full_like(x, self.dirt, dtype=torch.float32))
-        outs: list[list[torch.Tensor]] = [[], [], []]
+        outs: list[list[torch.Tensor]] = [[] for _ in self.sequences]
         for parts in steps:
             batch = batch_of(parts)
             qkv = torch.cat([s.qkv[a:b] for s, a, b in parts])
@@ -115,6 +115,38 @@ def test_attention_in_any_company_and_chunking(teams: dict[int, NativeOps], stor
         steps = case.crowd(rng)
         for ops in teams.values():
             assert all(map(torch.equal, case.run(ops, steps, dirty=True), alone))
+
+
+class Family(Case):
+    """Sequences that begin with the same blocks, each in its own way: the first goes on alone, some share more than others."""
+
+    SHARED = ((0, 0), (530, 530), (1040, 1040), (1040, 1040), (300, 300), (1040, 0), (0, 0))
+    """By sequence: tokens in common with the second one, and those of them that lie in the same blocks."""
+
+    def __init__(self, rng: np.random.Generator, shape: tuple[int, int, int], store: str) -> None:
+        super().__init__(rng, shape, store, extras=False)
+        lengths = (600, 1100, 1050, 1048, 530, 1060, 20)
+        self.sequences = [Sequence(rng, n, self.heads, shape[1], shape[2], 1 + TABLE * i) for i, n in enumerate(lengths)]
+        first = self.sequences[1]
+        for sequence, (same, stored) in zip(self.sequences, self.SHARED, strict=True):
+            sequence.qkv[:same] = first.qkv[:same]
+            blocks = stored // BLOCK
+            sequence.table[:blocks] = first.table[:blocks]
+
+    def together(self, last: int) -> list[list[tuple[Sequence, int, int]]]:
+        """Each alone but for its last tokens, which are decoded in one batch."""
+        steps = [[(s, 0, s.length - last)] for s in self.sequences]
+        return steps + [[(s, s.length - i, s.length - i + 1) for s in self.sequences] for i in range(last, 0, -1)]
+
+
+@pytest.mark.parametrize("store", ["float32", "bfloat16", "int8"])
+def test_attention_over_shared_blocks(teams: dict[int, NativeOps], store: str) -> None:
+    rng = np.random.default_rng(len(store))
+    for shape in ((9, 3, 64), (2, 2, 32)):
+        case = Family(rng, shape, store)
+        alone = case.run(teams[1], [[(s, 0, s.length)] for s in case.sequences], dirty=False)
+        for ops in teams.values():
+            assert all(map(torch.equal, case.run(ops, case.together(3), dirty=True), alone))
 
 
 def test_rows_of_norms_and_activations_stand_alone(teams: dict[int, NativeOps]) -> None:

@@ -12,15 +12,20 @@ struct Unit {
     int64_t seq, head, tile;  // head counts groups of query heads that share a unit
     int64_t first, last;      // segments [first, last)
     bool whole;               // all that the rows see: the result can be written
-    int64_t partial;          // else where this unit's first segment's state goes
+    int64_t partial;          // else where this unit's first segment's state goes; of the tile's first member, in a bundle
+    int64_t members;          // sequences that share the unit's keys; 1 outside a bundle
 };
 
 // The units of a step, the same list in every thread. Sequences of one tile may be split over segments.
+//
+// Neighbours of one token each whose tables begin with the same blocks are a bundle: the segments in those blocks are read once
+// for all of them, and every member's states are joined in order of segments as if it had read them alone.
 struct Plan {
     const Args *a;
     const hr_ctx *ctx;
     int64_t heads, tile_tokens, grain, slots;
-    int64_t seq = -1, base = 0, units = 0, parts = 1, tiles = 0, slot = 0;
+    int64_t seq = 0, members = 0, shared = 0;  // the bundle under way, and the segments that all of it sees
+    int64_t base = 0, units = 0, common = 0, parts = 1, tiles = 0, slot = 0, taken = 0;
 
     int64_t tokens(int64_t s) const { return a->query_start[s + 1] - a->query_start[s]; }
     int64_t first_segment(int64_t s) const {
@@ -29,6 +34,8 @@ struct Plan {
     }
     int64_t segments(int64_t s) const { return (a->context_lens[s] + SEGMENT - 1) / SEGMENT - first_segment(s); }
     int64_t seqs() const { return ctx->sizes[HR_S]; }
+    // Slots of partial states of sequence s: one a segment, head and row.
+    int64_t states(int64_t s) const { return segments(s) * heads * tokens(s) * a->sub_rows; }
 
     Plan(const Args *args, const hr_ctx *c) : a(args), ctx(c) {
         heads = a->kv.heads * a->subs;
@@ -40,38 +47,95 @@ struct Plan {
         if (c->nthreads == 1) grain = 1 << 30;
         slots = c->shared_bytes / (a->state * 4);
     }
-    // Slots of partial states that sequence s takes: one a segment, head and row.
-    int64_t wanted(int64_t s) const {
-        bool split = tokens(s) > 0 && tokens(s) <= tile_tokens && segments(s) > grain;
-        return split ? segments(s) * heads * tokens(s) * a->sub_rows : 0;
-    }
-    // Move to the sequence of unit `index`, which only grows; false behind the last.
+    // Move to the sequence (or bundle) of unit `index`, which only grows; false behind the last.
     bool seek(int64_t index) {
-        while (seq < 0 || index >= base + units) {
+        while (index >= base + units) {
             base += units;
-            if (parts > 1) slot += wanted(seq);
-            if (++seq >= seqs()) return false;
+            slot += taken;
+            seq += members;
+            if (seq >= seqs()) return false;
+            gather();
+            if (members > 1) {
+                tiles = (members + tile_tokens - 1) / tile_tokens;
+                units = common = heads * tiles * shared;
+                for (int64_t j = 0; j < members; j++) units += heads * own_parts(seq + j);
+                continue;
+            }
             tiles = (tokens(seq) + tile_tokens - 1) / tile_tokens;
-            int64_t need = wanted(seq);
-            parts = need && slot + need <= slots ? (segments(seq) + grain - 1) / grain : 1;
+            bool split = tokens(seq) > 0 && tokens(seq) <= tile_tokens && segments(seq) > grain;
+            taken = split && slot + states(seq) <= slots ? states(seq) : 0;
+            parts = taken ? (segments(seq) + grain - 1) / grain : 1;
             units = tiles * heads * parts;
         }
         return true;
     }
     Unit unit(int64_t index) const {
-        int64_t i = index - base, part = i / heads % parts, lo = first_segment(seq), n = segments(seq);
-        Unit u = {seq, i % heads, tiles - 1 - i / heads / parts, lo, lo + n, parts == 1, 0};
+        int64_t i = index - base, head = i % heads, lo = first_segment(seq), n = segments(seq);
+        if (members > 1) return i < common ? shared_unit(i) : own_unit(i - common);
+        Unit u = {seq, head, tiles - 1 - i / heads / parts, lo, lo + n, parts == 1, 0, 1};
         if (parts > 1) {
-            u.first = lo + part * grain;
+            u.first = lo + i / heads % parts * grain;
             u.last = u.first + grain < lo + n ? u.first + grain : lo + n;
-            u.partial = slot + (u.head * n + u.first - lo) * tokens(seq) * a->sub_rows;
+            u.partial = slot + (head * n + u.first - lo) * tokens(seq) * a->sub_rows;
         }
         return u;
     }
+
+private:
+    // Segments that lie in the blocks with which the tables of s and t begin alike, `most` at most; whole ones before both ends.
+    int64_t alike(int64_t s, int64_t t, int64_t most) const {
+        int64_t width = ctx->sizes[HR_TABLE], whole = a->context_lens[t] / SEGMENT, n = 0;
+        if (whole < most) most = whole;
+        const int32_t *x = a->block_tables + s * width, *y = a->block_tables + t * width;
+        while (n * a->kv.block_size < most * SEGMENT && x[n] == y[n]) n++;
+        n = n * a->kv.block_size / SEGMENT;
+        return n < most ? n : most;
+    }
+    // The bundle that begins at `seq`: those who follow while what is shared is not cut to less than half.
+    void gather() {
+        members = 1, shared = taken = 0;
+        if (a->window > 0 || tokens(seq) != 1) return;
+        int64_t need = states(seq), most = a->context_lens[seq] / SEGMENT;
+        for (int64_t t = seq + 1; most > 0 && t < seqs() && tokens(t) == 1; t++) {
+            int64_t n = alike(seq, t, most);
+            need += states(t);
+            if (n < 1 || 2 * n < shared || slot + need > slots) return;
+            most = shared = n;
+            taken = need;
+            members++;
+        }
+    }
+    int64_t own_parts(int64_t s) const { return (segments(s) - shared + grain - 1) / grain; }
+    Unit shared_unit(int64_t i) const {
+        int64_t head = i % heads, tile = i / heads % tiles, s = i / heads / tiles, from = tile * tile_tokens, at = slot;
+        int64_t many = members - from < tile_tokens ? members - from : tile_tokens;
+        for (int64_t j = 0; j < from; j++) at += states(seq + j);
+        return {seq + from, head, 0, s, s + 1, false, at, many};
+    }
+    Unit own_unit(int64_t i) const {
+        int64_t s = seq, at = slot;
+        for (; i >= heads * own_parts(s); s++) i -= heads * own_parts(s), at += states(s);
+        int64_t n = segments(s), first = shared + i / heads * grain, last = first + grain < n ? first + grain : n;
+        return {s, i % heads, 0, first, last, false, at + (i % heads * n + first) * a->sub_rows, 1};
+    }
 };
 
-void run(const Args *a, hr_ctx *ctx, const Unit &u, int64_t tile_tokens) {
-    Tile t(a, ctx, u.seq, u.head, u.tile, tile_tokens);
+void run_shared(const Plan &p, hr_ctx *ctx, const Unit &u) {
+    Tile t(p.a, ctx, u.seq, u.head, u.members);
+    t.reset();
+    t.segment(u.first);
+    int64_t at = u.partial;
+    for (int64_t j = 0; j < u.members; j++) {
+        float *to = (float *)ctx->shared + (at + (u.head * p.segments(u.seq + j) + u.first) * p.a->sub_rows) * p.a->state;
+        for (int64_t h = 0; h < t.heads; h++) t.save(j * t.heads + h, to + h * p.a->state);
+        at += p.states(u.seq + j);
+    }
+}
+
+void run(const Plan &p, hr_ctx *ctx, const Unit &u) {
+    if (u.members > 1) return run_shared(p, ctx, u);
+    const Args *a = p.a;
+    Tile t(a, ctx, u.seq, u.head, u.tile, p.tile_tokens);
     int64_t last = t.last_position() / SEGMENT + 1;
     if (u.whole) {
         t.reset();
@@ -88,19 +152,16 @@ void run(const Args *a, hr_ctx *ctx, const Unit &u, int64_t tile_tokens) {
     }
 }
 
-// Join the partial states of sequence `p.seq`, rows shared out over the team.
-void join(const Plan &p, hr_ctx *ctx) {
+// Join the partial states of sequence s, which begin at `slot`; rows are shared out over the team.
+void join(const Plan &p, hr_ctx *ctx, int64_t s, int64_t slot) {
     const Args *a = p.a;
-    int64_t n = p.segments(p.seq), rows = p.tokens(p.seq) * a->sub_rows;
-    for (int64_t i = ctx->tid; i < p.heads * rows; i += ctx->nthreads) {
+    int64_t n = p.segments(s), rows = p.tokens(s) * a->sub_rows;
+    for (int64_t i = (ctx->tid + s) % ctx->nthreads; i < p.heads * rows; i += ctx->nthreads) {
         int64_t head = i / rows, r = i % rows;
-        Tile t(a, ctx, p.seq, head, 0, p.tile_tokens);
+        Tile t(a, ctx, s, head, 0, p.tile_tokens);
         if (r >= t.rows) continue;
         t.reset();
-        for (int64_t s = 0; s < n; s++) {
-            int64_t at = p.slot + (head * n + s) * rows + r;
-            t.add(r, (const float *)ctx->shared + at * a->state);
-        }
+        for (int64_t k = 0; k < n; k++) t.add(r, (const float *)ctx->shared + (slot + (head * n + k) * rows + r) * a->state);
         t.write(r);
     }
 }
@@ -114,13 +175,14 @@ HR_KERNEL(attention) {
         return;
     }
     Plan work(a, ctx);
-    for (int64_t i = hr_next(ctx); work.seek(i); i = hr_next(ctx)) run(a, ctx, work.unit(i), work.tile_tokens);
+    for (int64_t i = hr_next(ctx); work.seek(i); i = hr_next(ctx)) run(work, ctx, work.unit(i));
     Plan rest(a, ctx);
     bool any = false;
     for (int64_t i = 0; rest.seek(i); i = rest.base + rest.units) {
-        if (rest.parts == 1) continue;
+        if (!rest.taken) continue;
         if (!any) hr_barrier(ctx);
         any = true;
-        join(rest, ctx);
+        int64_t slot = rest.slot;
+        for (int64_t j = 0; j < rest.members; slot += rest.states(rest.seq + j++)) join(rest, ctx, rest.seq + j, slot);
     }
 }

@@ -47,39 +47,57 @@ struct Tile {
     const Args *a;
     const hr_kv *kv;
     bool pairs;
-    int64_t seq, kv_head, head0, heads, tokens, token0, position0, padded, rows, ldq, ldp;
+    int64_t seq, kv_head, head0, heads, tokens, padded, rows, ldq, ldp;
+    int32_t token[TILE_ROWS], place[TILE_ROWS];  // rows of q, and positions in their sequences, of the tile's tokens
     const int32_t *table;
     Scratch m;
     alignas(64) float peak[MAX_ROWS], keep[MAX_ROWS], take[MAX_ROWS];
     vf sum[MAX_ROWS];
 
-    Tile(const Args *args, hr_ctx *ctx, int64_t s, int64_t head, int64_t tile, int64_t tile_tokens)
-        : a(args), kv(&args->kv), pairs(panel_pairs(&args->kv)), seq(s), m(args, ctx->scratch) {
-        int64_t group = a->q_heads / kv->heads, sub = head % a->subs, begin = a->query_start[s];
-        kv_head = head / a->subs;
-        head0 = kv_head * group + sub * a->sub_rows;
-        heads = group - sub * a->sub_rows < a->sub_rows ? group - sub * a->sub_rows : a->sub_rows;
-        int64_t n = a->query_start[s + 1] - begin, from = tile * tile_tokens;
+    // Tokens of one sequence.
+    Tile(const Args *args, hr_ctx *ctx, int64_t s, int64_t head, int64_t tile, int64_t tile_tokens) : Tile(args, ctx, s, head) {
+        int64_t begin = a->query_start[s], n = a->query_start[s + 1] - begin, from = tile * tile_tokens;
         tokens = n - from < tile_tokens ? n - from : tile_tokens;
-        token0 = begin + from;
-        position0 = a->context_lens[s] - n + from;
-        padded = kv->padded;
-        rows = tokens * heads;
-        ldq = pairs ? padded / 2 : padded;
-        ldp = pairs ? SEGMENT / 2 : SEGMENT;
-        table = a->block_tables + s * ctx->sizes[HR_TABLE];
-        for (int64_t r = 0; r < rows; r++) load_query(r);
+        for (int64_t i = 0; i < tokens; i++) {
+            token[i] = (int32_t)(begin + from + i);
+            place[i] = (int32_t)(a->context_lens[s] - n + from + i);
+        }
+        load_queries();
+    }
+    // The tokens of `members` sequences of one token each, for segments that they all see whole and that lie in the same blocks.
+    Tile(const Args *args, hr_ctx *ctx, int64_t s, int64_t head, int64_t members) : Tile(args, ctx, s, head) {
+        tokens = members;
+        for (int64_t i = 0; i < tokens; i++) {
+            token[i] = a->query_start[s + i];
+            place[i] = a->context_lens[s + i] - 1;
+        }
+        load_queries();
     }
 
-    const float *query(int64_t r) const { return a->q + ((token0 + r / heads) * a->q_heads + head0 + r % heads) * kv->dim; }
-    int64_t position(int64_t r) const { return position0 + r / heads; }
+    const float *query(int64_t r) const { return a->q + ((int64_t)token[r / heads] * a->q_heads + head0 + r % heads) * kv->dim; }
+    int64_t position(int64_t r) const { return place[r / heads]; }
     int64_t start(int64_t r) const {
         int64_t p = position(r) - a->window + 1;
         return a->window > 0 && p > 0 ? p : 0;
     }
-    int64_t last_position() const { return position0 + tokens - 1; }
+    int64_t last_position() const { return place[tokens - 1]; }
     int64_t first_segment() const { return start(0) / SEGMENT; }
 
+    Tile(const Args *args, hr_ctx *ctx, int64_t s, int64_t head)
+        : a(args), kv(&args->kv), pairs(panel_pairs(&args->kv)), seq(s), m(args, ctx->scratch) {
+        int64_t group = a->q_heads / kv->heads, sub = head % a->subs;
+        kv_head = head / a->subs;
+        head0 = kv_head * group + sub * a->sub_rows;
+        heads = group - sub * a->sub_rows < a->sub_rows ? group - sub * a->sub_rows : a->sub_rows;
+        padded = kv->padded;
+        ldq = pairs ? padded / 2 : padded;
+        ldp = pairs ? SEGMENT / 2 : SEGMENT;
+        table = a->block_tables + s * ctx->sizes[HR_TABLE];
+    }
+    void load_queries() {
+        rows = tokens * heads;
+        for (int64_t r = 0; r < rows; r++) load_query(r);
+    }
     void load_query(int64_t r) {
         const float *q = query(r);
         for (int64_t i = 0; i < padded; i += W) {
