@@ -33,14 +33,19 @@ def reference_ops() -> Ops:
     return bind(_NoDevice())
 
 
-def logits_of(decoder: Decoder, ids: list[int], chunk: int | None = None) -> Tensor:
-    """float32 [len(ids), vocab]: logits after every token, the prompt fed in chunks."""
-    layout = KVLayout(decoder.config.kv_layers, _BLOCK, "float32")
-    kv = paged.alloc(layout, len(ids) // _BLOCK + 2, torch.device("cpu"))
+def logits_of(
+    decoder: Decoder, ids: list[int], chunk: int | None = None, kv_dtype: str = "float32", device: Any = None
+) -> Tensor:
+    """float32 [len(ids), vocab]: logits after every token, the prompt fed in chunks; the cache is that of a device, if given."""
+    block = _BLOCK if device is None else 16
+    layout = KVLayout(decoder.config.kv_layers, block, kv_dtype)
+    blocks = len(ids) // block + 2
+    kv = paged.alloc(layout, blocks, torch.device("cpu")) if device is None else device.alloc_kv(layout, blocks)
     history = torch.zeros(1, len(ids) + 1, dtype=torch.int32)
     step = chunk or len(ids)
     pieces = [
-        decoder.forward(one_sequence(ids, start, start + step), kv, history) for start in range(0, len(ids), step)
+        decoder.forward(one_sequence(ids, start, start + step, block), kv, history).clone()
+        for start in range(0, len(ids), step)
     ]
     return torch.cat(pieces)
 
@@ -55,11 +60,11 @@ def is_view_of(tensor: Tensor, path: Path) -> bool:
     return any(int(low, 16) <= tensor.data_ptr() < int(high, 16) for low, high in ranges)
 
 
-def one_sequence(ids: list[int], start: int, end: int) -> Batch:
+def one_sequence(ids: list[int], start: int, end: int, block: int = _BLOCK) -> Batch:
     """The batch of tokens start to end of one sequence, every row asked for. Block 0 is never used."""
     end = min(end, len(ids))
     count = end - start
-    blocks = len(ids) // _BLOCK + 1
+    blocks = len(ids) // block + 1
     positions = torch.arange(start, end, dtype=torch.int32)
 
     def ints(*values: int) -> Tensor:
@@ -69,7 +74,7 @@ def one_sequence(ids: list[int], start: int, end: int) -> Batch:
         sizes=ints(count, 1, count),
         token_ids=ints(*ids[start:end]),
         positions=positions,
-        slot_mapping=positions + _BLOCK,
+        slot_mapping=positions + block,
         token_seq=torch.zeros(count, dtype=torch.int32),
         query_start=ints(0, count),
         context_lens=ints(end),

@@ -88,8 +88,9 @@ class Ops(Protocol):
     def resolve_tokens(self, batch: Batch, history: Tensor) -> Tensor:
         """int32 [T]: token_ids with NO_TOKEN replaced by history[slot, position]; writes every id into the history, too."""
 
-    def embedding(self, ids: Tensor, table: Weight, scale: float) -> Tensor:
-        """[T, D]: rows of the table times scale."""
+    def embedding(self, ids: Tensor, table: Weight, scale: float, first_row: int | None = None) -> Tensor:
+        """[T, D]: rows of the table times scale. `first_row`, given only where tables are split over ranks: the table holds the
+        rows from there on, and ids of other rows give zeros."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """[T, D]: x / sqrt(mean(x^2) + eps) * weight."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -15,6 +15,8 @@ from headrace.models.config import DecoderConfig
 from headrace.models.decoder import DecoderWeights, LayerWeights
 from headrace.models.family import Names
 from headrace.models.moe import expert_stacks
+from headrace.models.sharding import WHOLE, Shard, head_columns
+from headrace.quant.cutting import take_columns
 from headrace.quant.weights import place, stack, take_rows
 
 __all__ = ["Assembly", "Source"]
@@ -56,21 +58,24 @@ class Assembly:
     pack: Callable[[Weight], None]
     progress: Callable[[int], None]
     """Called with the bytes just done."""
+    shard: Shard = WHOLE
+    """The part of every matrix that is kept. `config` is the whole model's."""
 
     def run(self) -> DecoderWeights:
         """Raises CheckpointError for what is missing or misshapen, UnsupportedModel for tensors that nothing would read."""
         config, names = self.config, self.names
-        embedding = self._finish(self.source.matrix(names.embedding, config.vocab, config.hidden, bias=False))
+        embedding = self._finish(self._table(names.embedding))
         layers = [self._layer(index) for index in range(len(config.layers))]
         norm = self._norm(names.norm, config.hidden)
         head = embedding
         if not config.tied:
-            head = self._finish(self.source.matrix(names.head, config.vocab, config.hidden, bias=False))
+            head = self._finish(self._table(names.head))
         factors = None
         if "rope_freqs.weight" in self.source.names:
             factors = self.source.vector("rope_freqs.weight", config.ropes[0].rotary_dim // 2)
         self._check_leftovers()
-        return DecoderWeights(embedding, layers, norm, head, factors)
+        vocabulary = self.shard.vocabulary(config)
+        return DecoderWeights(embedding, layers, norm, head, factors, vocabulary[0] if vocabulary else None)
 
     def _layer(self, index: int) -> LayerWeights:
         config, names = self.config, self.names
@@ -82,14 +87,18 @@ class Assembly:
         def norm(name: str, wanted: bool, size: int) -> Tensor | None:
             return self._norm(name.format(i=index), size) if wanted else None
 
-        q = self._order(matrix(names.q, q_rows, config.hidden, config.qkv_bias), config.num_q_heads)
-        k = self._order(matrix(names.k, kv_rows, config.hidden, config.qkv_bias), config.num_kv_heads)
-        v = matrix(names.v, kv_rows, config.hidden, config.qkv_bias)
+        q_rows_kept, kv_rows_kept = (
+            head_columns(heads, config.head_dim) for heads in (self.shard.q_heads(config), self.shard.kv_heads(config))
+        )
+        q = self._order(_rows(matrix(names.q, q_rows, config.hidden, config.qkv_bias), q_rows_kept))
+        k = self._order(_rows(matrix(names.k, kv_rows, config.hidden, config.qkv_bias), kv_rows_kept))
+        v = _rows(matrix(names.v, kv_rows, config.hidden, config.qkv_bias), kv_rows_kept)
+        output = matrix(names.output, config.hidden, q_rows, config.output_bias)
         router, gate_up, down = self._mlp(index)
         return LayerWeights(
             input_norm=self._norm(names.input_norm.format(i=index), config.hidden),
             qkv=self._finish(stack([q, k, v], f"layer {index} qkv")),
-            output=self._finish(matrix(names.output, config.hidden, q_rows, config.output_bias)),
+            output=self._finish(self._columns(output, q_rows_kept)),
             mlp_norm=self._norm(names.mlp_norm.format(i=index), config.hidden),
             gate_up=self._finish(gate_up),
             down=self._finish(down),
@@ -106,13 +115,29 @@ class Assembly:
         if config.moe is not None and not config.layers[index].dense:
             router = source.matrix(names.router.format(i=index), config.moe.experts, config.hidden, bias=False)
             experts = (names.expert_gate, names.expert_up, names.expert_down)
-            return router, *expert_stacks(source.experts, config.moe, config.hidden, experts, index)
+            return router, *expert_stacks(self._expert_parts(index), config.moe, config.hidden, experts, index)
         wide, narrow = (config.intermediate, config.hidden), (config.hidden, config.intermediate)
         gate, up, down = (
             source.matrix(name.format(i=index), *shape, bias=config.mlp_bias)
             for name, shape in ((names.gate, wide), (names.up, wide), (names.down, narrow))
         )
-        return None, stack([gate, up], f"layer {index} gate and up"), down
+        inner = self.shard.inner(down)
+        gate_up = stack([_rows(gate, inner), _rows(up, inner)], f"layer {index} gate and up")
+        return None, gate_up, self._columns(down, inner)
+
+    def _expert_parts(self, index: int) -> Callable[[str, int, int, int], list[Weight]]:
+        """`Source.experts`, of which this rank's inner columns are kept."""
+        down = self.names.expert_down.format(i=index, e="{e}")
+
+        def read(name: str, count: int, rows: int, columns: int) -> list[Weight]:
+            found = self.source.experts(name, count, rows, columns)
+            if self.shard.size == 1:
+                return found
+            narrow = found if name == down else self.source.experts(down, count, columns, rows)
+            inner = self.shard.inner(narrow[0])
+            return [self._columns(part, inner) if name == down else _rows(part, inner) for part in found]
+
+        return read
 
     def _norm(self, name: str, size: int) -> Tensor:
         return self.move(self.source.vector(f"{name}.weight", size) + self.norm_offset)
@@ -123,11 +148,21 @@ class Assembly:
         self.progress(weight.nbytes)
         return weight
 
-    def _order(self, weight: Weight, heads: int) -> Weight:
+    def _table(self, name: str) -> Weight:
+        """Embedding or head: this rank's run of the vocabulary."""
+        table = self.source.matrix(name, self.config.vocab, self.config.hidden, bias=False)
+        return _rows(table, self.shard.vocabulary(self.config))
+
+    def _columns(self, weight: Weight, run: tuple[int, int]) -> Weight:
+        """A row-parallel product's part; its bias is added once, by the first rank."""
+        part = take_columns(weight, *run)
+        return part if self.shard.first() else replace(part, bias=None)
+
+    def _order(self, weight: Weight) -> Weight:
         """Rows of Q or K back to halves where a converter has interleaved them: neighbours 2 j, 2 j + 1 are j, j + d / 2."""
         if not self.interleaved:
             return weight
-        rows = torch.arange(weight.shape[0]).view(heads, -1, 2).transpose(1, 2)
+        rows = torch.arange(weight.shape[0]).view(-1, self.config.head_dim // 2, 2).transpose(1, 2)
         return take_rows(weight, rows.reshape(-1))
 
     def _check_leftovers(self) -> None:
@@ -142,3 +177,11 @@ class Assembly:
             raise UnsupportedModel(
                 f"{self.config.family}: {len(rest)} tensors of the checkpoint are unknown to the architecture: {shown}"
             )
+
+
+def _rows(weight: Weight, run: tuple[int, int] | None) -> Weight:
+    """Rows of a weight that is not a stack, its bias with them; all of them where the run is None."""
+    if run is None or run == (0, weight.shape[0]):
+        return weight
+    kept = slice(*run)
+    return replace(weight.take(kept), bias=None if weight.bias is None else weight.bias[kept])

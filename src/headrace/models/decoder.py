@@ -12,6 +12,7 @@ from headrace.kernels.ops import Batch, Ops, OptionalOps
 from headrace.kernels.weight import Weight
 from headrace.models.config import DecoderConfig
 from headrace.models.rope import cos_sin_table
+from headrace.models.sharding import Group
 
 __all__ = ["Decoder", "DecoderWeights", "LayerWeights"]
 
@@ -50,14 +51,25 @@ class DecoderWeights:
     """The same object as `embedding` where they are tied."""
     rope_factors: Tensor | None = None
     """[rotary_dim / 2]; what a GGUF divides frequencies by."""
+    first_token: int | None = None
+    """Where embedding and head are a run of the vocabulary: its first id. None: they are whole."""
 
 
 class Decoder:
     """Calls operators and nothing else in `forward`, so that a platform can record a step once and replay it."""
 
-    def __init__(self, config: DecoderConfig, ops: Ops, weights: DecoderWeights, max_model_len: int) -> None:
-        """The rotary tables are made for `max_model_len` positions, on the device of the weights."""
+    def __init__(
+        self,
+        config: DecoderConfig,
+        ops: Ops,
+        weights: DecoderWeights,
+        max_model_len: int,
+        group: Group | None = None,
+    ) -> None:
+        """The rotary tables are made for `max_model_len` positions, on the device of the weights. `group`: the ranks among which
+        the weights are split, None for one; `config` has this rank's heads (`sharding.local_config`)."""
         self.config = config
+        self._group = group
         self.weights = weights
         self._ops = ops
         self._cos_sin = [
@@ -68,7 +80,7 @@ class Decoder:
         """float32 [R, vocab]: logits of the rows asked for. Writes keys and values of the T tokens into `kv`."""
         ops, config, weights = self._ops, self.config, self.weights
         ids = ops.resolve_tokens(batch, history)
-        residual = ops.embedding(ids, weights.embedding, config.embedding_scale)
+        residual = self._embed(ids)
         x = ops.rms_norm(residual, weights.layers[0].input_norm, config.norm_eps)
         for index, layer in enumerate(weights.layers):
             last = index + 1 == len(weights.layers)
@@ -77,7 +89,24 @@ class Decoder:
             x, residual = self._join(x, residual, layer.attention_post_norm, layer.mlp_norm)
             x = self._mlp(x, layer)
             x, residual = self._join(x, residual, layer.mlp_post_norm, following)
-        return ops.logits(x, batch, weights.head, config.logits_soft_cap)
+        logits = ops.logits(x, batch, weights.head, config.logits_soft_cap)
+        if self._group is None or weights.first_token is None:
+            return logits
+        gathered: Tensor = self._group.all_gather(logits, 1)
+        return gathered
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        table, scale, first = self.weights.embedding, self.config.embedding_scale, self.weights.first_token
+        if first is None:
+            return self._ops.embedding(ids, table, scale)
+        return self._sum(self._ops.embedding(ids, table, scale, first_row=first))
+
+    def _sum(self, x: Tensor) -> Tensor:
+        """Every rank's term of a row-parallel product, added."""
+        if self._group is None:
+            return x
+        total: Tensor = self._group.all_reduce(x)
+        return total
 
     def _attention(self, x: Tensor, layer: LayerWeights, index: int, batch: Batch, kv: Any) -> Tensor:
         ops, config = self._ops, self.config
@@ -90,7 +119,7 @@ class Decoder:
         out = ops.attention(
             q, batch, kv, index, config.scale, settings.window, config.attention_soft_cap, sinks=None, alibi=None
         )
-        return ops.linear(out, layer.output)
+        return self._sum(ops.linear(out, layer.output))
 
     def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
         ops = self._ops
@@ -99,9 +128,9 @@ class Decoder:
             scores = ops.linear(x, layer.router)
             kind = self.config.activation
             experts = cast(OptionalOps, ops).moe
-            return experts(x, scores, layer.gate_up, layer.down, layer.router_bias, moe.routing, kind)
+            return self._sum(experts(x, scores, layer.gate_up, layer.down, layer.router_bias, moe.routing, kind))
         hidden = ops.gated_activation(ops.linear(x, layer.gate_up), self.config.activation)
-        return ops.linear(hidden, layer.down)
+        return self._sum(ops.linear(hidden, layer.down))
 
     def _join(self, x: Tensor, residual: Tensor, post: Tensor | None, following: Tensor) -> tuple[Tensor, Tensor]:
         """A block's output into the residual, and the norm that the next block reads."""

@@ -48,8 +48,8 @@ class FollowsTable:
         self._usual = by_dtype[usual]
         self.tag = str(getattr(self._usual, "tag", "triton"))
 
-    def __call__(self, ids: Any, table: Weight, scale: float) -> Any:
-        return self._for(table)(ids, table, scale)
+    def __call__(self, ids: Any, table: Weight, scale: float, **part: Any) -> Any:
+        return self._for(table)(ids, table, scale, **part)
 
     def pack(self, table: Weight) -> None:
         prepare = getattr(self._for(table), "pack", None)

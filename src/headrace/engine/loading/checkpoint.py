@@ -20,6 +20,7 @@ from headrace.models.config import DecoderConfig
 from headrace.models.decoder import Decoder
 from headrace.models.family import Names
 from headrace.models.registry import from_gguf, from_hf
+from headrace.models.sharding import WHOLE, Group, Shard, local_config
 from headrace.quant.methods import scheme_of
 
 __all__ = ["Checkpoint", "open_checkpoint"]
@@ -47,8 +48,9 @@ class Checkpoint:
     total_bytes: int
     """Of all weights as stored; what `progress` counts up to."""
 
-    def facts(self) -> ModelFacts:
-        config = self.decoder_config
+    def facts(self, shard: Shard = WHOLE) -> ModelFacts:
+        """Of one rank. Raises ConfigError for a number of ranks that the model cannot be split over."""
+        config = local_config(self.decoder_config, shard)
         return ModelFacts(config.kv_layers, config.max_position, config.vocab, self.weight_dtype)
 
     def build(
@@ -58,12 +60,16 @@ class Checkpoint:
         progress: Progress | None = None,
         pack: Callable[[Weight], None] | None = None,
         move: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        shard: Shard = WHOLE,
+        group: Group | None = None,
     ) -> Decoder:
         """Read the weights and bind them to operators.
 
         `progress(done, total)` counts bytes; `pack` sees every weight (stacks whole) once, so that an operator can lay it out
-        its own way; `move` puts a tensor where the operators want it (default: it stays a view of the file).
-        Raises CheckpointError naming file and tensor, UnsupportedModel for tensors the architecture doesn't know.
+        its own way; `move` puts a tensor where the operators want it (default: it stays a view of the file); `shard` is this
+        rank's part and `group` its collectives.
+        Raises CheckpointError naming file and tensor, UnsupportedModel for tensors the architecture doesn't know and for formats
+        that cannot be cut, ConfigError for a number of ranks that does not suit the model.
         """
         done = 0
 
@@ -82,11 +88,12 @@ class Checkpoint:
             move or (lambda tensor: tensor),
             pack or (lambda weight: None),
             count,
+            shard,
         )
         weights = assembly.run()
         if progress is not None:
             progress(self.total_bytes, self.total_bytes)
-        return Decoder(self.decoder_config, ops, weights, max_model_len)
+        return Decoder(local_config(self.decoder_config, shard), ops, weights, max_model_len, group)
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:

@@ -6,6 +6,7 @@ import torch
 import triton.language as tl
 from triton.language import tensor
 
+from headrace.kernels.embedding.reference import of_part
 from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit
 from headrace.kernels.weight import Weight
@@ -27,9 +28,13 @@ def embedding_kernel(ids: tensor, table: tensor, out: tensor, width: int, scale:
     tl.store(out + token * width + column, value.to(out.dtype.element_ty), inside)
 
 
-def embedding(ids: torch.Tensor, table: Weight, scale: float, *, config: Config) -> torch.Tensor:
+def embedding(
+    ids: torch.Tensor, table: Weight, scale: float, first_row: int | None = None, *, config: Config
+) -> torch.Tensor:
     """See `ops.Ops.embedding`; in the configuration's type. Of a quantised table the rows asked for are dequantised by its scheme,
     on the device and without waiting for it."""
+    if first_row is not None:
+        return of_part(lambda own: embedding(own, table, scale, config=config), ids, first_row, table.shape[0])
     if table.parts or table.scheme not in _DENSE:
         rows = table.dequantize()[ids.long()] if table.parts else table.take(ids.long()).dequantize()
         return (rows * scale).to(config.dtype)

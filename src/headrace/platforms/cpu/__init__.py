@@ -19,7 +19,6 @@ from headrace.types import API_VERSION, DeviceInfo
 __all__ = ["CpuPlatform", "headrace_platforms"]
 
 _hookimpl = pluggy.HookimplMarker("headrace")
-_RANKS = ("rank", "world_size", "rendezvous")
 
 
 class CpuPlatform:
@@ -36,8 +35,8 @@ class CpuPlatform:
         return [DeviceInfo(0, host_name(), host_memory()[1], (("cores", str(physical_cores())),))]
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
-        """On native kernels where they are built; by reference otherwise, under HEADRACE_NATIVE=0, where
-        `float32_copies` is given, and among several ranks."""
+        """On native kernels where they are built; by reference otherwise, under HEADRACE_NATIVE=0 and where `float32_copies` is
+        given."""
         from headrace.platforms.cpu.device import OPTIONS, CpuDevice
 
         if index != 0:
@@ -50,7 +49,7 @@ class CpuPlatform:
             return CpuDevice(**options, reason=reason)
         from headrace.platforms.cpu.native_device import NativeDevice
 
-        return NativeDevice(**{name: value for name, value in options.items() if name not in _RANKS})
+        return NativeDevice(**options)
 
 
 def _why_by_reference(options: Mapping[str, Any]) -> str | None:
@@ -60,8 +59,6 @@ def _why_by_reference(options: Mapping[str, Any]) -> str | None:
         return "HEADRACE_NATIVE=0"
     if "float32_copies" in options:
         return "the option float32_copies is the reference operators' own"
-    if options.get("world_size", 1) != 1:
-        return "collectives are not recorded on tapes yet"
     return missing()
 
 

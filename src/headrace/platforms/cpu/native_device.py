@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ from headrace.platforms.cpu.native_kv import NativeKV
 from headrace.platforms.cpu.native_launch import Eager, Launcher
 from headrace.platforms.cpu.native_linear import NativeLinear
 from headrace.platforms.cpu.native_ops import NativeOps
+from headrace.platforms.cpu.native_split import split_table
 from headrace.platforms.cpu.native_team import Team, TicketPending
 from headrace.platforms.cpu.packing import Compute
 from headrace.platforms.cpu.tape_executable import TapeExecutable
-from headrace.platforms.interface import KV, Executable, Pending, StepFn, Tensor
+from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
 from headrace.platforms.torch_device import TorchDevice
 from headrace.types import Bucket, Capabilities, KVLayout
 
@@ -35,30 +37,43 @@ CAPABILITIES = Capabilities(
     host_memory=True,
     attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
 )
+_COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
 _COMPUTE: dict[str | None, Compute] = {
     None: "int8", "quantized": "int8", "bfloat16": "bfloat16", "float16": "float32", "float32": "float32",
 }  # fmt: skip
 
 
 class NativeDevice(TorchDevice):
-    """`threads` None: one a physical core that the process may use. `isa` None: the best one.
+    """`threads` None: one a physical core that the process may use, divided among the ranks. `isa` None: the best one. `rank`,
+    `world_size`, `rendezvous`: see `torch_communicator.World`; all ranks are on this machine.
 
     `dtype` None: each weight in its own form's fast arithmetic (integer codes meet inputs of int8, bfloat16 those of bfloat16,
     the rest float32). `float32`: exact arithmetic. `bfloat16`, `float16`: no integer products.
     """
 
-    def __init__(self, threads: int | None = None, dtype: str | None = None, isa: str | None = None) -> None:
+    def __init__(
+        self,
+        threads: int | None = None,
+        dtype: str | None = None,
+        isa: str | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        rendezvous: str = "",
+    ) -> None:
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise PlatformError(f"cpu: option threads is {threads!r}: give a count")
         if dtype is not None and dtype not in _COMPUTE:
             raise PlatformError(f"cpu: option dtype is {dtype!r}: choose one of {', '.join(filter(None, _COMPUTE))}")
-        super().__init__(torch.device("cpu"), CAPABILITIES, 1)
-        self.team = Team(load(isa), threads)
+        self._world = None if (rank, world_size) == (0, 1) else _world(rank, world_size, rendezvous)
+        collectives = frozenset() if self._world is None else _COLLECTIVES
+        super().__init__(torch.device("cpu"), replace(CAPABILITIES, collectives=collectives), 1)
+        self.team = Team(load(isa), threads, (rank, world_size))
         self._ops = NativeOps(Eager(self.team))
         matrices = NativeLinear(self._ops, _COMPUTE[dtype])
         packs = {"linear": matrices.pack, "logits": matrices.pack, "embedding": matrices.pack_table}
         tag = f"native {self.team.library.isa}"
         functions = {**self._ops.table(), **matrices.table()}
+        functions["embedding"] = split_table(self._ops, matrices.embedding)
         self._table = {name: Bound(function, tag, packs.get(name)) for name, function in functions.items()}
 
     def get(self, tensor: Tensor) -> Pending:
@@ -109,6 +124,14 @@ class NativeDevice(TorchDevice):
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
         return self._table.get(spec.name)
 
+    def communicator(self, group: Sequence[int]) -> Communicator:
+        """Kernels over shared memory, which a tape records."""
+        if len(group) == 1 or self._world is None:
+            return super().communicator(group)
+        from headrace.platforms.cpu.native_communicator import connect
+
+        return connect(self._world, group, self._ops, self.team.threads)
+
     def wait(self) -> None:
         """Until everything launched has run."""
         self.team.wait(self.team.run_tape(None, None, None, 0, None))
@@ -122,10 +145,19 @@ class NativeDevice(TorchDevice):
     def close(self) -> None:
         super().close()
         self.team.close()
+        if self._world is not None:
+            self._world.close()
 
     def _swap(self, launcher: Launcher) -> Launcher:
         before, self._ops.launcher = self._ops.launcher, launcher
         return before
+
+
+def _world(rank: int, size: int, rendezvous: str) -> Any:
+    # Late: torch's collectives take a while to import, and most devices are alone.
+    from headrace.platforms.torch_communicator import World
+
+    return World(rank, size, rendezvous)
 
 
 class Bound:

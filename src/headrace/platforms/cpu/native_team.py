@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from headrace.errors import PlatformError
+from headrace.errors import DeviceLost, PlatformError
 from headrace.platforms.cpu.native import Copy, Library
 
 __all__ = ["NUM_SIZES", "Team", "TicketPending", "allowed_cores"]
@@ -22,6 +22,13 @@ Sizes = ctypes.c_int32 * NUM_SIZES
 _SCRATCH, _SHARED = 64 << 20, 1 << 30
 _SPIN_NS = 50_000
 _ERRORS = {1: "a kernel needs more scratch memory than the team has", 2: "a kernel met an index out of range"}
+_PEERS = {
+    3: "has ended",
+    4: "has not come for too long",
+    5: "shares another number of bytes: all ranks of a group call the same collectives",
+    6: "has failed",
+}
+"""What a collective says of another rank: a thousand times these, plus the rank."""
 
 
 def allowed_cores() -> list[int]:
@@ -42,18 +49,22 @@ def allowed_cores() -> list[int]:
 class Team:
     """Threads, one native queue, scratch memory. Methods may be called from any Python thread; `close` once nothing follows.
 
-    `threads` None: one a physical core. Threads are pinned where they take every core that the process may use; a smaller
-    team is left to the system, so that two of them don't share a core while others idle.
+    `threads` None: one a physical core. `share` (rank, ranks): so many teams divide the cores. Threads are pinned where they
+    take every core that is the team's; a smaller team is left to the system, so that two of them don't share a core while others
+    idle.
     """
 
-    def __init__(self, library: Library, threads: int | None = None) -> None:
-        cores = allowed_cores()
-        self.threads = threads or len(cores)
+    def __init__(self, library: Library, threads: int | None = None, share: tuple[int, int] = (0, 1)) -> None:
+        rank, ranks = share
+        every = allowed_cores()
+        most = max(1, len(every) // ranks)
+        cores = every[rank * most : (rank + 1) * most]
+        self.threads = threads or most
         self.library = library
         pin = self.threads == len(cores)
         cpus = (ctypes.c_int32 * self.threads)(*(cores if pin else [-1] * self.threads))
         # A team larger than the machine must not spin: those it waits for need the cores.
-        spin = _SPIN_NS if self.threads <= len(cores) else 0
+        spin = _SPIN_NS if self.threads * ranks <= len(every) else 0
         handle = library.functions.hr_team_new(self.threads, cpus, _SCRATCH, _SHARED, spin)
         if not handle:
             raise PlatformError(
@@ -86,7 +97,7 @@ class Team:
             return
         error = self.library.functions.hr_wait(self._handle, ticket)
         if error:
-            raise PlatformError(f"cpu: {_ERRORS.get(error, f'error {error}')}: the device must be opened again")
+            raise _failure(int(error))
 
     @property
     def busy_seconds(self) -> float:
@@ -128,3 +139,10 @@ class TicketPending:
     def result(self) -> npt.NDArray[Any]:
         self._team.wait(self._ticket)
         return self._array
+
+
+def _failure(error: int) -> PlatformError:
+    kind, rank = divmod(error, 1000)
+    if kind in _PEERS:
+        return DeviceLost(f"cpu: rank {rank} {_PEERS[kind]}; start the engine again")
+    return PlatformError(f"cpu: {_ERRORS.get(error, f'error {error}')}: the device must be opened again")

@@ -1,4 +1,5 @@
-"""Sums and gathers between processes of one machine through shared memory, without a system call.
+"""Sums and gathers between processes of one machine through shared memory: for operators by reference, where
+`native_communicator` cannot serve.
 
 Each rank has two slots. It copies its part into one, says so in a counter of its own, waits until every rank has, and reads all
 slots in rank order: the sum has the same bits on every rank and in every run. The next operation uses the other slot; the one
@@ -23,7 +24,7 @@ from headrace.errors import PlatformError
 from headrace.platforms.interface import Communicator, Tensor
 from headrace.platforms.torch_communicator import TorchCommunicator, World
 
-__all__ = ["Segment", "ShmCommunicator", "connect"]
+__all__ = ["Segment", "ShmCommunicator", "attach", "connect"]
 
 _log = logging.getLogger(__name__)
 _SLOT = 1 << 20
@@ -34,6 +35,7 @@ _SPINS = 200
 """Looks at a counter before the processor is offered to somebody else."""
 _FOLDER = Path("/dev/shm")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_NAMESPACE = Path("/proc/self/ns/pid")
 
 
 class Segment:
@@ -152,53 +154,69 @@ class ShmCommunicator:
 
 def connect(world: World, group: Sequence[int]) -> Communicator:
     """Through shared memory where all ranks are on this machine; over gloo otherwise, and the log says why."""
+    size = len(group)
+    memory = attach(world, group, Segment.bytes(size), _why_not())
+    if memory is None:
+        _log.warning("cpu: collectives over gloo: %s", _why_not() or "not all ranks see one shared memory")
+        return world.communicator(group, "gloo")
+    return ShmCommunicator(Segment(memory, tuple(group).index(world.rank), size, world.timeout), world, group)
+
+
+def attach(world: World, group: Sequence[int], bytes_: int, why_not: str = "") -> mmap.mmap | None:
+    """Zeroed memory of so many bytes that all ranks of the group share, without a name that could outlive them.
+
+    None where they cannot, on every rank alike. `why_not`: this rank's own reason not to. Raises PlatformError where a rank does
+    not come.
+    """
     store = world.store(group)
     rank, size = tuple(group).index(world.rank), len(group)
-    made = _offer(store, size) if rank == 0 else None
-    path, boot = bytes(store.get("segment")).decode().split("\n")
-    able = _why_not() == "" and path != "" and boot == _boot_id()
+    why_not = why_not or _unwritable()
+    made = _offer(store, bytes_, why_not) if rank == 0 else None
+    path, place = bytes(store.get("segment")).decode().split("\n")
+    able = why_not == "" and path != "" and place == _place()
     memory = made or (_attach(Path(path)) if able else None)
     store.add("able", int(memory is not None))
     store.add("looked", 1)
     if rank == 0:
         _settle(store, size, world.timeout, Path(path) if path else None)
-    if bytes(store.get("decision")) == b"yes":
-        assert memory is not None
-        return ShmCommunicator(Segment(memory, rank, size, world.timeout), world, group)
-    _log.warning("cpu: collectives over gloo: %s", _why_not() or "not all ranks see one shared memory")
-    return world.communicator(group, "gloo")
+    return memory if bytes(store.get("decision")) == b"yes" else None
 
 
 def _why_not() -> str:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return f"{platform.machine()} does not keep stores in order"
+    return _unwritable()
+
+
+def _unwritable() -> str:
     return "" if os.access(_FOLDER, os.W_OK) else f"{_FOLDER} cannot be written"
 
 
-def _boot_id() -> str:
+def _place() -> str:
+    """The same for processes that see each other: the machine's boot and the processes' namespace."""
     try:
-        return _BOOT.read_text().strip()
+        return f"{_BOOT.read_text().strip()} {_NAMESPACE.readlink()}"
     except OSError:
         return platform.node()
 
 
-def _offer(store: Any, size: int) -> mmap.mmap | None:
+def _offer(store: Any, bytes_: int, why_not: str) -> mmap.mmap | None:
     """Rank 0 makes the segment, readable by this user only, and tells the others its place."""
-    if _why_not():
+    if why_not:
         store.set("segment", "\n")
         return None
     handle, path = tempfile.mkstemp(prefix="headrace-", dir=_FOLDER)
     try:
-        os.posix_fallocate(handle, 0, Segment.bytes(size))
-        memory = mmap.mmap(handle, Segment.bytes(size))
+        os.posix_fallocate(handle, 0, bytes_)
+        memory = mmap.mmap(handle, bytes_)
     except OSError as error:
         Path(path).unlink()
-        _log.warning("cpu: no shared memory of %d bytes: %s", Segment.bytes(size), error)
+        _log.warning("cpu: no shared memory of %d bytes: %s", bytes_, error)
         store.set("segment", "\n")
         return None
     finally:
         os.close(handle)
-    store.set("segment", f"{path}\n{_boot_id()}")
+    store.set("segment", f"{path}\n{_place()}")
     return memory
 
 
