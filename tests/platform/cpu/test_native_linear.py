@@ -74,7 +74,7 @@ def limit(weight: Weight, compute: Compute) -> float:
         return 1e-9  # the rounding of inputs is the reference's own
     plain = weight.scheme in ("float32", "bfloat16", "float16", "fp8_e4m3")
     if compute == "int8" and not plain:
-        return 2e-3
+        return 1e-8 if weight.wide_inputs else 2e-3
     return 1e-4 if compute != "float32" and weight.scheme in ("bfloat16", "float32", "fp8_e4m3") else 1e-10
 
 
@@ -198,6 +198,18 @@ def test_parts_share_prepared_inputs() -> None:
     rng = np.random.default_rng(8)
     packed = pack(stack([MAKERS[name](rng, 16, 256) for name in ("q4_k", "q5_k", "q6_k", "q4_0")]), "int8")
     assert len({part.input_key for part in packed.parts}) == 2  # steps of 32 and of 16
+
+
+@pytest.mark.parametrize("name", ["int4-g64", "int8-g32-zeros", "nvfp4", "mxfp4-container"])
+def test_only_schemes_of_weights_alone_keep_inputs_wide(best: dict[int, Kernels], name: str) -> None:
+    rng = np.random.default_rng(13)
+    weight = MAKERS[name](rng, 40, 320)
+    x = make.normal(rng, 9, weight.shape[1]) * torch.logspace(-6, 6, 9).unsqueeze(1)
+    narrow = replace(weight, wide_inputs=False, prepared={})
+    for row in range(9):
+        one = x[row : row + 1]
+        assert error(best[1].linear(one, weight), exact(one, weight)) < 1e-8
+        assert 1e-6 < error(best[1].linear(one, narrow), exact(one, narrow)) < 2e-3
 
 
 def test_no_rows(kernels: Kernels) -> None:

@@ -26,6 +26,7 @@ def test_values_stay_close_and_the_bias_stays(kind: str, limit: float) -> None:
     error = (found.dequantize() - weight.dequantize()).square().mean() / weight.dequantize().square().mean()
     assert 0 < error < limit
     assert found.nbytes < weight.nbytes / 2
+    assert not found.wide_inputs
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
