@@ -159,3 +159,46 @@ class OptionalOps(Protocol):
         """[T, D]: the sum over each token's experts e, as `routing` chooses them by `router` [T, E] and `bias` [E], of their
         share times down_e (act(gate_e x) * up_e x). `gate_up` stacks gate_0, up_0, gate_1, up_1, … [F, D] each, `down` stacks
         down_0, down_1, … [D, F] each; `kind` as in `gated_activation`."""
+
+    def gated_delta_rule(
+        self,
+        qkv: Tensor,
+        decay: Tensor,
+        strength: Tensor,
+        batch: Batch,
+        state: Tensor,
+        pending: Tensor,
+        num_k_heads: int,
+        scale: float,
+        normalise: bool,
+    ) -> Tensor:
+        """[T, Hv dv] of qkv [T, 2 Hk dk + Hv dv] = q | k | v: for each value head, whose query and key head is h div (Hv / Hk),
+        S = e^decay S, S = S + strength k (v - S^T k)^T, o = scale S^T q. decay [T, Hv] is a logarithm, at most 0; `normalise`
+        divides q and k by their length first. `state` float32 [slots, Hv, dk, dv] and `pending` float32
+        [slots, CHUNK, Hk dk + Hv dv + 2 Hv] (k | v | decay | strength) are rows of a pool at batch.slots, read and
+        written as `recurrence` says."""
+
+    def mamba2_scan(
+        self,
+        xbc: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        d: Tensor | None,
+        dt_bias: Tensor | None,
+        dt_limit: tuple[float, float],
+        batch: Batch,
+        state: Tensor,
+        pending: Tensor,
+        num_groups: int,
+    ) -> Tensor:
+        """[T, H P] of xbc [T, H P + 2 G N] = x | b | c: for each head, whose b and c are group h div (H / G), with
+        r = clamp(softplus(dt + dt_bias), *dt_limit): h = e^(r a) h + r x b^T, y = h c + d x. dt [T, H]; a (negative), d and
+        dt_bias float32 [H]. `state` float32 [slots, H, P, N] and `pending` float32 [slots, CHUNK, H P + G N + H]
+        (x | b | dt) are rows of a pool at batch.slots, read and written as `recurrence` says."""
+
+    def causal_conv1d(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, batch: Batch, state: Tensor
+    ) -> Tensor:
+        """[T, D]: y_t = act(bias + sum over k of weight[:, k] x_(t - K + 1 + k)), each channel by itself; weight [D, K], bias [D],
+        act SiLU or none. `state` [slots, K - 1, D] holds a sequence's last inputs at batch.slots, oldest first; it is not read
+        ahead of position 0, so it needs no clearing."""

@@ -11,10 +11,13 @@ from headrace.errors import PlatformError
 from headrace.kernels import (
     add_rms_norm,
     attention,
+    causal_conv1d,
     embedding,
     gated_activation,
+    gated_delta_rule,
     linear,
     logits,
+    mamba2_scan,
     mla,
     moe,
     resolve_tokens,
@@ -43,7 +46,7 @@ _FOLDERS = (
 )
 OPS: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _FOLDERS)
 """Every operator that any model may call, in the order in which a step calls them."""
-_OPTIONAL_FOLDERS: tuple[Any, ...] = (moe, mla)
+_OPTIONAL_FOLDERS: tuple[Any, ...] = (moe, mla, gated_delta_rule, mamba2_scan, causal_conv1d)
 OPTIONAL: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _OPTIONAL_FOLDERS)
 """Operators that only some architectures call. A device declares one by having a form of it; else the reference serves."""
 _DEFAULT_REASON = "the device has no form of its own"

@@ -13,10 +13,11 @@ __all__ = ["OPERATORS", "Operator", "operators"]
 
 OPERATORS: tuple[str, ...] = (
     "resolve_tokens", "embedding", "rms_norm", "add_rms_norm", "linear", "rotary_cache", "attention", "gated_activation",
-    "logits", "sample", "mla",
+    "logits", "sample", "mla", "moe", "gated_delta_rule", "mamba2_scan", "causal_conv1d",
 )  # fmt: skip
 """Those with a Triton form: every operator of `registry.OPS` and most of `registry.OPTIONAL`."""
-_PACKING = frozenset({"linear", "logits"})
+_PACKERS = {"linear": "linear", "logits": "linear", "moe": "moe"}
+"""Whose `pack` lays out the weights of an operator."""
 
 
 class Operator:
@@ -40,9 +41,13 @@ def operators(
     Imports triton: raises ImportError where it is not installed. `launch` stands in for launching, to record instead.
     """
     config = config_of(capabilities_extra, launch)
-    pack = partial(importlib.import_module("headrace.kernels.linear.triton").pack, config=config)
     found = {}
     for name in OPERATORS:
-        function = getattr(importlib.import_module(f"headrace.kernels.{name}.triton"), name)
-        found[name] = Operator(partial(function, config=config), pack if name in _PACKING else None)
+        function, packer = getattr(_module(name), name), _PACKERS.get(name)
+        pack = None if packer is None else partial(_module(packer).pack, config=config)
+        found[name] = Operator(partial(function, config=config), pack)
     return found
+
+
+def _module(operator: str) -> Any:
+    return importlib.import_module(f"headrace.kernels.{operator}.triton")

@@ -1,0 +1,137 @@
+"""Triton form of `mamba2_scan`: a chunk at a time by matrix products, decodes and prompts alike.
+
+With G the running sum of dt a within a chunk, y_i = e^(G_i) h c_i + sum over j <= i of e^(G_i - G_j) (c_i b_j) dt_j x_j (the dual form
+of arXiv:2405.21060), and the chunk's last token leaves h. Row i takes from rows up to i alone, and a token that is not there yet
+counts as zeros, so the rows of an unfinished chunk have the bits that they will have in the full one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+from triton.language import tensor
+
+from headrace.kernels.ops import Batch
+from headrace.kernels.recurrence import CHUNK
+from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.tritonlib.device import jit, next_power
+from headrace.kernels.tritonlib.recurrence import keep_kernel, load_gate, load_rows, rows_of
+
+__all__ = ["mamba2_scan", "ssd_kernel"]
+
+Tensor = torch.Tensor
+_PART = 32
+"""Rows of the state that a program holds."""
+
+
+@jit
+def softplus(x: tensor) -> tensor:
+    """log(1 + e^x) of float32; x itself above 20, as torch has it."""
+    small = tl.exp(tl.minimum(x, 20.0))
+    whole = 1.0 + small
+    # What the sum with 1 rounds away is put back by the factor.
+    exact = tl.where(whole == 1.0, small, tl.log(whole) * small / tl.where(whole == 1.0, 1.0, whole - 1.0))
+    return tl.where(x > 20.0, x, exact)
+
+
+@jit
+def ssd_kernel(
+    xbc: tensor, dt: tensor, a: tensor, d: tensor, dt_bias: tensor, out: tensor, state: tensor, pending: tensor,
+    query_start: tensor, context_lens: tensor, slots: tensor, low: float, high: float, GROUPS: tl.constexpr,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, N: tl.constexpr, NPAD: tl.constexpr, PART: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:  # fmt: skip
+    """A program a sequence, head and PART rows of its state. Reads `pending`, which keep_kernel writes afterwards."""
+    WIDTH: tl.constexpr = HEADS * SIZE + 2 * GROUPS * N
+    KEPT: tl.constexpr = HEADS * SIZE + GROUPS * N + HEADS
+    seq, head = tl.program_id(0), tl.program_id(1)
+    start, context = tl.load(query_start + seq).to(tl.int64), tl.load(context_lens + seq)
+    before = context - (tl.load(query_start + seq + 1) - start).to(tl.int32)
+    if before < context:
+        slot = tl.load(slots + seq).to(tl.int64)
+        own = pending + slot * CHUNK * KEPT
+        group = head // (HEADS // GROUPS)
+        pd, nd, row = tl.program_id(2) * PART + tl.arange(0, PART), tl.arange(0, NPAD), tl.arange(0, CHUNK)
+        p_in, n_in = pd < SIZE, nd < N
+        place = state + ((slot * HEADS + head) * SIZE + pd[:, None]) * N + nd[None, :]
+        started = tl.where(before >= CHUNK, N, 0)
+        h = tl.load(place, p_in[:, None] & (nd < started)[None, :], 0.0)
+        slope, shift = tl.load(a + head).to(tl.float32), 0.0
+        if dt_bias is not None:
+            shift = tl.load(dt_bias + head).to(tl.float32)
+        upto = row[:, None] >= row[None, :]
+        for chunk in range(before // CHUNK, (context + CHUNK - 1) // CHUNK):
+            token, fresh, old = rows_of(chunk, before, context, start, CHUNK)
+            x = load_rows(xbc, own, token, head * SIZE, row, fresh, old, pd, p_in, WIDTH, 0, KEPT)
+            b = load_rows(xbc, own, token, HEADS * SIZE + group * N, row, fresh, old, nd, n_in, WIDTH, 0, KEPT)
+            c_at = xbc + token[:, None] * WIDTH + HEADS * SIZE + (GROUPS + group) * N + nd[None, :]
+            c = tl.load(c_at, fresh[:, None] & n_in[None, :], 0.0)
+            raw = load_gate(dt, own, token, head, row, fresh, old, HEADS, KEPT - HEADS, KEPT)
+            rate = tl.minimum(tl.maximum(softplus(raw + shift), low), high)
+            rate = tl.where(fresh | old, rate, 0.0)
+            total = tl.cumsum(rate * slope, 0)
+            between = tl.exp(tl.where(upto, total[:, None] - total[None, :], 0.0))
+            wide = x.to(tl.float32)
+            fed = wide * rate[:, None]
+            mix = tl.where(upto, tl.dot(c, tl.trans(b), input_precision="ieee") * between, 0.0).to(x.dtype)
+            seen = tl.dot(c, tl.trans(h).to(x.dtype), input_precision="ieee") * tl.exp(total)[:, None]
+            result = tl.dot(mix, fed.to(x.dtype), seen, input_precision="ieee")
+            if d is not None:
+                result += wide * tl.load(d + head).to(tl.float32)
+            target = out + (token[:, None] * HEADS + head) * SIZE + pd[None, :]
+            tl.store(target, result.to(out.dtype.element_ty), fresh[:, None] & p_in[None, :])
+            if chunk * CHUNK + CHUNK <= context:
+                end = tl.sum(tl.where(row == CHUNK - 1, total, 0.0), 0)
+                left = (fed * tl.exp(end - total)[:, None]).to(x.dtype)
+                h = tl.dot(tl.trans(left), b, h * tl.exp(end), input_precision="ieee")
+        if context // CHUNK > before // CHUNK:
+            tl.store(place, h, p_in[:, None] & n_in[None, :])
+
+
+def mamba2_scan(
+    xbc: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    d: Tensor | None,
+    dt_bias: Tensor | None,
+    dt_limit: tuple[float, float],
+    batch: Batch,
+    state: Tensor,
+    pending: Tensor,
+    num_groups: int,
+    *,
+    config: Config,
+) -> Tensor:
+    """See `ops.OptionalOps.mamba2_scan`; rows past the true token count are undefined."""
+    _, heads, size, n = state.shape
+    part, seqs = min(next_power(size, 16), _PART), len(batch.context_lens)
+    xbc, dt = xbc.contiguous(), dt.contiguous()
+    out = xbc.new_empty(len(xbc), heads * size)
+    lens = {"query_start": batch.query_start, "context_lens": batch.context_lens, "slots": batch.slots}
+    args: dict[str, Any] = {
+        **lens,
+        "xbc": xbc,
+        "dt": dt,
+        "a": a,
+        "d": d,
+        "dt_bias": dt_bias,
+        "out": out,
+        "state": state,
+        "pending": pending,
+        "low": dt_limit[0],
+        "high": dt_limit[1],
+        "GROUPS": num_groups,
+        "HEADS": heads,
+        "SIZE": size,
+        "N": n,
+        "NPAD": next_power(n, 16),
+        "PART": part,
+        "CHUNK": CHUNK,
+    }
+    config.launch(ssd_kernel, (seqs, heads, -(-size // part)), args, 128 // config.lanes, 1)
+    kept = {"pending": pending, "first": xbc, "second": dt, "third": None, **lens}
+    sizes = {"WIDTH": xbc.shape[1], "SKIP": 0, "FIRST": heads * size + num_groups * n, "SECOND": heads, "THIRD": 0}
+    config.launch(keep_kernel, (seqs, CHUNK), {**kept, **sizes, "CHUNK": CHUNK, "BLOCK": 1024}, 4, 1)
+    return out
