@@ -51,6 +51,8 @@ class ModelConfig(Frozen):
     max_model_len: int | None = Field(default=None, ge=1)
     chat_template: str | None = None
     """A file that replaces the checkpoint's own template."""
+    packed_cache: int = Field(default=20 << 30, ge=0)
+    """Bytes that packed weights may take in the cache directory, of all models together; 0 keeps none."""
 
 
 class CacheConfig(Frozen):

@@ -39,6 +39,7 @@ class Options(TypedDict, total=False):
     quantize: str | None
     max_model_len: int | None
     chat_template: str | None
+    packed_cache: int
     block_size: int | None
     kv_dtype: str
     kv_memory: int | None
@@ -249,7 +250,7 @@ def _close(client: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.
 
 
 _SECTIONS: dict[str, tuple[str, ...]] = {
-    "model": ("dtype", "quantize", "max_model_len", "chat_template"),
+    "model": ("dtype", "quantize", "max_model_len", "chat_template", "packed_cache"),
     "cache": ("block_size", "kv_dtype", "kv_memory", "num_blocks", "prefix_caching"),
     "scheduler": ("max_num_seqs", "max_num_batched_tokens", "max_waiting"),
     "device": ("platform", "device_index", "threads"),

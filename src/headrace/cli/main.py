@@ -19,6 +19,7 @@ VERBS = {
     "chat": ("headrace.cli.chat", "talk with a model in the terminal"),
     "models": ("headrace.cli.models", "the catalogue, and what of it is here"),
     "pull": ("headrace.cli.pull", "fetch a model of the catalogue"),
+    "cache": ("headrace.cli.cache", "what is kept of packed weights, and how to be rid of it"),
     "doctor": ("headrace.cli.doctor", "what this machine can run, and why not more"),
     "conformance": ("headrace.cli.conformance", "test a platform against the contract"),
     "plugin": ("headrace.cli.plugin_new", "write the skeleton of a platform of your own"),

@@ -26,11 +26,11 @@ __all__ = [
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _ENGINE = (
-    "dtype quantize max_model_len chat_template block_size kv_dtype kv_memory prefix_caching max_num_seqs "
+    "dtype quantize max_model_len chat_template packed_cache block_size kv_dtype kv_memory prefix_caching max_num_seqs "
     "max_num_batched_tokens max_waiting platform device_index threads"
 ).split()
 _SECTIONS = {
-    "model": "dtype quantize max_model_len chat_template",
+    "model": "dtype quantize max_model_len chat_template packed_cache",
     "cache": "block_size kv_dtype kv_memory prefix_caching",
     "scheduler": "max_num_seqs max_num_batched_tokens max_waiting",
     "device": "platform threads",
@@ -69,6 +69,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="compute every prompt anew",
     )
+    add("--packed-cache", type=parse_size, default=argparse.SUPPRESS, metavar="SIZE", help="for packed weights; 0: none")
     add("--chat-template", default=argparse.SUPPRESS, metavar="FILE", help="in place of the checkpoint's own")
 
 

@@ -13,12 +13,13 @@ from headrace.config import Config, Resolved, resolve
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.core_loop import EngineCore
 from headrace.engine.loading.checkpoint import Checkpoint, open_checkpoint
+from headrace.engine.packed.cache import PackedCache, open_cache
 from headrace.engine.protocol import EngineInfo
 from headrace.engine.runner import Runner, RunnerConfig
 from headrace.engine.service import Progress
 from headrace.kernels.ops import Ops
 from headrace.kernels.registry import bind, pack
-from headrace.models.decoder import DecoderWeights, LayerWeights
+from headrace.models.decoder import Decoder, DecoderWeights, LayerWeights
 from headrace.platforms.interface import Device
 from headrace.plugins import discover
 from headrace.quant.online import quantize_weight
@@ -26,6 +27,8 @@ from headrace.quant.online import quantize_weight
 __all__ = ["Engine", "build_engine"]
 
 _log = logging.getLogger(__name__)
+_LAST_WRITE = 2.0
+"""Seconds that packed weights still being written get at the end."""
 
 
 @dataclass(slots=True)
@@ -35,8 +38,11 @@ class Engine:
     core: EngineCore
     info: EngineInfo
     device: Device
+    cache: PackedCache | None = None
 
     def close(self) -> None:
+        if self.cache is not None:
+            self.cache.wait(_LAST_WRITE)
         self.device.close()
 
 
@@ -78,26 +84,41 @@ def _build(config: Config, checkpoint: Checkpoint, platform: str, device: Device
     for reason in reasons:
         _log.info("%s", reason)
     ops = bind(device)
-    model = checkpoint.build(
-        ops,
-        resolved.max_model_len,
-        lambda done, total: progress("weights", done / max(1, total)),
-        move=None if capabilities.host_memory else _mover(device),
-    )
-    if config.model.quantize is not None:
-        model.weights = quantized_weights(model.weights, config.model.quantize)
-    pack_weights(ops, model.weights, lambda done: progress("packing", done))
+    cache = open_cache(config, checkpoint.path, checkpoint.decoder_config, device.extension("packed_forms"))
+    kept = None if cache is None else cache.load()
+    if kept is None:
+        model = _read(config, checkpoint, resolved, device, ops, progress)
+    else:
+        model = Decoder(checkpoint.decoder_config, ops, kept, resolved.max_model_len)
     progress("cache", 0.0)
     runner = Runner(device, model, ops, _runner_config(resolved, facts.vocab_size))
     progress("first step", 0.0)
     runner.warm_up()
+    if cache is not None and kept is None:
+        cache.save(model.weights)
     core = EngineCore(
         Scheduler(_core_config(config, resolved, facts.vocab_size)),
         runner,
         resolved.max_num_seqs,
         resolved.kv_layout.block_size,
     )
-    return Engine(core, _info(checkpoint, platform, resolved, facts.vocab_size, tuple(reasons)), device)
+    return Engine(core, _info(checkpoint, platform, resolved, facts.vocab_size, tuple(reasons)), device, cache)
+
+
+def _read(
+    config: Config, checkpoint: Checkpoint, resolved: Resolved, device: Device, ops: Ops, progress: Progress
+) -> Decoder:
+    """The model from its checkpoint, its weights laid out for the device."""
+    model = checkpoint.build(
+        ops,
+        resolved.max_model_len,
+        lambda done, total: progress("weights", done / max(1, total)),
+        move=None if device.capabilities().host_memory else _mover(device),
+    )
+    if config.model.quantize is not None:
+        model.weights = quantized_weights(model.weights, config.model.quantize)
+    pack_weights(ops, model.weights, lambda done: progress("packing", done))
+    return model
 
 
 def quantized_weights(weights: DecoderWeights, kind: str) -> DecoderWeights:

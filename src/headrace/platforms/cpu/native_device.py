@@ -16,10 +16,11 @@ from headrace.platforms.cpu.native import load
 from headrace.platforms.cpu.native_args import CopyBlocksArgs
 from headrace.platforms.cpu.native_kv import NativeKV
 from headrace.platforms.cpu.native_launch import Eager, Launcher
-from headrace.platforms.cpu.native_linear import NativeLinear
+from headrace.platforms.cpu.native_linear import KEY, NativeLinear
 from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.native_split import split_table
 from headrace.platforms.cpu.native_team import Team, TicketPending
+from headrace.platforms.cpu.packed_forms import CpuPackedForms
 from headrace.platforms.cpu.packing import Compute
 from headrace.platforms.cpu.tape_executable import TapeExecutable
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
@@ -69,7 +70,8 @@ class NativeDevice(TorchDevice):
         super().__init__(torch.device("cpu"), replace(CAPABILITIES, collectives=collectives), 1)
         self.team = Team(load(isa), threads, (rank, world_size))
         self._ops = NativeOps(Eager(self.team))
-        matrices = NativeLinear(self._ops, _COMPUTE[dtype])
+        self._compute = _COMPUTE[dtype]
+        matrices = NativeLinear(self._ops, self._compute)
         packs = {"linear": matrices.pack, "logits": matrices.pack, "embedding": matrices.pack_table}
         tag = f"native {self.team.library.isa}"
         functions = {**self._ops.table(), **matrices.table()}
@@ -137,9 +139,12 @@ class NativeDevice(TorchDevice):
         self.team.wait(self.team.run_tape(None, None, None, 0, None))
 
     def extension(self, name: str) -> object | None:
-        """`busy_seconds`: a callable that gives the time in which the team had work."""
+        """`busy_seconds`: a callable that gives the time in which the team had work. `packed_forms`: how the engine may keep
+        packed weights."""
         if name == "busy_seconds":
             return lambda: self.team.busy_seconds
+        if name == "packed_forms":
+            return CpuPackedForms(KEY.format(self._compute), self._compute, self.team.library.isa)
         return super().extension(name)
 
     def close(self) -> None:

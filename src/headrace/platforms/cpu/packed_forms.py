@@ -1,0 +1,50 @@
+"""Packed weights of this device as plain data, for the engine's cache (`engine.packed.forms.PackedForms`)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headrace.kernels.weight import Weight
+from headrace.platforms.cpu import packing, packing_panels, packing_schemes
+from headrace.platforms.cpu.packing import Arena, Compute, PackedWeight
+from headrace.platforms.cpu.packing_panels import LAYOUT_VERSION
+
+__all__ = ["CpuPackedForms"]
+
+_SOURCES = (packing, packing_panels, packing_schemes)
+
+
+class CpuPackedForms:
+    """`key`: where packed weights stand in `Weight.prepared`."""
+
+    def __init__(self, key: str, compute: Compute, isa: str) -> None:
+        self._key = key
+        self.identity = f"cpu {compute} {isa} layout {LAYOUT_VERSION} {_code()}"
+
+    def dump(self, weight: Weight) -> tuple[dict[str, Any], list[torch.Tensor]] | None:
+        packed = weight.prepared.get(self._key)
+        if not isinstance(packed, PackedWeight) or len(weight.prepared) != 1:
+            return None
+        return packed.dump()
+
+    def load(self, weight: Weight, header: dict[str, Any], buffers: Sequence[torch.Tensor]) -> None:
+        weight.prepared[self._key] = PackedWeight.load(header, buffers)
+
+    def take(self, size: int) -> torch.Tensor:
+        """Huge pages, read into, rather than the file's own pages mapped: a decode step reads every weight once, and with small
+        pages it would wait for the tables of pages."""
+        return Arena(0).take(size)
+
+
+def _code() -> str:
+    """What packs: so that a changed layout is never read by other kernels, even where its version was forgotten."""
+    digest = hashlib.sha256()
+    for module in _SOURCES:
+        assert module.__file__ is not None
+        digest.update(Path(module.__file__).read_bytes())
+    return digest.hexdigest()[:8]

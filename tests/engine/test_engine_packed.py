@@ -1,0 +1,114 @@
+"""The engine from the cache of packed weights: the same bits as from the checkpoint, which is not read again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf_export import export
+from tiny_models import make, prompt, save
+
+from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig
+from headrace.engine import startup
+from headrace.engine.loading.checkpoint import Checkpoint
+from headrace.engine.packed import cache
+from headrace.engine.startup import build_engine
+from headrace.platforms.cpu import native
+from headrace.types import Request, SamplingParams
+
+pytestmark = pytest.mark.skipif(native.missing() is not None, reason=f"no packed weights: {native.missing()}")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache that takes tiny models too."""
+    monkeypatch.setattr(cache, "_WORTH", 0)
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "home"))
+    return tmp_path / "home" / "packed"
+
+
+def answer(path: Path, **model: Any) -> list[Any]:
+    """Tokens and logprobs of a greedy answer, from an engine of its own."""
+    config = Config(
+        model=ModelConfig(model=str(path), **model),
+        cache=CacheConfig(num_blocks=30),
+        device=DeviceConfig(platform="cpu", threads=1),
+    )
+    engine = build_engine(config, lambda stage, done: None)
+    try:
+        params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=2)
+        engine.core.add([Request("r", tuple(prompt(20)), params, (2,))])
+        found: list[Any] = []
+        while engine.core.has_work():
+            found += [(delta.token_ids, delta.logprobs) for delta in engine.core.step()]
+        return found
+    finally:
+        engine.close()
+
+
+def refuse(*args: Any, **kwargs: Any) -> None:
+    pytest.fail("the checkpoint's weights are read")
+
+
+def check(path: Path, monkeypatch: pytest.MonkeyPatch, **model: Any) -> None:
+    cold = answer(path, **model)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "build", refuse)
+        patch.setattr(startup, "pack_weights", refuse)
+        assert answer(path, **model) == cold
+    assert cold
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype", "options"),
+    [
+        ("llama", torch.bfloat16, {}),
+        ("llama-tied-bias", torch.float16, {}),
+        ("llama", torch.float32, {"dtype": "float32"}),
+        ("qwen3-bias-tied", torch.bfloat16, {"quantize": "int8"}),
+        ("gemma3", torch.bfloat16, {"quantize": "int4"}),
+    ],
+    ids=str,
+)
+def test_directories(
+    variant: str, dtype: torch.dtype, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = {"gemma3": {"hidden_size": 128}}.get(variant, {})
+    save(variant, tmp_path / "model", dtype, **wide)
+    check(tmp_path / "model", monkeypatch, **options)
+
+
+@pytest.mark.parametrize("quantization", [Type.Q4_1, Type.Q8_0, Type.BF16], ids=str)
+def test_gguf(quantization: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export(make("llama"), tmp_path / "model.gguf", quantization)
+    check(tmp_path / "model.gguf", monkeypatch)
+
+
+def test_what_changes_the_weights_is_packed_anew(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save("llama", tmp_path / "model", torch.bfloat16)
+    plain = answer(tmp_path / "model")
+    assert answer(tmp_path / "model", dtype="float32") != plain
+    assert answer(tmp_path / "model", quantize="int8") != plain
+    save("llama", tmp_path / "model", torch.bfloat16, num_hidden_layers=2)
+    assert answer(tmp_path / "model") != plain
+    assert len(list(home.glob("*.packed"))) == 4
+
+
+def test_a_damaged_file_is_written_again(tmp_path: Path, home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save("llama", tmp_path / "model", torch.bfloat16)
+    plain = answer(tmp_path / "model")
+    (path,) = home.glob("*.packed")
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-100])
+    assert answer(tmp_path / "model") == plain
+    assert "packed anew" in caplog.text
+    assert path.read_bytes() == sound
+
+
+def test_none_is_kept_where_none_is_wanted(tmp_path: Path, home: Path) -> None:
+    save("llama", tmp_path / "model", torch.bfloat16)
+    answer(tmp_path / "model", packed_cache=0)
+    assert not home.exists()

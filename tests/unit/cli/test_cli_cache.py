@@ -1,0 +1,31 @@
+"""`headrace cache`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.cli.main import main
+from headrace.engine.packed.file import write
+
+
+def test_listing_and_clearing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    assert main(["cache"]) == 0
+    assert capsys.readouterr().out == f"0 models, 0.0 MB in {tmp_path}/packed\n"
+    (tmp_path / "packed").mkdir()
+    about = {"model": "m.gguf", "form": "cpu int8", "quantize": "int4"}
+    write(tmp_path / "packed" / "a.packed", "a", about, {}, [torch.zeros(300_000)])
+    (tmp_path / "packed" / "b.packed").write_bytes(b"?")
+    assert main(["cache"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("2 models, 1.2 MB in ")
+    assert "1.2 MB  m.gguf (cpu int8), quantised to int4\n" in shown
+    assert "b.packed, which cannot be read\n" in shown
+    assert main(["cache", "--clear"]) == 0
+    assert capsys.readouterr().out == f"1.2 MB freed in {tmp_path}/packed\n"
+    assert list((tmp_path / "packed").iterdir()) == []
