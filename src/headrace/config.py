@@ -24,6 +24,7 @@ __all__ = [
     "Environment",
     "ModelConfig",
     "ModelFacts",
+    "ParallelConfig",
     "Resolved",
     "SchedulerConfig",
     "ServerConfig",
@@ -87,6 +88,14 @@ class DeviceConfig(Frozen):
     """Threads of a host platform; None: one a physical core this process may use."""
 
 
+class ParallelConfig(Frozen):
+    """Over how many devices one model is split."""
+
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Ranks that each hold a part of every layer: a device each, or a share of the cores on a host platform. `threads` is then
+    the number of each."""
+
+
 class ServerConfig(Frozen):
     """The HTTP server."""
 
@@ -103,6 +112,7 @@ class Config(Frozen):
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     device: DeviceConfig = DeviceConfig()
+    parallel: ParallelConfig = ParallelConfig()
     server: ServerConfig = ServerConfig()
 
 

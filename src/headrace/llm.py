@@ -15,7 +15,7 @@ from typing import Any, TypedDict, TypeVar
 import pydantic
 from typing_extensions import Self, Unpack
 
-from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from headrace.engine.api import EngineStats, GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
 from headrace.engine.catalogue import resolve_model
 from headrace.engine.local import InProcessClient
@@ -35,6 +35,7 @@ class Options(TypedDict, total=False):
     platform: str | None
     device_index: int
     threads: int | None
+    tensor_parallel_size: int
     dtype: str
     quantize: str | None
     max_model_len: int | None
@@ -254,6 +255,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     "cache": ("block_size", "kv_dtype", "kv_memory", "num_blocks", "prefix_caching"),
     "scheduler": ("max_num_seqs", "max_num_batched_tokens", "max_waiting"),
     "device": ("platform", "device_index", "threads"),
+    "parallel": ("tensor_parallel_size",),
 }
 
 
@@ -272,6 +274,7 @@ def _config(model: str, options: Options) -> Config:
             cache=CacheConfig(**part["cache"]),
             scheduler=SchedulerConfig(**part["scheduler"]),
             device=DeviceConfig(**part["device"]),
+            parallel=ParallelConfig(**part["parallel"]),
         )
     except pydantic.ValidationError as error:
         first = error.errors()[0]

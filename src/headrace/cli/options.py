@@ -27,13 +27,14 @@ __all__ = [
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _ENGINE = (
     "dtype quantize max_model_len chat_template packed_cache block_size kv_dtype kv_memory prefix_caching max_num_seqs "
-    "max_num_batched_tokens max_waiting platform device_index threads"
+    "max_num_batched_tokens max_waiting platform device_index threads tensor_parallel_size"
 ).split()
 _SECTIONS = {
     "model": "dtype quantize max_model_len chat_template packed_cache",
     "cache": "block_size kv_dtype kv_memory prefix_caching",
     "scheduler": "max_num_seqs max_num_batched_tokens max_waiting",
     "device": "platform threads",
+    "parallel": "tensor_parallel_size",
     "server": "host port api_key served_model_name drain_timeout",
 }
 
@@ -53,6 +54,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--platform", default=argparse.SUPPRESS, help="the platform to use (default: the best here, see doctor)")
     add("--device-index", type=int, default=argparse.SUPPRESS, metavar="N", help="which of its devices (default: 0)")
     add("--threads", type=int, default=argparse.SUPPRESS, metavar="N", help="on a host platform (default: one a core)")
+    add(
+        "--tensor-parallel-size",
+        type=int,
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help="split every layer over N devices, or over N shares of the cores (default: 1)",
+    )
     add("--dtype", default=argparse.SUPPRESS, help="auto, float32, bfloat16 or float16; float32 is exact")
     add("--quantize", default=argparse.SUPPRESS, help="int8 or int4: quantise wide weights on load")
     add("--max-model-len", type=int, default=argparse.SUPPRESS, metavar="TOKENS", help="longest prompt and answer")
@@ -69,7 +77,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="compute every prompt anew",
     )
-    add("--packed-cache", type=parse_size, default=argparse.SUPPRESS, metavar="SIZE", help="for packed weights; 0: none")
+    add(
+        "--packed-cache", type=parse_size, default=argparse.SUPPRESS, metavar="SIZE", help="for packed weights; 0: none"
+    )
     add("--chat-template", default=argparse.SUPPRESS, metavar="FILE", help="in place of the checkpoint's own")
 
 

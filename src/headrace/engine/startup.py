@@ -16,7 +16,7 @@ from headrace.engine.loading.checkpoint import Checkpoint, open_checkpoint
 from headrace.engine.packed.cache import PackedCache, open_cache
 from headrace.engine.protocol import EngineInfo
 from headrace.engine.runner import Runner, RunnerConfig
-from headrace.engine.service import Progress
+from headrace.engine.service import BuiltEngine, Progress
 from headrace.kernels.ops import Ops
 from headrace.kernels.registry import bind, pack
 from headrace.models.decoder import Decoder, DecoderWeights, LayerWeights
@@ -24,7 +24,16 @@ from headrace.platforms.interface import Device
 from headrace.plugins import discover
 from headrace.quant.online import quantize_weight
 
-__all__ = ["Engine", "build_engine"]
+__all__ = [
+    "Engine",
+    "build_engine",
+    "core_config",
+    "engine_info",
+    "mover",
+    "pack_weights",
+    "quantized_weights",
+    "wishes",
+]
 
 _log = logging.getLogger(__name__)
 _LAST_WRITE = 2.0
@@ -46,8 +55,8 @@ class Engine:
         self.device.close()
 
 
-def build_engine(config: Config, progress: Progress) -> Engine:
-    """Load everything. `config.model.model` is a path or a name of the catalogue.
+def build_engine(config: Config, progress: Progress) -> BuiltEngine:
+    """Load everything, on every rank where there are several. `config.model.model` is a path or a name of the catalogue.
 
     How a device learns the arithmetic: `Platform.open` gets the user's own wishes, `threads` and `dtype`, where there are any
     (so a platform that knows no threads says so to those who ask for them). Without a wish the device follows
@@ -55,11 +64,16 @@ def build_engine(config: Config, progress: Progress) -> Engine:
 
     Raises what the parts raise: ModelNotFound, CheckpointError, UnsupportedModel, ConfigError, PluginError, PlatformError.
     """
+    if config.parallel.tensor_parallel_size > 1:
+        # Late: it is made of what stands here.
+        from headrace.engine.ranks.startup import build_ranks
+
+        return build_ranks(config, progress)
     progress("checkpoint", 0.0)
     checkpoint = open_checkpoint(config.model.model)
     platform, why = discover().select_platform(config.device.platform)
     _log.info("platform %s", why)
-    device = platform.open(config.device.index, _wishes(config))
+    device = platform.open(config.device.index, wishes(config))
     try:
         return _build(config, checkpoint, platform.name, device, progress)
     except BaseException:
@@ -67,13 +81,14 @@ def build_engine(config: Config, progress: Progress) -> Engine:
         raise
 
 
-def _wishes(config: Config) -> dict[str, Any]:
-    wishes: dict[str, Any] = {}
+def wishes(config: Config) -> dict[str, Any]:
+    """The user's own wishes, as options of `Platform.open`."""
+    given: dict[str, Any] = {}
     if config.device.threads is not None:
-        wishes["threads"] = config.device.threads
+        given["threads"] = config.device.threads
     if config.model.dtype != "auto":
-        wishes["dtype"] = config.model.dtype
-    return wishes
+        given["dtype"] = config.model.dtype
+    return given
 
 
 def _build(config: Config, checkpoint: Checkpoint, platform: str, device: Device, progress: Progress) -> Engine:
@@ -97,12 +112,12 @@ def _build(config: Config, checkpoint: Checkpoint, platform: str, device: Device
     if cache is not None and kept is None:
         cache.save(model.weights)
     core = EngineCore(
-        Scheduler(_core_config(config, resolved, facts.vocab_size)),
+        Scheduler(core_config(config, resolved, facts.vocab_size)),
         runner,
         resolved.max_num_seqs,
         resolved.kv_layout.block_size,
     )
-    return Engine(core, _info(checkpoint, platform, resolved, facts.vocab_size, tuple(reasons)), device, cache)
+    return Engine(core, engine_info(checkpoint, platform, resolved, facts.vocab_size, tuple(reasons)), device, cache)
 
 
 def _read(
@@ -113,7 +128,7 @@ def _read(
         ops,
         resolved.max_model_len,
         lambda done, total: progress("weights", done / max(1, total)),
-        move=None if device.capabilities().host_memory else _mover(device),
+        move=None if device.capabilities().host_memory else mover(device),
     )
     if config.model.quantize is not None:
         model.weights = quantized_weights(model.weights, config.model.quantize)
@@ -143,8 +158,8 @@ def pack_weights(ops: Ops, weights: DecoderWeights, progress: Callable[[float], 
         pack(ops, name, weight)
 
 
-def _mover(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Tensors of every dtype cross as bytes, since numpy does not know bfloat16 or float8."""
+def mover(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What puts weights on a device. Tensors of every dtype cross as bytes, since numpy does not know bfloat16 or float8."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         flat = tensor.contiguous().reshape(-1)
@@ -165,7 +180,7 @@ def _runner_config(resolved: Resolved, vocab_size: int) -> RunnerConfig:
     )
 
 
-def _core_config(config: Config, resolved: Resolved, vocab_size: int) -> CoreConfig:
+def core_config(config: Config, resolved: Resolved, vocab_size: int) -> CoreConfig:
     return CoreConfig(
         num_blocks=resolved.num_blocks,
         block_size=resolved.kv_layout.block_size,
@@ -178,7 +193,7 @@ def _core_config(config: Config, resolved: Resolved, vocab_size: int) -> CoreCon
     )
 
 
-def _info(
+def engine_info(
     checkpoint: Checkpoint, platform: str, resolved: Resolved, vocab_size: int, reasons: tuple[str, ...]
 ) -> EngineInfo:
     return EngineInfo(

@@ -1,0 +1,86 @@
+"""The process of a rank that is not the first: `python -m headrace.engine.ranks.follower SOCKET`, started by `leader.Ranks`.
+
+It loads its part of the model and runs the plans that it is sent, in their order. It ends when told to, when a step fails, and when
+rank 0 is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+
+from headrace.config import read_environment
+from headrace.engine.protocol import to_wire
+from headrace.engine.ranks.messages import Down, Message, Start, Step, Stop, receive, send
+from headrace.engine.runner import Launched, Runner
+from headrace.errors import HeadraceError
+
+__all__ = ["follow", "main"]
+
+_log = logging.getLogger(__name__)
+_DEPTH = 2
+"""Steps in flight, as on rank 0."""
+
+
+def main(arguments: list[str]) -> int:
+    """0: told to end. 1: could not load, or a step failed; rank 0 has been told why."""
+    # A terminal or a supervisor signals the whole group; rank 0 says when to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=read_environment().log_level.upper(), format="%(levelname)s rank: %(message)s")
+    link = socket.socket(fileno=int(arguments[0]))
+    messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(link, messages), name="messages", daemon=True).start()
+    try:
+        _run(link, messages)
+    except Exception as error:
+        if not isinstance(error, HeadraceError):
+            _log.exception("the rank ends")
+        send(link, Down(to_wire(error)))
+        return 1
+    return 0
+
+
+def _run(link: socket.socket, messages: queue.SimpleQueue[Message]) -> None:
+    # The heavy imports come late, and their failure is told like any other.
+    from headrace.engine.ranks.startup import load_rank
+
+    start = messages.get()
+    assert isinstance(start, Start)
+    device, runner = load_rank(start, lambda message: send(link, message), messages.get)
+    try:
+        follow(runner, messages)
+    finally:
+        device.close()
+
+
+def follow(runner: Runner, messages: queue.SimpleQueue[Message]) -> None:
+    """Run steps until told to end. Raises what a step raises."""
+    flying: deque[Launched] = deque()
+    while isinstance(message := messages.get(), Step):
+        flying.append(runner.launch(message.plan()))
+        while flying and (len(flying) > _DEPTH or flying[0].done()):
+            flying.popleft().result()
+    assert isinstance(message, Stop)
+
+
+def _read(link: socket.socket, messages: queue.SimpleQueue[Message]) -> None:
+    """A thread: without rank 0 there is nobody to work for."""
+    while True:
+        message = receive(link)
+        if message is None:
+            os._exit(0)
+        messages.put(message)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    logging.shutdown()
+    # Threads of a device's runtime must not keep a process alive whose work is over.
+    os._exit(code)
