@@ -18,8 +18,8 @@ enum { HR_T = 0, HR_S = 1, HR_R = 2, HR_B = 3, HR_TABLE = 4, HR_NUM_SIZES = 8, H
 // Element types of buffers.
 enum { HR_F32 = 0, HR_BF16 = 1, HR_F16 = 2, HR_I8 = 3, HR_E4M3 = 4, HR_I32 = 5 };
 
-// What a kernel may put into *hr_ctx.error. The step's results then raise.
-enum { HR_OK = 0, HR_ERROR_SCRATCH = 1, HR_ERROR_INDEX = 2 };
+// What a kernel may put into *hr_ctx.error. The step's results then raise. HR_ERROR_FORKED: waited for in a forked process.
+enum { HR_OK = 0, HR_ERROR_SCRATCH = 1, HR_ERROR_INDEX = 2, HR_ERROR_FORKED = 3 };
 
 typedef struct hr_dim {
     int32_t dim;    // HR_T, HR_S, HR_R or HR_FIXED

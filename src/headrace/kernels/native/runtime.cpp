@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <initializer_list>
@@ -52,7 +53,6 @@ struct Job {
     int32_t sizes[HR_NUM_SIZES];
     int64_t copies;
     hr_copy *copy;
-    bool stop;
 };
 
 struct Team;
@@ -76,7 +76,11 @@ struct Team {
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     Job *head = nullptr, *tail = nullptr;
     u64 tickets = 0;
+    bool closed = false;
+    pid_t process = getpid();  // whose the threads are: a fork has none
     std::atomic<u64> busy_ns{0};
+    Event started;
+    bool failed = false;  // some thread could not be started
     alignas(64) Job *job = nullptr;  // what the team runs now; null: the end
     alignas(64) int64_t counters[2][8] = {};
     alignas(64) int32_t error = 0;
@@ -103,6 +107,7 @@ void run_ops(Member *m, Job *job) {
     }
 }
 
+// The next job; null once the team is closed and all have been taken.
 Job *take(Team *team) {
     for (;;) {
         u32 seen = team->submitted.word.load();
@@ -112,33 +117,34 @@ Job *take(Team *team) {
             team->head = job->next;
             if (!team->head) team->tail = nullptr;
         }
+        bool end = !job && team->closed;
         pthread_mutex_unlock(&team->lock);
-        if (job) return job;
+        if (job || end) return job;
         team->submitted.await(seen, team->spin_ns);
     }
 }
 
 void *lead(Member *m) {
     Team *team = m->team;
-    for (;;) {
-        Job *job = take(team);
+    while (Job *job = take(team)) {
         u64 start = now_ns();
         for (int64_t i = 0; i < job->copies; i++) memcpy(job->copy[i].dst, job->copy[i].src, (size_t)job->copy[i].bytes);
         // Without an operator there is no barrier at the end, which must come before the job is freed.
-        bool work = (job->tape && job->tape->count) || job->single.fn, stop = job->stop;
-        if (work || stop) {
-            team->job = stop ? nullptr : job;
+        if ((job->tape && job->tape->count) || job->single.fn) {
+            team->job = job;
             team->counters[0][0] = team->counters[1][0] = 0;
             team->barrier.wait((u32)team->n, team->spin_ns);
-            if (!stop) run_ops(m, job);
+            run_ops(m, job);
             if (job->tape) job->tape->runs++;
         }
         free(job);
         team->busy_ns.fetch_add(now_ns() - start, std::memory_order_relaxed);
         team->done.fetch_add(1);
         team->finished.advance();
-        if (stop) return nullptr;
     }
+    team->job = nullptr;
+    team->barrier.wait((u32)team->n, team->spin_ns);
+    return nullptr;
 }
 
 void *follow(Member *m) {
@@ -153,6 +159,8 @@ void *follow(Member *m) {
 
 void *member_main(void *arg) {
     Member *m = (Member *)arg;
+    m->team->started.await(0, 0);
+    if (m->team->failed) return nullptr;
 #ifdef __linux__
     char name[16] = "hr-cpu-0";
     name[7] = (char)('0' + m->ctx.tid % 10);
@@ -167,15 +175,41 @@ void *member_main(void *arg) {
     return m->ctx.tid == 0 ? lead(m) : follow(m);
 }
 
+// In a forked process nobody takes jobs, and the lock may be held for ever.
+bool forked(const Team *team) { return getpid() != team->process; }
+
 u64 submit(Team *team, Job *job) {
-    pthread_mutex_lock(&team->lock);
-    if (team->tail) team->tail->next = job;
-    else team->head = job;
-    team->tail = job;
-    u64 ticket = ++team->tickets;
-    pthread_mutex_unlock(&team->lock);
-    team->submitted.advance();
+    u64 ticket = 0;
+    if (!forked(team)) {
+        pthread_mutex_lock(&team->lock);
+        if (!team->closed) {
+            if (team->tail) team->tail->next = job;
+            else team->head = job;
+            team->tail = job;
+            ticket = ++team->tickets;
+        }
+        pthread_mutex_unlock(&team->lock);
+    }
+    if (ticket) team->submitted.advance();
+    else free(job);
     return ticket;
+}
+
+void destroy(Team *team) {
+    if (team->arena) munmap(team->arena, (size_t)team->arena_bytes);
+    free(team->members);
+    team->~Team();
+    free(team);
+}
+
+// Threads wait until all have been started, and end at once where one could not be.
+bool start_members(Team *team) {
+    int count = 0;
+    while (count < team->n && !pthread_create(&team->members[count].thread, nullptr, member_main, &team->members[count])) count++;
+    team->failed = count < team->n;
+    team->started.advance();
+    for (int i = 0; team->failed && i < count; i++) pthread_join(team->members[i].thread, nullptr);
+    return !team->failed;
 }
 
 Job *new_job(const int32_t *sizes, const hr_copy *copies, int64_t ncopies, const void *args, int64_t arg_bytes) {
@@ -217,8 +251,8 @@ HR_EXPORT void *hr_team_new(int32_t threads, const int32_t *cpus, int64_t scratc
     flags |= MAP_NORESERVE;
 #endif
     void *arena = mmap(nullptr, (size_t)team->arena_bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (arena == MAP_FAILED || !team->members) return nullptr;
-    team->arena = (char *)arena;
+    team->arena = arena == MAP_FAILED ? nullptr : (char *)arena;
+    if (!team->arena || !team->members) return destroy(team), nullptr;
     for (int i = 0; i < threads; i++) {
         Member *m = &team->members[i];
         m->team = team;
@@ -230,27 +264,32 @@ HR_EXPORT void *hr_team_new(int32_t threads, const int32_t *cpus, int64_t scratc
     sigfillset(&all);  // signals are Python's, but for those that a thread brings upon itself: they must be seen
     for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) sigdelset(&all, fault);
     pthread_sigmask(SIG_BLOCK, &all, &old);
-    int failed = 0;
-    for (int i = 0; i < threads && !failed; i++)
-        failed = pthread_create(&team->members[i].thread, nullptr, member_main, &team->members[i]);
+    bool good = start_members(team);
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
-    return failed ? nullptr : team;
+    return good ? team : (destroy(team), nullptr);
 }
 
-// Finish what was submitted, then end the threads.
-HR_EXPORT void hr_team_free(void *handle) {
+// Finish what was submitted, then end the threads. The handle stays good: what asks for a ticket finds it done, what submits gets
+// none. Twice is harmless; in a forked process it does nothing.
+HR_EXPORT void hr_team_close(void *handle) {
     Team *team = (Team *)handle;
-    Job *job = new_job(nullptr, nullptr, 0, nullptr, 0);
-    job->stop = true;
-    submit(team, job);
+    if (forked(team)) return;
+    pthread_mutex_lock(&team->lock);
+    bool again = team->closed;
+    team->closed = true;
+    pthread_mutex_unlock(&team->lock);
+    if (again) return;
+    team->submitted.advance();
     for (int i = 0; i < team->n; i++) pthread_join(team->members[i].thread, nullptr);
-    munmap(team->arena, (size_t)team->arena_bytes);
-    free(team->members);
-    team->~Team();
-    free(team);
 }
 
-// Copies, then the tape where given. Returns the ticket to wait for, 0 where memory is short.
+// Close, and forget the handle: nobody may be using it.
+HR_EXPORT void hr_team_free(void *handle) {
+    hr_team_close(handle);
+    destroy((Team *)handle);
+}
+
+// Copies, then the tape where given. Returns the ticket to wait for; 0 where memory is short, or the team closed or forked.
 HR_EXPORT u64 hr_submit_tape(void *team, hr_tape *tape, const int32_t *sizes, const hr_copy *copies, int64_t ncopies) {
     Job *job = new_job(sizes, copies, ncopies, nullptr, 0);
     if (!job) return 0;
@@ -274,6 +313,7 @@ HR_EXPORT int32_t hr_wait(void *handle, u64 ticket) {
     for (;;) {
         u32 seen = team->finished.word.load();
         if (team->done.load() >= ticket) return __atomic_load_n(&team->error, __ATOMIC_RELAXED);
+        if (forked(team)) return HR_ERROR_FORKED;
         team->finished.await(seen, 0);
     }
 }

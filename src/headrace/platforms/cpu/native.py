@@ -95,6 +95,7 @@ def _open(path: Path) -> ctypes.CDLL:
     pointer, integer, ticket = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
     prototypes: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "hr_team_new": (pointer, (ctypes.c_int32, pointer, integer, integer, integer)),
+        "hr_team_close": (None, (pointer,)),
         "hr_team_free": (None, (pointer,)),
         "hr_submit_tape": (ticket, (pointer, pointer, pointer, pointer, integer)),
         "hr_submit_kernel": (ticket, (pointer, pointer, pointer, integer, pointer)),

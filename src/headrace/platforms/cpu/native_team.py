@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from headrace.errors import DeviceLost, PlatformError
 from headrace.platforms.cpu.native import Copy, Library
+from headrace.platforms.cpu.native_handle import TeamHandle
 
 __all__ = ["NUM_SIZES", "Team", "TicketPending", "allowed_cores"]
 
@@ -21,7 +21,11 @@ NUM_SIZES = 8
 Sizes = ctypes.c_int32 * NUM_SIZES
 _SCRATCH, _SHARED = 64 << 20, 1 << 30
 _SPIN_NS = 50_000
-_ERRORS = {1: "a kernel needs more scratch memory than the team has", 2: "a kernel met an index out of range"}
+_ERRORS = {
+    1: "a kernel needs more scratch memory than the team has",
+    2: "a kernel met an index out of range",
+    3: "the process forked after the device was opened, and its threads are the parent's",
+}
 _PEERS = {
     3: "has ended",
     4: "has not come for too long",
@@ -70,8 +74,8 @@ class Team:
             raise PlatformError(
                 f"cpu: cannot start {self.threads} threads: lower --threads or raise the process limits"
             )
-        self._handle: int | None = handle
-        self._kept: deque[tuple[int, Any]] = deque()
+        self._native = TeamHandle(library.functions, handle)
+        self._kept = self._native.kept
         self._lock = threading.Lock()
 
     def run_kernel(self, function: int, args: ctypes.Structure, sizes: Sequence[int] = (), keep: Any = None) -> int:
@@ -89,36 +93,31 @@ class Team:
         return self.run_tape(None, None, ctypes.byref(Copy(dst, src, size)), 1, keep)
 
     def done(self, ticket: int) -> bool:
-        return self._handle is None or bool(self.library.functions.hr_done(self._handle, ticket))
+        return bool(self.library.functions.hr_done(self._native.value, ticket))
 
     def wait(self, ticket: int) -> None:
         """Block, without the interpreter's lock, until the job is done. Raises PlatformError where a kernel failed."""
-        if self._handle is None:
-            return
-        error = self.library.functions.hr_wait(self._handle, ticket)
+        error = self.library.functions.hr_wait(self._native.value, ticket)
         if error:
             raise _failure(int(error))
 
     @property
     def busy_seconds(self) -> float:
         """Time in which the team had work, since it was made."""
-        return 0.0 if self._handle is None else float(self.library.functions.hr_busy_ns(self._handle)) / 1e9
+        return float(self.library.functions.hr_busy_ns(self._native.value)) / 1e9
 
     def close(self) -> None:
         """Finish what was submitted and end the threads. Twice is harmless."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            self.library.functions.hr_team_free(handle)
-            self._kept.clear()
+        self._native.close()
 
     def _open(self) -> int:
-        if self._handle is None:
+        if self._native.closed:
             raise PlatformError("cpu: the device has been closed")
-        return self._handle
+        return self._native.value
 
     def _keep(self, ticket: int, what: Any) -> int:
         if not ticket:
-            raise PlatformError("cpu: no memory for a job")
+            raise PlatformError("cpu: the device takes no work: it was closed, this process was forked, or memory is short")
         with self._lock:
             if what is not None:
                 self._kept.append((ticket, what))

@@ -61,7 +61,8 @@ class Tape:
         self.handle: int = functions.hr_tape_new()
         self._entries: list[_Entry] = []
         self._keep: list[Any] = []
-        weakref.finalize(self, functions.hr_tape_free, self.handle)
+        # Not at exit: the team may be running it.
+        weakref.finalize(self, functions.hr_tape_free, self.handle).atexit = False
 
     def add(self, kernel: str, args: ctypes.Structure, keep: Sequence[Any], entry: _Entry) -> None:
         function = self._team.library.kernel(kernel)
