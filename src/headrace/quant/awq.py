@@ -28,9 +28,12 @@ class AWQ:
     """A `Scheme`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        version = str(config.get("version") or config.get("backend") or "gemm").lower()
+        named = (config.get(key) for key in ("version", "checkpoint_format", "format"))
+        version = str(next(filter(None, named), "gemm")).lower()
         if version != "gemm":
             raise UnsupportedModel(f"awq: version {version!r} is not supported: gemm is")
+        if config.get("backend") == "llm-awq":
+            raise UnsupportedModel("awq: backend 'llm-awq' lays its words out another way and is not supported")
         bits = config.get("bits", config.get("w_bit", 4))
         if bits != 4:
             raise UnsupportedModel(f"awq: {bits} bits are not supported: 4 are")

@@ -28,9 +28,12 @@ class GPTQ:
     """A `Scheme`. A module's own tensors say how wide its codes are, so mixed widths need no rule."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        layout = config.get("checkpoint_format") or "gptq"
+        layout = config.get("checkpoint_format") or config.get("format") or "gptq"
         if layout not in ("gptq", "gptq_v2"):
             raise UnsupportedModel(f"gptq: checkpoint_format {layout!r} is not supported: gptq and gptq_v2 are")
+        for key, plain in (("is_marlin_format", False), ("pack_dtype", "int32")):
+            if config.get(key, plain) != plain:
+                raise UnsupportedModel(f"gptq: {key} {config[key]!r} is not supported: {plain!r} is")
         if config.get("meta", {}) and (config["meta"] or {}).get("adapter"):
             raise UnsupportedModel("gptq: an adapter inside the checkpoint is not supported")
         self._offset = 1 if layout == "gptq" else 0

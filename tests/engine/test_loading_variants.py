@@ -1,0 +1,118 @@
+"""Every variant of compressed-tensors, GPTQ and AWQ that their tools write, against a plain dequantisation; the rest refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import quantized_export as export
+import tiny_models
+import torch
+from model_harness import logits_of, reference_ops
+from quantized_export import Variant, variants, write
+
+from headrace.engine.loading.checkpoint import open_checkpoint
+from headrace.errors import UnsupportedModel
+from headrace.kernels.registry import bind
+from headrace.models.decoder import Decoder
+from headrace.platforms.cpu import native
+from headrace.platforms.cpu.native_device import NativeDevice
+
+VARIANTS = variants()
+IDS = tiny_models.prompt(9)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_models.make(
+        "llama", num_hidden_layers=1, hidden_size=128, intermediate_size=256, num_attention_heads=2, head_dim=64
+    )
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[NativeDevice | None]:
+    made = None if native.missing() else NativeDevice(1, "quantized")
+    yield made
+    if made is not None:
+        made.close()
+
+
+def matrices(decoder: Decoder) -> dict[str, torch.Tensor]:
+    layer = decoder.weights.layers[0]
+    parts = {"self_attn.q_proj": layer.qkv.parts[0], "self_attn.k_proj": layer.qkv.parts[1]}
+    parts |= {"self_attn.v_proj": layer.qkv.parts[2], "self_attn.o_proj": layer.output}
+    parts |= {
+        "mlp.gate_proj": layer.gate_up.parts[0],
+        "mlp.up_proj": layer.gate_up.parts[1],
+        "mlp.down_proj": layer.down,
+    }
+    return {f"model.layers.0.{name}": part.dequantize() for name, part in parts.items()}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_loads_is_what_was_written(name: str, model: Any, device: NativeDevice | None, tmp_path: Path) -> None:
+    variant = VARIANTS[name]
+    written = write(model, variant, tmp_path / "model")
+    checkpoint = open_checkpoint(written.path)
+    decoder = checkpoint.build(reference_ops(), 16)
+    down = decoder.weights.layers[0].down
+    assert (down.scheme, down.activation) == (variant.scheme, variant.activation)
+    found = matrices(decoder)
+    assert found.keys() == written.matrices.keys()
+    for module, expected in written.matrices.items():
+        assert torch.equal(found[module], expected), module
+    if device is not None:
+        expected = logits_of(decoder, IDS)
+        logits = logits_of(checkpoint.build(bind(device), 16), IDS, device=device)
+        error = (logits - expected).square().sum() / expected.square().sum()
+        assert error < limit(variant)
+
+
+def limit(variant: Variant) -> float:
+    """Rounded inputs may fall the other way, and four bits are coarse; otherwise the head's bfloat16 is all there is, and FP8's."""
+    if variant.activation is None:
+        return 1e-4 if variant.scheme == "fp8_e4m3" else 2e-5
+    return 2e-2 if variant.activation in ("mxfp4", "nvfp4") else 2e-3
+
+
+STATIC_ASYMMETRIC = {**export.inputs(8, "int", "tensor", False), "symmetric": False}
+REFUSED: dict[str, tuple[Variant, dict[str, Any], str]] = {
+    "gptq marlin": (export.gptq(4, 32, True), {"checkpoint_format": "marlin"}, "marlin"),
+    "gptq marlin, older": (export.gptq(4, 32, True), {"is_marlin_format": True}, "is_marlin_format"),
+    "gptq bitblas by its newer key": (
+        export.gptq(4, 32, True), {"checkpoint_format": None, "format": "bitblas"}, "bitblas"
+    ),
+    "gptq other words": (export.gptq(4, 32, True), {"pack_dtype": "int16"}, "pack_dtype 'int16'"),
+    "awq gemv": (export.awq(32), {"version": "GEMV"}, "gemv"),
+    "awq gemv_fast": (export.awq(32), {"version": "gemv_fast"}, "gemv_fast"),
+    "awq of GPTQModel": (export.awq(32), {"version": None, "checkpoint_format": "gemv"}, "gemv"),
+    "awq of its authors": (export.awq(32), {"backend": "llm-awq"}, "llm-awq"),
+    "awq of other widths": (export.awq(32), {"bits": 8}, "8 bits"),
+    "w8a8 static, asymmetric": (export.plain_int8(STATIC_ASYMMETRIC, None), {}, "static, asymmetric"),
+    "w8a8 by batch": (export.plain_int8(export.inputs(8, "int", "tensor"), None), {}, "a tensor"),
+    "w4a4": (export.plain_int8(export.inputs(4, "int", "token"), None), {}, "int of 4 bits"),
+    "fp8 by groups of 64": (
+        export.fp8("channel", export.inputs(8, "float", "group", group_size=64), None), {}, "group 64"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_built_is_refused_by_name(name: str, model: Any, tmp_path: Path) -> None:
+    variant, change, named = REFUSED[name]
+    config = {**variant.config, **change}
+    written = write(model, Variant(config, variant.pack, variant.scheme), tmp_path / "model")
+    with pytest.raises(UnsupportedModel, match=named):
+        open_checkpoint(written.path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"version": "GEMM"}, {"version": None}, {"version": None, "checkpoint_format": "gemm"}]
+)
+def test_names_of_the_same_layout(change: dict[str, Any], model: Any, tmp_path: Path) -> None:
+    variant = export.awq(64, **change)
+    written = write(model, variant, tmp_path / "model")
+    found = matrices(open_checkpoint(written.path).build(reference_ops(), 16))
+    assert all(torch.equal(found[name], expected) for name, expected in written.matrices.items())
