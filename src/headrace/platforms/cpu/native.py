@@ -65,8 +65,8 @@ def missing() -> str | None:
         )
     try:
         _open(path)
-    except OSError as error:
-        return f"{path} cannot be loaded ({error}): install headrace again"
+    except (OSError, AttributeError) as error:  # no library of this machine's; one of other sources
+        return f"{path} cannot be used ({error}): install headrace again"
     return None
 
 
