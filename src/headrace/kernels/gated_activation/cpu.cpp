@@ -1,6 +1,7 @@
 // y = act(x[:, :F]) * x[:, F:].
+#include "cpu_activate.h"
+
 #include "headrace.h"
-#include "simd.h"
 
 struct gated_activation_args {
     const float *x;  // [rows, 2 F]
@@ -11,14 +12,6 @@ struct gated_activation_args {
 };
 
 namespace {
-
-template <int Kind> HR_INLINE vf activate(vf x) {
-    if (Kind == 0) return x / (vset(1.0f) + vexp(-x));
-    vf half = vset(0.5f) * x;
-    if (Kind == 1) return half * (vset(1.0f) + verf(x * vset(0.70710678118654752f)));
-    vf inner = vset(0.79788456080286536f) * vfma(vset(0.044715f) * x * x, x, x);
-    return half * (vset(1.0f) + vtanh(inner));
-}
 
 template <int Kind> void rows(const gated_activation_args *a, int64_t begin, int64_t end) {
     int64_t n = a->width;  // units are elements of the output: a single row is shared, too

@@ -10,10 +10,20 @@ from headrace.errors import PlatformError
 from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit, tanh
 
-__all__ = ["gate_kernel", "gated_activation"]
+__all__ = ["activate", "gate_kernel", "gated_activation"]
 
 _KINDS = ("silu", "gelu", "gelu_tanh")
 _BLOCK = 1024
+
+
+@jit
+def activate(gate: tensor, KIND: tl.constexpr) -> tensor:
+    """float32 in and out."""
+    if KIND == "silu":
+        return gate / (1.0 + tl.exp(-gate))
+    if KIND == "gelu":
+        return 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    return 0.5 * gate * (1.0 + tanh(0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)))
 
 
 @jit
@@ -24,12 +34,7 @@ def gate_kernel(x: tensor, out: tensor, width: int, KIND: tl.constexpr, BLOCK: t
     inside = column < width
     gate = tl.load(x + 2 * row * width + column, inside, 0.0).to(tl.float32)
     up = tl.load(x + (2 * row + 1) * width + column, inside, 0.0).to(tl.float32)
-    if KIND == "silu":
-        act = gate / (1.0 + tl.exp(-gate))
-    elif KIND == "gelu":
-        act = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
-    else:
-        act = 0.5 * gate * (1.0 + tanh(0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)))
+    act = activate(gate, KIND)
     tl.store(out + row * width + column, (act * up).to(out.dtype.element_ty), inside)
 
 

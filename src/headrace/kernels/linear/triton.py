@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,12 +16,13 @@ from headrace.kernels.linear.triton_product import coded_kernel, dense_kernel
 from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.weight import Weight
 
-__all__ = ["Tile", "linear", "pack", "product", "tile_of"]
+__all__ = ["FLOATS", "Tile", "linear", "math_of", "pack", "product", "tile_of"]
 
 Tensor = torch.Tensor
 _LEAST = 32
 """Depth of a matrix instruction on 8-bit codes."""
-_FLOATS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+FLOATS = MappingProxyType({torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16})
+"""Triton's names of torch's types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def _dense(x: Tensor, part: Packed, shared: dict[str, Any], config: Config) -> N
     _launch(dense_kernel, {**shared, "x": x, "weight": part.codes, "WIDE": wide}, tile, config)
 
 
-def _math(inputs: Inputs, part: Packed, config: Config) -> str:
+def math_of(inputs: Inputs, part: Packed, config: Config) -> str:
     """What is multiplied: codes where the matrix unit takes both sides' type, else floats as wide as the activations."""
     if part.offset == NO_OFFSET and inputs.codes.dtype == torch.int8 and part.kind == "int8":
         return "int8" if part.unit >= _LEAST else "float"
@@ -112,7 +114,7 @@ def _math(inputs: Inputs, part: Packed, config: Config) -> str:
 
 def _coded(inputs: Inputs, part: Packed, shared: dict[str, Any], dtype: torch.dtype, config: Config) -> None:
     assert part.scales is not None
-    math = _math(inputs, part, config)
+    math = math_of(inputs, part, config)
     depth = part.unit
     if math != "float":
         depth = 128 if part.group % 128 == 0 or part.scales.shape[0] == 1 else part.unit
@@ -135,6 +137,6 @@ def _coded(inputs: Inputs, part: Packed, shared: dict[str, Any], dtype: torch.dt
         "LATE": part.scales.shape[0] == 1 and part.offset != 2,
         "FOUR": part.kind in ("int4", "fp4"),
         "MATH": math,
-        "FLOAT": _FLOATS[dtype],
+        "FLOAT": FLOATS[dtype],
     }
     _launch(coded_kernel, args, tile, config)

@@ -11,7 +11,7 @@ from triton.language import tensor
 
 from headrace.kernels.tritonlib.device import decode_e4m3, jit, tanh
 
-__all__ = ["coded_kernel", "dense_kernel"]
+__all__ = ["coded_kernel", "dense_kernel", "four_bits", "step"]
 
 
 @jit
@@ -56,7 +56,7 @@ def dense_kernel(
 
 
 @jit
-def _four_bits(byte: tensor, HIGH: tl.constexpr, FP4: tl.constexpr) -> tensor:
+def four_bits(byte: tensor, HIGH: tl.constexpr, FP4: tl.constexpr) -> tensor:
     """float32 codes of one half of packed bytes; E2M1 by moving its bits to where float16 has them."""
     code = (byte >> 4) if HIGH else (byte & 15)
     if FP4:
@@ -67,7 +67,7 @@ def _four_bits(byte: tensor, HIGH: tl.constexpr, FP4: tl.constexpr) -> tensor:
 
 
 @jit
-def _step(
+def step(
     total: tensor, a: tensor, w: tensor, scales: tensor, offsets: tensor, x_scales: tensor, k: tensor, row: tensor,
     column: tensor, rows: tensor, columns: tensor, x_groups: tensor, GROUP: tl.constexpr, X_GROUP: tl.constexpr,
     OFFSET: tl.constexpr, LATE: tl.constexpr, MATH: tl.constexpr, FLOAT: tl.constexpr,
@@ -111,11 +111,11 @@ def coded_kernel(
     row, column = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
     source = row if picks is None else tl.load(picks + row, row < rows, 0)
     x_row, x_in, w_in = x + source.to(tl.int64)[:, None] * depth, (row < rows)[:, None], (column < columns)[None, :]
-    total, step = tl.zeros([BM, BN], tl.float32), tl.arange(0, BK)
+    total, lane = tl.zeros([BM, BN], tl.float32), tl.arange(0, BK)
     for start in range(0, depth, 2 * BK if FOUR else BK):
         for half in tl.static_range(2 if FOUR else 1):
             first = start + half * BK
-            k = first + step
+            k = first + lane
             at = k if order is None else tl.load(order + k, k < depth, 0)
             here = x_in if EVEN else x_in & (k < depth)[None, :]
             a = tl.load(x_row + at[None, :], here, 0)
@@ -123,14 +123,14 @@ def coded_kernel(
                 a = decode_e4m3(a)
             if FOUR:
                 run = codes + (tl.zeros([1], tl.int64) + start // 2)[:, None] * columns
-                byte = tl.load(run + step[:, None] * columns + column[None, :], w_in, 0)
-                w = _four_bits(byte, half == 1, KIND == "fp4")
+                byte = tl.load(run + lane[:, None] * columns + column[None, :], w_in, 0)
+                w = four_bits(byte, half == 1, KIND == "fp4")
             else:
                 here = w_in if EVEN else w_in & (k < depth)[:, None]
                 w = tl.load(codes + column.to(tl.int64)[None, :] * depth + k[:, None], here, 0)
                 if KIND == "fp8" and MATH == "float":
                     w = decode_e4m3(w)
-            total = _step(
+            total = step(
                 total, a, w, scales, offsets, x_scales, tl.minimum(first, depth - 1), row, column, rows, columns, x_groups,
                 GROUP, X_GROUP, OFFSET, LATE, MATH, FLOAT,
             )  # fmt: skip

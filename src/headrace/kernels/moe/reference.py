@@ -25,7 +25,7 @@ def route(router: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor
         scores = 1 / (1 + elementwise(torch.exp, -x))
     choice = scores if bias is None else scores + bias.float()
     if routing.groups > 1:
-        runs = choice.unflatten(1, (routing.groups, -1))
+        runs = choice.reshape(len(x), routing.groups, x.shape[1] // routing.groups)
         worth = tree_sum(runs.sort(dim=-1, descending=True).values[..., : routing.group_best])
         open_ = torch.zeros_like(worth, dtype=torch.bool).scatter(1, _largest(worth, routing.top_groups), True)
         choice = runs.masked_fill(~open_.unsqueeze(-1), -torch.inf).view_as(choice)

@@ -17,6 +17,7 @@ from headrace.platforms.cpu.native_args import CopyBlocksArgs
 from headrace.platforms.cpu.native_kv import NativeKV
 from headrace.platforms.cpu.native_launch import Eager, Launcher
 from headrace.platforms.cpu.native_linear import KEY, NativeLinear
+from headrace.platforms.cpu.native_moe import NativeMoE
 from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.native_split import split_table
 from headrace.platforms.cpu.native_team import Team, TicketPending
@@ -72,9 +73,10 @@ class NativeDevice(TorchDevice):
         self._ops = NativeOps(Eager(self.team))
         self._compute = _COMPUTE[dtype]
         matrices = NativeLinear(self._ops, self._compute)
-        packs = {"linear": matrices.pack, "logits": matrices.pack, "embedding": matrices.pack_table}
+        experts = NativeMoE(self._ops, matrices)
+        packs = {"linear": matrices.pack, "logits": matrices.pack, "embedding": matrices.pack_table, "moe": experts.pack}
         tag = f"native {self.team.library.isa}"
-        functions = {**self._ops.table(), **matrices.table()}
+        functions = {**self._ops.table(), **matrices.table(), "moe": experts.moe}
         functions["embedding"] = split_table(self._ops, matrices.embedding)
         self._table = {name: Bound(function, tag, packs.get(name)) for name, function in functions.items()}
 

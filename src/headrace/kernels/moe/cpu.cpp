@@ -1,0 +1,201 @@
+// Mixture of experts: tokens are grouped by expert, and each expert's panels are read once for all that chose it.
+#include "cpu.h"
+
+#include "../gated_activation/cpu_activate.h"
+#include "../linear/cpu_panel.h"
+#include "cpu_route.h"
+
+namespace {
+
+constexpr int64_t FEW_PAIRS = 64;          // up to here every thread streams one run of panels
+constexpr int64_t MOST_PAIRS = 1 << 14;    // pairs that are prepared at a time; an expert is read again where they cut it
+constexpr int64_t BLOCK = 128;             // rows of a unit of work
+constexpr int64_t ALONE = 4;               // tokens that one thread routes while the others wait
+
+struct Call {
+    const hr_moe_args *a;
+    hr_ctx *ctx;
+    int64_t begin, end;        // pairs of this pass, by their place in the order
+    int64_t unit, done;        // of the work that is dealt
+    bool dealt;
+    float *scratch, *gate, *up;
+};
+
+// One of the two products: `each` parts an expert, inputs prepared in `forms` forms.
+struct Product {
+    const hr_packed *weight;
+    int64_t each, forms, slot;  // slot: bytes of a prepared row at the most
+
+    const hr_part *part(int64_t expert, int64_t i) const { return weight->parts + expert * each + i; }
+    const hr_input *input(int64_t expert, int64_t i) const { return weight->inputs + part(expert, i)->input; }
+    bool own(int64_t expert, int64_t i) const { return i == 0 || input(expert, i) != input(expert, 0); }
+};
+
+Product product_of(const hr_packed *w, int64_t each, int64_t experts) {
+    Product p = {w, each, 1, 0};
+    for (int i = 0; i < w->num_inputs; i++) {
+        int64_t bytes = row_bytes(&w->inputs[i], w->columns);
+        p.slot = bytes > p.slot ? bytes : p.slot;
+    }
+    for (int64_t e = 0; e < experts && each == 2 && w->num_inputs > 1; e++)
+        if (p.own(e, 1)) p.forms = 2;
+    return p;
+}
+
+// An expert's pairs of this pass, and where its prepared rows lie.
+struct Group {
+    int64_t expert, begin, end;
+    int64_t rows() const { return end - begin; }
+};
+
+Group group_of(const Call &c, int64_t expert) {
+    int64_t begin = c.a->first[expert], end = c.a->first[expert + 1];
+    return {expert, begin > c.begin ? begin : c.begin, end < c.end ? end : c.end};
+}
+
+Rows prepared_rows(const Call &c, const Product &p, const Group &g, int64_t i, int64_t row, int64_t count) {
+    i = p.own(g.expert, i) ? i : 0;
+    char *base = c.ctx->shared + (i * (c.end - c.begin) + g.begin - c.begin) * p.slot;
+    int64_t stride = row_bytes(p.input(g.expert, i), p.weight->columns);
+    return {base + row * stride, stride, count};
+}
+
+// `source(place)` is the input row of a pair.
+template <class Source> void prepare(const Call &c, const Product &p, Source source) {
+    int64_t begin, end;
+    hr_share(c.ctx, c.end - c.begin, 1, &begin, &end);
+    begin += c.begin;
+    end += c.begin;
+    for (int64_t e = 0; e < c.a->experts && begin < end; e++) {
+        Group g = group_of(c, e);
+        for (; begin < end && begin < g.end; begin++)
+            for (int64_t i = 0; i < p.each; i++) {
+                if (!p.own(e, i)) continue;
+                char *row = (char *)prepared_rows(c, p, g, i, begin - g.begin, 1).x;
+                prepare_row(p.input(e, i), source(begin), p.weight->columns, c.scratch, row);
+            }
+    }
+    hr_barrier(c.ctx);
+}
+
+// work(group, panel, first row, rows) for every panel of every expert that has pairs. Which thread does what is up to chance
+// where units are dealt; a thread that took one of what follows keeps it.
+template <class Work> void for_panels(Call &c, int64_t panels, Work work) {
+    int64_t unit, stop, before = 0, total = 0;
+    auto blocks_of = [](const Group &g) { return g.rows() > 0 ? (g.rows() + BLOCK - 1) / BLOCK : 0; };
+    for (int64_t e = 0; e < c.a->experts; e++) total += panels * blocks_of(group_of(c, e));
+    hr_share(c.ctx, total, 1, &unit, &stop);
+    if (c.dealt) unit = c.unit - c.done;
+    for (int64_t e = 0; e < c.a->experts; e++) {
+        Group g = group_of(c, e);
+        int64_t blocks = blocks_of(g), units = panels * blocks;
+        while (unit < (c.dealt ? total : stop) && unit < before + units) {
+            int64_t block = (unit - before) % blocks, row = g.rows() * block / blocks;
+            work(g, (unit - before) / blocks, row, g.rows() * (block + 1) / blocks - row);
+            if (c.dealt) c.unit = hr_next(c.ctx);
+            unit = c.dealt ? c.unit - c.done : unit + 1;
+        }
+        before += units;
+    }
+    c.done += total;
+    hr_barrier(c.ctx);
+}
+
+int64_t rows_of(const hr_part *part, int64_t panel) {
+    int64_t rest = part->rows - panel * 16;
+    return rest < 16 ? rest : 16;
+}
+
+const float *bias_of(const hr_packed *w, const hr_part *part, int64_t panel) {
+    return w->bias ? w->bias + part->column + panel * 16 : nullptr;
+}
+
+template <int Kind> void gate_block(const Call &c, int64_t place, int64_t rows, int64_t panel, int64_t columns) {
+    for (int64_t r = 0; r < rows; r++) {
+        float *h = c.a->hidden + (place + r) * c.a->width + panel * 16;
+        const float *gate = c.gate + r * 16, *up = c.up + r * 16;
+        for (int64_t i = 0; i < columns; i += W)
+            vstore_n(h + i, activate<Kind>(vload_n(gate + i, columns - i)) * vload_n(up + i, columns - i), columns - i);
+    }
+}
+
+void gate_up(Call &c, const Product &p) {
+    const hr_moe_args *a = c.a;
+    prepare(c, p, [=](int64_t place) { return a->x + a->order[place] / a->top_k * (int64_t)a->columns; });
+    for_panels(c, (a->width + 15) / 16, [&](const Group &g, int64_t panel, int64_t row, int64_t rows) {
+        int64_t columns = rows_of(p.part(g.expert, 0), panel);
+        for (int64_t i = 0; i < 2; i++) {
+            const hr_part *part = p.part(g.expert, i);
+            Out out = {i ? c.up : c.gate, 16, columns, bias_of(p.weight, part, panel)};
+            panel_product(part, panel, a->columns, prepared_rows(c, p, g, i, row, rows), out, c.scratch);
+        }
+        if (a->kind == 0) gate_block<0>(c, g.begin + row, rows, panel, columns);
+        else if (a->kind == 1) gate_block<1>(c, g.begin + row, rows, panel, columns);
+        else gate_block<2>(c, g.begin + row, rows, panel, columns);
+    });
+}
+
+void down(Call &c, const Product &p) {
+    const hr_moe_args *a = c.a;
+    prepare(c, p, [=](int64_t place) { return a->hidden + place * a->width; });
+    for_panels(c, (a->columns + 15) / 16, [&](const Group &g, int64_t panel, int64_t row, int64_t rows) {
+        const hr_part *part = p.part(g.expert, 0);
+        float *y = a->out + (g.begin + row) * a->columns + panel * 16;
+        Out out = {y, a->columns, rows_of(part, panel), bias_of(p.weight, part, panel)};
+        panel_product(part, panel, a->width, prepared_rows(c, p, g, 0, row, rows), out, c.scratch);
+    });
+}
+
+// Each token's sum, over its experts as they were chosen.
+void combine(const Call &c, int64_t tokens) {
+    const hr_moe_args *a = c.a;
+    int64_t n = a->columns, k = a->top_k, begin, end;
+    hr_share(c.ctx, tokens * n, 64, &begin, &end);
+    for (int64_t at = begin; at < end;) {
+        int64_t t = at / n, first = at % n, stop = n - first < end - at ? n : first + (end - at);
+        for (int64_t i = first; i < stop; i += W) {
+            vf total = vset(0.0f);
+            for (int64_t r = 0; r < k; r++) {
+                const float *out = a->out + a->place[t * k + r] * n + i;
+                total = total + vload_n(out, stop - i) * vset(a->shares[t * k + r]);
+            }
+            vstore_n(a->y + t * n + i, total, stop - i);
+        }
+        at += stop - first;
+    }
+}
+
+void route(const Call &c, int64_t tokens) {
+    int64_t begin = 0, end = c.ctx->tid == 0 ? tokens : 0;
+    if (tokens > ALONE) hr_share(c.ctx, tokens, 1, &begin, &end);
+    for (int64_t t = begin; t < end; t++) route_token(c.a, t, c.ctx->scratch);
+    if (tokens > ALONE) hr_barrier(c.ctx);
+    if (c.ctx->tid == 0) sort_pairs(c.a, tokens * c.a->top_k);
+    hr_barrier(c.ctx);
+}
+
+}  // namespace
+
+HR_KERNEL(moe) {
+    const auto *a = (const hr_moe_args *)args;
+    int64_t tokens = hr_size(ctx, a->m), pairs = tokens * a->top_k;
+    Product first = product_of(a->gate_up, 2, a->experts), second = product_of(a->down, 1, a->experts);
+    int64_t bytes = first.slot * first.forms > second.slot ? first.slot * first.forms : second.slot;
+    int64_t fit = ctx->shared_bytes / bytes, floats = panel_scratch(a->columns > a->width ? a->columns : a->width);
+    if (tokens == 0) return;
+    if (fit < 1 || (floats + 2 * BLOCK * 16) * 4 > ctx->scratch_bytes || route_scratch(a) > ctx->scratch_bytes) {
+        *ctx->error = HR_ERROR_SCRATCH;
+        return;
+    }
+    float *scratch = (float *)ctx->scratch;
+    Call c = {a, ctx, 0, 0, 0, 0, pairs > FEW_PAIRS, scratch, scratch + floats, scratch + floats + BLOCK * 16};
+    fit = fit < MOST_PAIRS ? fit : MOST_PAIRS;
+    route(c, tokens);
+    if (c.dealt) c.unit = hr_next(ctx);
+    for (; c.begin < pairs; c.begin = c.end) {
+        c.end = c.begin + fit < pairs ? c.begin + fit : pairs;
+        gate_up(c, first);
+        down(c, second);
+    }
+    combine(c, tokens);
+}

@@ -1,0 +1,26 @@
+// Arguments of the mixture of experts. T tokens, E experts, k of them a token, D model columns, F columns of an expert.
+#ifndef HEADRACE_MOE_H
+#define HEADRACE_MOE_H
+#include "../linear/cpu.h"
+
+typedef struct hr_moe_args {
+    const float *x;         // [T, D]
+    const float *router;    // [T, E]
+    const float *bias;      // [E], added for the choice alone; or null
+    float *y;               // [T, D]
+    const hr_packed *gate_up;  // parts gate_0, up_0, gate_1, up_1, … of F rows each
+    const hr_packed *down;     // parts down_0, down_1, … of D rows each
+    int32_t *chosen;        // [T, k]: experts by falling score
+    float *shares;          // [T, k]
+    int32_t *order;         // [T k]: pairs (token, rank) by expert, of one expert by token
+    int32_t *place;         // [T k]: where in `order` a pair stands
+    int32_t *first;         // [E + 1]: where in `order` an expert's pairs start
+    float *hidden;          // [T k, F], in that order
+    float *out;             // [T k, D], in that order
+    hr_dim m;               // T
+    int32_t experts, top_k, columns, width;  // E, k, D, F
+    int32_t sigmoid, renormalize, groups, top_groups, group_best, kind;
+    float scale;
+} hr_moe_args;
+
+#endif
