@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import tiny_models
 import torch
+from gguf_export import Type, export
 from parallel_harness import logits, nmse
 
+from headrace.errors import HeadraceError
 from headrace.platforms.cpu.native import missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -27,3 +29,66 @@ def test_every_family_gives_the_same_logits_and_tokens(variant: str, tmp_path: P
     assert torch.equal(first, second), "the ranks' sums have the same bits"
     assert nmse(first, whole) < 1e-10
     assert torch.equal(first.argmax(-1), whole.argmax(-1))
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_more_ranks_than_kv_heads_and_uneven_parts(size: int, tmp_path: Path) -> None:
+    """KV heads are replicated for 4, inner columns and vocabulary do not divide for 3."""
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 3, "hidden_size": 96} if size == 3 else {}
+    tiny_models.save("llama", tmp_path / "model", intermediate_size=100, vocab_size=161, head_dim=16, **heads)
+    (whole,) = logits(tmp_path / "model", IDS, 1, tmp_path / "one")
+    for found in logits(tmp_path / "model", IDS, size, tmp_path / "many"):
+        assert nmse(found, whole) < 1e-10
+
+
+CONTAINERS = {
+    "fp8-dynamic": 5e-3,
+    "fp8-static": 5e-3,
+    "mxfp4": 1e-10,
+    "nvfp4": 1e-10,
+    "nvfp4a16": 1e-10,
+    "w3a16": 1e-10,
+    "w4a16": 1e-10,
+    "w4a16-asymmetric": 1e-10,
+    "w4a16-channel": 1e-10,
+    "w4a8": 5e-3,
+    "w8a16": 1e-10,
+    "w8a8-asymmetric": 5e-3,
+    "w8a8-dynamic": 5e-3,
+    "w8a8-static": 5e-3,
+}
+"""Largest error by stored checkpoint. A scale that is drawn from a row of inputs is drawn from each rank's part of the row: those
+differ by rounding."""
+
+
+@pytest.mark.parametrize("variant", CONTAINERS)
+def test_every_container_is_cut(variant: str, tmp_path: Path) -> None:
+    (whole,) = logits(DATA / variant, IDS, 1, tmp_path / "one")
+    first, second = logits(DATA / variant, IDS, 2, tmp_path / "two")
+    assert torch.equal(first, second)
+    assert nmse(first, whole) < CONTAINERS[variant]
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_ggufs_are_cut_between_blocks(kind: str, tmp_path: Path) -> None:
+    model = tiny_models.make("llama", head_dim=32, intermediate_size=160)
+    path = tmp_path / "model.gguf"
+    export(model, path, Type[kind])
+    (whole,) = logits(path, IDS, 1, tmp_path / "one")
+    first, _ = logits(path, IDS, 2, tmp_path / "two")
+    assert nmse(first, whole) < 1e-10
+
+
+def test_integer_arithmetic_agrees_within_its_rounding(tmp_path: Path) -> None:
+    """The engine's default arithmetic, and the same greedy tokens."""
+    (whole,) = logits(DATA / "w4a16", IDS, 1, tmp_path / "one", dtype=None, steps=6)
+    first, _ = logits(DATA / "w4a16", IDS, 2, tmp_path / "two", dtype=None, steps=6)
+    assert nmse(first, whole) < 1e-4
+    assert torch.equal(first.argmax(-1), whole.argmax(-1))
+
+
+def test_tiles_that_fall_between_ranks_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(
+        HeadraceError, match=r"of \d+ columns is stored as fp8_e4m3 for inputs in fp8_group128, which can be cut"
+    ):
+        logits(DATA / "fp8-tiles", IDS, 2, tmp_path)

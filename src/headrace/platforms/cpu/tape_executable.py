@@ -161,4 +161,4 @@ class TapeExecutable:
         """An output has as many rows as the caller's arrays of its kind."""
         dim: Dim | None = getattr(x, "hr_dim", None)
         name = None if dim is None else {0: "token_ids", 1: "slots", 2: "rows"}.get(dim.dim)
-        return x if name is None or name not in inputs else x[: inputs[name].shape[0]]
+        return x if dim is None or name is None or name not in inputs else x[: inputs[name].shape[0] * dim.fixed]
