@@ -7,6 +7,7 @@ import argparse
 from headrace.cli.logs import set_up_logging
 from headrace.cli.obtain import obtain
 from headrace.cli.options import add_engine_options, add_server_options, build_config
+from headrace.engine.launch import launch
 
 __all__ = ["configure", "run"]
 
@@ -22,10 +23,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    config = build_config(args)
-    set_up_logging()
-    path = obtain(args.model, args.accept_terms)
-    # Late: the server brings FastAPI with it, and a wrong option should be told before that.
-    from headrace import server
+    # Before all else: the engine's imports take longer than everything that this process does until it is ready.
+    with launch() as launched:
+        config = build_config(args)
+        set_up_logging()
+        path = obtain(args.model, args.accept_terms)
+        # Late: the server brings FastAPI with it, and a wrong option should be told before that.
+        from headrace import server
 
-    return server.run(config, path, args.prompt)
+        return server.run(config, path, args.prompt, launched)

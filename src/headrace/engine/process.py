@@ -1,7 +1,7 @@
 """The engine's own process: `python -m headrace.engine.process DIRECTORY LIFELINE PARENT`, started by `EngineProcess`.
 
-It reads `config.json` in the directory, connects to the two sockets there, and ends when told to, when its device is lost or
-when its parent is gone.
+It connects to the two sockets in the directory, imports what an engine needs, reads its configuration (JSON) from standard
+input, and ends when told to, when its device is lost or when its parent is gone.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib.util
 import logging
 import os
 import select
@@ -23,7 +24,7 @@ import zmq
 from headrace.config import Config, read_environment
 from headrace.engine.protocol import Beat, Command, Event, Failed, Loading, Ready, decode_command, encode, to_wire
 from headrace.engine.service import Build, Pulse, serve
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 
 __all__ = ["BEAT_INTERVAL", "main"]
 
@@ -70,19 +71,26 @@ def main(arguments: list[str], build: Build | None = None) -> int:
     # A terminal or a supervisor signals the whole group; running requests are drained by the parent, which then says when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=read_environment().log_level.upper(), format="%(levelname)s engine: %(message)s")
+    try:
+        logging.basicConfig(level=read_environment().log_level.upper(), format="%(levelname)s engine: %(message)s")
+    except ConfigError:
+        return 1  # Whoever started us reads the same variables, and tells what is wrong with them.
     pulse = Pulse()
     threading.Thread(target=_beat, args=(directory, lifeline, pulse), name="beat", daemon=True).start()
     link = Link(directory)
     try:
-        return _run(Config.model_validate_json((directory / "config.json").read_bytes()), link, pulse, build)
+        return _run(link, pulse, build)
     finally:
         link.close()
 
 
-def _run(config: Config, link: Link, pulse: Pulse, build: Build | None) -> int:
+def _run(link: Link, pulse: Pulse, build: Build | None) -> int:
     try:
-        engine = (build or _default_build())(config, _throttled(link.send))
+        chosen = build or _default_build()
+        text = sys.stdin.buffer.read()
+        if not text:  # The parent has changed its mind, or is gone.
+            return 0
+        engine = chosen(Config.model_validate_json(text), _throttled(link.send))
     except Exception as error:
         if not isinstance(error, HeadraceError):
             _log.exception("the engine could not load")
@@ -104,10 +112,29 @@ def _run(config: Config, link: Link, pulse: Pulse, build: Build | None) -> int:
 
 
 def _default_build() -> Build:
-    # The heavy imports come after the first beat, and their failure is told like any other.
+    """The heavy imports come after the first beat, and their failure is told like any other."""
+    threading.Thread(target=_load_libraries, name="libraries", daemon=True).start()
+    # What is imported stays; the collector would look at it again and again, for a tenth of the time that it takes.
+    gc.disable()
     from headrace.engine.startup import build_engine
 
+    gc.freeze()
+    gc.enable()
     return build_engine
+
+
+def _load_libraries() -> None:
+    """A thread: torch's shared libraries, as its import will load them, while Python modules are imported. Loading them through
+    `import` would hold the interpreter's lock for a sixth of the time that torch takes. What fails here fails there, and is told."""
+    found = importlib.util.find_spec("torch") if sys.platform == "linux" else None
+    if found is None or found.origin is None:
+        return
+    dlopen = ctypes.CDLL(None).dlopen
+    dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    for name, mode in (("libtorch_global_deps.so", os.RTLD_NOW | os.RTLD_GLOBAL), ("libtorch_python.so", os.RTLD_NOW)):
+        path = Path(found.origin).parent / "lib" / name
+        if path.exists():
+            dlopen(os.fsencode(path), mode)
 
 
 def _throttled(send: Callable[[Event], None]) -> Callable[[str, float], None]:

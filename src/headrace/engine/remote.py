@@ -13,6 +13,7 @@ from headrace.config import Config
 from headrace.engine import spawn
 from headrace.engine.api import EngineStats
 from headrace.engine.client import BaseClient
+from headrace.engine.launch import Launched
 from headrace.engine.output import TextTokenizer
 from headrace.engine.protocol import Beat, Command, Event, Failed, Loading, Ready, Shutdown, from_wire
 from headrace.engine.spawn import EngineProcess
@@ -44,11 +45,14 @@ class ProcessClient(BaseClient):
         tokenizer: TextTokenizer,
         progress: Callable[[str, float], None] | None = None,
         command: Sequence[str] = spawn.COMMAND,
+        launched: Launched | None = None,
     ) -> None:
-        """`progress(stage, done)` is called on the event loop while the model loads."""
+        """`progress(stage, done)` is called on the event loop while the model loads. `launched`: the process of the first engine,
+        where it has been started already."""
         super().__init__(config, tokenizer)
         self._progress = progress
         self._command = command
+        self._launched = launched
         self._process: EngineProcess | None = None
         self._state = "new"
         self._why = "the engine has not been started"
@@ -114,7 +118,8 @@ class ProcessClient(BaseClient):
         """Start a process and wait until it is ready. Raises its loading error, EngineDead where it dies."""
         self._loaded = asyncio.get_running_loop().create_future()
         self._last_words = None
-        self._process = EngineProcess(self.config, self._on_event, self._on_death, self._command)
+        launched, self._launched = self._launched, None
+        self._process = EngineProcess(self.config, self._on_event, self._on_death, self._command, launched)
         await self._loaded
 
     def _on_event(self, event: Event) -> None:

@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
-import socket
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import zmq
 
 from headrace.config import Config
+from headrace.engine.launch import COMMAND, Launched, launch
 from headrace.engine.protocol import Beat, Command, Event, Ready, decode_event, encode
 
-__all__ = ["EngineProcess"]
+__all__ = ["COMMAND", "EngineProcess"]
 
-_LONGEST_PATH = 90
-"""Unix socket addresses hold about a hundred bytes."""
 _EXIT_TIMEOUT = 3.0
-_STDERR = 2
 _LAST_WORDS = 0.05
 """Seconds between a process's end and its funeral."""
 
-COMMAND: tuple[str, ...] = (sys.executable, "-m", "headrace.engine.process")
-
 
 class EngineProcess:
-    """Starts at once. `on_event` and `on_death` are called on the event loop; `on_death` once, with how it ended.
-
-    The lifeline is a socket pair with one end in each process: the kernel closes an end when its process dies, however it
-    dies, and the other side sees it at once.
+    """Starts at once, or takes over what was `launched` before. `on_event` and `on_death` are called on the event loop; `on_death`
+    once, with how it ended: the process's end of the lifeline closes, and this side sees it at once.
     """
 
     def __init__(
@@ -43,22 +32,17 @@ class EngineProcess:
         on_event: Callable[[Event], None],
         on_death: Callable[[str], None],
         command: Sequence[str] = COMMAND,
+        launched: Launched | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_event, self._on_death = on_event, on_death
-        self._directory = _private_directory()
+        started = launched or launch(command)
+        self._directory, self._process, self._lifeline = started.directory, started.process, started.lifeline
         self._unseen: set[type[Event]] = {Ready, Beat}
-        (self._directory / "config.json").write_text(config.model_dump_json(exclude={"server"}))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self._main = self._bind(zmq.DEALER, "main")
         self._beats = self._bind(zmq.PULL, "beat")
-        self._lifeline, theirs = socket.socketpair()
-        with theirs:
-            arguments = [*command, str(self._directory), str(theirs.fileno()), str(os.getpid())]
-            # Its output would mix with the answers of a command-line client: logs belong on stderr.
-            self._process = subprocess.Popen(
-                arguments, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=_STDERR
-            )
+        started.configure(config.model_dump_json(exclude={"server"}))
         self._loop.add_reader(self._lifeline.fileno(), self._died)
         self._open = True
 
@@ -152,12 +136,3 @@ class EngineProcess:
         self._context.term()
         self._lifeline.close()
         shutil.rmtree(self._directory, ignore_errors=True)
-
-
-def _private_directory() -> Path:
-    """Of mode 0700, with a path short enough for a socket's address."""
-    path = Path(tempfile.mkdtemp(prefix="headrace-"))
-    if len(str(path)) > _LONGEST_PATH:
-        path.rmdir()
-        path = Path(tempfile.mkdtemp(prefix="headrace-", dir="/tmp"))
-    return path

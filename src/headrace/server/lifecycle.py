@@ -24,6 +24,7 @@ import uvicorn
 
 from headrace.config import Config, read_environment
 from headrace.engine.api import EngineClient
+from headrace.engine.launch import Launched
 from headrace.errors import ConfigError
 from headrace.server.app import create_app_for
 from headrace.server.context import Context, TextTokenizer, make_context
@@ -43,8 +44,9 @@ _KEEP_ALIVE = 75
 """Seconds; longer than the pools of common clients keep a connection, so that they never reuse one that we just closed."""
 
 
-def run(config: Config, model_path: Path, first_prompt: str | None = None) -> int:
+def run(config: Config, model_path: Path, first_prompt: str | None = None, launched: Launched | None = None) -> int:
     """Serve until a signal comes; returns the exit code. Raises what the engine raises while it loads, and ConfigError.
+    `launched`: the engine's process, where it has been started already.
 
     The process is to end with it: after a signal that was obeyed, later ones no longer change the exit code.
     """
@@ -55,7 +57,7 @@ def run(config: Config, model_path: Path, first_prompt: str | None = None) -> in
     config = _with_path(config, model_path)
     with contextlib.closing(_bind(config.server.host, config.server.port)) as listener, loading_bar() as progress:
         tokenizer = load_tokenizer(model_path, config.model.chat_template)
-        client = ProcessClient(config, tokenizer, progress)
+        client = ProcessClient(config, tokenizer, progress, launched=launched)
         return _run_loop(_deaf_afterwards(serve(config, client, tokenizer, listener, first_prompt)))
 
 
