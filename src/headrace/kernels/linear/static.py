@@ -12,21 +12,21 @@ __all__ = ["KEY", "embedding", "linear", "logits", "pack", "product"]
 
 Tensor = torch.Tensor
 KEY = "static:matrix"
-"""Where the matrix stands in `Weight.prepared`."""
+"""Begins the name under which the matrix stands in `Weight.prepared`."""
 
 
-def pack(weight: Weight, dtype: torch.dtype) -> None:
-    """Make each part's matrix in the type that products are computed in. A part that is stored so is used as it is."""
+def pack(weight: Weight, dtype: torch.dtype | None) -> None:
+    """Make each part's matrix in the type that products are computed in; None: as it is stored where that is wide, else bfloat16."""
     for part in weight.parts or (weight,):
         _matrix(part, dtype)
 
 
-def linear(x: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
+def linear(x: Tensor, weight: Weight, dtype: torch.dtype | None) -> Tensor:
     """[T, N] in x's dtype."""
     return product(x, weight, dtype).to(x.dtype)
 
 
-def logits(x: Tensor, batch: Batch, head: Weight, soft_cap: float | None, dtype: torch.dtype) -> Tensor:
+def logits(x: Tensor, batch: Batch, head: Weight, soft_cap: float | None, dtype: torch.dtype | None) -> Tensor:
     """float32 [R, V]."""
     found = product(x[batch.rows.long()], head, dtype)
     return found if soft_cap is None else torch.tanh(found / soft_cap) * soft_cap
@@ -39,7 +39,7 @@ def embedding(ids: Tensor, table: Weight, scale: float, dtype: torch.dtype | Non
     return (rows * scale).to(dtype or usual)
 
 
-def product(x: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
+def product(x: Tensor, weight: Weight, dtype: torch.dtype | None) -> Tensor:
     """float32 [T, N]: operands in `dtype`, sums in float32, the bias added; each part with its own rounding of inputs."""
     parts = [_part(x, part, dtype) for part in weight.parts or (weight,)]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
@@ -48,18 +48,19 @@ def product(x: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
     return out + weight.bias
 
 
-def _part(x: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
-    seen = quantize_activation(x, weight).to(dtype).float()
+def _part(x: Tensor, weight: Weight, dtype: torch.dtype | None) -> Tensor:
+    matrix = _matrix(weight, dtype)
+    seen = quantize_activation(x, weight).to(matrix.dtype).float()
     # The compiler takes narrow operands through the float32 product without widening them in memory.
-    out = seen @ _matrix(weight, dtype).float().t()
+    out = seen @ matrix.float().t()
     return out if weight.bias is None else out + weight.bias
 
 
-def _matrix(weight: Weight, dtype: torch.dtype) -> Tensor:
-    key = f"{KEY}:{dtype}"
-    found: Tensor | None = weight.prepared.get(key)
+def _matrix(weight: Weight, dtype: torch.dtype | None) -> Tensor:
+    found: Tensor | None = weight.prepared.get(f"{KEY}:{dtype}")
     if found is None:
         dense = weight.tensors.get("weight") if len(weight.tensors) == 1 else None
-        found = dense if dense is not None and dense.dtype == dtype else weight.dequantize().to(dtype)
-        weight.prepared[key] = found
+        wanted = dtype or (torch.bfloat16 if dense is None else dense.dtype)
+        found = dense if dense is not None and dense.dtype == wanted else weight.dequantize().to(wanted)
+        weight.prepared[f"{KEY}:{dtype}"] = found
     return found

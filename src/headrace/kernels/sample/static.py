@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
-from headrace.kernels.sample.philox import philox
 from headrace.kernels.sample.static_constrain import constrain
 from headrace.types import NO_TOKEN
 
@@ -88,11 +87,28 @@ def _gumbel(seed: Tensor, position: Tensor, vocab: int) -> Tensor:
     """`philox.gumbel`, all elements in one call."""
     quads = torch.arange(-(-vocab // 4), device=seed.device).unsqueeze(0)
     seed, position = seed.long().unsqueeze(1), position.long().unsqueeze(1) & _MASK
-    zero = torch.zeros_like(quads)
-    words = philox([quads, position, zero, zero], [seed & _MASK, (seed >> 32) & _MASK])
+    zero, low = torch.zeros_like(quads), seed & _MASK
+    words = _philox([quads, position, zero, zero], low, ((seed - low) >> 32) & _MASK)
     word = torch.stack([w.expand(len(seed), quads.shape[1]) for w in words], -1).flatten(1)[:, :vocab]
     u = ((word.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
     return -torch.log(-torch.log1p(-u))
+
+
+def _philox(counter: list[Tensor], k0: Tensor, k1: Tensor) -> list[Tensor]:
+    """`philox.philox` without negative numbers, whose shift is a division that rounds to zero for some compilers."""
+    c0, c1, c2, c3 = counter
+    for _ in range(10):
+        high0, low0 = _product(c0, 0xD2511F53)
+        high1, low1 = _product(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
+    return [c0, c1, c2, c3]
+
+
+def _product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    """High and low word of x times factor, both below 2^32."""
+    upper, lower = x * (factor >> 16), x * (factor & 0xFFFF)
+    return (upper + (lower >> 16)) >> 16, ((upper & 0xFFFF) * 65536 + lower) & _MASK
 
 
 def _scores(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -28,7 +28,8 @@ def _biased(logits: Tensor, inputs: SampleInputs) -> Tensor:
 
 def _allowed(inputs: SampleInputs, vocab: int) -> Tensor:
     """bool [R, V]: bit t mod 32 of word t div 32; all where a row has no mask."""
-    words = inputs.allowed.long()[inputs.allowed_row.long().clamp(min=0)]
+    # Without its sign: a shift of a negative number is a division that rounds to zero for some compilers.
+    words = (inputs.allowed.long() & 0xFFFFFFFF)[inputs.allowed_row.long().clamp(min=0)]
     shifts = torch.arange(32, device=words.device)
     bits = ((words.unsqueeze(-1) >> shifts) & 1).flatten(1)[:, :vocab] > 0
     return bits | (inputs.allowed_row < 0).unsqueeze(-1)

@@ -1,0 +1,70 @@
+"""TPUs through torch-xla: a step is compiled once a bucket, the cache is donated, attention and quantised products are Pallas kernels.
+
+Importing and probing load neither torch nor libtpu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from headrace.errors import PlatformError
+from headrace.platforms.accel_probe import Machine
+from headrace.platforms.interface import Device, Platform
+from headrace.platforms.tpu import discovery
+from headrace.platforms.tpu.options import read_options
+from headrace.types import API_VERSION, DeviceInfo
+
+if TYPE_CHECKING:
+    from headrace.platforms.tpu.runtime import Runtime
+
+__all__ = ["TpuPlatform", "headrace_platforms"]
+
+_hookimpl = pluggy.HookimplMarker("headrace")
+
+
+class TpuPlatform:
+    """The chips of this host, by their PCI functions; with PJRT_DEVICE=CPU the host itself, through the same compiler, for tests.
+    Options: the fields of `options.Options`."""
+
+    name = "tpu"
+    api_version = API_VERSION
+
+    def __init__(self, machine: Machine | None = None, runtime: Callable[[], Runtime] | None = None) -> None:
+        """`machine`, `runtime`: stand-ins for tests. Default: this machine, torch-xla's own."""
+        self.machine = machine or Machine()
+        self._given = runtime
+
+    def probe(self) -> tuple[int, str]:
+        return discovery.probe(self.machine)
+
+    def devices(self) -> list[DeviceInfo]:
+        return discovery.devices(self.machine)
+
+    def open(self, index: int, options: Mapping[str, Any]) -> Device:
+        wishes = read_options(options)
+        score, reason = self.probe()
+        if not score:
+            raise PlatformError(f"tpu: device {index} cannot be opened: {reason}")
+        from headrace.platforms.tpu.device import TpuDevice
+
+        try:
+            runtime = self._runtime()
+            count = runtime.device_count()
+            if not 0 <= index < count:
+                raise PlatformError(f"tpu: there are {count} devices, but index {index} was asked for")
+            return TpuDevice(runtime, index, discovery.chip(self.machine), wishes)
+        except (RuntimeError, OSError, ImportError) as error:
+            raise PlatformError(f"tpu: device {index} cannot be opened: {error}") from error
+
+    def _runtime(self) -> Runtime:
+        from headrace.platforms.tpu.runtime import Runtime
+
+        return (self._given or Runtime)()
+
+
+@_hookimpl
+def headrace_platforms() -> list[Platform]:
+    return [TpuPlatform()]

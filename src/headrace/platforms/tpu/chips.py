@@ -1,0 +1,56 @@
+"""What the generations of TPUs are, from Google's public tables (Cloud TPU system architecture)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from headrace.platforms.torch_communicator import COLLECTIVES
+from headrace.types import Capabilities
+
+__all__ = ["CHIPS", "HOST", "Chip", "capabilities"]
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """One generation."""
+
+    name: str
+    memory: int
+    """Bytes of a chip."""
+    kernels: bool = True
+    """Runs Mosaic kernels."""
+
+
+CHIPS: Mapping[str, Chip] = MappingProxyType(
+    {
+        "0x005e": Chip("TPU v4", 32 * _GIB),
+        "0x0062": Chip("TPU v5p", 95 * _GIB),
+        "0x0063": Chip("TPU v5e", 16 * _GIB),
+        "0x006f": Chip("TPU v6e", 32 * _GIB),
+        "0x0076": Chip("TPU 7x", 192 * _GIB),
+    }
+)
+"""By PCI device id."""
+HOST = Chip("XLA on the host", 0, kernels=False)
+
+
+def capabilities(chip: Chip, ranks: int) -> Capabilities:
+    """Blocks of 128 first: a page is then one long copy, and its keys fill the lanes of a product."""
+    return Capabilities(
+        dtypes=frozenset({"float32", "bfloat16", "quantized"}),
+        kv_dtypes=frozenset({"float32", "bfloat16", "int8"}),
+        quant_formats=frozenset({"int8", "int4"}) if chip.kernels else frozenset(),
+        block_sizes=(128, 64, 32, 256),
+        static_shapes=True,
+        in_place_kv=False,
+        async_exec=True,
+        collectives=COLLECTIVES if ranks > 1 else frozenset(),
+        attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
+        max_tokens_per_step=4096,
+        host_memory=False,
+        extra=(("chip", chip.name),),
+    )

@@ -1,0 +1,140 @@
+"""One opened TPU core, or XLA on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from headrace.errors import DeviceLost, HeadraceError, OutOfMemory, PlatformError
+from headrace.kernels.registry import OPS
+from headrace.kernels.spec import OpSpec
+from headrace.platforms.accel_faults import Faults, first_line
+from headrace.platforms.host import host_memory
+from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
+from headrace.platforms.order import FuturePending, Inline, Worker
+from headrace.platforms.torch_device import TorchDevice
+from headrace.platforms.tpu.chips import Chip, capabilities
+from headrace.platforms.tpu.communicator import XlaCommunicator
+from headrace.platforms.tpu.operators import operators
+from headrace.platforms.tpu.options import Options
+from headrace.platforms.tpu.runtime import Runtime
+from headrace.platforms.tpu.step import Step, tensors_of
+from headrace.types import Bucket, KVLayout
+
+__all__ = ["FAULTS", "TpuDevice"]
+
+T = TypeVar("T")
+FAULTS = Faults(
+    lost=("data_loss", "unavailable", "device halted", "core halted", "tpu is in a bad state"),
+    memory=("resource_exhausted", "out of memory", "ran out of memory"),
+)
+
+
+class TpuDevice(TorchDevice):
+    """Launches return at once; host copies are waited for on a thread of their own, so that the next step can be launched."""
+
+    def __init__(self, runtime: Runtime, index: int, chip: Chip, options: Options) -> None:
+        self.runtime, self.options = runtime, options
+        if options.dtype == "float32":
+            runtime.exact_products()
+        self._operators = operators(options.dtype)
+        self._copying = Worker(f"headrace-tpu-{index}-copies", lambda: None)
+        self._copies: dict[KVLayout, Step] = {}
+        super().__init__(runtime.device(index), capabilities(chip, runtime.rank()[1]), queue=Inline())
+
+    def memory(self) -> tuple[int, int]:
+        """(free, total) bytes of the chip, the host's where it is the device."""
+        return self.runtime.memory(self.torch_device) or host_memory()
+
+    def get(self, tensor: Tensor) -> Pending:
+        """Behind what was launched before. bfloat16 comes as float32."""
+        ready = self.submit(lambda: self._settled(tensor)).result()
+        return FuturePending(self._copying.submit(lambda: self._guarded(lambda: _to_host(ready))))
+
+    def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
+        """A zeroed `kernels.kv.TorchKV`, in memory when this returns."""
+        kv = super().alloc_kv(layout, num_blocks)
+        self.submit(lambda: self.runtime.settle(tensors_of(kv))).result()
+        return kv
+
+    def copy_blocks(self, kv: KV, src: Sequence[int], dst: Sequence[int]) -> KV:
+        """Compiled once a power of two of copies; block 0, which nobody reads, is copied onto itself for the rest."""
+        self._check_open()
+        if len(src) != len(dst):
+            raise PlatformError(f"{self.torch_device}: copy_blocks got {len(src)} sources and {len(dst)} destinations")
+        if not len(src):
+            return kv
+        count = len(kv.keys[0]) if kv.keys else 0
+        wrong = [block for block in (*src, *dst) if not 0 <= block < count]
+        if wrong:
+            raise PlatformError(f"{self.torch_device}: copy_blocks: block {wrong[0]} of a cache of {count}")
+        pairs = np.zeros((2, max(8, 1 << (len(src) - 1).bit_length())), np.int32)
+        pairs[:, : len(src)] = src, dst
+        step = self._copies.setdefault(kv.layout, Step(self, _copy_step))
+        return step(kv, {"source": self.put(pairs[0]), "target": self.put(pairs[1])})[0]
+
+    def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
+        """Compiled at the first call: once a bucket, since the engine pads to it."""
+        self._check_open()
+        return Step(self, step_fn)
+
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None:
+        return self._operators.get(spec.name)
+
+    def communicator(self, group: Sequence[int]) -> Communicator:
+        """XLA's collectives over some of the processes that share the chips."""
+        if len(group) == 1 or self.runtime.rank()[1] == 1:
+            return super().communicator(group)
+        return XlaCommunicator(self.runtime, group)
+
+    def extension(self, name: str) -> object | None:
+        """`compilations`: how many there were in this process. `op_reasons`: why operators are served by reference."""
+        if name == "compilations":
+            return self.runtime.compilations()
+        if name == "op_reasons":
+            return {spec.name: "there is no form of it for XLA" for spec in OPS if spec.name not in self._operators}
+        return super().extension(name)
+
+    def close(self) -> None:
+        if not self._closed:
+            super().close()
+            self._copying.close()
+
+    def _settled(self, tensor: torch.Tensor) -> torch.Tensor:
+        found = tensor.detach()
+        self.runtime.settle([found])
+        return found
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        """For what waits outside the order of work: its errors are the device's, too."""
+        try:
+            return call()
+        except Exception as error:
+            failure = self._translate(error)
+            if isinstance(failure, DeviceLost):
+                self._failure = failure
+            raise failure from error
+
+    def _translate(self, error: Exception) -> HeadraceError:
+        kind = "other" if isinstance(error, HeadraceError) else FAULTS.kind(error)
+        if kind == "memory":
+            free, total = self.memory()
+            return OutOfMemory(f"{self.torch_device}: {first_line(error)} ({free} of {total} bytes are free)")
+        if kind == "lost":
+            return DeviceLost(f"{self.torch_device}: the device is lost, restart the process: {first_line(error)}")
+        return super()._translate(error)
+
+
+def _copy_step(kv: KV, inputs: Any) -> tuple[KV, dict[str, Tensor]]:
+    source, target = inputs["source"].long(), inputs["target"].long()
+    for stores in (kv.keys, kv.values, kv.key_scales, kv.value_scales):
+        stores[:] = [store.index_put((target,), store[source]) for store in stores]
+    return kv, {}
+
+
+def _to_host(tensor: torch.Tensor) -> Any:
+    held = tensor.cpu()
+    return (held.float() if held.dtype == torch.bfloat16 else held).numpy().copy()
