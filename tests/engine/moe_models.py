@@ -64,9 +64,9 @@ def _tensors(model: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-def export_moe(variant: str, path: Path, quantization: Type) -> Any:
+def export_moe(variant: str, path: Path, quantization: Type, **more: Any) -> Any:
     """Write the model; router and norms stay float32, the rest is of the type, and the model's own weights become those."""
-    model = make_moe(variant)
+    model = make_moe(variant, **more)
     config = model.config
     arch = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}[config.model_type]
     writer = gguf.GGUFWriter(path, arch)

@@ -1,0 +1,98 @@
+"""A mixture of experts in the real engine: the tokens of transformers, and the same bits in any company."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from engine_harness import request
+from moe_models import export_moe, save_moe
+from test_engine_formats import Model, check
+from tiny_models import load_reference, prompt
+
+from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from headrace.engine.local import InProcessClient
+from headrace.engine.tokenizer import load_tokenizer
+from headrace.errors import UnsupportedModel
+from headrace.platforms.cpu import native
+from headrace.quant.online import quantize_weight
+from headrace.quant.weights import dense
+
+pytestmark = pytest.mark.skipif(native.missing() is not None, reason="the native kernels were not built")
+VOCAB, NEW = 260, 12
+PROMPTS = [prompt(length, VOCAB) for length in (1, 9, 33)]
+
+
+def greedy(model: Any, ids: list[int]) -> list[int]:
+    out = model.generate(torch.tensor([ids]), max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False)
+    return out[0, len(ids) :].tolist()
+
+
+def served(path: Path, tokenizer: Path, quantize: str | None) -> list[list[int]]:
+    """Greedy tokens of all prompts together, in exact arithmetic."""
+
+    async def main() -> list[list[int]]:
+        config = Config(
+            model=ModelConfig(model=str(path), quantize=quantize, dtype="float32"),
+            cache=CacheConfig(num_blocks=40, kv_dtype="float32"),
+            scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16),
+            device=DeviceConfig(platform="cpu", threads=2),
+        )
+        client = InProcessClient(config, load_tokenizer(tokenizer))
+        await client.start()
+        try:
+            wanted = [request(ids, f"r{at}", max_tokens=NEW) for at, ids in enumerate(PROMPTS)]
+            return await asyncio.gather(*(_tokens(client, one) for one in wanted))
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+async def _tokens(client: InProcessClient, wanted: Any) -> list[int]:
+    return [token async for output in client.generate(wanted) for token in output.token_ids]
+
+
+def quantize_layers(model: Any, kind: str) -> Any:
+    """What `--quantize` makes of every matrix of the layers but the router's."""
+    for name, tensor in model.state_dict().items():
+        if ".layers." in name and tensor.dim() > 1 and not name.endswith("mlp.gate.weight"):
+            rows = tensor.reshape(-1, tensor.shape[-1])
+            tensor.copy_(quantize_weight(dense(rows, name), kind).dequantize().view_as(tensor))
+    return model
+
+
+@pytest.mark.parametrize("variant", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
+def test_greedy_tokens_are_those_of_transformers(variant: str, kind: str, tiny_llama: Path, tmp_path: Path) -> None:
+    quantize = kind if kind.startswith("int") else None
+    save_moe(variant, tmp_path, torch.bfloat16 if kind == "bfloat16" else torch.float32, vocab_size=VOCAB)
+    model = load_reference(tmp_path)
+    if quantize is not None:
+        quantize_layers(model, quantize)
+    wanted = [greedy(model, ids) for ids in PROMPTS]
+    assert len({tuple(tokens) for tokens in wanted}) == len(PROMPTS)
+    assert served(tmp_path, tiny_llama, quantize) == wanted
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "int8", "int4", "Q8_0", "Q4_0"])
+def test_the_same_bits_however_it_is_computed(name: str, tiny_llama: Path, tmp_path: Path) -> None:
+    """Cold, warm, batched, in chunks, preempted, on one thread or two."""
+    if name.startswith("Q"):
+        path = tmp_path / "model.gguf"
+        export_moe("qwen3_moe", path, gguf.GGMLQuantizationType[name], vocab_size=VOCAB)
+    else:
+        path = tmp_path
+        save_moe("qwen3_moe", path, torch.bfloat16, vocab_size=VOCAB)
+    check(Model(path, name if name.startswith("int") else None, tiny_llama), "auto", len(name))
+
+
+def test_experts_that_are_quantised_already_are_not_quantised_again(tiny_llama: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    export_moe("qwen3_moe", path, gguf.GGMLQuantizationType.Q8_0, vocab_size=VOCAB)
+    with pytest.raises(UnsupportedModel, match="leave --quantize out"):
+        served(path, tiny_llama, "int8")
