@@ -1,0 +1,96 @@
+"""The engine over two ranks, each a process: the answers of one, clean ends, and a rank that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import tiny_models
+import torch
+from engine_harness import choices, config_of, request
+from parallel_tokens import Letters
+
+from headrace.config import Config, DeviceConfig, ModelConfig, ParallelConfig
+from headrace.engine.local import InProcessClient
+from headrace.engine.ranks.startup import build_ranks
+from headrace.errors import ConfigError, EngineDead, HeadraceError, PlatformError
+from headrace.platforms.cpu.native import missing
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+PROMPTS = [tiny_models.prompt(n) for n in (30, 5, 17)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    tiny_models.save("llama", path, dtype=torch.bfloat16)
+    return path
+
+
+def parallel(model: Path, size: int) -> Config:
+    exact = ModelConfig(model=str(model), dtype="float32")
+    changes = {"parallel": ParallelConfig(tensor_parallel_size=size), "model": exact}
+    return config_of(model, chunk=16).model_copy(update=changes)
+
+
+async def answers(client: InProcessClient) -> list[list[int]]:
+    wanted = [request(ids, id=f"r{n}", max_tokens=12, logprobs=None) for n, ids in enumerate(PROMPTS)]
+    wanted.append(request(PROMPTS[0], id="drawn", max_tokens=12, logprobs=None, temperature=1.0, seed=7))
+    return [found[0].ids for found in await asyncio.gather(*(choices(client, one) for one in wanted))]
+
+
+async def end_of(client: InProcessClient) -> str:
+    """What a request is told when the engine is gone."""
+    found = await choices(client, request(PROMPTS[0], id="long", max_tokens=200, logprobs=None))
+    return str(found[0].finish)
+
+
+def test_two_ranks_answer_as_one_and_the_end_of_one_is_told(model: Path) -> None:
+    async def run() -> None:
+        one = InProcessClient(parallel(model, 1), Letters())
+        await one.start()
+        wanted = await answers(one)
+        await one.close()
+        two = InProcessClient(parallel(model, 2), Letters())
+        await two.start()
+        try:
+            (rank,) = psutil.Process().children()
+            assert "headrace.engine.ranks.follower" in rank.cmdline()
+            assert await answers(two) == wanted
+            rank.suspend()  # so that the step is under way, and waits, when the rank dies
+            waiting = asyncio.create_task(end_of(two))
+            await asyncio.sleep(0.2)
+            assert not waiting.done()
+            rank.kill()
+            start = time.monotonic()
+            with pytest.raises(EngineDead, match=r"rank 1 was killed by signal 9"):
+                await waiting
+            assert time.monotonic() - start < 20
+            with pytest.raises(EngineDead, match="rank 1"):
+                await end_of(two)
+        finally:
+            await two.close()
+        assert psutil.Process().children() == []
+
+    asyncio.run(run())
+
+
+def refused(config: Config) -> HeadraceError:
+    with pytest.raises(HeadraceError) as caught:
+        build_ranks(config, lambda stage, done: None)
+    assert psutil.Process().children() == []
+    return caught.value
+
+
+def test_heads_that_do_not_divide_are_refused_before_a_process_is_started(model: Path) -> None:
+    error = refused(parallel(model, 3))
+    assert isinstance(error, ConfigError)
+    assert "llama's 4 query heads and 2 KV heads do not divide among 3 ranks: choose 1, 2 or 4" in str(error)
+
+
+def test_platforms_without_collectives_are_refused(model: Path) -> None:
+    config = parallel(model, 2).model_copy(update={"device": DeviceConfig(platform="sim")})
+    assert isinstance(refused(config), PlatformError | ConfigError)

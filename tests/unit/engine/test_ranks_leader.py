@@ -1,0 +1,168 @@
+"""Rank 0 and the processes of the others: plans reach them, their ends are told, and nothing is left behind."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from headrace.engine.plans import dummy_plan, history_plan
+from headrace.engine.ranks import leader
+from headrace.engine.ranks.leader import ParallelRunner, Ranks
+from headrace.engine.ranks.messages import Loaded, Opened, Sizes, Step, Stop, receive, send
+from headrace.errors import CheckpointError, DeviceLost, HeadraceError, PlatformError
+from headrace.types import StepPlan, StepResult
+
+COMMAND = (sys.executable, str(Path(__file__).with_name("ranks_fake_follower.py")))
+
+
+@contextmanager
+def ranks(behaviour: str, size: int = 2) -> Iterator[Ranks]:
+    made = Ranks(behaviour, size, lambda rank: rank, COMMAND)
+    meeting = Path(made.rendezvous.removeprefix("file://")).parent
+    assert meeting.stat().st_mode & 0o777 == 0o700
+    try:
+        made.start()
+        pids = made.pids
+        yield made
+    finally:
+        made.close()
+        made.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not meeting.exists()
+
+
+class Runner:
+    """Rank 0's own."""
+
+    def __init__(self, error: PlatformError | None = None) -> None:
+        self.plans: list[StepPlan] = []
+        self._error = error
+
+    def launch(self, plan: StepPlan) -> Runner:
+        self.plans.append(plan)
+        return self
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        if self._error is not None:
+            raise self._error
+        return StepResult(np.zeros(1, np.int32))
+
+
+def numbered(step: int) -> StepPlan:
+    plan = dummy_plan()
+    plan.step = step
+    return plan
+
+
+def test_plans_survive_the_way() -> None:
+    tokens, positions, slots = (np.array(x, np.int32) for x in ([5, 6, 7], [0, 1, 0], [3, 3, 1]))
+    for plan in (dummy_plan(), history_plan(tokens, positions, slots)):
+        plan.request_ids = ("a", "b")
+        plan.sampling.allowed = np.array([[1, 2**31]], np.uint32)
+        plan.sampling.seed = np.array([2**64 - 1], np.uint64)
+        here, there = socket.socketpair()
+        with here, there:
+            send(here, Step.of(plan))
+            message = receive(there)
+        assert isinstance(message, Step)
+        found = message.plan()
+        for one, other in ((plan, found), (plan.sampling, found.sampling)):
+            for field in fields(one):
+                a, b = getattr(one, field.name), getattr(other, field.name)
+                if isinstance(a, np.ndarray):
+                    assert a.dtype == b.dtype
+                    np.testing.assert_array_equal(a, b)
+                elif field.name != "sampling":
+                    assert a == b, field.name
+
+
+def test_the_end_of_a_socket_is_no_message() -> None:
+    here, there = socket.socketpair()
+    with there:
+        send(here, Stop())
+        here.sendall(b"\x05\x00\x00\x00ab")
+        here.close()
+        assert receive(there) == Stop()
+        assert receive(there) is None
+
+
+def test_ranks_load_get_plans_and_end() -> None:
+    with ranks("ok", size=3) as made:
+        made.await_all(Opened)
+        made.tell(Sizes(64, 16, "float32", 9, 4, 32))
+        made.await_all(Loaded)
+
+
+def test_steps_go_to_every_rank_and_to_the_own_runner() -> None:
+    with ranks("ok") as made:
+        made.await_all(Loaded)
+        own = Runner()
+        runner = ParallelRunner(own, made)
+        for step in range(5):
+            launched = runner.launch(numbered(step))
+            assert launched.done()
+            assert launched.result().tokens.tolist() == [0]
+        assert [plan.step for plan in own.plans] == list(range(5))
+
+
+def test_why_a_rank_cannot_load_is_raised_here() -> None:
+    with ranks("fails") as made, pytest.raises(CheckpointError, match="no such tensor") as caught:
+        made.await_all(Opened)
+    assert (caught.value.path, caught.value.tensor) == ("model.safetensors", "q")
+
+
+def test_a_rank_that_ends_while_it_loads_is_told_with_its_code() -> None:
+    with ranks("dies") as made, pytest.raises(DeviceLost, match="rank 1 ended with code 3"):
+        made.await_all(Opened)
+
+
+def test_a_rank_that_is_killed_is_named_by_the_next_step() -> None:
+    with ranks("killed at 2") as made:
+        made.await_all(Loaded)
+        runner = ParallelRunner(Runner(), made)
+        runner.launch(numbered(1))
+        runner.launch(numbered(2))
+        assert isinstance(made.why_gone(10), DeviceLost)
+        with pytest.raises(DeviceLost, match="rank 1 was killed by signal 9"):
+            runner.launch(numbered(3))
+
+
+def test_what_a_rank_said_stands_before_what_its_end_did_to_others() -> None:
+    with ranks("killed at 2") as made:
+        made.await_all(Loaded)
+        runner = ParallelRunner(Runner(DeviceLost("cpu: rank 1 has ended")), made)
+        launched = runner.launch(numbered(2))
+        with pytest.raises(DeviceLost, match=r"rank 1 was killed by signal 9 \(cpu: rank 1 has ended\)"):
+            launched.result()
+
+
+def test_a_step_that_fails_here_alone_leaves_ranks_out_of_step() -> None:
+    with ranks("ok") as made:
+        made.await_all(Loaded)
+        launched = ParallelRunner(Runner(PlatformError("an index out of range")), made).launch(numbered(1))
+        with pytest.raises(DeviceLost, match="an index out of range"):
+            launched.result()
+
+
+def test_a_rank_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader, "_EXIT_TIMEOUT", 0.3)
+    with ranks("stays") as made:
+        made.await_all(Loaded)
+
+
+def test_a_gone_rank_cannot_be_told_anything() -> None:
+    with ranks("dies") as made:
+        assert isinstance(made.why_gone(10), HeadraceError)
+        with pytest.raises(DeviceLost, match="rank 1 ended with code 3"):
+            made.tell(Stop())
