@@ -40,7 +40,7 @@ finish() {
 install() { # Without the native kernels: this job is about another device.
   local torch=(-c constraints/cpu.txt torch)
   [[ -n ${TORCH:-} ]] && torch=("torch==$TORCH")
-  "${PYTHON:-python3}" -m venv "$work/venv" && "$bin/pip" install -q "${torch[@]}" "setuptools>=77" "pytest>=8.3" &&
+  "${PYTHON:-python3}" -m venv "$work/venv" && "$bin/pip" install -q "${torch[@]}" "setuptools>=77" "hypothesis>=6.100" "pytest>=8.3" &&
     "$bin/pip" install -q -C wheel.cmake=false . && "$bin/python" -c 'import torch; print("torch", torch.__version__)'
 }
 

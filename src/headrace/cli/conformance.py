@@ -12,8 +12,10 @@ __all__ = ["configure", "run"]
 
 
 def run(args: argparse.Namespace) -> int:
-    if find_spec("pytest") is None:
-        raise ConfigError("the conformance kit runs on pytest, which is not installed: pip install pytest")
+    missing = [name for name in ("pytest", "hypothesis") if find_spec(name) is None]
+    if missing:
+        what = " and ".join(missing)
+        raise ConfigError(f"the conformance kit needs {what}, not installed here: pip install {' '.join(missing)}")
     from headrace.conformance.runner import report_on
 
     return report_on(args)

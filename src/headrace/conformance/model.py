@@ -51,31 +51,31 @@ class ModelTier(_Shared):
 
     def test_every_request_gets_all_its_tokens(self, device: Device, model: TinyModel) -> None:
         found = Serving(device, model, budget=16, seqs=4).run(requests(9))
-        assert {name: len(tokens) for name, (tokens, _) in found.items()} == {f"r{i}": 12 for i in range(9)}
+        assert {name: len(tokens) for name, (tokens, _) in found.items()} == {f"r{i}": 8 for i in range(9)}
 
     def test_a_crowded_cache_preempts_and_loses_nothing(self, device: Device, model: TinyModel) -> None:
         size = device.capabilities().block_sizes[0]
-        serving = Serving(device, model, blocks=max(12, 120 // size + 4))
-        found = serving.run(requests(9, output=30))
-        assert all(len(tokens) == 30 for tokens, _ in found.values())
+        serving = Serving(device, model, blocks=-(-90 // size) + 3)
+        found = serving.run(requests(6, output=20))
+        assert all(len(tokens) == 20 for tokens, _ in found.values())
         stats = serving.scheduler.stats()
+        assert stats.preemptions > 0 or size > 16
         assert stats.blocks_held == 0
 
 
 @tier("determinism")
 class DeterminismTier(_Shared):
-    @pytest.mark.parametrize("temperature", [0.0, 1.0])
-    def test_alone_is_batched_is_chunked_is_warm(self, device: Device, model: TinyModel, temperature: float) -> None:
-        """Token ids and logprobs to the bit."""
+    def test_alone_is_batched_is_chunked_is_warm(self, device: Device, model: TinyModel) -> None:
+        """Token ids and logprobs to the bit; greedy and drawn requests in turn."""
         need_arithmetic(device)
         if not device.capabilities().deterministic:
             pytest.skip("determinism is not declared")
-        work = requests(9, temperature)
+        work = [pair[i % 2] for i, pair in enumerate(zip(requests(8), requests(8, 1.0), strict=True))]
         serving = Serving(device, model)
         batched = serving.run(work)
         assert serving.run(work) == batched, "warm"
         assert Serving(device, model, budget=9, seqs=3).run(work) == batched, "chunked"
-        for request in work[:4]:
+        for request in work[:3]:
             assert Serving(device, model).run([request])[request.id] == batched[request.id], "alone"
 
     def test_seeds_decide_the_draw(self, device: Device, model: TinyModel) -> None:

@@ -1,15 +1,19 @@
-"""Tier 3: every operator against its reference, on inputs from the operator's own generator."""
+"""Tier 3: every operator against its reference, on inputs from the operator's own generator, by type."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import assume
 
+from headrace.conformance.explore import explore
+from headrace.conformance.measure import Worst, nmse
 from headrace.conformance.moving import call, write_cache
 from headrace.conformance.tiers import tier
 from headrace.kernels.kv import TorchKV
@@ -18,22 +22,18 @@ from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.interface import Device
 
-__all__ = ["OperatorsTier", "nmse"]
+__all__ = ["OperatorsTier", "need_arithmetic", "nmse"]
 
 Array = npt.NDArray[Any]
-_CASES = range(12)
 _BY_NAME = {spec.name: spec for spec in OPS}
-_PLAIN = [spec for spec in OPS if spec.name not in ("attention", "rotary_cache", "sample", "resolve_tokens")]
+_APART = ("attention", "rotary_cache", "sample", "resolve_tokens")
+_PLAIN = [spec for spec in OPS if spec.name not in _APART]
+_DTYPES = ("float32", "bfloat16", "float16")
+_FEATURES = {"sliding_window": "window", "soft_cap": "soft_cap", "sinks": "sinks", "alibi": "alibi"}
+"""Of attention → the argument that asks for it."""
+_STORED = {"float32": 0.0, "bfloat16": 2e-5, "float16": 1e-6, "int8": 1e-4, "float8_e4m3": 1e-3}
+"""What a narrower store may cost, where the device computes from it as stored."""
 _HOST = torch.device("cpu")
-
-
-def nmse(found: Array, wanted: Array) -> float:
-    """Mean squared error over the mean square of what is wanted."""
-    if not wanted.size:
-        return 0.0
-    wanted64 = wanted.astype(np.float64)
-    error = float(np.square(found.astype(np.float64) - wanted64).mean())
-    return error / max(float(np.square(wanted64).mean()), 1e-30)
 
 
 def need_arithmetic(device: Device) -> None:
@@ -41,36 +41,40 @@ def need_arithmetic(device: Device) -> None:
         pytest.skip("the device declares that it computes nothing")
 
 
-def need_features(device: Device, arguments: dict[str, Any]) -> None:
-    asked = {"sliding_window": arguments.get("window"), "soft_cap": arguments.get("soft_cap")}
-    asked |= {"sinks": arguments.get("sinks"), "alibi": arguments.get("alibi")}
-    missing = {name for name, value in asked.items() if value is not None} - device.capabilities().attention_features
-    if missing:
-        pytest.skip(f"attention feature {min(missing)} is not declared")
-    store = arguments["kv"].layout.dtype
-    if store not in device.capabilities().kv_dtypes:
-        pytest.skip(f"KV dtype {store} is not declared")
+def _need_dtype(device: Device, dtype: str) -> None:
+    if dtype not in device.capabilities().dtypes:
+        pytest.skip(f"dtype {dtype} is not declared")
+    if dtype == "bfloat16" and not isinstance(device.extension("torch_device"), torch.device):
+        pytest.skip("numpy has no bfloat16, and the device's tensors are not torch's")
 
 
-def need_operator(device: Device, spec: OpSpec) -> None:
+def _need_store(device: Device, dtype: str) -> None:
+    drawn = {dtype, "int8", "float8_e4m3"}
+    if not drawn & device.capabilities().kv_dtypes:
+        pytest.skip(f"none of the KV dtypes {', '.join(sorted(drawn))} is declared")
+
+
+def _need_operator(device: Device, spec: OpSpec) -> None:
     """For optional operators, which a device declares by having them."""
     if device.op(spec) is None:
         pytest.skip(f"the optional operator {spec.name} is not declared: op() gives None for it")
 
 
-def inputs(spec: OpSpec, case: int, dtype: str = "float32") -> dict[str, Any]:
-    return spec.generate(np.random.default_rng([case, len(spec.name)]), _HOST, dtype)
+def _declared(device: Device, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Without the features of attention that the device does not declare; another draw where it lacks the store."""
+    able = device.capabilities()
+    assume(arguments["kv"].layout.dtype in able.kv_dtypes)
+    missing = [argument for feature, argument in _FEATURES.items() if feature not in able.attention_features]
+    return arguments | {name: None for name in missing if name in arguments}
 
 
 def reference(spec: OpSpec, arguments: dict[str, Any]) -> Any:
     """numpy results of the reference, which may write to its own copy of the arguments."""
     found = spec.reference(**copy.deepcopy({k: v for k, v in arguments.items() if k != "weight"}), **_weight(arguments))
-    if isinstance(found, SampleOutputs):
-        return found
-    return tuple(t.float().numpy() for t in found) if isinstance(found, tuple) else found.numpy()
+    return found if isinstance(found, SampleOutputs) else tuple(t.float().numpy() for t in _each(found))
 
 
-def _each(found: Any) -> tuple[Array, ...]:
+def _each(found: Any) -> tuple[Any, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
@@ -80,76 +84,121 @@ def _weight(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @tier("operators")
 class OperatorsTier:
-    @pytest.mark.parametrize("case", _CASES)
+    @pytest.fixture
+    @classmethod
+    def worst(cls, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Worst:
+        """Of the operator and type that the test is about; the report reads it."""
+        given = getattr(request.node, "callspec", None)
+        params = given.params if given else {}
+        spec, named = params.get("spec"), request.node.name.removeprefix("test_").partition("_against")[0]
+        worst = Worst(spec.name if spec else named.partition("_exactly")[0], params.get("dtype", "float32"))
+        record_property(Worst.PROPERTY, worst)
+        return worst
+
+    @pytest.mark.parametrize("dtype", _DTYPES)
     @pytest.mark.parametrize("spec", _PLAIN, ids=lambda spec: spec.name)
-    def test_against_reference(self, device: Device, spec: OpSpec, case: int) -> None:
+    def test_against_reference(self, device: Device, spec: OpSpec, dtype: str, examples: int, worst: Worst) -> None:
         need_arithmetic(device)
-        arguments = inputs(spec, case)
-        wanted, found = reference(spec, arguments), call(device, spec.name, arguments)
-        pairs = zip(found, wanted, strict=True) if isinstance(wanted, tuple) else [(found, wanted)]
-        for got, want in pairs:
-            assert got.shape == want.shape
-            assert nmse(got, want) <= spec.tolerance["float32"], f"{spec.name}: beyond its tolerance"
+        _need_dtype(device, dtype)
+        _compare(device, spec, dtype, examples, worst)
 
-    @pytest.mark.parametrize("case", _CASES)
+    @pytest.mark.parametrize("dtype", _DTYPES)
     @pytest.mark.parametrize("spec", OPTIONAL, ids=lambda spec: spec.name)
-    def test_optional_against_reference(self, device: Device, spec: OpSpec, case: int) -> None:
+    def test_optional_against_reference(
+        self, device: Device, spec: OpSpec, dtype: str, examples: int, worst: Worst
+    ) -> None:
         need_arithmetic(device)
-        need_operator(device, spec)
-        arguments = inputs(spec, case)
-        wanted, found = reference(spec, arguments), call(device, spec.name, arguments)
-        for got, want in zip(_each(found), _each(wanted), strict=True):
-            assert got.shape == want.shape
-            assert nmse(got, want) <= spec.tolerance["float32"], f"{spec.name}: beyond its tolerance"
+        _need_operator(device, spec)
+        _need_dtype(device, dtype)
+        _compare(device, spec, dtype, examples, worst)
 
-    @pytest.mark.parametrize("case", range(24))
-    def test_attention_against_reference(self, device: Device, case: int) -> None:
+    @pytest.mark.parametrize("dtype", _DTYPES)
+    def test_attention_against_reference(self, device: Device, dtype: str, examples: int, worst: Worst) -> None:
         need_arithmetic(device)
-        spec = _BY_NAME["attention"]
-        arguments = inputs(spec, case)
-        need_features(device, arguments)
-        source: TorchKV = arguments["kv"]
-        kv = device.alloc_kv(source.layout, len(source.keys[0]))
-        write_cache(device, kv, source)
-        found, wanted = call(device, "attention", arguments, kv), reference(spec, arguments)
-        tokens = int(arguments["batch"].sizes[0])
-        limit = max(spec.tolerance["float32"], _STORED[source.layout.dtype])
-        assert nmse(found[:tokens], wanted[:tokens]) <= limit
+        _need_dtype(device, dtype)
+        _need_store(device, dtype)
+        _attend(device, dtype, examples, worst)
 
-    @pytest.mark.parametrize("case", _CASES)
-    def test_rotary_cache_against_reference(self, device: Device, case: int) -> None:
+    @pytest.mark.parametrize("feature", _FEATURES)
+    def test_attention_feature_against_reference(
+        self, device: Device, feature: str, examples: int, worst: Worst
+    ) -> None:
         need_arithmetic(device)
+        if feature not in device.capabilities().attention_features:
+            pytest.skip(f"attention feature {feature} is not declared")
+        _need_dtype(device, "float32")
+        _need_store(device, "float32")
+        _attend(device, "float32", -(-examples // 2), worst, _FEATURES[feature])
+
+    @pytest.mark.parametrize("dtype", _DTYPES)
+    def test_rotary_cache_against_reference(self, device: Device, dtype: str, examples: int, worst: Worst) -> None:
+        need_arithmetic(device)
+        _need_dtype(device, dtype)
+        _need_store(device, dtype)
         spec = _BY_NAME["rotary_cache"]
-        arguments = inputs(spec, case)
-        need_features(device, arguments)
-        source: TorchKV = arguments["kv"]
-        kv = device.alloc_kv(source.layout, len(source.keys[0]))
-        found, wanted = call(device, "rotary_cache", arguments, kv), reference(spec, arguments)
-        tokens = int(arguments["batch"].sizes[0])
-        assert nmse(found[:tokens], wanted[:tokens]) <= spec.tolerance["float32"]
 
-    @pytest.mark.parametrize("case", _CASES)
-    def test_resolve_tokens_exactly(self, device: Device, case: int) -> None:
+        def check(rng: np.random.Generator) -> None:
+            arguments = _declared(device, spec.generate(rng, _HOST, dtype))
+            source: TorchKV = arguments["kv"]
+            kv = device.alloc_kv(source.layout, len(source.keys[0]))
+            found, (wanted,) = call(device, "rotary_cache", arguments, kv), reference(spec, arguments)
+            tokens = int(arguments["batch"].sizes[0])
+            worst.near(found[:tokens], wanted[:tokens], spec.tolerance[dtype])
+
+        explore(check, examples)
+
+    def test_resolve_tokens_exactly(self, device: Device, examples: int) -> None:
         need_arithmetic(device)
         spec = _BY_NAME["resolve_tokens"]
-        arguments = inputs(spec, case)
-        tokens = int(arguments["batch"].sizes[0])
-        wanted, found = reference(spec, arguments), call(device, spec.name, arguments)
-        np.testing.assert_array_equal(found[:tokens], wanted[:tokens])
 
-    @pytest.mark.parametrize("case", range(24))
-    def test_sample_exactly(self, device: Device, case: int) -> None:
+        def check(rng: np.random.Generator) -> None:
+            arguments = spec.generate(rng, _HOST, "float32")
+            tokens = int(arguments["batch"].sizes[0])
+            (wanted,), found = reference(spec, arguments), call(device, spec.name, arguments)
+            np.testing.assert_array_equal(found[:tokens], wanted[:tokens])
+
+        explore(check, examples)
+
+    def test_sample_exactly(self, device: Device, examples: int, worst: Worst) -> None:
         """The same tokens and ranks; logprobs within the tolerance."""
         need_arithmetic(device)
         spec = _BY_NAME["sample"]
-        arguments = inputs(spec, case)
-        wanted, found = reference(spec, arguments), call(device, spec.name, arguments)
-        np.testing.assert_array_equal(found["tokens"], wanted.tokens.numpy())
-        if arguments["num_logprobs"] >= 0 and len(wanted.tokens):
-            np.testing.assert_array_equal(found["ranks"], wanted.ranks.numpy())
-            np.testing.assert_array_equal(found["top_ids"], wanted.top_ids.numpy())
-            assert nmse(found["logprobs"], wanted.logprobs.numpy()) <= spec.tolerance["float32"]
+
+        def check(rng: np.random.Generator) -> None:
+            arguments = spec.generate(rng, _HOST, "float32")
+            wanted, found = reference(spec, arguments), call(device, spec.name, arguments)
+            np.testing.assert_array_equal(found["tokens"], wanted.tokens.numpy())
+            if arguments["num_logprobs"] >= 0 and len(wanted.tokens):
+                np.testing.assert_array_equal(found["ranks"], wanted.ranks.numpy())
+                np.testing.assert_array_equal(found["top_ids"], wanted.top_ids.numpy())
+                worst.near(found["logprobs"], wanted.logprobs.numpy(), spec.tolerance["float32"])
+
+        explore(check, 2 * examples)
 
 
-_STORED = {"float32": 0.0, "bfloat16": 2e-5, "float16": 1e-6, "int8": 1e-4, "float8_e4m3": 1e-3}
-"""What a narrower store may cost, where the device computes from it as stored."""
+def _compare(device: Device, spec: OpSpec, dtype: str, examples: int, worst: Worst) -> None:
+    def check(rng: np.random.Generator) -> None:
+        arguments = spec.generate(rng, _HOST, dtype)
+        wanted, found = reference(spec, arguments), _each(call(device, spec.name, arguments))
+        for got, want in zip(found, wanted, strict=True):
+            worst.near(got, want, spec.tolerance[dtype])
+
+    explore(check, examples)
+
+
+def _attend(device: Device, dtype: str, examples: int, worst: Worst, asked: str | None = None) -> None:
+    """`asked`: an argument that every call has."""
+    spec = _BY_NAME["attention"]
+
+    def check(rng: np.random.Generator) -> None:
+        arguments = _declared(device, spec.generate(rng, _HOST, dtype))
+        assume(asked is None or arguments[asked] is not None)
+        source: TorchKV = arguments["kv"]
+        kv = device.alloc_kv(source.layout, len(source.keys[0]))
+        write_cache(device, kv, source)
+        found, (wanted,) = call(device, "attention", arguments, kv), reference(spec, arguments)
+        tokens = int(arguments["batch"].sizes[0])
+        allowed = max(spec.tolerance[dtype], _STORED[source.layout.dtype])
+        worst.near(found[:tokens], wanted[:tokens], allowed)
+
+    explore(check, examples)

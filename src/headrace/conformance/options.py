@@ -13,6 +13,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("platform", metavar="NAME", help="a platform, as `headrace doctor` lists them")
     add("--index", type=int, default=0, metavar="N", help="which of its devices (default: 0)")
     add("--option", action="append", default=[], type=_option, metavar="NAME=VALUE", help="given to Platform.open")
+    add("--examples", type=int, default=12, metavar="N", help="calls of each operator and type (default: 12)")
     add("--json", type=Path, metavar="FILE", help="write every outcome here")
     add("--junit", type=Path, metavar="FILE", help="write a report in JUnit's form here")
     add("--badge", type=Path, metavar="FILE", help="write the badge's text here")

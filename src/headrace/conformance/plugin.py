@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 
 from headrace.conformance.tiers import TIERS, tier_of
 
-__all__ = ["Outcome", "TierPlugin"]
+__all__ = ["Measured", "Outcome", "TierPlugin"]
+
+
+@dataclass
+class Measured:
+    """The worst of an operator's calls: normalised mean squared error against the reference, and what was allowed (0: no call)."""
+
+    operator: str
+    dtype: str
+    nmse: float = 0.0
+    allowed: float = 0.0
+    PROPERTY: ClassVar[str] = "conformance"
+    """By which a test records it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +35,7 @@ class Outcome:
     """`passed`, `failed` or `skipped`."""
     detail: str = ""
     seconds: float = 0.0
+    measured: Measured | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -69,7 +83,20 @@ class TierPlugin:
             self.failed.setdefault(_group(item), here)
             lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
             detail = lines[0][1:].strip() if lines else report.longreprtext.strip().splitlines()[-1]
-        self.outcomes.append(Outcome(here, item.name, report.outcome, detail, report.duration))
+        self.outcomes.append(Outcome(here, item.name, report.outcome, detail, report.duration, _measured(item)))
+
+
+def _measured(item: pytest.Item) -> Measured | None:
+    """What a test of an operator has recorded; for JUnit's report the property becomes words."""
+    found = next((value for _, value in item.user_properties if isinstance(value, Measured)), None)
+    if found is None:
+        return None
+    item.user_properties[:] = [pair for pair in item.user_properties if pair[1] is not found]
+    if not found.allowed:
+        return None
+    said = f"{found.operator} {found.dtype}: NMSE {found.nmse:.1e} of {found.allowed:.0e}"
+    item.user_properties.append((Measured.PROPERTY, said))
+    return found
 
 
 def _group(item: pytest.Item) -> str:

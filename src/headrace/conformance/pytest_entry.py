@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-__all__ = ["pytest_configure"]
+__all__ = ["pytest_addoption", "pytest_configure"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "calls of each operator and type in Headrace's conformance kit"
+    parser.getgroup("headrace").addoption("--conformance-examples", type=int, metavar="N", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from headrace.conformance.plugin import Outcome
+from headrace.conformance.plugin import Measured, Outcome
 from headrace.conformance.tiers import TIERS
 from headrace.types import API_VERSION
 
@@ -35,6 +35,11 @@ class Report:
         total = counts["passed"] + counts["failed"] + blocked
         return f"contract {API_VERSION[0]}.{API_VERSION[1]}: {counts['passed']} of {total}"
 
+    @property
+    def measured(self) -> tuple[Measured, ...]:
+        """Of every operator and type that was compared with its reference: its worst call."""
+        return tuple(o.measured for o in self.outcomes if o.measured is not None)
+
     def json(self) -> str:
         body = {
             "backend": self.backend,
@@ -45,11 +50,14 @@ class Report:
         return json.dumps(body, indent=1)
 
     def table(self) -> str:
-        """One line a tier, then every failure and each distinct reason of a skip."""
+        """One line a tier, one an operator and type, then every failure and each distinct reason of a skip."""
         lines = [f"{self.backend}: {self.badge}", f"{'tier':<14}{'passed':>8}{'failed':>8}{'skipped':>9}"]
         for tier in TIERS:
             counts = Counter(o.result for o in self.outcomes if o.tier == tier)
             lines.append(f"{tier:<14}{counts['passed']:>8}{counts['failed']:>8}{counts['skipped']:>9}")
+        if self.measured:
+            lines.append(f"{'operator':<20}{'dtype':<10}{'worst NMSE':>12}{'allowed':>9}")
+        lines += [f"{m.operator:<20}{m.dtype:<10}{m.nmse:>12.1e}{m.allowed:>9.0e}" for m in self.measured]
         lines += [f"FAILED {o.tier}: {o.name}: {o.detail}" for o in self._with("failed")]
         reasons = Counter((o.tier, o.detail) for o in self._with("skipped"))
         lines += [f"skipped {tier}: {detail} ({count})" for (tier, detail), count in sorted(reasons.items())]

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from headrace.conformance.explore import EXAMPLES
 from headrace.conformance.options import configure
 from headrace.conformance.plugin import TierPlugin
 from headrace.conformance.report import Report
@@ -29,6 +30,8 @@ class Target:
     platform: Platform
     index: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    examples: int = EXAMPLES
+    """Calls of each operator and type."""
     KEY: ClassVar[pytest.StashKey[Target]] = pytest.StashKey()
 
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -67,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
 def report_on(args: argparse.Namespace) -> int:
     """As `main`, from what `options.configure` parsed."""
     platform, _ = discover().select_platform(args.platform)
-    report = run(Target(platform, args.index, dict(args.option)), args.junit, args.verbose)
+    report = run(Target(platform, args.index, dict(args.option), args.examples), args.junit, args.verbose)
     print(report.table())
     if args.json:
         args.json.write_text(report.json() + "\n", encoding="utf-8")

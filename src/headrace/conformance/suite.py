@@ -7,6 +7,7 @@ import pytest
 from headrace.conformance.collectives import CollectivesTier
 from headrace.conformance.contract import ContractTier
 from headrace.conformance.copies import CopiesTier
+from headrace.conformance.explore import EXAMPLES
 from headrace.conformance.faults import FaultsTier
 from headrace.conformance.kv import KVTier
 from headrace.conformance.model import DeterminismTier, ModelTier
@@ -21,6 +22,13 @@ class Suite(ContractTier, CopiesTier, OperatorsTier, KVTier, ModelTier, Collecti
 
     A `platform` fixture lets the kit test the platform object too, and open and close devices of its own.
     """
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def examples(cls, request: pytest.FixtureRequest) -> int:
+        """Calls of an operator and type: `--conformance-examples N` of pytest."""
+        asked = request.config.getoption("--conformance-examples", default=None)
+        return EXAMPLES if asked is None else int(asked)
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -16,6 +16,11 @@ __all__ = ["TestBackend"]
 class TestBackend(Suite):
     @pytest.fixture(scope="class")
     @classmethod
+    def examples(cls, request: pytest.FixtureRequest) -> int:
+        return request.config.stash[Target.KEY].examples
+
+    @pytest.fixture(scope="class")
+    @classmethod
     def platform(cls, request: pytest.FixtureRequest) -> Platform:
         return request.config.stash[Target.KEY].platform
 

@@ -154,7 +154,7 @@ def _take(answers: dict[str, Answer], delta: Delta) -> None:
     logprobs.extend(entry.logprob for entry in delta.logprobs or ())
 
 
-def requests(count: int, temperature: float = 0.0, output: int = 12) -> list[Request]:
+def requests(count: int, temperature: float = 0.0, output: int = 8) -> list[Request]:
     """Prompts of 1 to 70 tokens, some with a shared beginning."""
     rng = np.random.default_rng(5)
     shared = rng.integers(0, _VOCAB, 40).tolist()

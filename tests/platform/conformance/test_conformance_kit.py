@@ -3,31 +3,74 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
-from broken_backends import FAULTS, Backend, Sound
+from broken_backends import FAULTS, Backend, Sound, TruncatesInsteadOfRounding
 
 from headrace.conformance import Target, run
+from headrace.conformance.explore import explore
 from headrace.conformance.tiers import TIERS
 from headrace.platforms.cpu import CpuPlatform
+from headrace.platforms.interface import Platform
 from headrace.platforms.sim import SimPlatform
 
 
 @pytest.mark.parametrize("platform", [Backend(Sound), CpuPlatform(), SimPlatform()], ids=lambda p: p.name)
-def test_green_where_all_is_right(platform: object, tmp_path: Path) -> None:
+def test_green_where_all_is_right(platform: Platform, tmp_path: Path) -> None:
     report = run(Target(platform), junit=tmp_path / "junit.xml")
     assert report.ok, report.table()
     counts = report.badge.removeprefix("contract 1.0: ").split(" of ")
     assert counts[0] == counts[1]
     assert json.loads(report.json())["ok"] is True
-    assert "<testsuite" in (tmp_path / "junit.xml").read_text()
+    junit = (tmp_path / "junit.xml").read_text()
+    assert "<testsuite" in junit
+    for found in report.measured:
+        assert found.nmse <= found.allowed
+        assert f"{found.operator} {found.dtype}: NMSE {found.nmse:.1e} of {found.allowed:.0e}" in junit
+        assert f"{found.operator:<20}{found.dtype:<10}{found.nmse:>12.1e}" in report.table()
+    assert bool(report.measured) == (platform.name != "sim")
+
+
+def test_a_failure_says_how_far_off_and_at_the_smallest_call() -> None:
+    report = run(Target(Backend(TruncatesInsteadOfRounding), examples=6))
+    (failed,) = (o for o in report.outcomes if o.name == "test_against_reference[linear-float32]")
+    assert re.fullmatch(r"AssertionError: linear: NMSE \d.\de-0\d in float32, 1e-09 is allowed", failed.detail)
+    assert failed.measured is not None
+    assert failed.measured.nmse > failed.measured.allowed == 1e-9
+    told = json.loads(report.json())["tests"]
+    assert [t["measured"]["allowed"] for t in told if t["name"] == failed.name] == [1e-9]
+
+
+def test_examples_are_the_same_in_every_run_and_as_many_as_asked() -> None:
+    def drawn(count: int) -> list[tuple[int, float]]:
+        found = []
+        explore(lambda rng: found.append((int(rng.integers(0, 1000)), float(rng.random()))), count)
+        return found
+
+    assert drawn(7) == drawn(7)
+    assert len(drawn(7)) == 7
+    assert len(drawn(3)) == 3
+
+
+def test_what_fails_is_shown_at_its_smallest() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def check(rng: np.random.Generator) -> None:
+        seen.append((int(rng.integers(0, 500)), int(rng.choice([1, 20, 300]))))
+        assert seen[-1][0] < 17 or seen[-1][1] < 20
+
+    with pytest.raises(AssertionError):
+        explore(check, 50)
+    assert seen[-1] == (17, 20)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_each_fault_is_caught_by_name(fault: type[Sound]) -> None:
     tier, name = FAULTS[fault]
-    report = run(Target(Backend(fault)))
+    report = run(Target(Backend(fault), examples=6))
     failed = [outcome for outcome in report.outcomes if outcome.result == "failed"]
     assert not report.ok
     assert {outcome.tier for outcome in failed} == {tier}, report.table()

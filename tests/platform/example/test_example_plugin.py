@@ -152,7 +152,7 @@ def test_the_kit_is_green(python: Run, tmp_path: Path) -> None:
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["ok"] is True
     passed, total = (tmp_path / "badge").read_text().removeprefix("contract 1.0: ").split(" of ")
-    assert int(passed) == int(total) > 250
+    assert int(passed) == int(total) > 100
     assert {test["detail"] for test in report["tests"] if test["result"] == "skipped"} == {
         "determinism is not declared"
     }

@@ -40,7 +40,7 @@ def test_what_is_written_is_found_and_passes_the_kit(with_mill: Run, tmp_path: P
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     passed, total = report["badge"].removeprefix("contract 1.0: ").split(" of ")
-    assert int(passed) == int(total) > 200
+    assert int(passed) == int(total) > 100
 
 
 def test_its_own_tests_are_the_kit(with_mill: Run, mill: Path) -> None:
@@ -153,7 +153,7 @@ def test_the_kit_without_pytest_is_one_line_with_the_remedy(
     monkeypatch.setattr(conformance, "find_spec", lambda name: None)
     assert main(["conformance", "cpu"]) == 2
     assert capsys.readouterr().err == (
-        "error: the conformance kit runs on pytest, which is not installed: pip install pytest\n"
+        "error: the conformance kit needs pytest and hypothesis, not installed here: pip install pytest hypothesis\n"
     )
 
 

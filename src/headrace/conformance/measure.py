@@ -1,0 +1,35 @@
+"""How far results are from the reference's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.conformance.plugin import Measured
+
+__all__ = ["Worst", "nmse"]
+
+Array = npt.NDArray[Any]
+
+
+def nmse(found: Array, wanted: Array) -> float:
+    """Mean squared error over the mean square of what is wanted."""
+    if not wanted.size:
+        return 0.0
+    wanted64 = wanted.astype(np.float64)
+    error = float(np.square(found.astype(np.float64) - wanted64).mean())
+    return error / max(float(np.square(wanted64).mean()), 1e-30)
+
+
+class Worst(Measured):
+    """The largest error of a test's calls, as a share of what was allowed."""
+
+    def near(self, found: Array, wanted: Array, allowed: float) -> None:
+        """Raises AssertionError that gives both numbers."""
+        assert found.shape == wanted.shape, f"{self.operator}: shape {found.shape}, the reference's is {wanted.shape}"
+        error = nmse(found, wanted)
+        if not self.allowed or error * self.allowed > self.nmse * allowed:
+            self.nmse, self.allowed = error, allowed
+        assert error <= allowed, f"{self.operator}: NMSE {error:.1e} in {self.dtype}, {allowed:.0e} is allowed"
