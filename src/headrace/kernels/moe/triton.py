@@ -14,7 +14,7 @@ from headrace.kernels.linear.triton_pack import OFFSET_ADDEND
 from headrace.kernels.moe.reference import moe as by_reference
 from headrace.kernels.moe.routing import Routing
 from headrace.kernels.moe.triton_pack import Experts, experts
-from headrace.kernels.moe.triton_product import combine_kernel, expert_coded_kernel, expert_dense_kernel
+from headrace.kernels.moe.triton_product import expert_coded_kernel, expert_dense_kernel, mix_kernel
 from headrace.kernels.moe.triton_route import Blocks, choose, sort
 from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.weight import Weight
@@ -60,7 +60,7 @@ def moe(
     _product(hidden, second, down.bias, blocks, out, 1, "", config)
     y = torch.empty_like(x)
     args = {"out": out, "shares": shares, "y": y, "width": x.shape[1], "K": routing.top_k, "BLOCK": _COLUMNS}
-    config.launch(combine_kernel, (tokens, -(-x.shape[1] // _COLUMNS)), args, 4, 1)
+    config.launch(mix_kernel, (tokens, -(-x.shape[1] // _COLUMNS)), args, 4, 1)
     return y
 
 

@@ -12,7 +12,7 @@ from headrace.kernels.gated_activation.triton import activate
 from headrace.kernels.linear.triton_product import four_bits, step
 from headrace.kernels.tritonlib.device import decode_e4m3, jit
 
-__all__ = ["combine_kernel", "expert_coded_kernel", "expert_dense_kernel"]
+__all__ = ["expert_coded_kernel", "expert_dense_kernel", "mix_kernel"]
 
 
 @jit
@@ -24,9 +24,9 @@ def _finish(
     inside = column < columns
     if bias is not None:
         total += tl.load(bias + part * columns + column, inside, 0.0).to(tl.float32)[None, :]
-        if GATE:
+        if GATE != "":
             second += tl.load(bias + (part + 1) * columns + column, inside, 0.0).to(tl.float32)[None, :]
-    if GATE:
+    if GATE != "":
         total = activate(total, GATE) * second
     target = out + pair.to(tl.int64)[:, None] * columns + column[None, :]
     tl.store(target, total.to(out.dtype.element_ty), (pair >= 0)[:, None] & inside[None, :])
@@ -43,7 +43,7 @@ def expert_dense_kernel(
     if expert >= 0:
         pair = tl.load(order + tl.program_id(0) * BM + tl.arange(0, BM))
         column = tl.program_id(1) * BN + tl.arange(0, BN)
-        part = 2 * expert if GATE else expert
+        part = 2 * expert if GATE != "" else expert
         x_row = x + (tl.maximum(pair, 0) // divide).to(tl.int64)[:, None] * depth
         w_row = weight + (part * columns + column)[None, :] * depth
         w_next = weight + ((part + 1) * columns + column)[None, :] * depth
@@ -59,7 +59,7 @@ def expert_dense_kernel(
                 total = tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
             else:
                 total = tl.dot(a, b, total)
-            if GATE:
+            if GATE != "":
                 b = tl.load(w_next + k[:, None], w_in, 0.0)
                 if WIDE:
                     second = tl.dot(a.to(tl.float32), b.to(tl.float32), second, input_precision="ieee")
@@ -78,10 +78,11 @@ def _codes(
     if FOUR:
         run = own + (tl.zeros([1], tl.int64) + start // 2)[:, None] * columns
         byte = tl.load(run + lane[:, None] * columns + column[None, :], (column < columns)[None, :], 0)
-        return four_bits(byte, HIGH, KIND == "fp4")
-    w = tl.load(own + column.to(tl.int64)[None, :] * depth + k[:, None], inside, 0)
-    if KIND == "fp8" and MATH == "float":
-        w = decode_e4m3(w)
+        w = four_bits(byte, HIGH, KIND == "fp4")
+    else:
+        w = tl.load(own + column.to(tl.int64)[None, :] * depth + k[:, None], inside, 0)
+        if KIND == "fp8" and MATH == "float":
+            w = decode_e4m3(w)
     return w
 
 
@@ -102,7 +103,7 @@ def expert_coded_kernel(
         row = tl.maximum(pair, 0) // divide
         x_row = x + row.to(tl.int64)[:, None] * depth
         total, second = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
-        part = 2 * expert if GATE else expert
+        part = 2 * expert if GATE != "" else expert
         for start in range(0, depth, 2 * BK if FOUR else BK):
             for half in tl.static_range(2 if FOUR else 1):
                 first = start + half * BK
@@ -111,7 +112,7 @@ def expert_coded_kernel(
                     (pair >= 0)[:, None] & (k < depth)[None, :],
                     (column < columns)[None, :] & (k < depth)[:, None],
                 )
-                for side in tl.static_range(2 if GATE else 1):
+                for side in tl.static_range(2 if GATE != "" else 1):
                     own = part + side
                     at = k if columns_order is None else tl.load(columns_order + own * depth + k, k < depth, 0)
                     a = tl.load(x_row + at[None, :], x_in, 0)
@@ -131,7 +132,7 @@ def expert_coded_kernel(
                                       X_GROUP, OFFSET, LATE, MATH, FLOAT)  # fmt: skip
         if LATE:
             total *= tl.load(scales + part * columns + column, column < columns, 0.0).to(tl.float32)[None, :]
-            if GATE:
+            if GATE != "":
                 late = tl.load(scales + (part + 1) * columns + column, column < columns, 0.0)
                 second *= late.to(tl.float32)[None, :]
         if x_scales is not None and not X_GROUP:
@@ -142,7 +143,7 @@ def expert_coded_kernel(
 
 
 @jit
-def combine_kernel(out: tensor, shares: tensor, y: tensor, width: int, K: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def mix_kernel(out: tensor, shares: tensor, y: tensor, width: int, K: tl.constexpr, BLOCK: tl.constexpr) -> None:
     """y [T, width]: a token's K rows of out times their shares, added in their order; a program a token and BLOCK columns."""
     token, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)

@@ -16,7 +16,7 @@ from headrace.kernels.moe.routing import Routing
 from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit, next_power
 
-__all__ = ["Blocks", "choose", "count_kernel", "place_kernel", "route_kernel", "sort"]
+__all__ = ["Blocks", "blocks_kernel", "choose", "pairs_kernel", "route_kernel", "sort"]
 
 Tensor = torch.Tensor
 _LOWEST = tl.constexpr(-3e38)
@@ -91,7 +91,7 @@ def route_kernel(
 
 
 @jit
-def count_kernel(chosen: tensor, counts: tensor, pairs: int, BLOCK: tl.constexpr) -> None:
+def pairs_kernel(chosen: tensor, counts: tensor, pairs: int, BLOCK: tl.constexpr) -> None:
     """A program an expert: how many pairs chose it."""
     expert, total = tl.program_id(0), tl.zeros([BLOCK], tl.int32)
     for start in range(0, pairs, BLOCK):
@@ -101,7 +101,7 @@ def count_kernel(chosen: tensor, counts: tensor, pairs: int, BLOCK: tl.constexpr
 
 
 @jit
-def place_kernel(
+def blocks_kernel(
     chosen: tensor, counts: tensor, order: tensor, owner: tensor, pairs: int, experts: int, blocks: int,
     ROWS: tl.constexpr, EPAD: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -171,7 +171,7 @@ def sort(chosen: Tensor, experts: int, rows: int, config: Config) -> Blocks:
     order = chosen.new_empty(blocks, rows)
     shared = {"chosen": chosen, "counts": counts, "pairs": pairs, "BLOCK": min(_CHUNK, next_power(pairs))}
     grid = (experts,) if pairs else (0,)
-    config.launch(count_kernel, grid, shared, 4, 1)
+    config.launch(pairs_kernel, grid, shared, 4, 1)
     args = {
         "order": order,
         "owner": owner,
@@ -180,5 +180,5 @@ def sort(chosen: Tensor, experts: int, rows: int, config: Config) -> Blocks:
         "ROWS": rows,
         "EPAD": next_power(experts),
     }
-    config.launch(place_kernel, grid, {**shared, **args}, 4, 1)
+    config.launch(blocks_kernel, grid, {**shared, **args}, 4, 1)
     return Blocks(order, owner)
