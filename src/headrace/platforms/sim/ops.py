@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.kernels.moe.routing import Routing
 from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
 from headrace.kernels.weight import Weight
 from headrace.platforms.sim.cost import Machine
@@ -117,6 +118,16 @@ class Operators:
     def gated_activation(self, x: Array, kind: str) -> Array:
         self.meter.charge(1.5 * x.size * _ITEM)
         return _zeros(len(x), x.shape[1] // 2)
+
+    def moe(
+        self, x: Array, router: Array, gate_up: Weight, down: Weight, bias: Any, routing: Routing, kind: str
+    ) -> Array:
+        """Each expert that any token may have chosen is read once; every token is multiplied by its own."""
+        experts, pairs, stored = router.shape[1], len(x) * routing.top_k, gate_up.nbytes + down.nbytes
+        share = min(pairs, experts) / experts
+        work = 6.0 * pairs * x.shape[1] * down.shape[1]
+        self.meter.charge(share * stored + (2 * x.size + 3 * pairs * down.shape[1] + router.size) * _ITEM, work)
+        return _zeros(*x.shape)
 
     def logits(self, x: Array, batch: Batch, head: Weight, soft_cap: float | None) -> Array:
         rows, (vocab, columns) = len(batch.rows), head.shape
