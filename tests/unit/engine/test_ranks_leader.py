@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import pytest
 from headrace.engine.plans import dummy_plan, history_plan
 from headrace.engine.ranks import leader
 from headrace.engine.ranks.leader import ParallelRunner, Ranks
-from headrace.engine.ranks.messages import Loaded, Opened, Sizes, Step, Stop, receive, send
+from headrace.engine.ranks.messages import Loaded, Opened, Sizes, Start, Step, Stop, receive, send
 from headrace.errors import CheckpointError, DeviceLost, HeadraceError, PlatformError
 from headrace.types import StepPlan, StepResult
 
@@ -85,6 +86,19 @@ def test_plans_survive_the_way() -> None:
                     np.testing.assert_array_equal(a, b)
                 elif field.name != "sampling":
                     assert a == b, field.name
+
+
+def test_a_rank_without_its_first_ends_and_clears_up(tmp_path: Path) -> None:
+    meeting = tmp_path / "headrace-meeting"
+    meeting.mkdir()
+    here, there = socket.socketpair()
+    with there:
+        command = [*leader.COMMAND, str(there.fileno())]
+        process = subprocess.Popen(command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
+    with here:
+        send(here, Start("{}", 1, 2, 0, f"file://{meeting}/meeting"))
+    assert process.wait(60) == 0
+    assert not meeting.exists()
 
 
 def test_the_end_of_a_socket_is_no_message() -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import shutil
 import signal
 import socket
 import sys
 import threading
 from collections import deque
+from pathlib import Path
 
 from headrace.config import read_environment
 from headrace.engine.protocol import to_wire
@@ -71,12 +73,15 @@ def follow(runner: Runner, messages: queue.SimpleQueue[Message]) -> None:
 
 
 def _read(link: socket.socket, messages: queue.SimpleQueue[Message]) -> None:
-    """A thread: without rank 0 there is nobody to work for."""
-    while True:
-        message = receive(link)
-        if message is None:
-            os._exit(0)
+    """A thread: without rank 0 there is nobody to work for, and nobody else to clear up where the ranks met."""
+    meeting: Path | None = None
+    while (message := receive(link)) is not None:
+        if isinstance(message, Start):
+            meeting = Path(message.rendezvous.removeprefix("file://")).parent
         messages.put(message)
+    if meeting is not None:
+        shutil.rmtree(meeting, ignore_errors=True)
+    os._exit(0)
 
 
 if __name__ == "__main__":
