@@ -1,18 +1,20 @@
-"""From `headrace serve` to the first token, part by part: start the server, ask it one thing, stop it."""
+"""From `headrace serve` to the first token, with packed weights kept from an earlier start and without: start the server, ask it
+one thing, stop it."""
 
 from __future__ import annotations
 
 import argparse
 import http.client
 import json
-import re
+import resource
+import shlex
 import signal
 import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -21,43 +23,65 @@ from headrace.errors import EngineDead
 
 __all__ = ["configure", "run"]
 
+_COLD = ("--packed-cache", "0")
+_SAVED = 2.0
+"""Seconds that the first server lives on, in which it keeps its packed weights."""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds a start may take")
-    parser.add_argument("options", nargs="*", help="passed to `headrace serve`, after --")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--options", default="", help='for `headrace serve`, as --options="--threads 1"')
 
 
 def run(args: argparse.Namespace) -> int:
-    runs = [_once(args.model, args.options, args.limit) for _ in range(args.runs)]
-    table = Table(title=f"start-up of {args.model}, seconds, {args.runs} runs")
-    for column in ("part", "min", "median", "max"):
-        table.add_column(column, justify="left" if column == "part" else "right")
-    for part in runs[0]:
-        values = [found[part] for found in runs if part in found]
-        table.add_row(part, *(f"{f(values):.3f}" for f in (min, statistics.median, max)))
-    Console().print(table)
+    given = shlex.split(args.options)
+    _once(args.model, given, args.limit, _SAVED)
+    ways = {"with": given, "without": [*given, *_COLD]}
+    # In turns, so that what else the machine does meets both alike.
+    rounds = [{way: _once(args.model, options, args.limit) for way, options in ways.items()} for _ in range(args.runs)]
+    found = {way: {part: [one[way][part] for one in rounds] for part in rounds[0][way]} for way in ways}
+    if args.json:
+        print(json.dumps({"model": args.model, "seconds": found}, indent=1))
+    else:
+        Console().print(_table(args.model, found))
     return 0
 
 
-def _once(model: str, options: Sequence[str], limit: float) -> dict[str, float]:
-    """Seconds from process start, by milestone."""
+def _table(model: str, found: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
+    table = Table(title=f"start-up of {model}, seconds from the start of the process")
+    for column in ("packed weights kept", "until", "min", "median", "max"):
+        table.add_column(column, justify="right" if column in ("min", "median", "max") else "left")
+    for way, parts in found.items():
+        for part, values in parts.items():
+            table.add_row(way, part, *(f"{f(values):.3f}" for f in (min, statistics.median, max)))
+    return table
+
+
+def _once(model: str, options: Sequence[str], limit: float, linger: float = 0.0) -> dict[str, float]:
+    """Seconds from process start, by milestone; processor seconds of all its processes until their end."""
     port = _free_port()
-    command = [sys.executable, "-m", "headrace.cli.main", "serve", model, "--port", str(port), *options]
-    start = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+    command = [sys.executable, "-m", "headrace", "serve", model, "--port", str(port), *options]
+    start, used = time.perf_counter(), _processor_seconds()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
         try:
             _wait(server, port, start + limit)
             parts = {"port open": time.perf_counter() - start}
-            name = _get_model(port)
-            _first_token(port, name)
+            _first_token(port, _get_model(port))
             parts["first token"] = time.perf_counter() - start
+            time.sleep(linger)
         finally:
             server.send_signal(signal.SIGTERM)
-            output = server.communicate(timeout=60)[0]
-    found = re.findall(r"^(?:start-up: )?(\w[\w ]*): (\d+\.\d+) s$", output, re.MULTILINE)
-    return {f"  {name}": float(value) for name, value in found} | parts
+            server.communicate(timeout=60)
+    return parts | {"the end, of processors": _processor_seconds() - used}
+
+
+def _processor_seconds() -> float:
+    """Of this process's children that have ended, and theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _free_port() -> int:
@@ -70,7 +94,9 @@ def _free_port() -> int:
 def _wait(server: subprocess.Popen[str], port: int, deadline: float) -> None:
     while time.perf_counter() < deadline:
         if server.poll() is not None:
-            raise EngineDead(f"the server ended with {server.returncode} before it was ready")
+            words = (server.stderr.read() if server.stderr is not None else "").strip().splitlines()
+            last = words[-1] if words else f"it ended with {server.returncode}"
+            raise EngineDead(f"the server was never ready: {last}")
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return

@@ -1,0 +1,30 @@
+"""`headrace bench startup` on a tiny model, and what it says of a server that does not come up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.bench.cli import main
+from headrace.errors import EngineDead
+
+
+def test_both_ways_are_measured(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    monkeypatch.setattr("headrace.bench.verb_startup._SAVED", 0.0)
+    arguments = ["startup", str(tiny_llama), "--runs", "1", "--json", "--options=--threads 1 --max-num-seqs 2"]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)["seconds"]
+    assert list(found) == ["with", "without"]
+    for parts in found.values():
+        assert 0 < parts["port open"][0] < parts["first token"][0]
+        assert parts["the end, of processors"][0] > 0
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(EngineDead, match=r"never ready: error: .*nowhere"):
+        main(["startup", str(tmp_path / "nowhere")])
