@@ -65,7 +65,10 @@ class EngineCore:
         max_num_seqs: int,
         block_size: int,
         clock: Callable[[], float] = time.monotonic,
+        busy_seconds: Callable[[], float] | None = None,
     ) -> None:
+        """`busy_seconds`: the time in which the device has worked since it was opened, from the device itself; without it the time
+        is guessed from when steps are launched and brought in."""
         self._scheduler = scheduler
         self._runner = runner
         self._block_size = block_size
@@ -76,6 +79,8 @@ class EngineCore:
         """When the device ended the last step that was resolved."""
         self._duration: float | None = None
         """Of the last step that was waited for."""
+        self._busy_seconds = busy_seconds
+        self._busy_before = busy_seconds() if busy_seconds is not None else 0.0
 
     def add(self, requests: Sequence[Request]) -> None:
         """Admit all or none. Raises InvalidRequest, NeverFits, ContextOverflow, Overloaded."""
@@ -156,18 +161,24 @@ class EngineCore:
             deltas += self._failed(plan, error)
             return
         now = self._clock()
-        self._note(plan, start, now, waited)
+        worked = self._guess(start, now, waited) if self._busy_seconds is None else self._measure(self._busy_seconds)
+        self._figures.record(now, worked, plan.num_seqs)
+        if self._figures.wants_memory(now):
+            self._look_at_memory(now)
         deltas += self._scheduler.commit(plan, result, now)
 
-    def _note(self, plan: StepPlan, start: float, now: float, waited: bool) -> None:
+    def _measure(self, busy_seconds: Callable[[], float]) -> float:
+        """What the device has worked since it was last asked: mostly on the step that has just ended."""
+        before, self._busy_before = self._busy_before, busy_seconds()
+        return self._busy_before - before
+
+    def _guess(self, start: float, now: float, waited: bool) -> float:
         """A step that had ended before it was asked for doesn't say when: the one before it is the best guess."""
         began = max(start, self._free_at)
         if waited or self._duration is None:
             self._duration = now - began
         self._free_at = min(now, began + self._duration)
-        self._figures.record(now, self._free_at - began, plan.num_seqs)
-        if self._figures.wants_memory(now):
-            self._look_at_memory(now)
+        return self._free_at - began
 
     def _failed(self, plan: StepPlan, error: PlatformError) -> list[Delta]:
         """Ends the requests of a step that the device could not do, and those alone."""

@@ -27,6 +27,7 @@ from headrace.quant.online import quantize_weight
 __all__ = [
     "Engine",
     "build_engine",
+    "busy_seconds",
     "core_config",
     "engine_info",
     "mover",
@@ -116,8 +117,15 @@ def _build(config: Config, checkpoint: Checkpoint, platform: str, device: Device
         runner,
         resolved.max_num_seqs,
         resolved.kv_layout.block_size,
+        busy_seconds=busy_seconds(device),
     )
     return Engine(core, engine_info(checkpoint, platform, resolved, facts.vocab_size, tuple(reasons)), device, cache)
+
+
+def busy_seconds(device: Device) -> Callable[[], float] | None:
+    """What tells how long the device has worked, where the device knows."""
+    found = device.extension("busy_seconds")
+    return found if callable(found) else None
 
 
 def _read(

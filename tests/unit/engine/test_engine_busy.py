@@ -1,0 +1,46 @@
+"""The device's share of time: told by the device where it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from engine_fakes import FakeRunner
+from test_engine_core import request
+
+from headrace.core import CoreConfig, Scheduler
+from headrace.engine.core_loop import EngineCore
+from headrace.engine.startup import busy_seconds
+from headrace.types import StepPlan, StepResult
+
+
+def test_it_is_what_the_device_says() -> None:
+    """Every step takes 40 ms, of which the device works 30."""
+    now, worked = 100.0, 7.0
+
+    class Runner(FakeRunner):
+        def run(self, plan: StepPlan) -> StepResult:
+            nonlocal now, worked
+            now += 0.04
+            worked += 0.03
+            return super().run(plan)
+
+    config = CoreConfig(
+        num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=128, vocab_size=256
+    )
+    told = EngineCore(Scheduler(config), Runner(), 8, 4, lambda: now, lambda: worked)
+    told.add([request("r", max_tokens=20)])
+    while told.has_work():
+        told.step()
+    assert told.stats().steps == 20
+    assert told.stats().device_busy == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("found", [None, 5, lambda: 2.5], ids=["no", "nonsense", "yes"])
+def test_devices_that_know_and_those_that_do_not(found: Callable[[], float] | int | None) -> None:
+    class Device:
+        def extension(self, name: str) -> object:
+            assert name == "busy_seconds"
+            return found
+
+    assert busy_seconds(Device()) is (found if callable(found) else None)  # type: ignore[arg-type]
