@@ -47,7 +47,7 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Assembly:
-    """One build of a decoder's weights. `pack` sees every finished weight once; `progress` gets the bytes of each."""
+    """One build of a decoder's weights. `progress` gets the bytes of each finished weight."""
 
     config: DecoderConfig
     names: Names
@@ -55,7 +55,6 @@ class Assembly:
     norm_offset: float
     interleaved: bool
     move: Callable[[Tensor], Tensor]
-    pack: Callable[[Weight], None]
     progress: Callable[[int], None]
     """Called with the bytes just done."""
     shard: Shard = WHOLE
@@ -144,7 +143,6 @@ class Assembly:
 
     def _finish(self, weight: Weight) -> Weight:
         weight = place(weight, self.move)
-        self.pack(weight)
         self.progress(weight.nbytes)
         return weight
 

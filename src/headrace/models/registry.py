@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -33,25 +33,32 @@ GGUF_ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
 )
 
 
-def from_hf(config: Mapping[str, Any]) -> tuple[Family, DecoderConfig]:
+More = Callable[[str], Family | None]
+"""Architecture → a family from elsewhere, None where there is none. Asked for what does not stand above."""
+
+
+def from_hf(config: Mapping[str, Any], more: More = lambda name: None) -> tuple[Family, DecoderConfig]:
     """Raises UnsupportedModel that names the architecture and those supported. Code named by `auto_map` is never run."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         raise CheckpointError("field 'architectures' is missing")
-    family = _lookup(str(architectures[0]), HF_ARCHITECTURES)
+    family = _lookup(str(architectures[0]), HF_ARCHITECTURES, more)
     return family, family.from_hf(config)
 
 
-def from_gguf(metadata: Mapping[str, Any]) -> tuple[Family, DecoderConfig]:
+def from_gguf(metadata: Mapping[str, Any], more: More = lambda name: None) -> tuple[Family, DecoderConfig]:
     """Raises UnsupportedModel that names the architecture and those supported."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
         raise CheckpointError("field 'general.architecture' is missing")
-    family = _lookup(name, GGUF_ARCHITECTURES)
+    family = _lookup(name, GGUF_ARCHITECTURES, more)
     return family, family.from_gguf(metadata)
 
 
-def _lookup(name: str, table: Mapping[str, Family]) -> Family:
-    if name not in table:
-        raise UnsupportedModel(f"architecture {name!r} is not supported: {', '.join(sorted(table))} are")
-    return table[name]
+def _lookup(name: str, table: Mapping[str, Family], more: More) -> Family:
+    found = table.get(name) or more(name)
+    if found is None:
+        raise UnsupportedModel(
+            f"architecture {name!r} is not supported: {', '.join(sorted(table))} are, and no plugin offers it"
+        )
+    return found

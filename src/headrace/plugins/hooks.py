@@ -29,8 +29,9 @@ class Hooks:
 
     @hookspec
     def headrace_quant_schemes(self) -> Mapping[str, str]:  # type: ignore[empty-body]
-        """`quant_method` of a checkpoint → `module:attribute` of what reads it."""
+        """`quant_method` of a config.json → `module:attribute` of what makes a `quant.scheme.Scheme` of the `quantization_config`."""
 
     @hookspec
     def headrace_weight_loaders(self) -> Mapping[str, str]:  # type: ignore[empty-body]
-        """File suffix with its dot → `module:attribute` of what opens such a checkpoint."""
+        """Suffix of files with its dot → `module:attribute` of `open(directory: Path) -> models.assemble.Source`. Asked where a
+        directory with a config.json has no safetensors in it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,20 @@ class PluginSet:
         """File suffix → `module:attribute`."""
         return self._merged("headrace_weight_loaders")
 
+    def find(self, hook: str, key: str) -> object | None:
+        """What a plugin names under a key of one of the hooks above, loaded; None where nobody offers it.
+
+        Raises PluginError that names the plugin where it cannot be loaded, where two differ, and, for a key that nobody offers,
+        where a plugin that failed to load may have been the one.
+        """
+        self._merged(hook)
+        for info, table in self._call(hook, dict):
+            if key in table:
+                return _load(info, f"hook {hook}, {key!r}", table[key])
+        if self.failures:
+            raise PluginError(f"{self.failures[0]}. Repair or uninstall it: {key!r} may have been its")
+        return None
+
     def _best(self) -> tuple[Platform, str]:
         self._raise_failure()
         probes = self.probes()
@@ -132,6 +147,17 @@ class PluginSet:
             except Exception as error:
                 raise info.fault(f"hook {hook} failed: {type(error).__name__}: {error}") from error
         return answers
+
+
+def _load(info: PluginInfo, what: str, path: str) -> object:
+    """`module:attribute` of a plugin."""
+    module, _, name = str(path).partition(":")
+    try:
+        found: object = getattr(importlib.import_module(module), name)
+    # As at discovery: an import may fail in any way.
+    except Exception as error:
+        raise info.fault(f"{what}: {path!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    return found
 
 
 def _probe(platform: Platform, info: PluginInfo) -> Probe:

@@ -12,7 +12,10 @@ from headrace.quant.fp8 import FP8
 from headrace.quant.gptq import GPTQ
 from headrace.quant.scheme import Scheme
 
-__all__ = ["scheme_of"]
+__all__ = ["Make", "scheme_of"]
+
+Make = Callable[[Mapping[str, Any]], Scheme]
+"""A `quantization_config` → its scheme. Raises UnsupportedModel and CheckpointError."""
 
 
 def _auto_round(config: Mapping[str, Any]) -> Scheme:
@@ -25,7 +28,7 @@ def _auto_round(config: Mapping[str, Any]) -> Scheme:
     raise UnsupportedModel(f"auto-round: packing_format {packing!r} is not supported: auto_gptq and auto_awq are")
 
 
-_METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
+_METHODS: dict[str, Make] = {
     "auto-round": _auto_round,
     "awq": AWQ,
     "compressed-tensors": CompressedTensors,
@@ -34,12 +37,18 @@ _METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
 }
 
 
-def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
-    """The scheme that a config.json names, None for plain floats. Raises UnsupportedModel naming what is not built."""
+def scheme_of(config: Mapping[str, Any], more: Callable[[str], Make | None] = lambda method: None) -> Scheme | None:
+    """The scheme that a config.json names, None for plain floats. `more` is asked for methods that are not built in.
+
+    Raises UnsupportedModel naming what is not built.
+    """
     found = config.get("quantization_config") or config.get("compression_config")
     if not found:
         return None
     method = found.get("quant_method")
-    if method not in _METHODS:
-        raise UnsupportedModel(f"quant_method {method!r} is not supported: {', '.join(_METHODS)} are")
-    return _METHODS[method](found)
+    make = _METHODS.get(method) or (more(method) if isinstance(method, str) else None)
+    if make is None:
+        raise UnsupportedModel(
+            f"quant_method {method!r} is not supported: {', '.join(_METHODS)} are, and no plugin offers it"
+        )
+    return make(found)

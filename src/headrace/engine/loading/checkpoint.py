@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from headrace.config import ModelFacts
-from headrace.engine.loading.gguf_source import GGUFSource, open_gguf
+from headrace.engine.loading.extensions import Extensions
+from headrace.engine.loading.gguf_source import open_gguf
 from headrace.engine.loading.safetensors_source import SafetensorsSource, open_safetensors, read_json
 from headrace.errors import CheckpointError, ModelNotFound, UnsupportedModel
 from headrace.kernels.ops import Ops
-from headrace.kernels.weight import Weight
-from headrace.models.assemble import Assembly
+from headrace.models.assemble import Assembly, Source
 from headrace.models.config import DecoderConfig
 from headrace.models.decoder import Decoder
 from headrace.models.family import Names
@@ -39,7 +39,7 @@ class Checkpoint:
     """Every id that ends a sequence, ascending."""
     metadata: Mapping[str, Any]
     """config.json, or the GGUF's metadata (arrays of numbers are numpy's)."""
-    source: GGUFSource | SafetensorsSource
+    source: Source
     names: Names
     norm_offset: float
     interleaved: bool
@@ -58,16 +58,14 @@ class Checkpoint:
         ops: Ops,
         max_model_len: int,
         progress: Progress | None = None,
-        pack: Callable[[Weight], None] | None = None,
         move: Callable[[torch.Tensor], torch.Tensor] | None = None,
         shard: Shard = WHOLE,
         group: Group | None = None,
     ) -> Decoder:
         """Read the weights and bind them to operators.
 
-        `progress(done, total)` counts bytes; `pack` sees every weight (stacks whole) once, so that an operator can lay it out
-        its own way; `move` puts a tensor where the operators want it (default: it stays a view of the file); `shard` is this
-        rank's part and `group` its collectives.
+        `progress(done, total)` counts bytes; `move` puts a tensor where the operators want it (default: it stays a view of the
+        file); `shard` is this rank's part and `group` its collectives.
         Raises CheckpointError naming file and tensor, UnsupportedModel for tensors the architecture doesn't know and for formats
         that cannot be cut, ConfigError for a number of ranks that does not suit the model.
         """
@@ -86,7 +84,6 @@ class Checkpoint:
             self.norm_offset,
             self.interleaved,
             move or (lambda tensor: tensor),
-            pack or (lambda weight: None),
             count,
             shard,
         )
@@ -96,35 +93,49 @@ class Checkpoint:
         return Decoder(local_config(self.decoder_config, shard), ops, weights, max_model_len, group)
 
 
-def open_checkpoint(path: Path | str) -> Checkpoint:
-    """A directory with a config.json, or a .gguf file.
+def open_checkpoint(path: Path | str, extensions: Extensions | None = None) -> Checkpoint:
+    """A directory with a config.json, or a .gguf file. `extensions`: what is asked for whatever is not built in; default: every
+    plugin that is installed.
 
-    Raises ModelNotFound where there is neither, UnsupportedModel for an architecture or feature that is not built,
+    Raises PluginError where a plugin's part cannot be loaded, ModelNotFound where there is neither, UnsupportedModel for an architecture or feature that is not built,
     CheckpointError for a file that is not sound. Code in a checkpoint is never run.
     """
-    path = Path(path)
+    path, extensions = Path(path), extensions or Extensions()
     if path.is_dir():
-        return _open_directory(path)
+        return _open_directory(path, extensions)
     if path.suffix == ".gguf" and path.is_file():
-        return _open_gguf(path)
+        return _open_gguf(path, extensions)
     raise ModelNotFound(f"{path}: neither a directory with a config.json nor a .gguf file")
 
 
-def _open_directory(path: Path) -> Checkpoint:
+def _open_directory(path: Path, extensions: Extensions) -> Checkpoint:
     if not (path / "config.json").exists():
         raise ModelNotFound(f"{path}: the directory has no config.json")
     config = read_json(path / "config.json")
-    family, decoder = _located(from_hf, config, path / "config.json")
-    source = open_safetensors(path, scheme_of(config))
-    dtype = "quantized" if config.get("quantization_config") else _float_dtype(source, family.hf_names)
-    total = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    family, decoder = _located(lambda c: from_hf(c, extensions.family), config, path / "config.json")
+    source, total = _open_weights(path, config, extensions)
+    dtype = "quantized" if config.get("quantization_config") else _float_dtype(source, family.hf_names, decoder)
     ends = _end_ids(path, config)
     return Checkpoint(path, decoder, ends, config, source, family.hf_names, family.norm_offset, False, dtype, total)
 
 
-def _float_dtype(source: SafetensorsSource, names: Names) -> str:
-    dtype = source.get(names.q.format(i=0) + ".weight").dtype
-    return str(dtype).removeprefix("torch.")
+def _open_weights(path: Path, config: Mapping[str, Any], extensions: Extensions) -> tuple[Source, int]:
+    """(tensors, bytes of their files)"""
+    files = list(path.glob("*.safetensors*"))
+    other = extensions.source(path) if not files else None
+    if other is not None:
+        return other
+    source = open_safetensors(path, scheme_of(config, extensions.scheme))
+    return source, sum(file.stat().st_size for file in files if file.suffix == ".safetensors")
+
+
+def _float_dtype(source: Source, names: Names, config: DecoderConfig) -> str:
+    """Of the first matrix of attention."""
+    name = names.q.format(i=0)
+    if isinstance(source, SafetensorsSource):
+        return str(source.get(f"{name}.weight").dtype).removeprefix("torch.")
+    scheme = source.matrix(name, config.num_q_heads * config.head_dim, config.hidden, bias=False).scheme
+    return scheme if scheme in ("float32", "bfloat16", "float16") else "quantized"
 
 
 def _end_ids(path: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -139,12 +150,12 @@ def _end_ids(path: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(sorted(set(ids)))
 
 
-def _open_gguf(path: Path) -> Checkpoint:
+def _open_gguf(path: Path, extensions: Extensions) -> Checkpoint:
     source = open_gguf(path)
     metadata, tensors = source.header.metadata, source.header.tensors
     if metadata.get("split.count", 1) > 1:
         raise UnsupportedModel(f"{path}: a GGUF in {metadata['split.count']} parts: join them with gguf-split --merge")
-    family, decoder = _located(from_gguf, metadata, path)
+    family, decoder = _located(lambda m: from_gguf(m, extensions.family), metadata, path)
     names = family.gguf_names
     decoder = replace(
         decoder,
