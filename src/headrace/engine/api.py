@@ -11,7 +11,23 @@ from typing import Protocol
 
 from headrace.types import SamplingParams, SchedulerStats
 
-__all__ = ["EngineClient", "EngineStats", "GenerateRequest", "LogprobEntry", "ModelInfo", "Output", "Usage"]
+__all__ = [
+    "RESERVED_TEMPLATE_ARGUMENTS",
+    "EngineClient",
+    "EngineStats",
+    "GenerateRequest",
+    "LogprobEntry",
+    "ModelInfo",
+    "Output",
+    "Usage",
+]
+
+RESERVED_TEMPLATE_ARGUMENTS = frozenset(
+    "messages conversation tools documents tokenize tokenizer return_tensors return_dict padding truncation max_length "
+    "add_generation_prompt continue_final_message chat_template add_special_tokens bos_token eos_token raise_exception "
+    "strftime_now".split()
+)
+"""Names that a request may not give a chat template: the engine does, or the template's own functions have them."""
 
 
 @dataclass(frozen=True, slots=True)

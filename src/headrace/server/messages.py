@@ -6,15 +6,11 @@ from typing import Any
 
 import msgspec
 
+from headrace.engine.api import RESERVED_TEMPLATE_ARGUMENTS
 from headrace.errors import InvalidRequest
 from headrace.server.schemas import ChatRequest, Message, TokenizeRequest, Tool
 
 __all__ = ["template_arguments", "template_messages", "template_tools"]
-
-_RESERVED = frozenset(
-    "messages conversation tools documents tokenize tokenizer return_tensors return_dict padding truncation max_length "
-    "add_generation_prompt continue_final_message chat_template add_special_tokens bos_token eos_token".split()
-)
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
@@ -89,7 +85,7 @@ def _chosen_tools(request: ChatRequest | TokenizeRequest) -> list[Tool] | None:
 
 def _kwargs(request: ChatRequest | TokenizeRequest) -> dict[str, Any]:
     kwargs = dict(request.chat_template_kwargs or {})
-    if taken := sorted(_RESERVED & kwargs.keys()):
+    if taken := sorted(RESERVED_TEMPLATE_ARGUMENTS & kwargs.keys()):
         param = f"chat_template_kwargs.{taken[0]}"
         raise InvalidRequest(f"`{param}` may not be set: the server sets it itself", param, "invalid_value")
     effort = request.reasoning_effort if isinstance(request, ChatRequest) else None

@@ -13,16 +13,13 @@ from typing import Any
 
 import jinja2
 
+from headrace.engine.api import RESERVED_TEMPLATE_ARGUMENTS
 from headrace.engine.tokenization.messages import normalize_messages
 from headrace.engine.tokenization.sandbox import Budget, TemplateLimit, TemplateRefusal, TemplateSandbox
 from headrace.errors import ConfigError, InvalidRequest
 
 __all__ = ["ChatTemplate"]
 
-_RESERVED = frozenset(
-    "messages conversation tools documents tokenize tokenizer return_tensors return_dict padding truncation max_length "
-    "add_generation_prompt continue_final_message chat_template add_special_tokens raise_exception strftime_now".split()
-)
 _MAX_SOURCE = 1 << 20
 """Characters of a template."""
 _MARK = "\ue000the final message goes on here\ue000"
@@ -75,7 +72,7 @@ class ChatTemplate:
 
     def _checked(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         for name in kwargs:
-            if name in _RESERVED or name in self._special_tokens or name.endswith("_token"):
+            if name in RESERVED_TEMPLATE_ARGUMENTS or name in self._special_tokens or name.endswith("_token"):
                 param = f"chat_template_kwargs.{name}"
                 raise InvalidRequest(f"`{param}` may not be set: it has a meaning of its own", param, "invalid_value")
         return dict(kwargs)
