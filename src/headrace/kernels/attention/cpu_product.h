@@ -43,18 +43,25 @@ HR_INLINE void multiply(vf (&acc)[R][V], const uint32_t *a, int64_t lda, int64_t
     }
 }
 
-// Scores of R rows with the 16 keys of each of G groups: out[r][16 g + key].
+// Scores of R rows with the 16 keys of each of G groups: out[r][16 g + key]; top[r]: the largest so far, lane by lane.
 template <bool Pairs, int R, int G>
-void score_groups(const uint32_t *q, int64_t ldq, int64_t steps, const uint32_t *const *groups, float *out, int64_t ldo) {
+void score_groups(const uint32_t *q, int64_t ldq, int64_t steps, const uint32_t *const *groups, float *out, int64_t ldo,
+                  vf *top) {
     constexpr int V = G * GROUP_VECTORS;
     const uint32_t *b[V];
     for (int v = 0; v < V; v++) b[v] = groups[v / GROUP_VECTORS] + v % GROUP_VECTORS * W;
     vf acc[R][V] = {};
     multiply<Pairs, R, V>(acc, q, ldq, steps, b, 16);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
+    for (int r = 0; r < R; r++) {
+        vf high = top[r];
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v++) vstore(out + r * ldo + v * W, acc[r][v]);
+        for (int v = 0; v < V; v++) {
+            vstore(out + r * ldo + v * W, acc[r][v]);
+            high = vmax(acc[r][v], high);
+        }
+        top[r] = high;
+    }
 }
 
 // R rows of weights over `count` groups of values, V vectors of columns from `column` on, joined to the rows' running sums:
@@ -81,10 +88,10 @@ void mix_groups(const uint32_t *p, int64_t ldp, const uint32_t *const *groups, i
 // The same for any number of rows and groups.
 template <bool Pairs, int R>
 void score_rows(const uint32_t *q, int64_t ldq, int64_t steps, const uint32_t *const *groups, int64_t count, float *out,
-                int64_t ldo) {
+                int64_t ldo, vf *top) {
     int64_t g = 0;
-    for (; g + NG <= count; g += NG) score_groups<Pairs, R, NG>(q, ldq, steps, groups + g, out + 16 * g, ldo);
-    for (; g < count; g++) score_groups<Pairs, R, 1>(q, ldq, steps, groups + g, out + 16 * g, ldo);
+    for (; g + NG <= count; g += NG) score_groups<Pairs, R, NG>(q, ldq, steps, groups + g, out + 16 * g, ldo, top);
+    for (; g < count; g++) score_groups<Pairs, R, 1>(q, ldq, steps, groups + g, out + 16 * g, ldo, top);
 }
 
 template <bool Pairs, int R>

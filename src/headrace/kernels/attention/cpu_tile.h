@@ -19,7 +19,7 @@ struct attention_args {
 namespace {
 
 typedef attention_args Args;
-constexpr int64_t SEGMENT = 256, GROUPS = SEGMENT / 16, TILE_ROWS = 48, MAX_ROWS = TILE_ROWS + MR;
+constexpr int64_t SEGMENT = 256, GROUPS = SEGMENT / 16, TILE_ROWS = 48, BLOCK = 2 * MR, MAX_ROWS = (TILE_ROWS + MR + 15) / 16 * 16;
 constexpr float NOTHING = -1e30f;  // the maximum of a row that has seen no key: finite, so that differences are
 
 struct Scratch {
@@ -51,8 +51,8 @@ struct Tile {
     int32_t token[TILE_ROWS], place[TILE_ROWS];  // rows of q, and positions in their sequences, of the tile's tokens
     const int32_t *table;
     Scratch m;
-    alignas(64) float peak[MAX_ROWS], keep[MAX_ROWS], take[MAX_ROWS];
-    vf sum[MAX_ROWS];
+    alignas(64) float peak[MAX_ROWS], now[MAX_ROWS], keep[MAX_ROWS], take[MAX_ROWS];  // now: the segment's own maximum
+    vf sum[MAX_ROWS], top[MAX_ROWS];
 
     // Tokens of one sequence.
     Tile(const Args *args, hr_ctx *ctx, int64_t s, int64_t head, int64_t tile, int64_t tile_tokens) : Tile(args, ctx, s, head) {
@@ -124,19 +124,32 @@ struct Tile {
         alignas(64) float key_scales[SEGMENT], value_scales[SEGMENT];
         bool scaled = kv->key_scales != nullptr;
         for (int64_t g = g0; g < g1; g++) fetch(base + 16 * g, g - g0, keys, values, key_scales, value_scales);
-        for (int64_t g = 0; g < n; g += NG) {
-            int64_t some = n - g < NG ? n - g : NG;
-            for (int64_t r = 0; r < rows; r += MR) {
+        bool few = rows <= MR && panel_stored(kv);  // so few that the memory sets the pace
+        bool extras = a->soft_cap != 0.0f || a->alibi || scaled;
+        // Where all rows see all keys and nothing is added to the scores, the products have found the maxima already.
+        bool plain = !extras && base + 16 * g1 <= place[0] + 1 && start(rows - 1) <= base + 16 * g0;
+        for (int64_t r = 0; r < rows; r++) top[r] = vset(-INFINITY);
+        // So many rows at a time that their scores stay in the first cache.
+        for (int64_t begin = 0; begin < rows; begin += BLOCK) {
+            int64_t end_row = rows - begin < BLOCK ? rows : begin + BLOCK;
+            for (int64_t g = 0; g < n; g += NG) {
+                int64_t some = n - g < NG ? n - g : NG;
+                for (int64_t i = 0; few && i < some; i++) prefetch_panel(values[g + i]);
+                for (int64_t i = g + NG; few && i < n && i < g + 2 * NG; i++) prefetch_panel(keys[i]);
+                for (int64_t r = begin; r < end_row; r += MR) {
 #define CALL(R) \
-    pairs ? score_rows<HR_PAIRS, R>(m.q + r * ldq, ldq, ldq, keys + g, some, m.s + r * SEGMENT + 16 * g, SEGMENT) \
-          : score_rows<false, R>(m.q + r * ldq, ldq, ldq, keys + g, some, m.s + r * SEGMENT + 16 * g, SEGMENT)
-                HR_BY_ROWS(rows - r, CALL)
+    pairs ? score_rows<HR_PAIRS, R>(m.q + r * ldq, ldq, ldq, keys + g, some, m.s + r * SEGMENT + 16 * g, SEGMENT, top + r) \
+          : score_rows<false, R>(m.q + r * ldq, ldq, ldq, keys + g, some, m.s + r * SEGMENT + 16 * g, SEGMENT, top + r)
+                    HR_BY_ROWS(end_row - r, CALL)
 #undef CALL
+                }
             }
-        }
-        for (int64_t r = 0; r < rows; r++) {
-            if (a->soft_cap == 0.0f && !a->alibi && !scaled) weigh<false>(r, base + 16 * g0, n, nullptr, nullptr);
-            else weigh<true>(r, base + 16 * g0, n, scaled ? key_scales : nullptr, scaled ? value_scales : nullptr);
+            for (int64_t r = begin; r < end_row && !plain; r++)
+                extras ? adjust<true>(r, base + 16 * g0, n, scaled ? key_scales : nullptr)
+                       : adjust<false>(r, base + 16 * g0, n, nullptr);
+            settle(begin, end_row, extras ? LOG2E : a->scale * LOG2E);
+            for (int64_t r = begin; r < end_row; r++)
+                extras ? weigh<true>(r, n, scaled ? value_scales : nullptr) : weigh<false>(r, n, nullptr);
         }
         for (int64_t r = 0; r < rows; r += MR) {
 #define CALL(R) \
@@ -147,6 +160,10 @@ struct Tile {
         }
     }
 
+    void prefetch_panel(const uint32_t *panel) const {
+        const char *p = (const char *)panel;
+        for (int64_t i = 0; i < 16 * padded * kv->item; i += 64) __builtin_prefetch(p + i, 0, 2);
+    }
     void fetch(int64_t position, int64_t i, const uint32_t **keys, const uint32_t **values, float *ks, float *vs) {
         int64_t block = table[position / kv->block_size];
         if (block < 0 || block >= kv->blocks) block = 0;
@@ -164,41 +181,51 @@ struct Tile {
         }
     }
 
-    // Row r's scores over n groups from position `first` on become weights: exp(score - maximum), and the factors that join
-    // this segment to those before.
-    template <bool Extras> void weigh(int64_t r, int64_t first, int64_t n, const float *ks, const float *vs) {
+    // Row r's scores over n groups from position `first` on: what belongs to them is added, what it doesn't see is taken out,
+    // and the maximum is found anew.
+    template <bool Extras> void adjust(int64_t r, int64_t first, int64_t n, const float *ks) {
         float *s = m.s + r * SEGMENT;
         int64_t lo = start(r) - first, hi = position(r) + 1 - first, count = 16 * n;
-        const float unit = Extras ? LOG2E : a->scale * LOG2E;  // from scores to exponents of 2
-        vf top = vset(-INFINITY);
+        vf high = vset(-INFINITY);
         for (int64_t i = 0; i < count; i += W) {
             vf x = vload(s + i);
-            if (Extras) x = adjust(x, r, first, i, ks);
+            if (Extras) x = adjusted(x, r, first, i, ks);
             if (i < lo || i + W > hi) {
                 vi at = lanes() + (int32_t)i;
                 x = (at >= (int32_t)lo) & (at < (int32_t)hi) ? x : vset(-INFINITY);
-                vstore(s + i, x);
-            } else if (Extras) {
-                vstore(s + i, x);
             }
-            top = vmax(x, top);
+            vstore(s + i, x);
+            high = vmax(x, high);
         }
-        float high = hmax(top) * unit, now = high > NOTHING ? high : NOTHING, next = now > peak[r] ? now : peak[r];
-        vf shift = vset(-now), factor = vset(unit), total = {};
-        for (int64_t i = 0; i < count; i += W) {
+        top[r] = high;
+    }
+    // The maxima of rows [begin, end), and the factors that join this segment to those before. `unit`: from scores to exponents
+    // of 2.
+    void settle(int64_t begin, int64_t end, float unit) {
+        for (int64_t r = begin; r < end; r++) now[r] = hmax(top[r]) * unit;
+        for (int64_t r = begin; r < end; r += W) {
+            vf high = vmax(vload_n(now + r, end - r), vset(NOTHING)), before = vload_n(peak + r, end - r), next = vmax(high, before);
+            vstore_n(now + r, high, end - r);
+            vstore_n(keep + r, vexp2<5>(before - next), end - r);
+            vstore_n(take + r, vexp2<5>(high - next), end - r);
+            vstore_n(peak + r, next, end - r);
+        }
+    }
+    // Row r's scores become weights: exp(score - maximum).
+    template <bool Extras> void weigh(int64_t r, int64_t n, const float *vs) {
+        const float *s = m.s + r * SEGMENT;
+        vf shift = vset(-now[r]), factor = vset(Extras ? LOG2E : a->scale * LOG2E), total = {};
+        for (int64_t i = 0; i < 16 * n; i += W) {
             vf x = vfma(vload(s + i), factor, shift);
             vf p = pairs ? vexp2<4>(x) : vexp2<5>(x);
             total = total + p;
             if (Extras && vs) p = p > 0.0f ? p * vload(vs + i) : vf{};
             put_weights(r, i, p);
         }
-        keep[r] = sexp2(peak[r] - next);
-        take[r] = sexp2(now - next);
         sum[r] = vfma(sum[r], vset(keep[r]), total * vset(take[r]));
-        peak[r] = next;
     }
 
-    inline __attribute__((always_inline)) vf adjust(vf x, int64_t r, int64_t first, int64_t i, const float *ks) const {
+    inline __attribute__((always_inline)) vf adjusted(vf x, int64_t r, int64_t first, int64_t i, const float *ks) const {
         if (ks) x = x * vload(ks + i);
         x = x * vset(a->scale);
         if (a->soft_cap != 0.0f) x = vset(a->soft_cap) * vtanh(x / vset(a->soft_cap));

@@ -69,8 +69,17 @@ HR_INLINE vf vfma(vf a, vf b, vf c) {
     return a * b + c;
 #endif
 }
+// b where either is NaN, as the instructions have it.
+#if defined(__AVX512F__)
+HR_INLINE vf vmax(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+HR_INLINE vf vmin(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif defined(__AVX2__)
+HR_INLINE vf vmax(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
+HR_INLINE vf vmin(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
 HR_INLINE vf vmax(vf a, vf b) { return a > b ? a : b; }
 HR_INLINE vf vmin(vf a, vf b) { return a < b ? a : b; }
+#endif
 HR_INLINE vf vabs(vf a) { return (vf)((vu)a & 0x7fffffffu); }
 HR_INLINE vf vround(vf x) {  // to the nearest, halves to even; |x| < 2^22
 #if defined(__AVX512F__)
