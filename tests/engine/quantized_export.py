@@ -229,6 +229,19 @@ def fp4(kind: str, inputs: dict[str, Any] | None, activation: str | None) -> Var
     return Variant(_tensors_config(f"{kind}-pack-quantized", weights, inputs), pack, kind, activation)
 
 
+def mxfp8(inputs: dict[str, Any] | None = None) -> Variant:
+    """E4M3 under powers of two for 32 columns."""
+
+    def pack(matrix: Tensor) -> Packed:
+        exponents = (matrix.view(len(matrix), -1, 32).abs().amax(-1).clamp(min=1e-6) / 448).log2().ceil()
+        full = exponents.exp2().repeat_interleave(32, 1)
+        codes = (matrix / full).to(torch.float8_e4m3fn)
+        return {"weight": codes, "weight_scale": (exponents + 127).to(torch.uint8)}, codes.float() * full
+
+    weights = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+    return Variant(_tensors_config("mxfp8-quantized", weights, inputs), pack, "fp8_e4m3")
+
+
 def inputs(bits: int, kind: str, strategy: str, dynamic: bool | str = True, **more: Any) -> dict[str, Any]:
     return {"num_bits": bits, "type": kind, "strategy": strategy, "dynamic": dynamic, **more}
 
@@ -270,6 +283,7 @@ def variants() -> dict[str, Variant]:
         found[f"ct-fp8-{strategy}-dynamic"] = fp8(strategy, FP8_TOKEN, "fp8_token")
         found[f"ct-fp8-{strategy}-static"] = fp8(strategy, inputs(8, "float", "tensor", False), "fp8_tensor")
     found["ct-fp8-block-group"] = fp8("block", inputs(8, "float", "group", group_size=128), "fp8_group128")
+    found["ct-mxfp8a16"] = mxfp8()
     found["ct-mxfp4"], found["ct-mxfp4a16"] = fp4("mxfp4", MXFP4, "mxfp4"), fp4("mxfp4", None, None)
     found["ct-nvfp4"], found["ct-nvfp4a16"] = fp4("nvfp4", NVFP4, "nvfp4"), fp4("nvfp4", None, None)
     return found

@@ -93,6 +93,9 @@ REFUSED: dict[str, tuple[Variant, dict[str, Any], str]] = {
     "w8a8 static, asymmetric": (export.plain_int8(STATIC_ASYMMETRIC, None), {}, "static, asymmetric"),
     "w8a8 by batch": (export.plain_int8(export.inputs(8, "int", "tensor"), None), {}, "a tensor"),
     "w4a4": (export.plain_int8(export.inputs(4, "int", "token"), None), {}, "int of 4 bits"),
+    "mxfp8 inputs": (
+        export.mxfp8(export.inputs(8, "float", "group", group_size=32)), {}, "float of 8 bits a group .group 32"
+    ),
     "fp8 by groups of 64": (
         export.fp8("channel", export.inputs(8, "float", "group", group_size=64), None), {}, "group 64"
     ),

@@ -25,6 +25,7 @@ _FORMATS = (
     "float-quantized",
     "int-quantized",
     "mxfp4-pack-quantized",
+    "mxfp8-quantized",
     "naive-quantized",
     "nvfp4-pack-quantized",
     "pack-quantized",
@@ -199,6 +200,14 @@ def _mxfp4(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -
     return mxfp4_weight(packed, scales, name)
 
 
+def _mxfp8(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -> Weight:
+    name = f"{module}.weight"
+    codes = expect(reader, name, reader.get(name), shape, torch.float8_e4m3fn)
+    scale = f"{module}.weight_scale"
+    exponents = expect(reader, scale, reader.get(scale), (shape[0], shape[1] // 32), torch.uint8)
+    return fp8_weight(codes, torch.ldexp(torch.tensor(1.0), exponents.int() - 127), None, name)
+
+
 def _nvfp4(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -> Weight:
     name = f"{module}.weight_packed"
     packed = expect(reader, name, reader.get(name), (shape[0], shape[1] // 2), torch.uint8)
@@ -214,5 +223,6 @@ _LOADERS = {
     "naive-quantized": _plain,
     "pack-quantized": _packed_int,
     "mxfp4-pack-quantized": _mxfp4,
+    "mxfp8-quantized": _mxfp8,
     "nvfp4-pack-quantized": _nvfp4,
 }
