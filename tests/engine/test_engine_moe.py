@@ -11,11 +11,14 @@ import pytest
 import torch
 from engine_harness import request
 from moe_models import export_moe, save_moe
+from parallel_harness import logits, nmse
 from test_engine_formats import Model, check
+from test_engine_packed import check as check_kept
 from tiny_models import load_reference, prompt
 
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from headrace.engine.local import InProcessClient
+from headrace.engine.packed import cache
 from headrace.engine.tokenizer import load_tokenizer
 from headrace.errors import UnsupportedModel
 from headrace.platforms.cpu import native
@@ -96,3 +99,30 @@ def test_experts_that_are_quantised_already_are_not_quantised_again(tiny_llama: 
     export_moe("qwen3_moe", path, gguf.GGMLQuantizationType.Q8_0, vocab_size=VOCAB)
     with pytest.raises(UnsupportedModel, match="leave --quantize out"):
         served(path, tiny_llama, "int8")
+
+
+def test_packed_experts_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_WORTH", 0)
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "home"))
+    save_moe("qwen3_moe", tmp_path / "model", torch.bfloat16)
+    check_kept(tmp_path / "model", monkeypatch, quantize="int8")
+
+
+@pytest.mark.parametrize("variant", ["qwen3_moe", "mixtral", "qwen3_moe-some-dense"])
+def test_two_ranks_give_what_one_gives(variant: str, tmp_path: Path) -> None:
+    """Each has every expert, and half of its inner columns."""
+    save_moe(variant, tmp_path / "model", torch.bfloat16)
+    ids = prompt(12)
+    (whole,) = logits(tmp_path / "model", ids, 1, tmp_path / "one", steps=4)
+    first, second = logits(tmp_path / "model", ids, 2, tmp_path / "two", steps=4)
+    assert torch.equal(first, second)
+    assert nmse(first, whole) < 1e-10
+    assert torch.equal(first.argmax(-1), whole.argmax(-1))
+
+
+def test_gguf_experts_are_cut_between_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    export_moe("qwen3_moe", path, gguf.GGMLQuantizationType.Q8_0, moe_intermediate_size=96)
+    (whole,) = logits(path, prompt(12), 1, tmp_path / "one")
+    first, _ = logits(path, prompt(12), 2, tmp_path / "two")
+    assert nmse(first, whole) < 1e-10

@@ -13,6 +13,7 @@ from headrace.kernels.weight import Weight
 from headrace.platforms.cpu.native_args import FIXED, Dim
 from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_linear import HasLauncher, NativeLinear
+from headrace.platforms.cpu.packing import PackedWeight
 
 __all__ = ["MoEArgs", "NativeMoE"]
 
@@ -50,14 +51,14 @@ class NativeMoE:
     ) -> Tensor:
         """See `ops.OptionalOps.moe`. Raises PlatformError for weights that are not `router`'s number of experts."""
         experts, columns, width = router.shape[1], x.shape[1], down.shape[1]
-        _check(gate_up, down, experts, columns, width)
         if kind not in _KINDS:
             raise PlatformError(f"moe: kind {kind!r}: choose one of {', '.join(_KINDS)}")
         launcher = self._owner.launcher
         with launcher.own():
             given = [x.float().contiguous(), router.float().contiguous()]
             offsets = None if bias is None else bias.float().contiguous()
-            packed = [self._matrices.packed(weight) for weight in (gate_up, down)]
+            packed = self._matrices.packed(gate_up), self._matrices.packed(down)
+            _check(packed, experts, columns, width)
             rows, y = launcher.rows(x), launcher.empty(launcher.rows(x), x.shape)
             buffers = _buffers(launcher, rows, len(x), routing.top_k, (experts, width, columns))
             args = MoEArgs(
@@ -82,10 +83,10 @@ def _buffers(launcher: Launcher, rows: Dim, tokens: int, top_k: int, sizes: tupl
     return chosen, shares, order, place, first, hidden, out
 
 
-def _check(gate_up: Weight, down: Weight, experts: int, columns: int, width: int) -> None:
-    wanted = {"gate and up": (gate_up, 2 * experts, (width, columns)), "down": (down, experts, (columns, width))}
-    for name, (weight, count, shape) in wanted.items():
-        shapes = {part.shape for part in weight.parts}
+def _check(weights: tuple[PackedWeight, PackedWeight], experts: int, columns: int, width: int) -> None:
+    wanted = (("gate and up", 2 * experts, (width, columns)), ("down", experts, (columns, width)))
+    for weight, (name, count, shape) in zip(weights, wanted, strict=True):
+        shapes = {(part.rows, weight.shape[1]) for part in weight.parts}
         if len(weight.parts) != count or shapes != {shape}:
             found = f"{len(weight.parts)} matrices of {sorted(shapes)}"
-            raise PlatformError(f"moe: {weight.name or name}: {found}, expected {count} of {shape}")
+            raise PlatformError(f"moe: {name}: {found}, expected {count} of {shape}")
