@@ -52,12 +52,12 @@ def logits(
         shard = Shard(rank, size)
         group = None if size == 1 else device.communicator(range(size))
         decoder = open_checkpoint(model).build(bind(device), _CONTEXT, shard=shard, group=group)
-        return _greedy(device, decoder, list(ids), steps)
+        return greedy(device, decoder, list(ids), steps)
 
     return on_ranks(size, directory, work, dtype)
 
 
-def _greedy(device: NativeDevice, decoder: Decoder, ids: list[int], steps: int) -> torch.Tensor:
+def greedy(device: NativeDevice, decoder: Decoder, ids: list[int], steps: int) -> torch.Tensor:
     def step(kv: Any, inputs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
         return kv, {"logits": decoder.forward(batch_of(inputs), kv, inputs["history"])}
 
