@@ -7,8 +7,8 @@ import platform as python_platform
 from pathlib import Path
 from typing import Any
 
+from headrace.cli.facts import operator_facts, platform_facts
 from headrace.errors import HeadraceError
-from headrace.kernels.registry import binding
 from headrace.platforms.cpu import native
 from headrace.platforms.host import host_memory, host_name, physical_cores
 from headrace.platforms.interface import Platform
@@ -43,9 +43,9 @@ def diagnose(platform: str | None = None, plugins: PluginSet | None = None) -> d
             }
             for info in found.plugins
         ],
-        "platforms": _platforms(found, chosen, remedies),
+        "platforms": platform_facts(found, chosen, remedies),
         "native": _native(remedies),
-        "operators": None if chosen is None else _operators(chosen, remedies),
+        "operators": None if chosen is None else operator_facts(chosen, remedies),
         "remedies": remedies,
     }
     report["usable"] = report["operators"] is not None
@@ -93,28 +93,6 @@ def _chosen(found: PluginSet, name: str | None, remedies: list[str]) -> Platform
         return None
 
 
-def _platforms(found: PluginSet, chosen: Platform | None, remedies: list[str]) -> list[dict[str, Any]]:
-    try:
-        probes = found.probes()
-    except HeadraceError as error:
-        remedies.append(str(error))
-        return []
-    return [
-        {
-            "name": probe.platform.name,
-            "score": probe.score,
-            "reason": probe.reason,
-            "plugin": probe.plugin.name,
-            "chosen": chosen is not None and probe.platform.name == chosen.name,
-            "devices": [
-                {"index": d.index, "name": d.name, "memory": d.memory_bytes, **dict(d.details)}
-                for d in (probe.platform.devices() if probe.score > 0 else ())
-            ],
-        }
-        for probe in probes
-    ]
-
-
 def _native(remedies: list[str]) -> dict[str, Any]:
     problem = native.missing()
     library = None
@@ -129,23 +107,4 @@ def _native(remedies: list[str]) -> dict[str, Any]:
         "library": None if library is None else str(library.path),
         "instruction_set": None if library is None else library.isa,
         "problem": problem,
-    }
-
-
-def _operators(platform: Platform, remedies: list[str]) -> dict[str, Any] | None:
-    """Opens the platform's first device; None where that fails."""
-    try:
-        device = platform.open(0, {})
-        try:
-            bound = binding(device)
-        finally:
-            device.close()
-    except HeadraceError as error:
-        remedies.append(f"{platform.name}: {error}")
-        return None
-    return {
-        "platform": platform.name,
-        "bound": [
-            {"name": name, "implementation": tag, "reason": bound.reasons[name]} for name, tag in bound.tags.items()
-        ],
     }

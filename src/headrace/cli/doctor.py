@@ -26,6 +26,8 @@ def run(args: argparse.Namespace) -> int:
 
 def render(report: Mapping[str, Any]) -> Iterator[str]:
     """Lines for people."""
+    from headrace.cli.facts import operator_lines, platform_lines
+
     machine = report["machine"]
     yield "machine"
     yield f"  {machine['processor']}, {machine['cores']} cores, {machine['system']}"
@@ -38,19 +40,12 @@ def render(report: Mapping[str, Any]) -> Iterator[str]:
         state = plugin["error"] or ", ".join(plugin["hooks"])
         yield f"  {plugin['name']:<12}{plugin['distribution']} {plugin['version']}: {state}"
     yield "platforms"
-    for platform in report["platforms"]:
-        mark = "*" if platform["chosen"] else " "
-        score = f"score {platform['score']}" if platform["score"] > 0 else "unusable"
-        yield f" {mark}{platform['name']:<12}{score}: {platform['reason']}"
-        for device in platform["devices"]:
-            yield f"  {'':<12}device {device['index']}: {device['name']}, {device['memory'] / 2**30:.1f} GiB"
+    yield from platform_lines(report["platforms"])
     native = report["native"]
     yield "native kernels"
     yield f"  {native['problem'] or native['library'] + ' (' + native['instruction_set'] + ')'}"
     if report["operators"]:
-        yield f"operators on {report['operators']['platform']}"
-        for operator in report["operators"]["bound"]:
-            yield f"  {operator['name']:<18}{operator['implementation']:<27} {operator['reason']}"
+        yield from operator_lines(report["operators"])
     yield "remedies"
     yield from (f"  - {remedy}" for remedy in report["remedies"])
     if not report["remedies"]:

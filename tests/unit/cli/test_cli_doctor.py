@@ -12,6 +12,7 @@ import pytest
 from headrace.cli import diagnosis
 from headrace.cli.diagnosis import cpu_features, diagnose
 from headrace.cli.doctor import render
+from headrace.cli.facts import operator_facts
 from headrace.cli.main import main
 from headrace.errors import PlatformError
 from headrace.kernels.registry import OPS
@@ -75,7 +76,7 @@ class _Platform:
 
 def test_a_device_that_does_not_open_is_a_fact() -> None:
     remedies: list[str] = []
-    assert diagnosis._operators(_Platform(), remedies) is None  # type: ignore[arg-type]
+    assert operator_facts(_Platform(), remedies) is None  # type: ignore[arg-type]
     assert remedies == ["odd: the device is asleep: wake it"]
 
 

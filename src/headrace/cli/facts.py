@@ -1,0 +1,121 @@
+"""What `headrace doctor` tells of platforms and operators: who may serve, who computes what, how exactly, and why not better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from headrace.errors import HeadraceError
+from headrace.kernels.registry import OPS, OPTIONAL, Binding, binding
+from headrace.kernels.spec import OpSpec
+from headrace.platforms.interface import Device, Platform
+from headrace.plugins import AUTO_SCORE, PluginSet, Probe
+
+__all__ = ["operator_facts", "operator_lines", "platform_facts", "platform_lines"]
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def platform_facts(found: PluginSet, chosen: Platform | None, remedies: list[str]) -> list[dict[str, Any]]:
+    """Every platform, the best first, with its probe's reason and what to do where it cannot be used."""
+    try:
+        probes = found.probes()
+    except HeadraceError as error:
+        remedies.append(str(error))
+        return []
+    return [_platform(probe, chosen) for probe in probes]
+
+
+def _platform(probe: Probe, chosen: Platform | None) -> dict[str, Any]:
+    platform = probe.platform
+    return {
+        "name": platform.name,
+        "score": probe.score,
+        "reason": probe.reason,
+        "remedy": _remedy(probe),
+        "plugin": probe.plugin.name,
+        "chosen": chosen is not None and platform.name == chosen.name,
+        "devices": [
+            {"index": d.index, "name": d.name, "memory": d.memory_bytes, **dict(d.details)}
+            for d in (platform.devices() if probe.score > 0 else ())
+        ],
+    }
+
+
+def _remedy(probe: Probe) -> str:
+    """In one line; empty where nothing is wrong. A reason is `what is missing: what to do`."""
+    if probe.score >= AUTO_SCORE:
+        return ""
+    if probe.score > 0:
+        return f"chosen by name only: --platform {probe.platform.name}"
+    return probe.reason.rpartition(": ")[2] if ": " in probe.reason else f"see its plugin, {probe.plugin.distribution}"
+
+
+def operator_facts(platform: Platform, remedies: list[str]) -> dict[str, Any] | None:
+    """Opens the platform's first device; None where that fails."""
+    try:
+        device = platform.open(0, {})
+        try:
+            bound, extras = binding(device), _extras(device)
+        finally:
+            device.close()
+    except HeadraceError as error:
+        remedies.append(f"{platform.name}: {error}")
+        return None
+    missing = [name for name, tag in bound.tags.items() if tag == "reference"]
+    if missing:
+        said = f"{platform.name}: by reference, slowly: {', '.join(missing)} ({bound.reasons[missing[0]]})"
+        remedies.append(said)
+    return {
+        "platform": platform.name,
+        "bound": [_operator(spec, bound.tags[spec.name], bound.reasons[spec.name]) for spec in OPS],
+        "optional": [_operator(spec, *_optional(bound, spec)) for spec in OPTIONAL],
+        **extras,
+    }
+
+
+def _operator(spec: OpSpec, tag: str, reason: str) -> dict[str, Any]:
+    return {"name": spec.name, "implementation": tag, "reason": reason, "tolerance": dict(spec.tolerance)}
+
+
+def _optional(bound: Binding, spec: OpSpec) -> tuple[str, str]:
+    found = bound.optional[spec.name]
+    tag = str(getattr(found, "tag", type(found).__name__))
+    return tag, "only some architectures call it" + (": served by reference" if tag == "reference" else "")
+
+
+def _extras(device: Device) -> dict[str, Any]:
+    """Libraries that a platform knows of, and why it captures no steps, where it says so."""
+    providers, graphs = device.extension("providers"), device.extension("graphs")
+    return {
+        "providers": dict(providers) if isinstance(providers, Mapping) else {},
+        "graphs": graphs if isinstance(graphs, str) else "",
+    }
+
+
+def platform_lines(platforms: list[dict[str, Any]]) -> Iterator[str]:
+    for platform in platforms:
+        mark = "*" if platform["chosen"] else " "
+        score = f"score {platform['score']}" if platform["score"] > 0 else "unusable"
+        yield f" {mark}{platform['name']:<12}{score}: {platform['reason']}"
+        for device in platform["devices"]:
+            yield f"  {'':<12}device {device['index']}: {device['name']}, {device['memory'] / 2**30:.1f} GiB"
+        if platform["remedy"] and not platform["reason"].endswith(platform["remedy"]):
+            yield f"  {'':<12}{platform['remedy']}"
+
+
+def operator_lines(operators: Mapping[str, Any]) -> Iterator[str]:
+    """A table. Tolerances are normalised mean squared errors against the reference, by type of the inputs."""
+    yield f"operators on {operators['platform']}"
+    yield f"  {'':<18}{'by':<27} " + "".join(f"{dtype:>10}" for dtype in _DTYPES) + "  error allowed; why"
+    for operator in (*operators["bound"], *operators["optional"]):
+        allowed = "".join(_allowed(operator["tolerance"].get(dtype)) for dtype in _DTYPES)
+        yield f"  {operator['name']:<18}{operator['implementation']:<27} {allowed}  {operator['reason']}"
+    for name, version in operators["providers"].items():
+        yield f"  provider {name}: {version}"
+    if operators["graphs"]:
+        yield f"  steps are not captured: {operators['graphs']}"
+
+
+def _allowed(tolerance: float | None) -> str:
+    return f"{'-' if tolerance is None else 'none' if not tolerance else f'{tolerance:.0e}':>10}"

@@ -1,0 +1,129 @@
+"""Platforms and operators in `headrace doctor`: reasons, remedies, providers and tolerances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pluggy
+import pytest
+import torch
+
+from headrace.cli.facts import operator_facts, operator_lines, platform_facts, platform_lines
+from headrace.kernels.registry import OPS, OPTIONAL
+from headrace.kernels.spec import OpSpec
+from headrace.platforms.interface import Device
+from headrace.platforms.torch_device import TorchDevice
+from headrace.plugins import Hooks, PluginInfo, PluginSet, hookimpl
+from headrace.types import API_VERSION, Capabilities, DeviceInfo
+
+CAPABILITIES = Capabilities(frozenset({"float32"}), frozenset({"float32"}))
+
+
+class OwnLinear:
+    tag = "mill-c++"
+
+    def __call__(self, **arguments: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class MillDevice(TorchDevice):
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None:
+        return OwnLinear() if spec.name in ("linear", "moe") else None
+
+    def extension(self, name: str) -> object | None:
+        if name == "op_reasons":
+            return {spec.name: "the wheel is missing: install mill" for spec in OPS if spec.name != "linear"}
+        return {"Sluice": "not installed"} if name == "providers" else "too old" if name == "graphs" else None
+
+
+class Mill:
+    api_version = API_VERSION
+
+    def __init__(self, name: str, score: int, reason: str) -> None:
+        self.name, self._said = name, (score, reason)
+
+    def probe(self) -> tuple[int, str]:
+        return self._said
+
+    def devices(self) -> list[DeviceInfo]:
+        return [DeviceInfo(0, "wheel", 1 << 30)]
+
+    def open(self, index: int, options: Mapping[str, Any]) -> Device:
+        return MillDevice(torch.device("cpu"), CAPABILITIES)
+
+
+MILLS = (
+    Mill("best", 60, "a wheel, turning"),
+    Mill("toy", 5, "for tests"),
+    Mill("dry", 0, "no water here: open the sluice"),
+    Mill("mute", 0, "no"),
+)
+
+
+class Plugin:
+    @hookimpl
+    def headrace_platforms(self) -> list[Any]:
+        return list(MILLS)
+
+
+@pytest.fixture
+def found() -> PluginSet:
+    manager = pluggy.PluginManager("headrace")
+    manager.add_hookspecs(Hooks)
+    manager.register(Plugin(), "mills")
+    return PluginSet(manager, (PluginInfo("mills", "mills:Plugin", "headrace-mills", "1.0"),))
+
+
+def test_every_platform_has_its_reason_and_a_remedy_in_one_line(found: PluginSet) -> None:
+    remedies: list[str] = []
+    facts = {fact["name"]: fact for fact in platform_facts(found, MILLS[0], remedies)}
+    assert remedies == []
+    assert list(facts) == ["best", "toy", "dry", "mute"]
+    assert {name: fact["reason"] for name, fact in facts.items()} == {mill.name: mill.probe()[1] for mill in MILLS}
+    assert {name: fact["remedy"] for name, fact in facts.items()} == {
+        "best": "",
+        "toy": "chosen by name only: --platform toy",
+        "dry": "open the sluice",
+        "mute": "see its plugin, headrace-mills",
+    }
+    assert [fact["chosen"] for fact in facts.values()] == [True, False, False, False]
+    assert [len(fact["devices"]) for fact in facts.values()] == [1, 1, 0, 0]
+
+
+def test_lines_of_platforms_say_nothing_twice(found: PluginSet) -> None:
+    lines = list(platform_lines(platform_facts(found, MILLS[0], [])))
+    assert lines[0] == " *best        score 60: a wheel, turning"
+    assert "  dry         unusable: no water here: open the sluice" in lines
+    assert sum("open the sluice" in line for line in lines) == 1
+    assert "              see its plugin, headrace-mills" in lines
+
+
+def test_every_operator_has_its_provider_its_reason_and_its_tolerance() -> None:
+    remedies: list[str] = []
+    facts = operator_facts(MILLS[0], remedies)
+    assert facts is not None
+    bound = {fact["name"]: fact for fact in facts["bound"]}
+    assert list(bound) == [spec.name for spec in OPS]
+    assert all(fact["tolerance"] == dict(spec.tolerance) for fact, spec in zip(bound.values(), OPS, strict=True))
+    assert bound["linear"]["implementation"] == "mill-c++"
+    assert bound["attention"]["implementation"] == "reference"
+    assert bound["attention"]["reason"] == "the wheel is missing: install mill"
+    optional = {fact["name"]: fact["implementation"] for fact in facts["optional"]}
+    assert optional == {spec.name: "mill-c++" if spec.name == "moe" else "reference" for spec in OPTIONAL}
+    assert facts["providers"] == {"Sluice": "not installed"}
+    (remedy,) = remedies
+    assert remedy.startswith("best: by reference, slowly: resolve_tokens, ")
+    assert remedy.endswith("(the wheel is missing: install mill)")
+
+
+def test_lines_of_operators() -> None:
+    facts = operator_facts(MILLS[0], [])
+    assert facts is not None
+    lines = list(operator_lines(facts))
+    assert lines[0] == "operators on best"
+    (linear,) = (line for line in lines if line.startswith("  linear "))
+    assert linear.split()[1:5] == ["mill-c++", "1e-09", "1e-04", "1e-05"]
+    (tokens,) = (line for line in lines if line.startswith("  resolve_tokens "))
+    assert tokens.split()[2:5] == ["none", "-", "-"]
+    assert lines[-2:] == ["  provider Sluice: not installed", "  steps are not captured: too old"]
