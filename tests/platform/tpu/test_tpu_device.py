@@ -16,6 +16,8 @@ from headrace.conformance import Target, run
 from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.errors import DeviceLost, OutOfMemory, PlatformError
 from headrace.kernels.kv import TorchKV
+from headrace.kernels.pallaslib import table as pallas_table
+from headrace.kernels.registry import OPS
 from headrace.platforms.cpu.device import CpuDevice
 from headrace.platforms.tpu import TpuPlatform, headrace_platforms
 from headrace.platforms.tpu.device import TpuDevice
@@ -233,11 +235,29 @@ def test_float32_is_exact_when_it_is_asked_for(opened: Opened) -> None:
     assert opened(dtype="float32")[1].precision == "highest"
 
 
-@pytest.mark.parametrize("kernels", ["xla", "auto"])
-def test_every_operator_is_the_devices_own(opened: Opened, kernels: str) -> None:
-    device, _ = opened(kernels=kernels)
+@pytest.mark.parametrize("kernels", ["xla", "auto", "interpret"])
+def test_every_operator_is_the_devices_own(opened: Opened, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def some(call: Any, dtype: Any, interpret: bool) -> dict[str, Any]:
+        asked.append((call.__name__, dtype, interpret))
+        return {"attention": lambda: "mine"}
+
+    monkeypatch.setattr(pallas_table, "operators", some)
+    device, _ = opened(kernels=kernels, dtype="bfloat16")
     assert device.extension("op_reasons") == {}
     assert device.extension("torch_device") == torch.device("cpu")
+    tags = {spec.name: getattr(device.op(spec), "tag", "") for spec in OPS}
+    assert tags.pop("attention") == ("xla" if kernels == "xla" else "pallas")
+    assert set(tags.values()) == {"xla"}
+    assert asked == ([] if kernels == "xla" else [("call_kernel", torch.bfloat16, kernels == "interpret")])
+
+
+def test_a_kernel_is_called_with_what_is_no_tensor_by_name() -> None:
+    xla = FakeXla()
+    found = xla.runtime().call_kernel(lambda x, none, *, by: x * by if none is None else x, torch.ones(2), None, by=3)
+    assert found.tolist() == [3, 3]
+    assert xla.journal[0][0] == "kernel"
 
 
 def test_a_closed_device_says_so(opened: Opened) -> None:

@@ -40,7 +40,9 @@ class TpuDevice(TorchDevice):
         self.runtime, self.options = runtime, options
         if options.dtype == "float32":
             runtime.exact_products()
-        self._operators = operators(options.dtype)
+        usual = "pallas" if chip.kernels else "xla"
+        kernels = usual if options.kernels == "auto" else options.kernels
+        self._operators = operators(options.dtype, kernels, runtime.call_kernel)
         self._copying = Worker(f"headrace-tpu-{index}-copies", lambda: None)
         self._copies: dict[KVLayout, Step] = {}
         super().__init__(runtime.device(index), capabilities(chip, runtime.rank()[1]), queue=Inline())

@@ -11,6 +11,7 @@ import torch
 from headrace.kernels.attention.static import attention
 from headrace.kernels.gated_activation.static import gated_activation
 from headrace.kernels.linear import static as dense
+from headrace.kernels.pallaslib import table as pallas
 from headrace.kernels.resolve_tokens.static import resolve_tokens
 from headrace.kernels.rms_norm.static import add_rms_norm, rms_norm
 from headrace.kernels.rotary_cache.static import rotary_cache
@@ -32,11 +33,11 @@ class Operator:
         return self._function(*args, **kwargs)
 
 
-def operators(dtype: str | None) -> Mapping[str, Operator]:
-    """By XLA alone. `dtype`: of activations and products; None: each table's and matrix's own, bfloat16 where it is quantised."""
+def operators(dtype: str | None, kernels: str, call: Callable[..., Any]) -> Mapping[str, Operator]:
+    """`kernels`: `xla`, `pallas` or `interpret`; `call` puts a JAX function into the graph. `dtype`: of activations and products; None: each table's and matrix's own, bfloat16 where it is quantised."""
     chosen = None if dtype is None else getattr(torch, dtype)
     pack = partial(dense.pack, dtype=chosen)
-    return {
+    table = {
         "resolve_tokens": Operator("xla", resolve_tokens),
         "embedding": Operator("xla", partial(dense.embedding, dtype=chosen)),
         "rms_norm": Operator("xla", rms_norm),
@@ -48,3 +49,7 @@ def operators(dtype: str | None) -> Mapping[str, Operator]:
         "logits": Operator("xla", partial(dense.logits, dtype=chosen), pack),
         "sample": Operator("xla", sample),
     }
+    if kernels == "xla":
+        return table
+    paged = pallas.operators(call, chosen, kernels == "interpret")
+    return table | {name: Operator("pallas", own, getattr(own, "pack", None)) for name, own in paged.items()}
