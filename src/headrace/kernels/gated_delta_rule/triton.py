@@ -18,13 +18,11 @@ from headrace.kernels.ops import Batch
 from headrace.kernels.recurrence import CHUNK
 from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit, next_power
-from headrace.kernels.tritonlib.recurrence import keep_kernel, load_gate, load_rows, rows_of
+from headrace.kernels.tritonlib.recurrence import PIECE, keep_kernel, load_gate, load_rows, part_of, rows_of
 
 __all__ = ["delta_kernel", "gated_delta_rule"]
 
 Tensor = torch.Tensor
-_PART = 32
-"""Columns of the state that a program holds."""
 
 
 @jit
@@ -39,20 +37,38 @@ def solve(a: tensor, u: tensor, CHUNK: tl.constexpr) -> tensor:
 
 
 @jit
-def unit(x: tensor) -> tensor:
-    """float32, each row over its length."""
-    x = x.to(tl.float32)
-    return x / tl.sqrt(tl.sum(x * x, 1) + 1e-6)[:, None]
+def length(x: tensor, NORMALISE: tl.constexpr) -> tensor:
+    """Sums of squares, or nothing."""
+    wide = x.to(tl.float32)
+    return tl.sum(wide * wide, 1) if NORMALISE else tl.zeros([x.shape[0]], tl.float32)
+
+
+@jit
+def leave(
+    qkv: tensor, own: tensor, s: tensor, u: tensor, left: tensor, fade: tensor, token: tensor, first_k: tensor,
+    row: tensor, fresh: tensor, old: tensor, live: tensor, v_in: tensor, WIDTH: tl.constexpr, SKIP: tl.constexpr,
+    KEPT: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PIECE: tl.constexpr,
+) -> None:  # fmt: skip
+    """The state after a full chunk: faded, and each write u to its key as far as that is `left`."""
+    for first in range(0, DK, PIECE):
+        kd = first + tl.arange(0, PIECE)
+        k = load_rows(qkv, own, token, first_k, row, fresh, old, kd, kd < DK, WIDTH, SKIP, KEPT)
+        part = tl.load(s + kd[:, None] * DV, (kd < live)[:, None] & v_in[None, :], 0.0)
+        k = (k.to(tl.float32) * left[:, None]).to(u.dtype)
+        part = tl.dot(tl.trans(k), u, part * fade, input_precision="ieee")
+        tl.store(s + kd[:, None] * DV, part, (kd < DK)[:, None] & v_in[None, :])
+    tl.debug_barrier()  # other threads read it in the next chunk
 
 
 @jit
 def delta_kernel(
     qkv: tensor, decay: tensor, strength: tensor, out: tensor, state: tensor, pending: tensor, query_start: tensor,
     context_lens: tensor, slots: tensor, scale: float, NORMALISE: tl.constexpr, K_HEADS: tl.constexpr,
-    HEADS: tl.constexpr, DK: tl.constexpr, KPAD: tl.constexpr, DV: tl.constexpr, PART: tl.constexpr,
+    HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PART: tl.constexpr, PIECE: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a sequence, value head and PART columns of its state. Reads `pending`, which keep_kernel writes afterwards."""
+    """A program a sequence, value head and PART columns of its state, which stays in memory and is met PIECE rows at a time. Reads
+    `pending`, which keep_kernel writes afterwards."""
     WIDTH: tl.constexpr = 2 * K_HEADS * DK + HEADS * DV
     KEPT: tl.constexpr = K_HEADS * DK + HEADS * DV + 2 * HEADS
     SKIP: tl.constexpr = K_HEADS * DK
@@ -63,39 +79,50 @@ def delta_kernel(
         slot = tl.load(slots + seq).to(tl.int64)
         own = pending + slot * CHUNK * KEPT
         k_head = head // (HEADS // K_HEADS)
-        kd, vd, row = tl.arange(0, KPAD), tl.program_id(2) * PART + tl.arange(0, PART), tl.arange(0, CHUNK)
-        k_in, v_in = kd < DK, vd < DV
-        place = state + ((slot * HEADS + head) * DK + kd[:, None]) * DV + vd[None, :]
-        started = tl.where(before >= CHUNK, DK, 0)
-        s = tl.load(place, (kd < started)[:, None] & v_in[None, :], 0.0)
+        vd, row = tl.program_id(2) * PART + tl.arange(0, PART), tl.arange(0, CHUNK)
+        v_in = vd < DV
+        s = state + (slot * HEADS + head) * DK * DV + vd[None, :]
         below, upto = row[:, None] > row[None, :], row[:, None] >= row[None, :]
         for chunk in range(before // CHUNK, (context + CHUNK - 1) // CHUNK):
             token, fresh, old = rows_of(chunk, before, context, start, CHUNK)
-            q = tl.load(qkv + token[:, None] * WIDTH + k_head * DK + kd[None, :], fresh[:, None] & k_in[None, :], 0.0)
-            k = load_rows(qkv, own, token, k_head * DK, row, fresh, old, kd, k_in, WIDTH, SKIP, KEPT)
+            kk, qk = tl.zeros([CHUNK, CHUNK], tl.float32), tl.zeros([CHUNK, CHUNK], tl.float32)
+            told, seen = tl.zeros([CHUNK, PART], tl.float32), tl.zeros([CHUNK, PART], tl.float32)
+            k_size, q_size = tl.zeros([CHUNK], tl.float32), tl.zeros([CHUNK], tl.float32)
+            live = tl.where(chunk > 0, DK, 0)
+            for first in range(0, DK, PIECE):
+                kd = first + tl.arange(0, PIECE)
+                q_at = qkv + token[:, None] * WIDTH + k_head * DK + kd[None, :]
+                q = tl.load(q_at, fresh[:, None] & (kd < DK)[None, :], 0.0)
+                k = load_rows(qkv, own, token, k_head * DK, row, fresh, old, kd, kd < DK, WIDTH, SKIP, KEPT)
+                part = tl.load(s + kd[:, None] * DV, (kd < live)[:, None] & v_in[None, :], 0.0).to(k.dtype)
+                kk = tl.dot(k, tl.trans(k), kk, input_precision="ieee")
+                qk = tl.dot(q, tl.trans(k), qk, input_precision="ieee")
+                told = tl.dot(k, part, told, input_precision="ieee")
+                seen = tl.dot(q, part, seen, input_precision="ieee")
+                k_size, q_size = k_size + length(k, NORMALISE), q_size + length(q, NORMALISE)
             v = load_rows(qkv, own, token, K_HEADS * DK + head * DV, row, fresh, old, vd, v_in, WIDTH, SKIP, KEPT)
             log = load_gate(decay, own, token, head, row, fresh, old, HEADS, KEPT - 2 * HEADS, KEPT)
             beta = load_gate(strength, own, token, head, row, fresh, old, HEADS, KEPT - HEADS, KEPT)
-            dtype = k.dtype
             if NORMALISE:
-                q, k = unit(q), unit(k)
-            q, k = (q.to(tl.float32) * scale).to(dtype), k.to(dtype)
+                k_size, q_size = 1.0 / tl.sqrt(k_size + 1e-6), scale / tl.sqrt(q_size + 1e-6)
+            else:
+                k_size, q_size = k_size + 1.0, q_size + scale
             total = tl.cumsum(log, 0)
             fade, between = tl.exp(total), tl.exp(tl.where(upto, total[:, None] - total[None, :], 0.0))
-            a = tl.dot(k, tl.trans(k), input_precision="ieee") * between * beta[:, None]
-            told = tl.dot(k, s.to(dtype), input_precision="ieee") * fade[:, None]
-            u = solve(tl.where(below, a, 0.0), (v.to(tl.float32) - told) * beta[:, None], CHUNK).to(dtype)
-            mix = tl.where(upto, tl.dot(q, tl.trans(k), input_precision="ieee") * between, 0.0).to(dtype)
-            seen = tl.dot(q, s.to(dtype), input_precision="ieee") * fade[:, None]
-            result = tl.dot(mix, u, seen, input_precision="ieee")
+            between *= k_size[None, :]
+            a = tl.where(below, kk * between * (beta * k_size)[:, None], 0.0)
+            u = (v.to(tl.float32) - told * (fade * k_size)[:, None]) * beta[:, None]
+            u = solve(a, u, CHUNK).to(v.dtype)
+            mix = tl.where(upto, qk * between * q_size[:, None], 0.0).to(v.dtype)
+            result = tl.dot(mix, u, seen * (fade * q_size)[:, None], input_precision="ieee")
             target = out + (token[:, None] * HEADS + head) * DV + vd[None, :]
             tl.store(target, result.to(out.dtype.element_ty), fresh[:, None] & v_in[None, :])
             if chunk * CHUNK + CHUNK <= context:
                 end = tl.sum(tl.where(row == CHUNK - 1, total, 0.0), 0)
-                left = (k.to(tl.float32) * tl.exp(end - total)[:, None]).to(dtype)
-                s = tl.dot(tl.trans(left), u, s * tl.exp(end), input_precision="ieee")
-        if context // CHUNK > before // CHUNK:
-            tl.store(place, s, k_in[:, None] & v_in[None, :])
+                leave(
+                    qkv, own, s, u, k_size * tl.exp(end - total), tl.exp(end), token, k_head * DK, row, fresh, old, live,
+                    v_in, WIDTH, SKIP, KEPT, DK, DV, PIECE,
+                )  # fmt: skip
 
 
 def gated_delta_rule(
@@ -113,7 +140,7 @@ def gated_delta_rule(
 ) -> Tensor:
     """See `ops.OptionalOps.gated_delta_rule`; rows past the true token count are undefined."""
     _, heads, dk, dv = state.shape
-    part, seqs = min(next_power(dv, 16), _PART), len(batch.context_lens)
+    (part, warps), seqs = part_of(dv, config), len(batch.context_lens)
     qkv, decay, strength = qkv.contiguous(), decay.contiguous(), strength.contiguous()
     out = qkv.new_empty(len(qkv), heads * dv)
     lens = {"query_start": batch.query_start, "context_lens": batch.context_lens, "slots": batch.slots}
@@ -130,12 +157,12 @@ def gated_delta_rule(
         "K_HEADS": num_k_heads,
         "HEADS": heads,
         "DK": dk,
-        "KPAD": next_power(dk, 16),
         "DV": dv,
         "PART": part,
+        "PIECE": min(next_power(dk, 16), PIECE),
         "CHUNK": CHUNK,
     }
-    config.launch(delta_kernel, (seqs, heads, -(-dv // part)), args, 128 // config.lanes, 1)
+    config.launch(delta_kernel, (seqs, heads, -(-dv // part)), args, warps, 1)
     kept = {"pending": pending, "first": qkv, "second": decay, "third": strength, **lens}
     skip = num_k_heads * dk
     sizes = {"WIDTH": qkv.shape[1], "SKIP": skip, "FIRST": skip + heads * dv, "SECOND": heads, "THIRD": heads}

@@ -17,13 +17,11 @@ from headrace.kernels.ops import Batch
 from headrace.kernels.recurrence import CHUNK
 from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit, next_power
-from headrace.kernels.tritonlib.recurrence import keep_kernel, load_gate, load_rows, rows_of
+from headrace.kernels.tritonlib.recurrence import PIECE, keep_kernel, load_gate, load_rows, part_of, rows_of
 
 __all__ = ["mamba2_scan", "ssd_kernel"]
 
 Tensor = torch.Tensor
-_PART = 32
-"""Rows of the state that a program holds."""
 
 
 @jit
@@ -40,10 +38,11 @@ def softplus(x: tensor) -> tensor:
 def ssd_kernel(
     xbc: tensor, dt: tensor, a: tensor, d: tensor, dt_bias: tensor, out: tensor, state: tensor, pending: tensor,
     query_start: tensor, context_lens: tensor, slots: tensor, low: float, high: float, GROUPS: tl.constexpr,
-    HEADS: tl.constexpr, SIZE: tl.constexpr, N: tl.constexpr, NPAD: tl.constexpr, PART: tl.constexpr,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, N: tl.constexpr, PART: tl.constexpr, PIECE: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a sequence, head and PART rows of its state. Reads `pending`, which keep_kernel writes afterwards."""
+    """A program a sequence, head and PART rows of its state, which stays in memory and is met PIECE columns at a time. Reads
+    `pending`, which keep_kernel writes afterwards."""
     WIDTH: tl.constexpr = HEADS * SIZE + 2 * GROUPS * N
     KEPT: tl.constexpr = HEADS * SIZE + GROUPS * N + HEADS
     seq, head = tl.program_id(0), tl.program_id(1)
@@ -52,22 +51,26 @@ def ssd_kernel(
     if before < context:
         slot = tl.load(slots + seq).to(tl.int64)
         own = pending + slot * CHUNK * KEPT
-        group = head // (HEADS // GROUPS)
-        pd, nd, row = tl.program_id(2) * PART + tl.arange(0, PART), tl.arange(0, NPAD), tl.arange(0, CHUNK)
-        p_in, n_in = pd < SIZE, nd < N
-        place = state + ((slot * HEADS + head) * SIZE + pd[:, None]) * N + nd[None, :]
-        started = tl.where(before >= CHUNK, N, 0)
-        h = tl.load(place, p_in[:, None] & (nd < started)[None, :], 0.0)
+        b_at = HEADS * SIZE + head // (HEADS // GROUPS) * N
+        pd, row = tl.program_id(2) * PART + tl.arange(0, PART), tl.arange(0, CHUNK)
+        p_in, upto = pd < SIZE, row[:, None] >= row[None, :]
+        h = state + ((slot * HEADS + head) * SIZE + pd[:, None]) * N
         slope, shift = tl.load(a + head).to(tl.float32), 0.0
         if dt_bias is not None:
             shift = tl.load(dt_bias + head).to(tl.float32)
-        upto = row[:, None] >= row[None, :]
         for chunk in range(before // CHUNK, (context + CHUNK - 1) // CHUNK):
             token, fresh, old = rows_of(chunk, before, context, start, CHUNK)
+            cb, seen = tl.zeros([CHUNK, CHUNK], tl.float32), tl.zeros([CHUNK, PART], tl.float32)
+            live = tl.where(chunk > 0, N, 0)
+            for first in range(0, N, PIECE):
+                nd = first + tl.arange(0, PIECE)
+                b = load_rows(xbc, own, token, b_at, row, fresh, old, nd, nd < N, WIDTH, 0, KEPT)
+                c_at = xbc + token[:, None] * WIDTH + b_at + GROUPS * N + nd[None, :]
+                c = tl.load(c_at, fresh[:, None] & (nd < N)[None, :], 0.0)
+                part = tl.load(h + nd[None, :], p_in[:, None] & (nd < live)[None, :], 0.0).to(c.dtype)
+                cb = tl.dot(c, tl.trans(b), cb, input_precision="ieee")
+                seen = tl.dot(c, tl.trans(part), seen, input_precision="ieee")
             x = load_rows(xbc, own, token, head * SIZE, row, fresh, old, pd, p_in, WIDTH, 0, KEPT)
-            b = load_rows(xbc, own, token, HEADS * SIZE + group * N, row, fresh, old, nd, n_in, WIDTH, 0, KEPT)
-            c_at = xbc + token[:, None] * WIDTH + HEADS * SIZE + (GROUPS + group) * N + nd[None, :]
-            c = tl.load(c_at, fresh[:, None] & n_in[None, :], 0.0)
             raw = load_gate(dt, own, token, head, row, fresh, old, HEADS, KEPT - HEADS, KEPT)
             rate = tl.minimum(tl.maximum(softplus(raw + shift), low), high)
             rate = tl.where(fresh | old, rate, 0.0)
@@ -75,19 +78,22 @@ def ssd_kernel(
             between = tl.exp(tl.where(upto, total[:, None] - total[None, :], 0.0))
             wide = x.to(tl.float32)
             fed = wide * rate[:, None]
-            mix = tl.where(upto, tl.dot(c, tl.trans(b), input_precision="ieee") * between, 0.0).to(x.dtype)
-            seen = tl.dot(c, tl.trans(h).to(x.dtype), input_precision="ieee") * tl.exp(total)[:, None]
-            result = tl.dot(mix, fed.to(x.dtype), seen, input_precision="ieee")
+            mix = tl.where(upto, cb * between, 0.0).to(x.dtype)
+            result = tl.dot(mix, fed.to(x.dtype), seen * tl.exp(total)[:, None], input_precision="ieee")
             if d is not None:
                 result += wide * tl.load(d + head).to(tl.float32)
             target = out + (token[:, None] * HEADS + head) * SIZE + pd[None, :]
             tl.store(target, result.to(out.dtype.element_ty), fresh[:, None] & p_in[None, :])
             if chunk * CHUNK + CHUNK <= context:
                 end = tl.sum(tl.where(row == CHUNK - 1, total, 0.0), 0)
-                left = (fed * tl.exp(end - total)[:, None]).to(x.dtype)
-                h = tl.dot(tl.trans(left), b, h * tl.exp(end), input_precision="ieee")
-        if context // CHUNK > before // CHUNK:
-            tl.store(place, h, p_in[:, None] & n_in[None, :])
+                left = tl.trans((fed * tl.exp(end - total)[:, None]).to(x.dtype))
+                for first in range(0, N, PIECE):
+                    nd = first + tl.arange(0, PIECE)
+                    b = load_rows(xbc, own, token, b_at, row, fresh, old, nd, nd < N, WIDTH, 0, KEPT)
+                    part = tl.load(h + nd[None, :], p_in[:, None] & (nd < live)[None, :], 0.0)
+                    part = tl.dot(left, b, part * tl.exp(end), input_precision="ieee")
+                    tl.store(h + nd[None, :], part, p_in[:, None] & (nd < N)[None, :])
+                tl.debug_barrier()  # other threads read it in the next chunk
 
 
 def mamba2_scan(
@@ -106,7 +112,7 @@ def mamba2_scan(
 ) -> Tensor:
     """See `ops.OptionalOps.mamba2_scan`; rows past the true token count are undefined."""
     _, heads, size, n = state.shape
-    part, seqs = min(next_power(size, 16), _PART), len(batch.context_lens)
+    (part, warps), seqs = part_of(size, config), len(batch.context_lens)
     xbc, dt = xbc.contiguous(), dt.contiguous()
     out = xbc.new_empty(len(xbc), heads * size)
     lens = {"query_start": batch.query_start, "context_lens": batch.context_lens, "slots": batch.slots}
@@ -126,11 +132,11 @@ def mamba2_scan(
         "HEADS": heads,
         "SIZE": size,
         "N": n,
-        "NPAD": next_power(n, 16),
         "PART": part,
+        "PIECE": min(next_power(n, 16), PIECE),
         "CHUNK": CHUNK,
     }
-    config.launch(ssd_kernel, (seqs, heads, -(-size // part)), args, 128 // config.lanes, 1)
+    config.launch(ssd_kernel, (seqs, heads, -(-size // part)), args, warps, 1)
     kept = {"pending": pending, "first": xbc, "second": dt, "third": None, **lens}
     sizes = {"WIDTH": xbc.shape[1], "SKIP": 0, "FIRST": heads * size + num_groups * n, "SECOND": heads, "THIRD": 0}
     config.launch(keep_kernel, (seqs, CHUNK), {**kept, **sizes, "CHUNK": CHUNK, "BLOCK": 1024}, 4, 1)

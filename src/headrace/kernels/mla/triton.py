@@ -33,45 +33,61 @@ class Step:
 
     rows: int
     keys: int
+    piece: int
+    """Of a latent, what of the scores' product is done at a time."""
     warps: int
     stages: int
 
 
-def step_of(wide: bool, config: Config) -> Step:
-    """As much as registers hold of a latent of 512; float32 (`wide`) takes more of them."""
+def step_of(pad: int, wide: bool, config: Config) -> Step:
+    """For latents of `pad` elements; as much as registers hold, where float32 (`wide`) takes more of them, and a small tile with
+    narrow warps says that every warp holds all queries."""
     roomy = config.tile == 64
-    return Step(16, 16 if wide or not roomy else 32, 256 // config.lanes, 1 if wide or not roomy else 2)
+    piece = pad if roomy or config.lanes == 64 else min(pad, 64)
+    return Step(16, 32 if roomy and not wide else 16, piece, 256 // config.lanes, 2 if roomy and not wide else 1)
 
 
 @jit
 def load_heads(
-    q: tensor, token: tensor, head: tensor, HEADS: tl.constexpr, FIRST: tl.constexpr, SIZE: tl.constexpr,
-    PAD: tl.constexpr, WIDTH: tl.constexpr,
+    q: tensor, token: tensor, head: tensor, first: tensor, END: tl.constexpr, HEADS: tl.constexpr, PAD: tl.constexpr,
+    WIDTH: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """[ROWS, PAD]: elements FIRST … FIRST + SIZE - 1 of the heads' queries; zeros past them."""
-    dim = tl.arange(0, PAD)
-    place = (token.to(tl.int64) * HEADS + head) * WIDTH + FIRST
-    return tl.load(q + place[:, None] + dim[None, :], (head < HEADS)[:, None] & (dim < SIZE)[None, :], 0.0)
+    """[ROWS, PAD]: elements first … first + PAD - 1 of the heads' queries; zeros from END on."""
+    dim = first + tl.arange(0, PAD)
+    place = (token.to(tl.int64) * HEADS + head) * WIDTH
+    return tl.load(q + place[:, None] + dim[None, :], (head < HEADS)[:, None] & (dim < END)[None, :], 0.0)
 
 
 @jit
 def attend_latents(
-    latent: tensor, rotary: tensor, low: tensor, high: tensor, rows: tensor, scales: tensor, table: tensor,
-    scale: tensor, RANK: tl.constexpr, RPAD: tl.constexpr, ROPE: tl.constexpr, PPAD: tl.constexpr, BLOCK: tl.constexpr,
-    KEYS: tl.constexpr, ROWS: tl.constexpr,
+    q: tensor, token: tensor, head: tensor, low: tensor, high: tensor, rows: tensor, scales: tensor, table: tensor,
+    scale: tensor, HEADS: tl.constexpr, RANK: tl.constexpr, RPAD: tl.constexpr, ROPE: tl.constexpr, PPAD: tl.constexpr,
+    PIECE: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """(peak [ROWS], norm [ROWS], out [ROWS, RPAD]) of keys low … high - 1; low is a multiple of KEYS."""
     peak, norm, out = start_state(ROWS, RPAD)
     dim, turn = tl.arange(0, RPAD), tl.arange(0, PPAD)
+    rotary = load_heads(q, token, head, RANK, RANK + ROPE, HEADS, PPAD, RANK + ROPE)
+    whole = load_heads(q, token, head, 0, RANK, HEADS, PIECE, RANK + ROPE)
     for first in range(low, high, KEYS):
         key = first + tl.arange(0, KEYS)
         there = key < high
         row = tl.load(table + key // BLOCK, there, 0).to(tl.int64) * BLOCK + key % BLOCK
         start = rows + row[:, None] * (RANK + ROPE)
-        c = as_float(tl.load(start + dim[None, :], there[:, None] & (dim < RANK)[None, :], 0), latent.dtype)
-        k = as_float(tl.load(start + RANK + turn[None, :], there[:, None] & (turn < ROPE)[None, :], 0), latent.dtype)
-        score = tl.dot(latent, tl.trans(c), input_precision="ieee")
-        score = tl.dot(rotary, tl.trans(k), score, input_precision="ieee") * scale
+        c = as_float(tl.load(start + dim[None, :], there[:, None] & (dim < RANK)[None, :], 0), q.dtype.element_ty)
+        k = as_float(
+            tl.load(start + RANK + turn[None, :], there[:, None] & (turn < ROPE)[None, :], 0), q.dtype.element_ty
+        )
+        score = tl.dot(rotary, tl.trans(k), input_precision="ieee")
+        if PIECE == RPAD:
+            score = tl.dot(whole, tl.trans(c), score, input_precision="ieee")
+        else:
+            for at in range(0, RPAD, PIECE):
+                some = at + tl.arange(0, PIECE)
+                p = tl.load(start + some[None, :], there[:, None] & (some < RANK)[None, :], 0)
+                part = load_heads(q, token, head, at, RANK, HEADS, PIECE, RANK + ROPE)
+                score = tl.dot(part, tl.trans(as_float(p, q.dtype.element_ty)), score, input_precision="ieee")
+        score *= scale
         if scales is not None:
             score *= tl.load(scales + row, there, 0.0)[None, :]
         score = tl.where(there[None, :], score, float("-inf"))
@@ -80,7 +96,7 @@ def attend_latents(
         norm = norm * fade + tl.sum(part, 1)
         if scales is not None:
             part *= tl.load(scales + row, there, 0.0)[None, :]
-        out = tl.dot(part.to(latent.dtype), c, out * fade[:, None], input_precision="ieee")
+        out = tl.dot(part.to(q.dtype.element_ty), c, out * fade[:, None], input_precision="ieee")
         peak = top
     return peak, norm, out
 
@@ -89,8 +105,8 @@ def attend_latents(
 def latent_decode_kernel(
     q: tensor, part_out: tensor, part_peak: tensor, part_norm: tensor, rows: tensor, scales: tensor, query_start: tensor,
     context_lens: tensor, block_tables: tensor, table_width: int, scale: float, HEADS: tl.constexpr, RANK: tl.constexpr,
-    RPAD: tl.constexpr, ROPE: tl.constexpr, PPAD: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
-    ROWS: tl.constexpr, SPLIT: tl.constexpr,
+    RPAD: tl.constexpr, ROPE: tl.constexpr, PPAD: tl.constexpr, PIECE: tl.constexpr, BLOCK: tl.constexpr,
+    KEYS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a sequence of one token, tile of heads and split; parts [S, Hq, splits] and [S, Hq, splits, RANK]."""
     seq, split = tl.program_id(0), tl.program_id(2)
@@ -98,11 +114,9 @@ def latent_decode_kernel(
     low, high = split * SPLIT, tl.minimum(split * SPLIT + SPLIT, context)
     if (tl.load(query_start + seq + 1) - start == 1) & (low < high):
         head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-        latent = load_heads(q, start, head, HEADS, 0, RANK, RPAD, RANK + ROPE)
-        rotary = load_heads(q, start, head, HEADS, RANK, ROPE, PPAD, RANK + ROPE)
         peak, norm, out = attend_latents(
-            latent, rotary, low, high, rows, scales, block_tables + seq.to(tl.int64) * table_width, scale, RANK, RPAD,
-            ROPE, PPAD, BLOCK, KEYS, ROWS,
+            q, start, head, low, high, rows, scales, block_tables + seq.to(tl.int64) * table_width, scale, HEADS, RANK,
+            RPAD, ROPE, PPAD, PIECE, BLOCK, KEYS, ROWS,
         )  # fmt: skip
         there, dim = head < HEADS, tl.arange(0, RPAD)
         place = (seq.to(tl.int64) * HEADS + head) * tl.num_programs(2) + split
@@ -115,8 +129,8 @@ def latent_decode_kernel(
 def latent_prefill_kernel(
     q: tensor, out: tensor, rows: tensor, scales: tensor, sizes: tensor, positions: tensor, token_seq: tensor,
     query_start: tensor, block_tables: tensor, table_width: int, scale: float, HEADS: tl.constexpr, RANK: tl.constexpr,
-    RPAD: tl.constexpr, ROPE: tl.constexpr, PPAD: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
-    ROWS: tl.constexpr, SPLIT: tl.constexpr,
+    RPAD: tl.constexpr, ROPE: tl.constexpr, PPAD: tl.constexpr, PIECE: tl.constexpr, BLOCK: tl.constexpr,
+    KEYS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a token and tile of heads; sequences of one token are left to latent_decode_kernel."""
     token = tl.program_id(0)
@@ -124,14 +138,13 @@ def latent_prefill_kernel(
         seq = tl.load(token_seq + token)
         if tl.load(query_start + seq + 1) - tl.load(query_start + seq) > 1:
             head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-            latent = load_heads(q, token, head, HEADS, 0, RANK, RPAD, RANK + ROPE)
-            rotary = load_heads(q, token, head, HEADS, RANK, ROPE, PPAD, RANK + ROPE)
             high = tl.load(positions + token) + 1
             peak, norm, total = start_state(ROWS, RPAD)
             for split in range(0, (high + SPLIT - 1) // SPLIT):
                 peak2, norm2, total2 = attend_latents(
-                    latent, rotary, split * SPLIT, tl.minimum(split * SPLIT + SPLIT, high), rows, scales,
-                    block_tables + seq.to(tl.int64) * table_width, scale, RANK, RPAD, ROPE, PPAD, BLOCK, KEYS, ROWS,
+                    q, token, head, split * SPLIT, tl.minimum(split * SPLIT + SPLIT, high), rows, scales,
+                    block_tables + seq.to(tl.int64) * table_width, scale, HEADS, RANK, RPAD, ROPE, PPAD, PIECE, BLOCK,
+                    KEYS, ROWS,
                 )  # fmt: skip
                 peak, norm, total = merge(peak, norm, total, peak2, norm2, total2)
             there, dim = head < HEADS, tl.arange(0, RPAD)
@@ -147,7 +160,8 @@ def mla(
     _, block, width = latents.shape
     heads, rope = q.shape[1] // width, width - rank
     wide = torch.float32 in (q.dtype, latents.dtype)
-    step = step_of(wide, config)
+    pad = next_power(rank, 16)
+    step = step_of(pad, wide, config)
     shared: dict[str, Any] = {
         "q": q.float() if wide else q.contiguous(),
         "rows": latents.view(torch.uint8) if latents.dtype == torch.float8_e4m3fn else latents,
@@ -158,9 +172,10 @@ def mla(
         "scale": scale,
         "HEADS": heads,
         "RANK": rank,
-        "RPAD": next_power(rank, 16),
+        "RPAD": pad,
         "ROPE": rope,
         "PPAD": next_power(rope, 16),
+        "PIECE": step.piece,
         "BLOCK": block,
         "KEYS": step.keys,
         "ROWS": step.rows,

@@ -5,9 +5,19 @@ from __future__ import annotations
 import triton.language as tl
 from triton.language import tensor
 
-from headrace.kernels.tritonlib.device import jit
+from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.tritonlib.device import jit, next_power
 
-__all__ = ["keep_kernel", "load_gate", "load_rows", "rows_of"]
+__all__ = ["PIECE", "keep_kernel", "load_gate", "load_rows", "part_of", "rows_of"]
+
+
+PIECE = 32
+"""Of a state's inner dimension, what a program holds at a time."""
+
+
+def part_of(size: int, config: Config) -> tuple[int, int]:
+    """(of a state's outer dimension of `size`, what a program computes; its warps)."""
+    return min(next_power(size, 16), config.tile // 2), 128 // config.lanes
 
 
 @jit
