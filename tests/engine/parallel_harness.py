@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,23 +18,32 @@ from headrace.kernels.registry import bind
 from headrace.models.decoder import Decoder
 from headrace.models.sharding import Shard
 from headrace.platforms.cpu.native_device import NativeDevice
+from headrace.platforms.interface import Device
 from headrace.types import Bucket, KVLayout
 
-T = TypeVar("T")
 _CONTEXT = 64
 
 
-def on_ranks(
-    size: int, directory: Path, work: Callable[[NativeDevice, int], T], dtype: str | None = "float32"
-) -> list[T]:
-    """What `work(device, rank)` gives on every rank, one thread each. The first error is raised."""
-    meeting = f"file://{directory}/meeting"
+def logits(
+    model: Path,
+    ids: list[int],
+    size: int,
+    directory: Path,
+    dtype: str | None = "float32",
+    steps: int = 0,
+    opened: Callable[..., Device] = NativeDevice,
+) -> list[torch.Tensor]:
+    """float32 [len(ids) + steps, vocab] of each rank: after every token of the prompt, then greedily onwards. The first error is
+    raised."""
+    directory.mkdir(exist_ok=True)
 
-    def rank_main(rank: int) -> T:
-        ranks = {} if size == 1 else {"rank": rank, "world_size": size, "rendezvous": meeting}
-        device = NativeDevice(threads=1, dtype=dtype, **ranks)  # type: ignore[arg-type]
+    def rank_main(rank: int) -> torch.Tensor:
+        ranks = {"rank": rank, "world_size": size, "rendezvous": f"file://{directory}/meeting"}
+        device = opened(threads=1, dtype=dtype, **(ranks if size > 1 else {}))
         try:
-            return work(device, rank)
+            group = None if size == 1 else device.communicator(range(size))
+            decoder = open_checkpoint(model).build(bind(device), _CONTEXT, shard=Shard(rank, size), group=group)
+            return greedy(device, decoder, list(ids), steps)
         finally:
             device.close()
 
@@ -42,22 +51,7 @@ def on_ranks(
         return [found.result(120) for found in [pool.submit(rank_main, rank) for rank in range(size)]]
 
 
-def logits(
-    model: Path, ids: list[int], size: int, directory: Path, dtype: str | None = "float32", steps: int = 0
-) -> list[torch.Tensor]:
-    """float32 [len(ids) + steps, vocab] of each rank: after every token of the prompt, then greedily onwards."""
-    directory.mkdir(exist_ok=True)
-
-    def work(device: NativeDevice, rank: int) -> torch.Tensor:
-        shard = Shard(rank, size)
-        group = None if size == 1 else device.communicator(range(size))
-        decoder = open_checkpoint(model).build(bind(device), _CONTEXT, shard=shard, group=group)
-        return greedy(device, decoder, list(ids), steps)
-
-    return on_ranks(size, directory, work, dtype)
-
-
-def greedy(device: NativeDevice, decoder: Decoder, ids: list[int], steps: int) -> torch.Tensor:
+def greedy(device: Device, decoder: Decoder, ids: list[int], steps: int) -> torch.Tensor:
     def step(kv: Any, inputs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
         return kv, {"logits": decoder.forward(batch_of(inputs), kv, inputs["history"])}
 

@@ -8,9 +8,11 @@ import pytest
 import tiny_models
 import torch
 from gguf_export import Type, export
+from moe_models import save_moe
 from parallel_harness import logits, nmse
 
 from headrace.errors import HeadraceError
+from headrace.platforms.cpu.device import CpuDevice
 from headrace.platforms.cpu.native import missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -29,6 +31,23 @@ def test_every_family_gives_the_same_logits_and_tokens(variant: str, tmp_path: P
     assert torch.equal(first, second), "the ranks' sums have the same bits"
     assert nmse(first, whole) < 1e-10
     assert torch.equal(first.argmax(-1), whole.argmax(-1))
+
+
+@pytest.mark.parametrize("variant", ["mixtral", "qwen3_moe-some-dense"])
+def test_experts_are_split_by_their_inner_columns(variant: str, tmp_path: Path) -> None:
+    save_moe(variant, tmp_path / "model")
+    (whole,) = logits(tmp_path / "model", IDS, 1, tmp_path / "one", steps=3)
+    first, second = logits(tmp_path / "model", IDS, 2, tmp_path / "two", steps=3)
+    assert torch.equal(first, second)
+    assert nmse(first, whole) < 1e-10
+
+
+def test_operators_by_reference_share_memory_as_well(tmp_path: Path) -> None:
+    tiny_models.save("qwen2", tmp_path / "model", dtype=torch.bfloat16)
+    (whole,) = logits(tmp_path / "model", IDS, 1, tmp_path / "one", steps=3, opened=CpuDevice)
+    first, second = logits(tmp_path / "model", IDS, 2, tmp_path / "two", steps=3, opened=CpuDevice)
+    assert torch.equal(first, second)
+    assert nmse(first, whole) < 1e-10
 
 
 @pytest.mark.parametrize("size", [3, 4])
