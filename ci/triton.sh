@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The Triton operators without their device: numerics by interpreter over every type and layout, then every kernel compiled for
-# the chips named, with no spills, shared memory within limits and the expected matrix instruction, held to the checked-in baseline.
+# The Triton operators without their device: numerics by interpreter over every type and layout, their launches
+# through Triton's own dispatch and a driver that has no device, then every kernel compiled for the chips named, with no spills, shared memory within limits and the expected matrix instruction, held to the checked-in baseline.
 #
 # Usage: ci/triton.sh CHIPS [file for the result]      ci/cuda.sh and ci/rocm.sh name the chips
 #   PYTHON=python3.12   an interpreter with headrace[dev] installed; default .venv/bin/python
@@ -23,6 +23,9 @@ tally() { # tally EXIT_STATUS: add what the log's last lines count; a step that 
 "$python" -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__)' || exit 1
 
 OMP_NUM_THREADS=1 "$python" -m pytest tests/platform/triton -m 'not slow' 2>&1 | tee "$log"
+tally "${PIPESTATUS[0]}"
+
+OMP_NUM_THREADS=1 "$python" -m pytest tests/platform/accelerator/test_accelerator_launch.py 2>&1 | tee "$log"
 tally "${PIPESTATUS[0]}"
 
 result=()

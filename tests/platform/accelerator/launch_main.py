@@ -1,0 +1,94 @@
+"""Launches through a platform's own device and Triton's own dispatch, down to a driver that writes them down.
+
+Usage: launch_main.py cuda|rocm FOLDER. A process of its own: kernels here are compiled, not interpreted. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from fake_machines import VENDORS
+from fake_triton import FakeDriver, Launch, divisible
+
+from headrace.kernels.attention.generate import generate as attention_inputs
+from headrace.kernels.registry import binding
+from headrace.kernels.tritonlib import code
+from headrace.kernels.tritonlib.shipped import Recorded
+from headrace.kernels.weight import Weight
+from headrace.platforms.accel_operators import triton_operators
+from headrace.platforms.accelerator import AcceleratorDevice
+
+
+def told(launch: Launch) -> dict[str, Any]:
+    """As JSON; `differs` and `reported_divisible`: the form that the compile report would have compiled."""
+    names = [parameter.name for parameter in launch.source.fn.params]
+    args = dict(zip(names, launch.args, strict=True))
+    meta = launch.metadata
+    recorded = Recorded("", launch.source.fn, args, meta.num_warps, meta.num_stages, None, False)
+    signature, _constants, attributes = code._specialise(recorded)
+    return {
+        "kernel": launch.kernel,
+        "grid": launch.grid,
+        "stream": launch.stream,
+        "target": [meta.target.backend, meta.target.arch, meta.target.warp_size],
+        "divisible": divisible(launch.source.fn, launch.source.attrs),
+        "reported_divisible": divisible(launch.source.fn, attributes),
+        "constants": sorted(name for name, kind in launch.source.signature.items() if kind == "constexpr"),
+        "differs": {
+            name: (kind, signature[name]) for name, kind in launch.source.signature.items() if kind != signature[name]
+        },
+        "values": {name: value for name, value in args.items() if isinstance(value, int | float)},
+        "enable_fp_fusion": meta.enable_fp_fusion,
+    }
+
+
+class Session:
+    """Calls, each with the launches and the compilations that it made."""
+
+    def __init__(self, device: AcceleratorDevice, driver: FakeDriver) -> None:
+        self._device, self._driver, self.calls = device, driver, dict[str, Any]()
+        self._ops = binding(device)
+
+    def call(self, name: str, operator: str, **arguments: Any) -> None:
+        launches, loaded = len(self._driver.launches), len(self._driver.loaded)
+        self._device.submit(lambda: getattr(self._ops, operator)(**arguments)).result()
+        self.calls[name] = {
+            "launches": [told(launch) for launch in self._driver.launches[launches:]],
+            "compiled": self._driver.loaded[loaded:],
+        }
+
+
+def main(vendor: str, folder: str) -> None:
+    (chosen,) = (v for v in VENDORS if v.name == vendor)
+    platform, module = chosen.open(Path(folder), source=triton_operators)
+    device = platform.open(0, {"graph_tokens": 0, "dtype": "bfloat16"})
+    assert isinstance(device, AcceleratorDevice)
+    extra = dict(device.capabilities().extra)
+    driver = FakeDriver(module, extra["triton_target"], extra["shared_memory"])
+    triton.runtime.driver.set_active(driver)
+    session = Session(device, driver)
+    wide, norm = torch.zeros(64, 512, dtype=torch.bfloat16), torch.ones(512)
+    for rows in (4, 4, 2, 3, 17, 1, 16, 0):
+        name = f"rows {rows}" if f"rows {rows}" not in session.calls else f"rows {rows} again"
+        session.call(name, "rms_norm", x=wide[:rows], weight=norm, eps=1e-5)
+    odd = torch.zeros(4 * 512 + 1, dtype=torch.bfloat16)[1:].view(4, 512)
+    session.call("unaligned", "rms_norm", x=odd, weight=norm, eps=1e-5)
+    session.call("float16", "rms_norm", x=wide[:4].half(), weight=norm, eps=1e-5)
+    weight = Weight("bfloat16", (256, 512), {"weight": torch.zeros(256, 512, dtype=torch.bfloat16)}, Weight.dequantize)
+    for rows in (3, 40, 64):
+        session.call(f"linear {rows}", "linear", x=wide[:rows], weight=weight)
+    arguments = attention_inputs(np.random.default_rng(3), torch.device("cpu"), "bfloat16")
+    session.call("attention", "attention", **arguments)
+    session.call("attention again", "attention", **arguments)
+    device.close()
+    print(json.dumps({"target": extra["triton_target"], "calls": session.calls}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
