@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,9 +16,12 @@ from parallel_tokens import Letters
 
 from headrace.config import Config, DeviceConfig, ModelConfig, ParallelConfig
 from headrace.engine.local import InProcessClient
+from headrace.engine.ranks import startup
 from headrace.engine.ranks.startup import build_ranks
 from headrace.errors import ConfigError, EngineDead, HeadraceError, PlatformError
 from headrace.platforms.cpu.native import missing
+from headrace.platforms.torch_communicator import COLLECTIVES
+from headrace.types import Capabilities, DeviceInfo
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 PROMPTS = [tiny_models.prompt(n) for n in (30, 5, 17)]
@@ -93,4 +97,42 @@ def test_heads_that_do_not_divide_are_refused_before_a_process_is_started(model:
 
 def test_platforms_without_collectives_are_refused(model: Path) -> None:
     config = parallel(model, 2).model_copy(update={"device": DeviceConfig(platform="sim")})
-    assert isinstance(refused(config), PlatformError | ConfigError)
+    error = refused(config)
+    assert isinstance(error, PlatformError)
+    assert "rank 0 of 2 cannot open a device of platform sim: sim: unknown option" in str(error)
+
+
+class Alone:
+    """A platform whose devices know no ranks."""
+
+    name = "alone"
+
+    def __init__(self, collectives: frozenset[str], count: int) -> None:
+        self._able = Capabilities(frozenset({"float32"}), frozenset({"float32"}), collectives=collectives)
+        self._count = count
+
+    def devices(self) -> list[DeviceInfo]:
+        return [DeviceInfo(index, "a device", 1) for index in range(self._count)]
+
+    def capabilities(self) -> Capabilities:
+        return self._able
+
+
+@pytest.mark.parametrize(
+    ("platform", "said"),
+    [
+        (Alone(frozenset({"broadcast"}), 2), "platform alone has no all_gather and no all_reduce between ranks"),
+        (Alone(COLLECTIVES, 1), "platform alone has 1 devices, and device 0 is the first to be used: choose at most 1"),
+    ],
+)
+def test_too_few_devices_and_too_few_collectives_are_told(model: Path, platform: Alone, said: str) -> None:
+    device: Any = platform
+    with pytest.raises(ConfigError, match=said):
+        startup._check(device, device, parallel(model, 2))
+
+
+def test_ranks_have_devices_of_their_own_where_there_are_several(model: Path) -> None:
+    config = parallel(model, 2).model_copy(update={"device": DeviceConfig(index=1)})
+    several, one = (Alone(COLLECTIVES, count) for count in (4, 1))
+    assert startup._index(several, config, 2) == 3  # type: ignore[arg-type]
+    assert startup._index(one, config.model_copy(update={"device": DeviceConfig()}), 2) == 0  # type: ignore[arg-type]

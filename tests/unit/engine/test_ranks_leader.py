@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from engine_fakes import make_engine
 
 from headrace.engine.plans import dummy_plan, history_plan
 from headrace.engine.ranks import leader
-from headrace.engine.ranks.leader import ParallelRunner, Ranks
+from headrace.engine.ranks.leader import ParallelCore, ParallelRunner, Ranks
 from headrace.engine.ranks.messages import Loaded, Opened, Sizes, Start, Step, Stop, receive, send
 from headrace.errors import CheckpointError, DeviceLost, HeadraceError, PlatformError
 from headrace.types import StepPlan, StepResult
@@ -173,6 +174,20 @@ def test_a_rank_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(leader, "_EXIT_TIMEOUT", 0.3)
     with ranks("stays") as made:
         made.await_all(Loaded)
+
+
+def test_an_idle_engine_tells_of_a_rank_that_ends() -> None:
+    with ranks("killed at 2") as made:
+        made.await_all(Loaded)
+        runner = ParallelRunner(Runner(), made)
+        core = ParallelCore(make_engine().scheduler, runner, 4, 4)
+        assert not core.has_work()
+        assert core.step() == []
+        runner.launch(numbered(2))
+        assert made.why_gone(10) is not None
+        assert core.has_work()
+        with pytest.raises(DeviceLost, match="rank 1 was killed by signal 9"):
+            core.step()
 
 
 def test_a_gone_rank_cannot_be_told_anything() -> None:

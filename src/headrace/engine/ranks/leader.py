@@ -14,13 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.engine.core_loop import LaunchedStep, StepRunner
+from headrace.engine.core_loop import EngineCore, LaunchedStep, StepRunner, StepScheduler
 from headrace.engine.protocol import from_wire
 from headrace.engine.ranks.messages import Down, Loaded, Message, Opened, Start, Step, Stop, receive, send
 from headrace.errors import DeviceLost, HeadraceError, PlatformError
-from headrace.types import StepPlan, StepResult
+from headrace.types import Delta, StepPlan, StepResult
 
-__all__ = ["COMMAND", "ParallelRunner", "Ranks"]
+__all__ = ["COMMAND", "ParallelCore", "ParallelRunner", "Ranks"]
 
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "headrace.engine.ranks.follower")
 _EXIT_TIMEOUT = 3.0
@@ -154,11 +154,16 @@ class ParallelRunner:
     def __init__(self, runner: StepRunner, ranks: Ranks) -> None:
         self._runner, self._ranks = runner, ranks
 
+    def lost(self) -> DeviceLost | None:
+        """Why no step can be launched any more; None while every rank lives."""
+        gone = self._ranks.why_gone(0)
+        return None if gone is None else DeviceLost(str(gone))
+
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Raises DeviceLost."""
-        gone = self._ranks.why_gone(0)
-        if gone is not None:
-            raise DeviceLost(str(gone))
+        lost = self.lost()
+        if lost is not None:
+            raise lost
         self._ranks.tell(Step.of(plan))
         try:
             return _Launched(self._runner.launch(plan), self._lost)
@@ -169,6 +174,24 @@ class ParallelRunner:
         # A rank that ended takes the others with it: its own words say more than theirs.
         why = self._ranks.why_gone(_LAST_WORDS if isinstance(error, DeviceLost) else 0)
         return DeviceLost(str(error) if why is None else f"{why} ({error})")
+
+
+class ParallelCore(EngineCore):
+    """An engine that ends when a rank does, also while it has nothing to do."""
+
+    def __init__(self, scheduler: StepScheduler, runner: ParallelRunner, max_num_seqs: int, block_size: int) -> None:
+        super().__init__(scheduler, runner, max_num_seqs, block_size)
+        self._lost = runner.lost
+
+    def has_work(self) -> bool:
+        """Work to be scheduled, or a loss to be told."""
+        return super().has_work() or self._lost() is not None
+
+    def step(self) -> list[Delta]:
+        lost = None if self.flying else self._lost()
+        if lost is not None:
+            raise lost
+        return super().step()
 
 
 class _Launched:

@@ -14,11 +14,11 @@ from headrace.engine.core_loop import EngineCore
 from headrace.engine.loading.checkpoint import Checkpoint, open_checkpoint
 from headrace.engine.plans import dummy_plan
 from headrace.engine.protocol import EngineInfo
-from headrace.engine.ranks.leader import COMMAND, ParallelRunner, Ranks
+from headrace.engine.ranks.leader import COMMAND, ParallelCore, ParallelRunner, Ranks
 from headrace.engine.ranks.messages import Loaded, Message, Opened, Sizes, Start
 from headrace.engine.runner import Runner, RunnerConfig
 from headrace.engine.service import Progress
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, PlatformError
 from headrace.kernels.registry import bind
 from headrace.models.sharding import Shard
 from headrace.platforms.interface import Device, Platform
@@ -59,7 +59,7 @@ def build_ranks(config: Config, progress: Progress, command: tuple[str, ...] = C
     )
     device: Device | None = None
     try:
-        device = platform.open(config.device.index, _options(config, 0, size, ranks.rendezvous))
+        device = _open(platform, config.device.index, _options(config, 0, size, ranks.rendezvous))
         _check(platform, device, config)
         ranks.start()
         return _build(config, checkpoint, platform.name, device, ranks, progress)
@@ -75,7 +75,7 @@ def load_rank(start: Start, say: Callable[[Message], None], hear: Callable[[], M
     config = Config.model_validate_json(start.config)
     checkpoint = open_checkpoint(config.model.model)
     platform, _ = discover().select_platform(config.device.platform)
-    device = platform.open(start.index, _options(config, start.rank, start.size, start.rendezvous))
+    device = _open(platform, start.index, _options(config, start.rank, start.size, start.rendezvous))
     try:
         say(Opened())
         sizes = hear()
@@ -111,7 +111,7 @@ def _build(
     runner.launch(dummy_plan()).result()
     vocab = checkpoint.decoder_config.vocab
     scheduler = Scheduler(startup.core_config(config, resolved, vocab))
-    core = EngineCore(scheduler, runner, resolved.max_num_seqs, layout.block_size)
+    core = ParallelCore(scheduler, runner, resolved.max_num_seqs, layout.block_size)
     return ParallelEngine(
         core, startup.engine_info(checkpoint, platform, resolved, vocab, tuple(reasons)), device, ranks
     )
@@ -152,6 +152,14 @@ def _runner(
     layout = KVLayout(facts.layers, sizes.block_size, sizes.kv_dtype)
     counts = (sizes.num_blocks, sizes.max_num_seqs, sizes.max_num_batched_tokens, sizes.max_model_len)
     return Runner(device, model, ops, RunnerConfig(layout, *counts, facts.vocab_size))
+
+
+def _open(platform: Platform, index: int, options: Mapping[str, Any]) -> Device:
+    try:
+        return platform.open(index, options)
+    except PlatformError as error:
+        where = f"rank {options['rank']} of {options['world_size']}"
+        raise PlatformError(f"{where} cannot open a device of platform {platform.name}: {error}") from error
 
 
 def _options(config: Config, rank: int, size: int, rendezvous: str) -> Mapping[str, Any]:
