@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -17,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from headrace.bench.limits import COLD, Limits, fastest, measure_team
 from headrace.errors import ConfigError
 from headrace.kernels.weight import Weight
 from headrace.platforms.cpu.native import load
@@ -28,27 +28,11 @@ from headrace.quant.containers import int8_weight, int_weight
 from headrace.quant.gguf import GGUF_TYPES, gguf_weight
 from headrace.quant.weights import dense
 
-__all__ = ["FORMATS", "Limits", "Measurement", "configure", "main", "measure", "measure_limits", "run"]
+__all__ = ["FORMATS", "Measurement", "configure", "main", "measure", "run"]
 
 Tensor = torch.Tensor
-_COLD = 128 << 20
-"""Bytes that no cache holds."""
 _COPIES = 512
 """At most; smaller weights stay in a cache, as they do in a model."""
-_REPEATS = 7
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Of the whole team; bytes and operations a second."""
-
-    read: float
-    float32: float
-    bfloat16: float
-    int8: float
-
-    def arithmetic(self, kind: str) -> float:
-        return float(getattr(self, kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +46,6 @@ class Measurement:
     bytes_per_second: float
     operations_per_second: float
     share: float
-
-
-class _LimitArgs(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p), ("bytes", ctypes.c_int64), ("rounds", ctypes.c_int64), ("sink", ctypes.c_void_p),
-    )  # fmt: skip
 
 
 def _gguf(name: str) -> Callable[[int, int], Weight]:
@@ -105,27 +83,7 @@ FORMATS: dict[str, tuple[str, Callable[[int, int], Weight]]] = {
 """By name: the type of the arithmetic, and a maker of a random weight."""
 
 
-def measure_limits(team: Team, cold: int = _COLD) -> Limits:
-    data = Arena().take(cold)
-    data.fill_(1)
-    sink = torch.zeros(16 * team.threads)
-    rounds = 200_000
-
-    def best(kernel: str) -> float:
-        args = _LimitArgs(data.data_ptr(), cold, rounds, sink.data_ptr())
-        function = team.library.kernel(kernel)
-        return _fastest(lambda: team.wait(team.run_kernel(function, args)))
-
-    products = 2.0 * rounds * 16 * 16 * team.threads
-    return Limits(
-        cold / best("limit_read"),
-        products / best("limit_f32"),
-        2 * products / best("limit_bf16"),
-        4 * products / best("limit_int8"),
-    )
-
-
-def measure(team: Team, name: str, rows: int, shape: tuple[int, int], limits: Limits, cold: int = _COLD) -> Measurement:
+def measure(team: Team, name: str, rows: int, shape: tuple[int, int], limits: Limits, cold: int = COLD) -> Measurement:
     """The mean time of one product over as many copies of the weight as no cache holds; the best of several runs."""
     arithmetic, make = FORMATS[name]
     weight = make(*shape)
@@ -151,18 +109,9 @@ def _run(team: Team, packed: Sequence[PackedWeight], rows: int) -> float:
         args = LinearArgs(x.data_ptr(), y.data_ptr(), weight.address, Dim(FIXED, rows), columns, outputs)
         functions.hr_tape_add(tape, kernel, ctypes.byref(args), ctypes.sizeof(args))
     sizes = (ctypes.c_int32 * 8)()
-    seconds = _fastest(lambda: team.wait(team.run_tape(tape, sizes, None, 0, None)))
+    seconds = fastest(lambda: team.wait(team.run_tape(tape, sizes, None, 0, None)))
     functions.hr_tape_free(tape)
     return seconds
-
-
-def _fastest(call: Callable[[], None]) -> float:
-    best = float("inf")
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -188,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     outputs, _, inputs = args.shape.partition("x")
     shape = (int(outputs), int(inputs))
     team = Team(load(args.isa), args.threads)
-    limits = measure_limits(team)
+    limits = measure_team(team)
     found = [measure(team, name, int(rows), shape, limits) for name in names for rows in args.rows.split(",")]
     team.close()
     if args.json:

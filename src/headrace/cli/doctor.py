@@ -7,16 +7,21 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from headrace.cli.tape import add_tape_options, show_tape
+
 __all__ = ["configure", "render", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--platform", metavar="NAME", help="look at the operators of this platform (default: the best)")
+    add_tape_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """0; 1 where no model can be served here."""
+    if args.tape is not None:
+        return show_tape(args)
     from headrace.cli.diagnosis import diagnose
 
     report = diagnose(args.platform)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from headrace.types import NO_TOKEN, SamplingBatch, StepPlan
 
-__all__ = ["dummy_plan", "history_plan"]
+__all__ = ["dummy_plan", "history_plan", "lone_plan"]
 
 _Ints = npt.NDArray[np.int32]
 
@@ -17,11 +19,35 @@ def dummy_plan() -> StepPlan:
     return _plan(_ints(0), _ints(0), _ints(0), _ints(0), _ints(0))
 
 
+def lone_plan(tokens: int, context: int, block_size: int) -> StepPlan:
+    """`tokens` of one sequence after `context` others, whatever the cache holds there; the last one is sampled greedily. It
+    touches blocks from 1 on."""
+    plan = _plan(
+        np.ones(tokens, np.int32),
+        context + np.arange(tokens, dtype=np.int32),
+        _zeros(tokens),
+        _ints(0),
+        _ints(tokens - 1),
+    )
+    blocks = np.arange(1, 2 + (context + tokens - 1) // block_size, dtype=np.int32)
+    return replace(
+        plan,
+        slot_mapping=plan.positions + block_size,
+        context_lens=_ints(context + tokens),
+        block_tables=blocks[None],
+        prompt_lens=_ints(context + tokens),
+    )
+
+
 def history_plan(tokens: _Ints, positions: _Ints, slots: _Ints) -> StepPlan:
     """Known tokens with the history's rows they belong to, in any order; nothing is sampled."""
     rows, seq = np.unique(slots, return_inverse=True)
     order = np.argsort(seq, kind="stable")
     return _plan(tokens[order], positions[order], seq[order].astype(np.int32), rows.astype(np.int32), _ints())
+
+
+def _zeros(count: int) -> _Ints:
+    return np.zeros(count, np.int32)
 
 
 def _ints(*values: int) -> _Ints:

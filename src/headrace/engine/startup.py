@@ -27,6 +27,7 @@ from headrace.quant.online import quantize_weight
 __all__ = [
     "Engine",
     "build_engine",
+    "build_on",
     "busy_seconds",
     "core_config",
     "engine_info",
@@ -48,6 +49,7 @@ class Engine:
     core: EngineCore
     info: EngineInfo
     device: Device
+    runner: Runner
     cache: PackedCache | None = None
 
     def close(self) -> None:
@@ -76,7 +78,7 @@ def build_engine(config: Config, progress: Progress) -> BuiltEngine:
     _log.info("platform %s", why)
     device = platform.open(config.device.index, wishes(config))
     try:
-        return _build(config, checkpoint, platform.name, device, progress)
+        return build_on(device, platform.name, config, checkpoint, progress)
     except BaseException:
         device.close()
         raise
@@ -92,7 +94,8 @@ def wishes(config: Config) -> dict[str, Any]:
     return given
 
 
-def _build(config: Config, checkpoint: Checkpoint, platform: str, device: Device, progress: Progress) -> Engine:
+def build_on(device: Device, platform: str, config: Config, checkpoint: Checkpoint, progress: Progress) -> Engine:
+    """The same on a device that is open already, and that is left open where this raises."""
     capabilities = device.capabilities()
     facts = checkpoint.facts()
     free = max(0, device.memory()[0] - checkpoint.total_bytes)
@@ -119,7 +122,8 @@ def _build(config: Config, checkpoint: Checkpoint, platform: str, device: Device
         resolved.kv_layout.block_size,
         busy_seconds=busy_seconds(device),
     )
-    return Engine(core, engine_info(checkpoint, platform, resolved, facts.vocab_size, tuple(reasons)), device, cache)
+    info = engine_info(checkpoint, platform, resolved, facts.vocab_size, tuple(reasons))
+    return Engine(core, info, device, runner, cache)
 
 
 def busy_seconds(device: Device) -> Callable[[], float] | None:

@@ -22,7 +22,7 @@ def team() -> Iterator[Team]:
 
 
 def test_limits_are_plausible(team: Team) -> None:
-    limits = bench.measure_limits(team, cold=1 << 20)
+    limits = bench.measure_team(team, cold=1 << 20)
     assert limits.read > 1e8
     assert limits.float32 > 1e8
     assert all(limits.arithmetic(kind) > 1e8 for kind in ("bfloat16", "int8"))
@@ -43,7 +43,7 @@ def test_every_format_is_measured(team: Team, name: str) -> None:
 
 
 def test_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "measure_limits", lambda team: bench.Limits(1e9, 1e9, 1e9, 1e9))
+    monkeypatch.setattr(bench, "measure_team", lambda team: bench.Limits(1e9, 1e9, 1e9, 1e9))
     options = ["--formats", "q4_0", "--rows", "1,3", "--shape", "16x64", "--threads", "1"]
     assert bench.main([*options, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -39,6 +39,13 @@ _INPUTS = {
     None: 0, "int8_token": 2, "int8_token_asymmetric": 3, "int8_tensor": 4, "fp8_token": 5, "fp8_tensor": 6,
     "fp8_group128": 7, "mxfp4": 8, "nvfp4": 9,
 }  # fmt: skip
+_ARITHMETIC = {
+    ARITH_BF16: "bfloat16",
+    ARITH_F8: "bfloat16",
+    ARITH_I8: "int8",
+    ARITH_I8_ROW: "int8",
+    ARITH_I8_PAIR: "int8",
+}
 _DYNAMIC, _PAIR = 1, 10
 _FP8_INPUTS = (None, "fp8_token", "fp8_tensor", "fp8_group128")
 _LONGEST_ROW = 1 << 16
@@ -109,6 +116,17 @@ class PackedWeight:
     def nbytes(self) -> int:
         """Bytes that a product reads: panels and bias."""
         return sum(part.panels.numel() for part in self.parts) + (0 if self.bias is None else 4 * self.bias.numel())
+
+    @property
+    def form(self) -> str:
+        """For people: the codes of each part, and how many share a scale."""
+        return "+".join(dict.fromkeys(part.layout.form for part in self.parts))
+
+    @property
+    def arithmetic(self) -> str:
+        """The type of the products, of the slowest where parts differ: `float32`, `bfloat16` or `int8`."""
+        kinds = {_ARITHMETIC.get(part.layout.arith, "float32") for part in self.parts}
+        return next(kind for kind in ("float32", "bfloat16", "int8") if kind in kinds)
 
     @cached_property
     def address(self) -> int:

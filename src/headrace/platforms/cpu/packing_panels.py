@@ -31,6 +31,7 @@ from one start to the next, and those of another version are packed anew."""
 ARITH_F32, ARITH_BF16, ARITH_I8, ARITH_I8_ROW, ARITH_F8, ARITH_I8_PAIR = range(6)
 _CODE = {4: 0, 5: 1, 6: 2, 8: 3}
 _FLOAT_CODE = {torch.float8_e4m3fn: 4, torch.float16: 5, torch.bfloat16: 6, torch.float32: 7}
+_NAMES = ("4 bit", "5 bit", "6 bit", "8 bit", "e4m3", "float16", "bfloat16", "float32")
 _SCALE = {torch.float16: 1, torch.float32: 2, torch.uint8: 3, torch.int8: 4}
 _MIN = {torch.float16: 1, torch.float32: 2, torch.int8: 3}
 _ZERO = {torch.uint8: 4, torch.int8: 5}
@@ -55,6 +56,11 @@ class Layout:
     offset_bits: int = -1
     factor: float = 1.0
     table: tuple[int, ...] | None = None
+
+    @property
+    def form(self) -> str:
+        name = _NAMES[self.code] if self.table is None else f"{_NAMES[self.code]} table"
+        return f"{name}/{self.group}" if self.group else name
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

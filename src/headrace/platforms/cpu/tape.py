@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headrace.errors import PlatformError
 from headrace.platforms.cpu.native_args import FIXED, Dim
 from headrace.platforms.cpu.native_team import Team
+from headrace.platforms.cpu.packing import PackedWeight
 from headrace.platforms.cpu.tape_arena import Arena
 
 __all__ = ["OpProfile", "Recorder", "Tape"]
@@ -35,13 +36,17 @@ _TORCH = Path(torch.__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True)
 class OpProfile:
-    """One operator of a tape. Shapes are (name of the symbolic dimension or a number, ...); `bytes` is what its tensors hold at
+    """One operator of a tape. Shapes are (name of the symbolic dimension or a number, ...); `bytes` is what it reads and writes at
     the true sizes of the last launch, caches left out; `seconds` is the mean of the profiled runs, 0 before any."""
 
     name: str
     shapes: tuple[tuple[int | str, ...], ...]
     bytes: int
     seconds: float
+    weight: str = ""
+    """The form of the matrix that it reads; empty where it reads none."""
+    arithmetic: str = "float32"
+    """The type of its products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,10 @@ class _Entry:
     shapes: tuple[tuple[int | str, ...], ...]
     itemsizes: tuple[int, ...]
     weight_bytes: int
+    weight: str
+    arithmetic: str
+    table_rows: int
+    """Rows of a packed matrix of which a token reads one; 0 where all are read."""
 
 
 class Tape:
@@ -79,7 +88,14 @@ class Tape:
         times = (ctypes.c_uint64 * max(len(self._entries), 1))()
         runs = self._team.library.functions.hr_tape_times(self.handle, times)
         return [
-            OpProfile(entry.kernel, entry.shapes, _bytes(entry, sizes), times[i] / 1e9 / runs if runs else 0.0)
+            OpProfile(
+                entry.kernel,
+                entry.shapes,
+                _bytes(entry, sizes),
+                times[i] / 1e9 / runs if runs else 0.0,
+                entry.weight,
+                entry.arithmetic,
+            )
             for i, entry in enumerate(self._entries)
         ]
 
@@ -88,9 +104,16 @@ class Tape:
 
 
 def _bytes(entry: _Entry, sizes: Mapping[str, int]) -> int:
+    tokens = sizes.get("T", 0)
     total = entry.weight_bytes
+    if entry.table_rows:
+        total = total // entry.table_rows * min(tokens, entry.table_rows)
     for shape, item in zip(entry.shapes, entry.itemsizes, strict=True):
-        total += item * math.prod(sizes.get(n, 0) if isinstance(n, str) else n for n in shape)
+        held = [sizes.get(n, 0) if isinstance(n, str) else n for n in shape]
+        if len(held) > 1 and not isinstance(shape[0], str):
+            # A table, of angles or of embeddings: a row a token.
+            held[0] = min(held[0], tokens)
+        total += item * math.prod(held)
     return total
 
 
@@ -133,11 +156,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def call(self, kernel: str, args: ctypes.Structure, keep: Sequence[Any], sizes: Sequence[int] = ()) -> None:
         with self.own():
             tensors = [x for x in keep if isinstance(x, Tensor)]
+            matrices = [x for x in keep if isinstance(x, PackedWeight)]
             entry = _Entry(
                 kernel,
                 tuple(self._shape(x) for x in tensors),
                 tuple(x.element_size() for x in tensors),
                 sum(int(getattr(x, "nbytes", 0)) for x in keep if not isinstance(x, Tensor)),
+                ", ".join(dict.fromkeys(x.form for x in matrices)),
+                matrices[0].arithmetic if matrices and kernel != "embedding" else "float32",
+                matrices[0].shape[0] if matrices and kernel == "embedding" else 0,
             )
             # Buffers of the arena must be free to be used again; everything else has to outlive the tape.
             lasting = [x for x in keep if not (isinstance(x, Tensor) and hasattr(x, "hr_dim"))]
