@@ -35,5 +35,6 @@ run() { # run PROCESSOR INSTRUCTION_SET
   fi
 }
 run cortex-a53 generic # the first of its kind: no dot products, no half-precision arithmetic
+run neoverse-n1 dotprod
 echo "$passed passed, $failed failed"
 [[ $failed -eq 0 ]]

@@ -14,6 +14,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 #include <atomic>
 #include <initializer_list>
@@ -393,6 +397,8 @@ HR_EXPORT int32_t hr_cpu_has(int32_t level) {
     if (level == 1) return v3;
     if (level == 2) return v4;
     if (level == 3) return v4 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+#elif defined(__aarch64__) && defined(__linux__)
+    if (level == 4) return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #endif
     return level == 0;
 }

@@ -13,9 +13,10 @@ from headrace.errors import PlatformError
 
 __all__ = ["ISAS", "Copy", "Library", "find", "load", "missing"]
 
-ISAS = ("v4bf16", "v4", "v3", "generic")
-"""Instruction sets the library may hold, best first: AVX-512 with BF16, AVX-512 with VNNI, AVX2, any processor."""
-_LEVEL = {"generic": 0, "v3": 1, "v4": 2, "v4bf16": 3}
+ISAS = ("v4bf16", "v4", "v3", "dotprod", "generic")
+"""Instruction sets the library may hold, best first: AVX-512 with BF16, AVX-512 with VNNI, AVX2; Arm's dot products; any
+processor (SSE2, NEON)."""
+_LEVEL = {"generic": 0, "v3": 1, "v4": 2, "v4bf16": 3, "dotprod": 4}
 _NAME = "libheadrace_cpu.so"
 
 
