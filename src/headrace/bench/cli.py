@@ -14,7 +14,7 @@ VERBS = {
     "startup": ("headrace.bench.verb_startup", "from `headrace serve` to the first token, part by part"),
     "naive": ("headrace.bench.verb_naive", "the same requests through transformers.generate in static batches"),
     "perplexity": ("headrace.bench.verb_perplexity", "of a text, by windows of 512 tokens with the second half scored"),
-    "roofline": ("headrace.bench.kernels", "this machine's limits, and where the matrix products stand against them"),
+    "roofline": ("headrace.bench.verb_roofline", "this machine's limits, and where each operator stands against them"),
     "scheduler": ("headrace.bench.scheduler", "host time of the scheduler alone"),
 }
 

@@ -28,7 +28,7 @@ from headrace.quant.containers import int8_weight, int_weight
 from headrace.quant.gguf import GGUF_TYPES, gguf_weight
 from headrace.quant.weights import dense
 
-__all__ = ["FORMATS", "Measurement", "configure", "main", "measure", "run"]
+__all__ = ["FORMATS", "Measurement", "chosen", "configure", "main", "measure", "run", "table"]
 
 Tensor = torch.Tensor
 _COPIES = 512
@@ -130,12 +130,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    names = list(FORMATS) if args.formats == "all" else args.formats.split(",")
-    for name in names:
-        if name not in FORMATS:
-            raise ConfigError(f"--formats: {name!r} is unknown: choose from {', '.join(FORMATS)}")
-    outputs, _, inputs = args.shape.partition("x")
-    shape = (int(outputs), int(inputs))
+    names, shape = chosen(args)
     team = Team(load(args.isa), args.threads)
     limits = measure_team(team)
     found = [measure(team, name, int(rows), shape, limits) for name in names for rows in args.rows.split(",")]
@@ -143,22 +138,33 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"limits": asdict(limits), "kernels": [asdict(one) for one in found]}, indent=1))
     else:
-        _print(limits, found)
+        Console().print(table(limits, found))
     return 0
 
 
-def _print(limits: Limits, found: Sequence[Measurement]) -> None:
+def chosen(args: argparse.Namespace) -> tuple[list[str], tuple[int, int]]:
+    """Formats and shape. Raises ConfigError."""
+    names = list(FORMATS) if args.formats == "all" else args.formats.split(",")
+    for name in names:
+        if name not in FORMATS:
+            raise ConfigError(f"--formats: {name!r} is unknown: choose from {', '.join(FORMATS)}")
+    outputs, _, inputs = args.shape.partition("x")
+    return names, (int(outputs), int(inputs))
+
+
+def table(limits: Limits, found: Sequence[Measurement]) -> Table:
+    """For the terminal."""
     read, *rates = (value / 1e9 for value in (limits.read, limits.float32, limits.bfloat16, limits.int8))
     title = "read {:.1f} GB/s; float32 {:.0f}, bfloat16 {:.0f}, int8 {:.0f} Gop/s in registers"
-    table = Table(title=title.format(read, *rates))
+    made = Table(title=title.format(read, *rates))
     for column in ("format", "shape", "rows", "µs", "GB/s", "Gop/s", "of the limit"):
-        table.add_column(column, justify="left" if column == "format" else "right")
+        made.add_column(column, justify="left" if column == "format" else "right")
     for one in found:
-        table.add_row(
+        made.add_row(
             one.format, "x".join(map(str, one.shape)), str(one.rows), f"{one.seconds * 1e6:.1f}",
             f"{one.bytes_per_second / 1e9:.1f}", f"{one.operations_per_second / 1e9:.0f}", f"{one.share:.0%}",
         )  # fmt: skip
-    Console().print(table)
+    return made
 
 
 if __name__ == "__main__":

@@ -1,0 +1,117 @@
+"""Where everything stands against this machine's limits: matrix products by format and number of rows, and each operator of a
+model's steps. One row reads every weight once, so it is held to the memory's bandwidth; many rows to the arithmetic of their type."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from headrace.bench import kernels
+from headrace.bench.limits import Limits, measure_team
+from headrace.bench.roofline_page import COLUMNS, Point, write_page
+from headrace.bench.tape import StepProfile, profile_step
+from headrace.config import Config, DeviceConfig, ModelConfig
+from headrace.engine.catalogue import resolve_model
+from headrace.errors import ConfigError
+from headrace.platforms.cpu.native import load
+from headrace.platforms.cpu.native_team import Team
+
+__all__ = ["configure", "run"]
+
+_STEPS = "1:128,1:4096,256:0"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    kernels.configure(parser)
+    parser.add_argument("--model", metavar="MODEL", help="measure the operators of this model's steps too")
+    parser.add_argument("--steps", default=_STEPS, help=f"of that model, as tokens:context (default: {_STEPS})")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with a plot")
+
+
+def run(args: argparse.Namespace) -> int:
+    names, shape = kernels.chosen(args)
+    steps = _steps(args.steps) if args.model else []
+    team = Team(load(args.isa), args.threads)
+    try:
+        limits = measure_team(team)
+        found = [
+            kernels.measure(team, name, int(rows), shape, limits) for name in names for rows in args.rows.split(",")
+        ]
+    finally:
+        team.close()
+    profiles = [profile_step(_config(args), *step) for step in steps]
+    if args.json:
+        print(json.dumps(_as_json(limits, found, profiles), indent=1))
+    else:
+        _print(limits, found, profiles)
+    if args.html is not None:
+        write_page(args.html, limits, _points(found, profiles))
+    return 0
+
+
+def _config(args: argparse.Namespace) -> Config:
+    path = str(resolve_model(args.model))
+    return Config(model=ModelConfig(model=path), device=DeviceConfig(platform="cpu", threads=args.threads))
+
+
+def _steps(text: str) -> list[tuple[int, int]]:
+    """Raises ConfigError for what is no list of steps."""
+    try:
+        return [(int(tokens), int(context)) for tokens, context in (part.split(":") for part in text.split(","))]
+    except ValueError:
+        raise ConfigError(f"--steps {text!r}: write tokens:context, as 1:128,256:0") from None
+
+
+def _as_json(limits: Limits, found: Sequence[kernels.Measurement], profiles: Sequence[StepProfile]) -> dict[str, Any]:
+    steps = [{key: value for key, value in asdict(one).items() if key != "limits"} for one in profiles]
+    return {"limits": asdict(limits), "kernels": [asdict(one) for one in found], "steps": steps}
+
+
+def _print(limits: Limits, found: Sequence[kernels.Measurement], profiles: Sequence[StepProfile]) -> None:
+    console = Console()
+    console.print(kernels.table(limits, found))
+    if profiles:
+        console.print(_table(_points([], profiles)))
+
+
+def _table(points: Sequence[Point]) -> Table:
+    table = Table(title="operators of the model's steps")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in COLUMNS[:2] else "right", overflow="fold")
+    for point in points:
+        table.add_row(*point.cells())
+    return table
+
+
+def _points(found: Sequence[kernels.Measurement], profiles: Sequence[StepProfile]) -> list[Point]:
+    """A matrix product or an operator each. Bytes of a product are those of its weight."""
+    points = [
+        Point(
+            f"{one.format} {one.shape[0]}×{one.shape[1]}", f"{one.rows} rows", one.bytes_per_second * one.seconds,
+            one.operations_per_second * one.seconds, one.seconds, one.share,
+        )
+        for one in found
+    ]  # fmt: skip
+    for profile in profiles:
+        step = f"{profile.tokens} after {profile.context}"
+        points += [
+            Point(
+                f"{one.name} {one.weight} {one.shapes}".replace("  ", " "),
+                step,
+                one.bytes,
+                one.operations,
+                one.seconds,
+                one.share,
+            )
+            for one in sorted(profile.operators, key=lambda one: -one.seconds)
+        ]
+        total = profile.bytes, profile.operations, profile.seconds, profile.share
+        points.append(Point(f"{profile.model}: whole step", step, *total))
+    return points
