@@ -119,3 +119,21 @@ def test_names_of_the_same_layout(change: dict[str, Any], model: Any, tmp_path: 
     written = write(model, variant, tmp_path / "model")
     found = matrices(open_checkpoint(written.path).build(reference_ops(), 16))
     assert all(torch.equal(found[name], expected) for name, expected in written.matrices.items())
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_gptq_writes_a_bias_for_every_module(value: float, model: Any, tmp_path: Path) -> None:
+    """AutoGPTQ's files have zeros where the architecture has no bias; what is not zero is added."""
+    variant = export.gptq(4, 64, True)
+
+    def pack(matrix: torch.Tensor) -> export.Packed:
+        tensors, values = variant.pack(matrix)
+        return {**tensors, "bias": torch.full((len(matrix),), value, dtype=torch.float16)}, values
+
+    written = write(model, Variant(variant.config, pack, "int4"), tmp_path / "model")
+    layer = open_checkpoint(written.path).build(reference_ops(), 16).weights.layers[0]
+    for weight in (layer.qkv, layer.down):
+        if value == 0:
+            assert weight.bias is None
+        else:
+            assert torch.equal(weight.bias, torch.full((weight.shape[0],), value))

@@ -60,7 +60,12 @@ class GPTQ:
         zeros = (unpack_stream(stored, bits, rows) + self._offset) & ((1 << bits) - 1)
         codes = unpack_stream(packed.T.contiguous(), bits, columns)
         index = self._group_index(module, columns, groups, reader)
-        return int_weight(codes, bits, scales.T.contiguous(), zeros.T.contiguous(), index, name)
+        weight = int_weight(codes, bits, scales.T.contiguous(), zeros.T.contiguous(), index, name)
+        if reader.has(f"{module}.bias"):
+            # AutoGPTQ writes one for every module, zeros where the architecture has none.
+            bias = expect(reader, f"{module}.bias", reader.get(f"{module}.bias"), (rows,)).float()
+            weight.bias = bias if bool(bias.any()) else None
+        return weight
 
     def _group_index(self, module: str, columns: int, groups: int, reader: Reader) -> Tensor | None:
         """None where groups are equal runs in order."""
