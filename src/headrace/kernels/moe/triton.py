@@ -93,9 +93,9 @@ def _product(
 
 
 def _launch(kernel: Any, args: dict[str, Any], tile: Tile, config: Config) -> None:
-    # Not wider than 64 columns: gate and up take twice the registers.
+    # Gate and up take twice the registers.
     blocks, rows = args["order"].shape
-    width = min(tile.columns, 64)
+    width = min(tile.columns, 32 if args["GATE"] else 64)
     args |= {"BM": rows, "BN": width, "BK": tile.depth}
     config.launch(kernel, (blocks, -(-args["columns"] // width)), args, tile.warps, config.stages)
 

@@ -38,34 +38,38 @@ def expert_dense_kernel(
     divide: int, GATE: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """weight float [parts, columns, depth]; pair p reads row p // divide of x. GATE: act(x w_2e) * (x w_2e+1), else x w_e."""
+    """weight float [parts, columns, depth]; pair p reads row p // divide of x. GATE: act(x w_2e) * (x w_2e+1), else x w_e.
+    Where a block has no pair, row 0 is read and nothing written."""
     expert = tl.load(owner + tl.program_id(0)).to(tl.int64)
-    if expert >= 0:
-        pair = tl.load(order + tl.program_id(0) * BM + tl.arange(0, BM))
-        column = tl.program_id(1) * BN + tl.arange(0, BN)
-        part = 2 * expert if GATE != "" else expert
-        x_row = x + (tl.maximum(pair, 0) // divide).to(tl.int64)[:, None] * depth
-        w_row = weight + (part * columns + column)[None, :] * depth
-        w_next = weight + ((part + 1) * columns + column)[None, :] * depth
-        total, second = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
-        for start in range(0, depth, BK):
-            k = start + tl.arange(0, BK)
-            x_in, w_in = (pair >= 0)[:, None], (column < columns)[None, :]
-            if not EVEN:
-                x_in, w_in = x_in & (k < depth)[None, :], w_in & (k < depth)[:, None]
-            a = tl.load(x_row + k[None, :], x_in, 0.0)
-            b = tl.load(w_row + k[:, None], w_in, 0.0)
+    if expert < 0:
+        return
+    pair = tl.load(order + tl.program_id(0) * BM + tl.arange(0, BM))
+    column = tl.program_id(1) * BN + tl.arange(0, BN)
+    part = 2 * expert if GATE != "" else expert
+    x_row = x + (tl.maximum(pair, 0) // divide).to(tl.int64)[:, None] * depth
+    w_row = weight + (part * columns + column)[None, :] * depth
+    w_next = weight + ((part + 1) * columns + column)[None, :] * depth
+    total, second = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
+    for start in range(0, depth, BK):
+        k = start + tl.arange(0, BK)
+        w_in = (column < columns)[None, :]
+        if EVEN:
+            a = tl.load(x_row + k[None, :])
+        else:
+            w_in = w_in & (k < depth)[:, None]
+            a = tl.load(x_row + k[None, :], (k < depth)[None, :], 0.0)
+        b = tl.load(w_row + k[:, None], w_in, 0.0)
+        if WIDE:
+            total = tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+        else:
+            total = tl.dot(a, b, total)
+        if GATE != "":
+            b = tl.load(w_next + k[:, None], w_in, 0.0)
             if WIDE:
-                total = tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+                second = tl.dot(a.to(tl.float32), b.to(tl.float32), second, input_precision="ieee")
             else:
-                total = tl.dot(a, b, total)
-            if GATE != "":
-                b = tl.load(w_next + k[:, None], w_in, 0.0)
-                if WIDE:
-                    second = tl.dot(a.to(tl.float32), b.to(tl.float32), second, input_precision="ieee")
-                else:
-                    second = tl.dot(a, b, second)
-        _finish(total, second, out, bias, part, pair, column, columns, GATE)
+                second = tl.dot(a, b, second)
+    _finish(total, second, out, bias, part, pair, column, columns, GATE)
 
 
 @jit
@@ -97,49 +101,48 @@ def expert_coded_kernel(
     """As the dense one, on codes of KIND int8, fp8, int4 or fp4: codes [parts, size], scales and offsets [parts, groups, columns],
     columns_order [parts, depth]. LATE: there is one scale a column, applied at the end."""
     expert = tl.load(owner + tl.program_id(0)).to(tl.int64)
-    if expert >= 0:
-        pair = tl.load(order + tl.program_id(0) * BM + tl.arange(0, BM))
-        column, lane = tl.program_id(1) * BN + tl.arange(0, BN), tl.arange(0, BK)
-        row = tl.maximum(pair, 0) // divide
-        x_row = x + row.to(tl.int64)[:, None] * depth
-        total, second = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
-        part = 2 * expert if GATE != "" else expert
-        for start in range(0, depth, 2 * BK if FOUR else BK):
-            for half in tl.static_range(2 if FOUR else 1):
-                first = start + half * BK
-                k = first + lane
-                x_in, w_in = (
-                    (pair >= 0)[:, None] & (k < depth)[None, :],
-                    (column < columns)[None, :] & (k < depth)[:, None],
-                )
-                for side in tl.static_range(2 if GATE != "" else 1):
-                    own = part + side
-                    at = k if columns_order is None else tl.load(columns_order + own * depth + k, k < depth, 0)
-                    a = tl.load(x_row + at[None, :], x_in, 0)
-                    if x.dtype.element_ty == tl.uint8 and MATH == "float":
-                        a = decode_e4m3(a)
-                    w = _codes(
-                        codes, own, size, k, column, columns, depth, start, lane, w_in, half == 1, KIND, FOUR, MATH
-                    )
-                    s = scales + own * groups * columns
-                    o = offsets if offsets is None else offsets + own * groups * columns
-                    place = tl.minimum(first, depth - 1)
-                    if side == 0:
-                        total = step(total, a, w, s, o, x_scales, place, row, column, rows, columns, x_groups, GROUP,
-                                     X_GROUP, OFFSET, LATE, MATH, FLOAT)  # fmt: skip
-                    else:
-                        second = step(second, a, w, s, o, x_scales, place, row, column, rows, columns, x_groups, GROUP,
-                                      X_GROUP, OFFSET, LATE, MATH, FLOAT)  # fmt: skip
-        if LATE:
-            total *= tl.load(scales + part * columns + column, column < columns, 0.0).to(tl.float32)[None, :]
-            if GATE != "":
-                late = tl.load(scales + (part + 1) * columns + column, column < columns, 0.0)
-                second *= late.to(tl.float32)[None, :]
-        if x_scales is not None and not X_GROUP:
-            scale = tl.load(x_scales + row, pair >= 0, 0.0)[:, None]
-            total *= scale
-            second *= scale
-        _finish(total, second, out, bias, part, pair, column, columns, GATE)
+    if expert < 0:
+        return
+    pair = tl.load(order + tl.program_id(0) * BM + tl.arange(0, BM))
+    column, lane = tl.program_id(1) * BN + tl.arange(0, BN), tl.arange(0, BK)
+    row = tl.maximum(pair, 0) // divide
+    x_row = x + row.to(tl.int64)[:, None] * depth
+    total, second = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
+    part = 2 * expert if GATE != "" else expert
+    for start in range(0, depth, 2 * BK if FOUR else BK):
+        for half in tl.static_range(2 if FOUR else 1):
+            first = start + half * BK
+            k = first + lane
+            x_in, w_in = (
+                (pair >= 0)[:, None] & (k < depth)[None, :],
+                (column < columns)[None, :] & (k < depth)[:, None],
+            )
+            for side in tl.static_range(2 if GATE != "" else 1):
+                own = part + side
+                at = k if columns_order is None else tl.load(columns_order + own * depth + k, k < depth, 0)
+                a = tl.load(x_row + at[None, :], x_in, 0)
+                if x.dtype.element_ty == tl.uint8 and MATH == "float":
+                    a = decode_e4m3(a)
+                w = _codes(codes, own, size, k, column, columns, depth, start, lane, w_in, half == 1, KIND, FOUR, MATH)
+                s = scales + own * groups * columns
+                o = offsets if offsets is None else offsets + own * groups * columns
+                place = tl.minimum(first, depth - 1)
+                if side == 0:
+                    total = step(total, a, w, s, o, x_scales, place, row, column, rows, columns, x_groups, GROUP,
+                                 X_GROUP, OFFSET, LATE, MATH, FLOAT)  # fmt: skip
+                else:
+                    second = step(second, a, w, s, o, x_scales, place, row, column, rows, columns, x_groups, GROUP,
+                                  X_GROUP, OFFSET, LATE, MATH, FLOAT)  # fmt: skip
+    if LATE:
+        total *= tl.load(scales + part * columns + column, column < columns, 0.0).to(tl.float32)[None, :]
+        if GATE != "":
+            late = tl.load(scales + (part + 1) * columns + column, column < columns, 0.0)
+            second *= late.to(tl.float32)[None, :]
+    if x_scales is not None and not X_GROUP:
+        scale = tl.load(x_scales + row, pair >= 0, 0.0)[:, None]
+        total *= scale
+        second *= scale
+    _finish(total, second, out, bias, part, pair, column, columns, GATE)
 
 
 @jit
