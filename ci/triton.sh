@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The Triton operators without their device: numerics by interpreter over every type and layout, their launches
-# through Triton's own dispatch and a driver that has no device, then every kernel compiled for the chips named, with no spills, shared memory within limits and the expected matrix instruction, held to the checked-in baseline.
+# The Triton operators without their device: numerics by interpreter over every type and layout, their launches through Triton's own
+# dispatch and a driver that has no device, then every kernel compiled for the chips named, with no spills, shared memory within
+# limits and the expected matrix instruction, held to the checked-in baseline.
 #
 # Usage: ci/triton.sh CHIPS [file for the result]      ci/cuda.sh and ci/rocm.sh name the chips
 #   PYTHON=python3.12   an interpreter with headrace[dev] installed; default .venv/bin/python

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import PlatformError
 from headrace.platforms.accel_options import Options, read_options
@@ -15,18 +16,30 @@ if TYPE_CHECKING:
     from headrace.platforms.accel_operators import Source
     from headrace.platforms.accel_runtime import Runtime
 
-__all__ = ["SCORE", "AcceleratorPlatform"]
+__all__ = ["SCORE", "AcceleratorPlatform", "Discovery"]
 
 SCORE = 50
 """Above the host's."""
 
 
+class Discovery(Protocol):
+    """How a vendor's devices are found."""
+
+    def probe(self, machine: Machine) -> tuple[int, str]: ...
+
+    def devices(self, machine: Machine) -> list[DeviceInfo]: ...
+
+
 class AcceleratorPlatform:
-    """Subclasses say what is there (`probe`, `devices`) and make a device of a runtime (`runtime`, `make`)."""
+    """A subclass is data: its name, what finds devices (`discovery`), and where its device is made (`home`)."""
 
     name: str
     api_version = API_VERSION
     defaults = Options()
+    discovery: Discovery
+    """A module that loads neither torch nor a driver."""
+    home: str
+    """The module with `runtime()` and `open_device(runtime, index, options, **more)`; loads torch."""
 
     def __init__(
         self, machine: Machine | None = None, runtime: Callable[[], Runtime] | None = None, source: Source | None = None
@@ -37,18 +50,18 @@ class AcceleratorPlatform:
         self._source = source
 
     def probe(self) -> tuple[int, str]:
-        raise NotImplementedError
+        return self.discovery.probe(self.machine)
 
     def devices(self) -> list[DeviceInfo]:
-        raise NotImplementedError
+        return self.discovery.devices(self.machine)
 
     def runtime(self) -> Runtime:
         """Torch's module for this kind of device. The first thing that loads torch."""
-        raise NotImplementedError
+        found: Runtime = self._home().runtime()
+        return found
 
-    def make(self, runtime: Runtime, index: int, options: Options, **more: Any) -> Device:
-        """Read the chip's properties and open it."""
-        raise NotImplementedError
+    def _home(self) -> Any:
+        return importlib.import_module(self.home)
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
         """Options: the fields of `accel_options.Options`."""
@@ -61,6 +74,9 @@ class AcceleratorPlatform:
             count = int(runtime.module.device_count())
             if not 0 <= index < count:
                 raise PlatformError(f"{self.name}: there are {count} devices, but index {index} was asked for")
-            return self.make(runtime, index, wishes, **({"source": self._source} if self._source else {}))
+            device: Device = self._home().open_device(
+                runtime, index, wishes, **({"source": self._source} if self._source else {})
+            )
+            return device
         except (RuntimeError, OSError) as error:
             raise PlatformError(f"{self.name}: device {index} cannot be opened: {error}") from error

@@ -38,7 +38,8 @@ class Machine:
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    """For the variables by which a vendor's own runtime hides devices."""
+    """For the variables by which a vendor's own runtime hides devices. They are that runtime's and none of `config.Environment`'s: it
+    obeys them in this process whatever we think, so probing has to count as it does."""
     find_library: Callable[[str], str | None] = ctypes.util.find_library
     torch_folder: Callable[[], Path | None] = _torch_folder
 

@@ -12,7 +12,7 @@ from headrace.platforms.accel_runtime import Runtime
 from headrace.platforms.accelerator import AcceleratorDevice, Traits
 from headrace.platforms.cuda.chips import Properties, capabilities
 
-__all__ = ["TRAITS", "CudaDevice", "runtime"]
+__all__ = ["TRAITS", "CudaDevice", "open_device", "runtime"]
 
 TRAITS = Traits(
     faults=Faults(
@@ -40,6 +40,9 @@ class CudaDevice(AcceleratorDevice):
 
     def __init__(self, runtime: Runtime, index: int, options: Options, **more: Any) -> None:
         super().__init__(runtime, index, TRAITS, capabilities(read_properties(runtime, index)), options, **more)
+
+
+open_device = CudaDevice
 
 
 def read_properties(runtime: Runtime, index: int) -> Properties:

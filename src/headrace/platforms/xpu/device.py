@@ -12,7 +12,7 @@ from headrace.platforms.accel_runtime import Runtime
 from headrace.platforms.accelerator import AcceleratorDevice, Traits
 from headrace.platforms.xpu.chips import Properties, capabilities
 
-__all__ = ["TRAITS", "XpuDevice", "runtime"]
+__all__ = ["TRAITS", "XpuDevice", "open_device", "runtime"]
 
 TRAITS = Traits(
     faults=Faults(
@@ -37,6 +37,9 @@ class XpuDevice(AcceleratorDevice):
 
     def __init__(self, runtime: Runtime, index: int, options: Options, **more: Any) -> None:
         super().__init__(runtime, index, TRAITS, capabilities(read_properties(runtime, index)), options, **more)
+
+
+open_device = XpuDevice
 
 
 def read_properties(runtime: Runtime, index: int) -> Properties:
