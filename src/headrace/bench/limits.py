@@ -18,6 +18,8 @@ __all__ = ["COLD", "Limits", "fastest", "measure_limits", "measure_team"]
 COLD = 128 << 20
 """Bytes that no cache holds."""
 _REPEATS = 7
+_PATIENCE = 0.5
+"""Seconds that each limit is looked for: what else the machine does must not pass for its limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def measure_team(team: Team, cold: int = COLD) -> Limits:
     def best(kernel: str) -> float:
         args = _LimitArgs(data.data_ptr(), cold, rounds, sink.data_ptr())
         function = team.library.kernel(kernel)
-        return fastest(lambda: team.wait(team.run_kernel(function, args)))
+        return fastest(lambda: team.wait(team.run_kernel(function, args)), _PATIENCE)
 
     products = 2.0 * rounds * 16 * 16 * team.threads
     return Limits(
@@ -69,11 +71,12 @@ def measure_team(team: Team, cold: int = COLD) -> Limits:
     )
 
 
-def fastest(call: Callable[[], None]) -> float:
-    """Seconds of the best of several calls."""
-    best = float("inf")
-    for _ in range(_REPEATS):
+def fastest(call: Callable[[], None], patience: float = 0.0) -> float:
+    """Seconds of the best of several calls, made for as long as `patience` at least."""
+    best, count, began = float("inf"), 0, time.perf_counter()
+    while count < _REPEATS or time.perf_counter() - began < patience:
         start = time.perf_counter()
         call()
         best = min(best, time.perf_counter() - start)
+        count += 1
     return best
