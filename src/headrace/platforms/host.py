@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["host_memory", "host_name", "physical_cores"]
+__all__ = ["cpu_quota", "host_memory", "host_name", "physical_cores"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")
@@ -36,7 +36,21 @@ def host_name(cpuinfo: Path = _CPUINFO) -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def cpu_quota(cgroup: Path = _CGROUP) -> int | None:
+    """Processors that a container's limit is worth, rounded up; None where it has none. Control groups of version 2 or 1."""
+    try:
+        unified = cgroup / "cpu.max"
+        if unified.exists():
+            limit, period = unified.read_text().split()
+        else:
+            limit = (cgroup / "cpu/cpu.cfs_quota_us").read_text()
+            period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
+        return -(-int(limit) // int(period)) if int(limit) > 0 else None
+    except (OSError, ValueError):  # no container, or "max"
+        return None
+
+
 def physical_cores() -> int:
     """Cores that this process may use, hyper-threads not counted."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
+    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed, cpu_quota() or allowed))

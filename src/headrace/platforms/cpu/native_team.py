@@ -14,6 +14,7 @@ import numpy.typing as npt
 from headrace.errors import DeviceLost, PlatformError
 from headrace.platforms.cpu.native import Copy, Library
 from headrace.platforms.cpu.native_handle import TeamHandle
+from headrace.platforms.host import cpu_quota
 
 __all__ = ["NUM_SIZES", "Team", "TicketPending", "allowed_cores"]
 
@@ -36,7 +37,8 @@ _PEERS = {
 
 
 def allowed_cores() -> list[int]:
-    """One logical CPU of each physical core that this process may use."""
+    """One logical CPU of each physical core that this process may use: no more than a container's limit is worth, since a thread
+    that has used up its share holds up all that wait for it."""
     if not hasattr(os, "sched_getaffinity"):
         return list(range(os.cpu_count() or 1))
     cores: dict[str, int] = {}
@@ -47,7 +49,7 @@ def allowed_cores() -> list[int]:
         except OSError:
             siblings = str(cpu)
         cores.setdefault(siblings, cpu)
-    return list(cores.values())
+    return list(cores.values())[: cpu_quota()]
 
 
 class Team:
@@ -65,7 +67,8 @@ class Team:
         cores = every[rank * most : (rank + 1) * most]
         self.threads = threads or most
         self.library = library
-        pin = self.threads == len(cores)
+        # What a limit leaves may be any of the cores: the system chooses.
+        pin = self.threads == len(cores) and cpu_quota() is None
         cpus = (ctypes.c_int32 * self.threads)(*(cores if pin else [-1] * self.threads))
         # A team larger than the machine must not spin: those it waits for need the cores.
         spin = _SPIN_NS if self.threads * ranks <= len(every) else 0
@@ -117,7 +120,9 @@ class Team:
 
     def _keep(self, ticket: int, what: Any) -> int:
         if not ticket:
-            raise PlatformError("cpu: the device takes no work: it was closed, this process was forked, or memory is short")
+            raise PlatformError(
+                "cpu: the device takes no work: it was closed, this process was forked, or memory is short"
+            )
         with self._lock:
             if what is not None:
                 self._kept.append((ticket, what))

@@ -1,0 +1,80 @@
+"""Where the team's threads run: on what the affinity mask allows, no more of them than a container's limit is worth."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.platforms.cpu import native, native_team
+from headrace.platforms.cpu.native_args import FIXED, Dim, RmsNormArgs
+from headrace.platforms.cpu.native_team import Team, allowed_cores
+from headrace.platforms.host import cpu_quota
+
+needs_library = pytest.mark.skipif(
+    native.missing() is not None or not hasattr(os, "sched_getaffinity"), reason="needs the native library on Linux"
+)
+
+
+def tasks() -> set[int]:
+    """The teams' threads of this process."""
+    return {int(task.name) for task in Path("/proc/self/task").iterdir() if "hr-cpu-" in (task / "comm").read_text()}
+
+
+def masks_of_a_team() -> list[set[int]]:
+    """Affinity of each thread of a default team, once all of them have run a kernel."""
+    before, team = tasks(), Team(native.load())
+    x = np.ones((8, 8), np.float32)
+    args = RmsNormArgs(*[x.ctypes.data] * 3, Dim(FIXED, 8), 8, 0.5)
+    team.wait(team.run_kernel(team.library.kernel("rms_norm"), args, keep=x))
+    found = [os.sched_getaffinity(task) for task in tasks() - before]
+    assert len(found) == team.threads
+    team.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("max 100000", None), ("200000 100000", 2), ("150000 100000", 2), ("50000 100000", 1), ("", None)],
+)
+def test_quota_is_rounded_up(tmp_path: Path, text: str, expected: int | None) -> None:
+    (tmp_path / "cpu.max").write_text(text + "\n")
+    assert cpu_quota(tmp_path) == expected
+
+
+def test_quota_of_the_first_version(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path) is None
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    for limit, expected in (("-1\n", None), ("350000\n", 4)):
+        (tmp_path / "cpu/cpu.cfs_quota_us").write_text(limit)
+        assert cpu_quota(tmp_path) == expected
+
+
+@needs_library
+def test_a_limit_lowers_the_team_and_pins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_team, "cpu_quota", lambda: 1)
+    assert len(allowed_cores()) == 1
+    assert masks_of_a_team() == [os.sched_getaffinity(0)]
+
+
+@needs_library
+def test_a_whole_team_is_pinned_each_thread_to_its_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_team, "cpu_quota", lambda: None)
+    assert sorted(masks_of_a_team(), key=min) == [{core} for core in sorted(allowed_cores())]
+
+
+@needs_library
+def test_the_mask_of_the_process_is_the_teams() -> None:
+    core = min(os.sched_getaffinity(0))
+    code = (
+        f"import os; os.sched_setaffinity(0, {{{core}}})\n"
+        "from headrace.platforms.cpu import native\nfrom headrace.platforms.cpu.native_team import Team\n"
+        "print(Team(native.load()).threads)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "1\n"
