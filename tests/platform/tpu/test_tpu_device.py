@@ -245,6 +245,7 @@ def test_every_operator_is_the_devices_own(opened: Opened, kernels: str, monkeyp
 
     monkeypatch.setattr(pallas_table, "operators", some)
     device, _ = opened(kernels=kernels, dtype="bfloat16")
+    assert device.alloc_kv(LAYOUT, 2).keys[0].shape[-1] == (16 if kernels == "xla" else 128), "whole lanes"
     assert device.extension("op_reasons") == {}
     assert device.extension("torch_device") == torch.device("cpu")
     tags = {spec.name: getattr(device.op(spec), "tag", "") for spec in OPS}

@@ -15,7 +15,7 @@ from headrace.kernels.attention.static import attention
 from headrace.kernels.linear.pallas_pack import KEY, packed
 from headrace.kernels.linear.reference import linear
 from headrace.kernels.logits.reference import logits
-from headrace.kernels.pallaslib.table import operators
+from headrace.kernels.pallaslib.table import lanes, operators
 from headrace.kernels.rotary_cache.reference import rotary_cache
 from headrace.kernels.rotary_cache.static import scatter
 from headrace.kernels.weight import Weight
@@ -122,10 +122,28 @@ def test_attention_is_told_the_shapes_of_its_work() -> None:
     own = kernels.operators()["attention"]
     assert torch.equal(own(q, batch, kv, 0, 0.25, 9, None, None, None), 2 * q)
     assert kernels.calls == [
-        ("attention", {"scale": 0.25, "window": 9, "soft_cap": None, "tile": (7, 3, 3), "interpret": True})
+        (
+            "attention",
+            {"scale": 0.25, "head_dim": 16, "window": 9, "soft_cap": None, "tile": (7, 3, 3), "interpret": True},
+        )
     ]
     assert not len(own(q[:0], batch, kv, 0, 0.25, None, None, None, None))
     assert attention(q, batch, kv, 0, 0.25, None, None, None, None).shape == q.shape
+
+
+def test_rows_are_padded_to_whole_lanes() -> None:
+    rng, kernels = np.random.default_rng(8), Kernels()
+    assert [lanes(size) for size in (16, 128, 192)] == [128, 128, 256]
+    batch, kv = random.batch(rng, SHAPE, CPU), random.cache(rng, SHAPE, LayerKV(2, 16), CPU, "float32")
+    narrow = copy.deepcopy(kv)
+    for store in (kv.keys, kv.values):
+        store[0] = torch.nn.functional.pad(store[0], (0, 112))
+    qkv, table = random.normal(rng, 7, 6 * 16, device=CPU), torch.cat([torch.ones(64, 8), torch.zeros(64, 8)], 1)
+    own = kernels.operators()["rotary_cache"]
+    for cache in (kv, narrow):
+        own(qkv, batch, cache, 0, table, 2, None, None, 1e-6)
+    assert torch.equal(kv.keys[0][..., :16], narrow.keys[0])
+    assert not kv.keys[0][..., 16:].any()
 
 
 @pytest.mark.parametrize("store", ["float32", "int8"])

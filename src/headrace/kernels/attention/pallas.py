@@ -59,21 +59,23 @@ def attention(
     alibi: Array | None,
     *,
     scale: float,
+    head_dim: int,
     window: int | None = None,
     soft_cap: float | None = None,
     tile: int = 1,
     interpret: Any = False,
 ) -> Array:
     """[T, Hq d] in q's dtype of q [T, Hq d]. `query_start` [S + 1], `positions` [T], `block_tables` [S, B] int32; keys and values
-    [N, Hk, page, d], for int8 with scales [N, Hk, page]; `sinks` and `alibi` [Hq] float32 or None. Rows of padding hold anything."""
+    [N, Hk, page, d or more: a page is copied by whole lanes], for int8 with scales [N, Hk, page]; `sinks` and `alibi` [Hq] float32 or None. Rows of padding hold anything."""
     heads, page, size = keys.shape[1:]
-    group = q.shape[1] // (heads * size)
+    group = q.shape[1] // (heads * head_dim)
     work = tiles(query_start, positions, tile)
     count, height = work.count.shape[0], tile * group
     shape = _Shape(
         scale, window, soft_cap, group, page, heads, key_scales is not None, sinks is not None, alibi is not None
     )
-    grouped = q.reshape(-1, heads, group, size)[work.rows]
+    lanes = jnp.pad(q.reshape(-1, heads, group, head_dim), ((0, 0), (0, 0), (0, 0), (0, size - head_dim)))
+    grouped = lanes[work.rows]
     grouped = grouped.transpose(0, 2, 1, 3, 4).reshape(count, heads, height, size)
     a_tile = pl.BlockSpec((1, heads, height, size), lambda step, *_: (step, 0, 0, 0))
     a_head = pl.BlockSpec((heads, height, 1), lambda step, *_: (0, 0, 0))
@@ -105,7 +107,8 @@ def attention(
         name="headrace_attention",
     )
     found = call(work.sequence, work.first, work.count, block_tables, grouped, *extra, *stores)
-    found = found.reshape(count, heads, tile, group, size).transpose(0, 2, 1, 3, 4).reshape(count * tile, -1)
+    found = found[..., :head_dim].reshape(count, heads, tile, group, head_dim)
+    found = found.transpose(0, 2, 1, 3, 4).reshape(count * tile, -1)
     return found[work.place]
 
 

@@ -21,7 +21,7 @@ from headrace.kernels.ops import Batch
 from headrace.kernels.rotary_cache.static import rotary_cache, scatter
 from headrace.kernels.weight import Weight
 
-__all__ = ["Call", "Products", "operators"]
+__all__ = ["Call", "Logits", "Products", "lanes", "operators"]
 
 Tensor = torch.Tensor
 Call = Callable[..., Any]
@@ -43,6 +43,11 @@ def operators(
         "linear": products,
         "logits": Logits(products),
     }
+
+
+def lanes(head_dim: int) -> int:
+    """What a row of the cache must hold for the kernels: whole lanes, as the chip's memory pads it to anyway."""
+    return -(-head_dim // 128) * 128
 
 
 _KERNELS = ("attention", "linear", "rotary_cache")
@@ -69,7 +74,7 @@ def _attention(
     scales = [store[layer] if store else None for store in (kv.key_scales, kv.value_scales)]
     found: Tensor = call(
         kernel.attention, q, batch.query_start, batch.positions, batch.block_tables, kv.keys[layer], kv.values[layer],
-        *scales, sinks, alibi, scale=float(scale), window=window, soft_cap=soft_cap,
+        *scales, sinks, alibi, scale=float(scale), head_dim=shape.head_dim, window=window, soft_cap=soft_cap,
         tile=kernel.tile_rows(len(q), len(batch.context_lens), group), interpret=interpret,
     )  # fmt: skip
     return found
@@ -83,6 +88,7 @@ def _rotary_cache(
     def store(cache: Tensor, slots: Tensor, rows: Tensor) -> Tensor:
         if not len(batch.context_lens):
             return scatter(cache, slots, rows)
+        rows = functional.pad(rows, (0, cache.shape[-1] - rows.shape[-1]))
         found: Tensor = call(write, cache, slots, rows, sequences=len(batch.context_lens), interpret=interpret)
         return found
 

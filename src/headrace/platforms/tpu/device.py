@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from headrace.errors import DeviceLost, HeadraceError, OutOfMemory, PlatformError
+from headrace.kernels.pallaslib.table import lanes
 from headrace.kernels.registry import OPS
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.accel_faults import Faults, first_line
@@ -41,8 +43,8 @@ class TpuDevice(TorchDevice):
         if options.dtype == "float32":
             runtime.exact_products()
         usual = "pallas" if chip.kernels else "xla"
-        kernels = usual if options.kernels == "auto" else options.kernels
-        self._operators = operators(options.dtype, kernels, runtime.call_kernel)
+        self._kernels = usual if options.kernels == "auto" else options.kernels
+        self._operators = operators(options.dtype, self._kernels, runtime.call_kernel)
         self._copying = Worker(f"headrace-tpu-{index}-copies", lambda: None)
         self._copies: dict[KVLayout, Step] = {}
         super().__init__(runtime.device(index), capabilities(chip, runtime.rank()[1]), queue=Inline())
@@ -57,8 +59,9 @@ class TpuDevice(TorchDevice):
         return FuturePending(self._copying.submit(lambda: self._guarded(lambda: _to_host(ready))))
 
     def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
-        """A zeroed `kernels.kv.TorchKV`, in memory when this returns."""
-        kv = super().alloc_kv(layout, num_blocks)
+        """A zeroed `kernels.kv.TorchKV`; for the Pallas kernels its rows are padded to whole lanes."""
+        kv = super().alloc_kv(layout if self._kernels == "xla" else _wide(layout), num_blocks)
+        kv.layout = layout
         self.submit(lambda: self.runtime.settle(tensors_of(kv))).result()
         return kv
 
@@ -128,6 +131,11 @@ class TpuDevice(TorchDevice):
         if kind == "lost":
             return DeviceLost(f"{self.torch_device}: the device is lost, restart the process: {first_line(error)}")
         return super()._translate(error)
+
+
+def _wide(layout: KVLayout) -> KVLayout:
+    layers = (replace(layer, head_dim=lanes(layer.head_dim)) for layer in layout.layers)
+    return replace(layout, layers=tuple(layers))
 
 
 def _copy_step(kv: KV, inputs: Any) -> tuple[KV, dict[str, Tensor]]:

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# What of the TPU platform can be proven without a TPU: the Pallas kernels' numerics and races by interpreter; every kernel compiled by
+# libtpu for each generation, with caches written in place, held to the checked-in baseline; the engine on XLA's CPU backend with the
+# CPU platform's tokens and one compilation a bucket.
+#
+# Usage: ci/tpu.sh [folder of the environment, default build/tpu; 9 GB] [file for the compile report]
+#   PYTHON=python3.11   the interpreter that makes the environment (torch-xla 2.9 has wheels for 3.10 to 3.13; Pallas wants 3.11)
+#   CHIPS=v5e,v6e       fewer generations
+# An environment that is there already is used. The last line is `N passed, N failed`. Takes about 15 minutes on two cores.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+work=${1:-build/tpu} report=${2:-} chips=${CHIPS:-v5e,v5p,v6e,7x}
+mkdir -p "$work" || exit 1
+work=$(cd "$work" && pwd)
+python=$work/bin/python
+log=$work/step.log
+passed=0 failed=0
+
+tally() { # tally EXIT_STATUS: add what the log's last lines count; a step that counts nothing and fails is one failure
+  local good bad
+  good=$(grep -oE '[0-9]+ passed' "$log" | tail -n 1 | grep -oE '[0-9]+')
+  bad=$(grep -oE '[0-9]+ (failed|error)' "$log" | tail -n 1 | grep -oE '[0-9]+')
+  [[ $1 -ne 0 && ${bad:-0} -eq 0 ]] && bad=1
+  passed=$((passed + ${good:-0})) failed=$((failed + ${bad:-0}))
+}
+
+if [[ ! -x $python ]]; then
+  "${PYTHON:-python3}" -m venv "$work" || exit 1
+fi
+# The torch that torch-xla is built for; torchax, which calls JAX, needs flax.
+"$python" -m pip install -q 'torch==2.9.1' 'torch-xla[pallas,tpu]==2.9.0' flax pytest hypothesis || exit 1
+# Without the native kernels: this job is about another device.
+SKBUILD_WHEEL_CMAKE=false "$python" -m pip install -q . || exit 1
+
+export OMP_NUM_THREADS=1
+JAX_PLATFORMS=cpu "$python" -m pytest tests/platform/tpu/test_pallas_numerics.py 2>&1 | tee "$log"
+tally "${PIPESTATUS[0]}"
+
+more=()
+[[ -n $report ]] && more=(--write "$report")
+"$python" -W ignore -m headrace.kernels.pallaslib.report --chips "$chips" --baseline docs/results/tpu-compile.json \
+  "${more[@]}" 2>&1 | tee "$log"
+tally "${PIPESTATUS[0]}"
+
+PJRT_DEVICE=CPU timeout 600 "$python" ci/tpu_engine.py "$work" 2>&1 | tee "$log"
+tally "${PIPESTATUS[0]}"
+
+echo "$passed passed, $failed failed"
+[[ $failed -eq 0 ]]
