@@ -128,6 +128,14 @@ HR_INLINE int32_t store_int8(int8_t *q, vf v) {  // whole numbers; returns their
 #endif
 }
 
+}  // namespace
+
+#if defined(__AVX512F__)
+#include "cpu_steps_avx512.inc"
+#endif
+
+namespace {
+
 // `columns` is a multiple of 32 here, zeros at the end. HR_INPUT_DYNAMIC: a scale a step; other kinds: the scheme's own
 // scale, repeated for each step. E2M1 values are stored doubled, which makes them whole.
 inline void int8_row(const hr_input *in, const float *x, int64_t columns, int8_t *q, Step *info) {
@@ -136,7 +144,11 @@ inline void int8_row(const hr_input *in, const float *x, int64_t columns, int8_t
     int64_t share = dynamic ? step : shared_columns(in->kind, columns);
     int32_t zero = 0;
     float scale = 0.0f;
-    for (int64_t k = 0; k < columns; k += step, info++) {
+    int64_t k = 0;
+#if defined(__AVX512F__)
+    for (; dynamic && step == 32 && k + 512 <= columns; k += 512, info += 16) int8_sixteen(x + k, q + k, info);
+#endif
+    for (; k < columns; k += step, info++) {
         if (k % share == 0) scale = scale_of(in, x + k, share, &zero);
         float inverse = dynamic && scale > 0.0f ? 1.0f / scale : 0.0f;
         int32_t sum = 0;
