@@ -15,7 +15,7 @@ from headrace.types import LayerKV
 Tensor = torch.Tensor
 SPEC = BY_NAME["mla"]
 STORES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3")
-LONG = random.Shape((1, 3, 1, 9), (140, 70, 63, 0), 16)
+LONG = random.Shape((1, 2, 1, 3), (140, 70, 63, 0), 16)
 """Decodes and chunks over one, two and three splits of 64 keys."""
 
 
@@ -40,10 +40,10 @@ def test_over_the_operators_own_generator(dtype: str) -> None:
     tested = 0
     for seed in range(200):
         arguments = SPEC.generate(rng(seed), CPU, dtype)
-        if len(arguments["q"]) <= 40 and tested < 6:
+        if len(arguments["q"]) <= 12 and tested < 4:
             run(SPEC, arguments, SPEC.tolerance[dtype])
             tested += 1
-    assert tested == 6
+    assert tested == 4
 
 
 @pytest.mark.usefixtures("_short_splits")
@@ -65,16 +65,15 @@ def test_no_sequence_at_all() -> None:
 
 
 @pytest.mark.usefixtures("_short_splits")
-@pytest.mark.parametrize("invariant", [True, False])
 @pytest.mark.parametrize(("store", "dtype"), [("bfloat16", "bfloat16"), ("int8", "float16"), ("float32", "float32")])
 def test_a_token_gets_the_same_bits_decoded_chunked_whole_and_in_company(
-    store: str, dtype: str, invariant: bool
+    store: str, dtype: str
 ) -> None:
-    shape = random.Shape((12, 1, 3), (130, 5, 64), 32)
+    shape = random.Shape((8, 1, 2), (130, 5, 64), 32)
     whole = _arguments(shape, store, dtype)
-    function = operator("mla", batch_invariant=invariant)
+    function = operator("mla")
     want, batch = function(**whole), whole["batch"]
-    for first, count in ((11, 1), (5, 6), (0, 2)):
+    for first, count in ((7, 1), (3, 3)):
         last = first + count
         part = replace(
             batch, sizes=torch.tensor([count, 1, 1], dtype=torch.int32), positions=batch.positions[first:last],

@@ -17,8 +17,8 @@ from triton.language import tensor
 from headrace.kernels.ops import Batch
 from headrace.kernels.recurrence import CHUNK
 from headrace.kernels.tritonlib.config import Config
-from headrace.kernels.tritonlib.device import jit, next_power
-from headrace.kernels.tritonlib.recurrence import PIECE, keep_kernel, load_gate, load_rows, part_of, rows_of
+from headrace.kernels.tritonlib.device import jit
+from headrace.kernels.tritonlib.recurrence import keep_kernel, load_gate, load_rows, part_of, rows_of
 
 __all__ = ["delta_kernel", "gated_delta_rule"]
 
@@ -140,7 +140,8 @@ def gated_delta_rule(
 ) -> Tensor:
     """See `ops.OptionalOps.gated_delta_rule`; rows past the true token count are undefined."""
     _, heads, dk, dv = state.shape
-    (part, warps), seqs = part_of(dv, config), len(batch.context_lens)
+    part, piece, warps = part_of(dv, dk, qkv.dtype == torch.float32, config)
+    seqs = len(batch.context_lens)
     qkv, decay, strength = qkv.contiguous(), decay.contiguous(), strength.contiguous()
     out = qkv.new_empty(len(qkv), heads * dv)
     lens = {"query_start": batch.query_start, "context_lens": batch.context_lens, "slots": batch.slots}
@@ -159,7 +160,7 @@ def gated_delta_rule(
         "DK": dk,
         "DV": dv,
         "PART": part,
-        "PIECE": min(next_power(dk, 16), PIECE),
+        "PIECE": piece,
         "CHUNK": CHUNK,
     }
     config.launch(delta_kernel, (seqs, heads, -(-dv // part)), args, warps, 1)

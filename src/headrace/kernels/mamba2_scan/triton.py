@@ -16,8 +16,8 @@ from triton.language import tensor
 from headrace.kernels.ops import Batch
 from headrace.kernels.recurrence import CHUNK
 from headrace.kernels.tritonlib.config import Config
-from headrace.kernels.tritonlib.device import jit, next_power
-from headrace.kernels.tritonlib.recurrence import PIECE, keep_kernel, load_gate, load_rows, part_of, rows_of
+from headrace.kernels.tritonlib.device import jit
+from headrace.kernels.tritonlib.recurrence import keep_kernel, load_gate, load_rows, part_of, rows_of
 
 __all__ = ["mamba2_scan", "ssd_kernel"]
 
@@ -112,7 +112,8 @@ def mamba2_scan(
 ) -> Tensor:
     """See `ops.OptionalOps.mamba2_scan`; rows past the true token count are undefined."""
     _, heads, size, n = state.shape
-    (part, warps), seqs = part_of(size, config), len(batch.context_lens)
+    part, piece, warps = part_of(size, n, xbc.dtype == torch.float32, config)
+    seqs = len(batch.context_lens)
     xbc, dt = xbc.contiguous(), dt.contiguous()
     out = xbc.new_empty(len(xbc), heads * size)
     lens = {"query_start": batch.query_start, "context_lens": batch.context_lens, "slots": batch.slots}
@@ -133,7 +134,7 @@ def mamba2_scan(
         "SIZE": size,
         "N": n,
         "PART": part,
-        "PIECE": min(next_power(n, 16), PIECE),
+        "PIECE": piece,
         "CHUNK": CHUNK,
     }
     config.launch(ssd_kernel, (seqs, heads, -(-size // part)), args, warps, 1)

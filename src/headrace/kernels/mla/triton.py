@@ -42,9 +42,11 @@ class Step:
 def step_of(pad: int, wide: bool, config: Config) -> Step:
     """For latents of `pad` elements; as much as registers hold, where float32 (`wide`) takes more of them, and a small tile with
     narrow warps says that every warp holds all queries."""
-    roomy = config.tile == 64
-    piece = pad if roomy or config.lanes == 64 else min(pad, 64)
-    return Step(16, 32 if roomy and not wide else 16, piece, 256 // config.lanes, 2 if roomy and not wide else 1)
+    roomy, narrow = config.tile == 64, config.tile == 32 and config.lanes == 32
+    threads = 512 if narrow or (roomy and wide) else 256
+    piece = min(pad, 16 if wide else 64) if narrow else pad
+    keys, stages = (32, 2) if roomy and not wide else (16, 1)
+    return Step(16, keys, piece, threads // config.lanes, stages)
 
 
 @jit

@@ -8,16 +8,15 @@ from triton.language import tensor
 from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit, next_power
 
-__all__ = ["PIECE", "keep_kernel", "load_gate", "load_rows", "part_of", "rows_of"]
+__all__ = ["keep_kernel", "load_gate", "load_rows", "part_of", "rows_of"]
 
 
-PIECE = 32
-"""Of a state's inner dimension, what a program holds at a time."""
-
-
-def part_of(size: int, config: Config) -> tuple[int, int]:
-    """(of a state's outer dimension of `size`, what a program computes; its warps)."""
-    return min(next_power(size, 16), config.tile // 2), 128 // config.lanes
+def part_of(outer: int, inner: int, wide: bool, config: Config) -> tuple[int, int, int]:
+    """(of a state's outer dimension, what a program computes; of its inner one, what it holds at a time; its warps). Small tiles
+    with narrow warps hold less, of float32 (`wide`) above all."""
+    narrow = config.tile == 32 and config.lanes == 32
+    piece = min(next_power(inner, 16), 16 if narrow and wide else 32)
+    return min(next_power(outer, 16), config.tile // 2), piece, 128 // config.lanes
 
 
 @jit
