@@ -17,6 +17,7 @@ from headrace.kernels import random
 from headrace.kernels.ops import Batch, SampleInputs
 from headrace.kernels.sample.generate import generate as sample_inputs
 from headrace.kernels.tritonlib.chips import Chip
+from headrace.kernels.tritonlib.shipped_experts import EXPERT_PRODUCTS, experts
 from headrace.kernels.tritonlib.table import operators
 from headrace.kernels.weight import Weight
 from headrace.types import LayerKV
@@ -184,7 +185,7 @@ _FAST_TILES = ("linear-bfloat16", "linear-int4-128", "linear-fp8-block", "linear
 
 
 def _calls() -> Iterator[_Call]:
-    for source in (_small, _paged, _products, _sampling):
+    for source in (_small, _paged, _products, _sampling, experts):
         yield from source()
 
 
@@ -209,8 +210,10 @@ def _record(
 
     def launch(kernel: Any, grid: tuple[int, ...], args: dict[str, Any], warps: int, stages: int) -> None:
         product = kernel.__name__ in ("dense_kernel", "coded_kernel", "prefill_kernel")
-        product = product or (kernel.__name__ == "decode_kernel" and invariant)
-        found.append(Recorded(case, kernel, args, warps, stages, matrix if product else None, core))
+        product = product or kernel.__name__ in EXPERT_PRODUCTS or (kernel.__name__ == "decode_kernel" and invariant)
+        again = sum(one.kernel is kernel for one in found)  # experts multiply twice
+        name = f"{case}-{again + 1}" if again else case
+        found.append(Recorded(name, kernel, args, warps, stages, matrix if product else None, core))
 
     extra = {**chip.extra, "triton_dtype": "bfloat16", "triton_batch_invariant": invariant}
     bound: dict[str, Callable[..., Any]] = dict(operators(extra, launch))
