@@ -1,15 +1,24 @@
-"""Tier 6: collectives of one rank give back what they are given. Larger groups are tested by the communication suite."""
+"""Tier 6: collectives of one rank give back what they are given; those of two ranks agree, where the platform has groups."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from headrace.conformance.tiers import tier
 from headrace.errors import PlatformError
-from headrace.platforms.interface import Communicator, Device
+from headrace.platforms.interface import Communicator, Device, Platform
 
 __all__ = ["CollectivesTier"]
+
+Array = npt.NDArray[Any]
+_DTYPES = ("float32", "int32")
 
 
 @tier("collectives")
@@ -28,3 +37,76 @@ class CollectivesTier:
             pytest.skip("collectives are declared")
         with pytest.raises(PlatformError, match="2"):
             device.communicator([0, 1])
+
+    def test_two_ranks_agree(self, platform: Platform | None, tmp_path: Path) -> None:
+        """Two devices of one process, opened with the options `rank`, `world_size` and `rendezvous`."""
+        if platform is None:
+            pytest.skip("no `platform` fixture")
+        indices = _two_devices(platform)
+        rendezvous = (tmp_path / "rendezvous").as_uri()
+        with ThreadPoolExecutor(2) as threads:
+            ranks = [threads.submit(_take_part, platform, indices[rank], rank, rendezvous) for rank in range(2)]
+            found = [rank.result(120) for rank in ranks]
+        for name, wanted in _wanted().items():
+            for rank in range(2):
+                np.testing.assert_array_equal(found[rank][name], wanted[rank], f"{name} of rank {rank}")
+
+
+def _two_devices(platform: Platform) -> tuple[int, int]:
+    """Indices for two ranks: the same device twice where it is the host."""
+    try:
+        device = platform.open(0, {"rank": 0, "world_size": 1, "rendezvous": ""})
+    except PlatformError as error:
+        pytest.skip(f"groups of ranks are not declared: {error}")
+    on_host = device.capabilities().host_memory
+    device.close()
+    count = len(platform.devices())
+    if count < 2 and not on_host:
+        pytest.skip(f"two ranks need two devices; there is {count}")
+    return (0, 0) if on_host else (0, 1)
+
+
+def _parts(dtype: str) -> list[Array]:
+    return [(np.arange(24).reshape(4, 6) * (rank + 1) - rank).astype(dtype) for rank in range(2)]
+
+
+def _cases() -> Iterator[tuple[str, str, tuple[Any, ...]]]:
+    """(name of a result, method, arguments after the tensor)"""
+    yield "all_reduce", "all_reduce", ()
+    yield "all_gather 0", "all_gather", (0,)
+    yield "all_gather 1", "all_gather", (1,)
+    yield "reduce_scatter", "reduce_scatter", (0,)
+    yield "broadcast 0", "broadcast", (0,)
+    yield "broadcast 1", "broadcast", (1,)
+
+
+def _take_part(platform: Platform, index: int, rank: int, rendezvous: str) -> dict[str, Array]:
+    device = platform.open(index, {"rank": rank, "world_size": 2, "rendezvous": rendezvous})
+    try:
+        assert device.capabilities().collectives, "a device among two ranks declares its collectives"
+        group = device.communicator([0, 1])
+        found = {}
+        for dtype in _DTYPES:
+            tensor = device.put(_parts(dtype)[rank])
+            for name, method, arguments in _cases():
+                result = getattr(group, method)(tensor, *arguments)
+                found[f"{name} {dtype}"] = device.get(result).result()
+            # What was given is left as it is.
+            found[f"input {dtype}"] = device.get(tensor).result()
+        return found
+    finally:
+        device.close()
+
+
+def _wanted() -> dict[str, tuple[Array, Array]]:
+    """By result: what each rank should have."""
+    wanted: dict[str, tuple[Array, Array]] = {}
+    for dtype in _DTYPES:
+        first, second = _parts(dtype)
+        total, alike = first + second, {"all_gather 0": np.concatenate([first, second])}
+        alike |= {"all_gather 1": np.concatenate([first, second], 1), "all_reduce": total}
+        alike |= {"broadcast 0": first, "broadcast 1": second}
+        wanted |= {f"{name} {dtype}": (array, array) for name, array in alike.items()}
+        wanted[f"reduce_scatter {dtype}"] = (total[:2], total[2:])
+        wanted[f"input {dtype}"] = (first, second)
+    return wanted
