@@ -66,9 +66,7 @@ def test_no_sequence_at_all() -> None:
 
 @pytest.mark.usefixtures("_short_splits")
 @pytest.mark.parametrize(("store", "dtype"), [("bfloat16", "bfloat16"), ("int8", "float16"), ("float32", "float32")])
-def test_a_token_gets_the_same_bits_decoded_chunked_whole_and_in_company(
-    store: str, dtype: str
-) -> None:
+def test_a_token_gets_the_same_bits_decoded_chunked_whole_and_in_company(store: str, dtype: str) -> None:
     shape = random.Shape((8, 1, 2), (130, 5, 64), 32)
     whole = _arguments(shape, store, dtype)
     function = operator("mla")
