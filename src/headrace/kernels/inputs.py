@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,29 +35,54 @@ def sample_inputs_of(inputs: Mapping[str, Any]) -> SampleInputs:
 def plan_arrays(plan: StepPlan, vocab_size: int) -> dict[str, Array]:
     """Every input but the history, unpadded: int32 and float32 but for `seed`, which is int64."""
     sampling = plan.sampling
+    seqs = plan.num_seqs
+    # A step of decodes alone: one token and one row a sequence.
+    single = plan.row_seq is plan.rows and plan.num_tokens == plan.num_rows == seqs
     counts = plan.query_start[1:] - plan.query_start[:-1]
     return {
-        "sizes": np.array((plan.num_tokens, plan.num_seqs, plan.num_rows), np.int32),
+        "sizes": _sizes(plan.num_tokens, seqs, plan.num_rows),
         "token_ids": plan.token_ids,
         "positions": plan.positions,
         "slot_mapping": plan.slot_mapping,
-        "token_seq": np.arange(plan.num_seqs, dtype=np.int32).repeat(counts),
+        "token_seq": _count(seqs) if single else _count(seqs).repeat(counts),
         "query_start": plan.query_start,
         "context_lens": plan.context_lens,
         "block_tables": plan.block_tables,
         "slots": plan.slots,
         "rows": plan.rows,
         "target": plan.row_target,
-        "slot": plan.slots[plan.row_seq],
-        "prompt_len": plan.prompt_lens[plan.row_seq],
+        "slot": plan.slots if single else plan.slots[plan.row_seq],
+        "prompt_len": plan.prompt_lens if single else plan.prompt_lens[plan.row_seq],
         **_sampling_arrays(sampling, plan.num_rows, vocab_size),
     }
 
 
+# Steps of a kind share these: who keeps an array on the device knows it by its identity.
+
+
+@lru_cache(maxsize=64)
+def _sizes(*sizes: int) -> Array:
+    return _read_only(np.array(sizes, np.int32))
+
+
+@lru_cache(maxsize=64)
+def _count(n: int) -> Array:
+    return _read_only(np.arange(n, dtype=np.int32))
+
+
+@lru_cache(maxsize=64)
+def _nothing_forbidden(rows: int, vocab_size: int) -> tuple[Array, Array]:
+    return _read_only(np.zeros((1, -(-vocab_size // 32)), np.int32)), _read_only(np.full(rows, -1, np.int32))
+
+
+def _read_only(array: Array) -> Array:
+    array.setflags(write=False)
+    return array
+
+
 def _sampling_arrays(sampling: SamplingBatch, rows: int, vocab_size: int) -> dict[str, Array]:
     if sampling.allowed is None or sampling.allowed_row is None:
-        allowed = np.zeros((1, -(-vocab_size // 32)), np.int32)
-        allowed_row = np.full(rows, -1, np.int32)
+        allowed, allowed_row = _nothing_forbidden(rows, vocab_size)
     else:
         allowed, allowed_row = sampling.allowed.view(np.int32), sampling.allowed_row
     return {

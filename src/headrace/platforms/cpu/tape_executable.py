@@ -52,18 +52,19 @@ class TapeExecutable:
         self._tape: _Recorded | None = None
         self._last: dict[str, Tensor] = {}
         self._sizes: list[int] = [0] * 5
+        self._narrowed: Mapping[str, Tensor] | None = None
+        """The outputs' views of the last sizes."""
         self._copies: Any = (Copy * 0)()
 
     def __call__(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
-        tape = self._tape
-        if tape is None or tape.kv is not kv or not self._fits(tape, inputs):
-            tape = self._record(kv, inputs)
+        tape, last = self._tape, self._last
+        # A tensor that was put is never written again: the same one needs neither a second look nor a second copy.
+        changed = {name: tensor for name, tensor in inputs.items() if last.get(name) is not tensor}
+        if tape is None or tape.kv is not kv or not self._fits(tape, inputs, changed):
+            tape, changed = self._record(kv, inputs), dict(inputs)
         sizes, count = self._sizes_of(inputs), 0
-        for name, tensor in inputs.items():
-            # A tensor that was put is never written again: the same one needs no second copy.
-            if name in PERSISTENT or self._last.get(name) is tensor:
-                continue
-            if tensor.numel():
+        for name, tensor in changed.items():
+            if name not in PERSISTENT and tensor.numel():
                 copy = self._copies[count]
                 copy.dst, copy.src = tape.inputs[name].data_ptr(), tensor.data_ptr()
                 copy.bytes = tensor.numel() * tensor.element_size()
@@ -71,8 +72,10 @@ class TapeExecutable:
         self._last = dict(inputs)
         keep = (tape, self._last)
         self._team.run_tape(tape.recorder.tape.handle, Sizes(*sizes), self._copies, count, keep)
+        if sizes != self._sizes or self._narrowed is None or "sizes" not in inputs:
+            self._narrowed = {name: self._narrow(x, inputs) for name, x in tape.outputs.items()}
         self._sizes = sizes
-        return kv, {name: self._narrow(x, inputs) for name, x in tape.outputs.items()}
+        return kv, self._narrowed
 
     def profile(self, on: bool | None = None) -> list[OpProfile]:
         """The tape's operators in order. `on` switches measuring: their seconds are then means over the launches since."""
@@ -97,10 +100,10 @@ class TapeExecutable:
     def _limits(self) -> tuple[int, int, int]:
         return self._bucket.tokens, self._bucket.seqs, self._bucket.rows
 
-    def _fits(self, tape: _Recorded, inputs: Mapping[str, Tensor]) -> bool:
+    def _fits(self, tape: _Recorded, inputs: Mapping[str, Tensor], changed: Mapping[str, Tensor]) -> bool:
         if inputs.keys() != tape.inputs.keys():
             return False
-        for name, tensor in inputs.items():
+        for name, tensor in changed.items():
             mine = tape.inputs[name]
             if name in PERSISTENT:
                 if mine is not tensor:
@@ -143,7 +146,7 @@ class TapeExecutable:
         finally:
             self._swap(before)
         self._tape = _Recorded(recorder, kv, buffers, dict(outputs), frozenset(flexible))
-        self._last = {}
+        self._last, self._narrowed = {}, None
         self._copies = (Copy * max(len(buffers), 1))()
         return self._tape
 
