@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -78,3 +79,15 @@ def test_each_fault_is_caught_by_name(fault: type[Sound]) -> None:
     later = [outcome for outcome in report.outcomes if TIERS.index(outcome.tier) > TIERS.index(tier)]
     assert all(outcome.result == "skipped" for outcome in later)
     assert all(outcome.detail == f"tier {tier} failed before" for outcome in later)
+
+
+def test_what_a_vendor_writes_is_short() -> None:
+    """In the documentation and in what `headrace plugin new` writes: an import, a class, a fixture."""
+    root = Path(__file__).parents[3]
+    guide = (root / "docs" / "writing-a-backend.md").read_text()
+    (shown,) = (code for code in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "(Suite)" in code)
+    written = (root / "src" / "headrace" / "cli" / "skeleton" / "test_conformance.py.in").read_text()
+    for code in (shown, written.replace("$title", "Mychip").replace("$name", "mychip")):
+        assert len(code.splitlines()) <= 35
+        names = {node.name for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef)}
+        assert names == {"platform", "device"}
