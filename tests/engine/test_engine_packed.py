@@ -9,6 +9,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 from gguf_export import export
+from moe_models import save_moe
 from tiny_models import make, prompt, save
 
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig
@@ -85,6 +86,23 @@ def test_directories(
 def test_gguf(quantization: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(make("llama"), tmp_path / "model.gguf", quantization)
     check(tmp_path / "model.gguf", monkeypatch)
+
+
+@pytest.mark.parametrize("variant", ["mixtral", "qwen3_moe"])
+def test_experts(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_moe(variant, tmp_path / "model", torch.bfloat16)
+    check(tmp_path / "model", monkeypatch)
+
+
+def test_two_threads_pack_the_same_bytes(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export(make("llama"), tmp_path / "model.gguf", Type.Q4_1)
+    plain = answer(tmp_path / "model.gguf")
+    (path,) = home.glob("*.packed")
+    packed = path.read_bytes()
+    path.unlink()
+    monkeypatch.setattr(startup, "_PACKERS", 1)
+    assert answer(tmp_path / "model.gguf") == plain
+    assert path.read_bytes() == packed
 
 
 def test_what_changes_the_weights_is_packed_anew(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +39,8 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+_PACKERS = 2
+"""Threads that lay out weights in the host's memory, each a weight at a time."""
 _LAST_WRITE = 2.0
 """Seconds that packed weights still being written get at the end."""
 
@@ -144,7 +147,8 @@ def _read(
     )
     if config.model.quantize is not None:
         model.weights = quantized_weights(model.weights, config.model.quantize)
-    pack_weights(ops, model.weights, lambda done: progress("packing", done))
+    workers = _PACKERS if device.capabilities().host_memory else 1
+    pack_weights(ops, model.weights, lambda done: progress("packing", done), workers)
     return model
 
 
@@ -159,15 +163,23 @@ def quantized_weights(weights: DecoderWeights, kind: str) -> DecoderWeights:
     return replace(weights, layers=[narrow(layer) for layer in weights.layers])
 
 
-def pack_weights(ops: Ops, weights: DecoderWeights, progress: Callable[[float], None]) -> None:
-    """Let each operator lay out the weights that it will be called with, once each."""
-    uses = [("embedding", weights.embedding), ("logits", weights.head)]
+def pack_weights(ops: Ops, weights: DecoderWeights, progress: Callable[[float], None], workers: int = 1) -> None:
+    """Let each operator lay out the weights that it will be called with, once each; `workers` threads at a time."""
+    uses = [("logits", weights.head)]
     for layer in weights.layers:
         uses += [("linear", w) for w in (layer.qkv, layer.output, layer.router) if w is not None]
         uses += [("linear" if layer.router is None else "moe", w) for w in (layer.gate_up, layer.down)]
-    for at, (name, weight) in enumerate(uses):
-        progress(at / len(uses))
-        pack(ops, name, weight)
+    if workers == 1:
+        for at, (name, weight) in enumerate(uses):
+            progress(at / len(uses))
+            pack(ops, name, weight)
+    else:
+        # A thread each: torch would divide every one of thousands of small operations between them.
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for at, _ in enumerate(pool.map(lambda use: pack(ops, *use), uses)):
+                progress(at / len(uses))
+    # Last and alone: it may be the head, which is packed once.
+    pack(ops, "embedding", weights.embedding)
 
 
 def mover(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:

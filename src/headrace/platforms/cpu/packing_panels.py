@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -67,15 +68,21 @@ class Layout:
 
 
 class Arena:
-    """Memory for many packed weights, on huge pages where the system has them. Freed with the last tensor that was taken."""
+    """Memory for many packed weights, on huge pages where the system has them. Freed with the last tensor that was taken. Several
+    threads may take."""
 
     def __init__(self, chunk: int = 64 << 20) -> None:
+        self._lock = threading.Lock()
         self._chunk = chunk
         self._memory: Tensor | None = None
         self._used = 0
 
     def take(self, size: int) -> Tensor:
         """uint8 [size], aligned to 64 bytes, zeroed."""
+        with self._lock:
+            return self._take(size)
+
+    def _take(self, size: int) -> Tensor:
         if self._memory is None or self._used + size > len(self._memory):
             # Private, since shared anonymous memory gets no huge pages: it belongs to the kernel's tmpfs.
             region = mmap.mmap(-1, max(size, self._chunk), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
