@@ -15,7 +15,8 @@ from headrace.kernels.attention.static import attention
 from headrace.kernels.linear.pallas_pack import KEY, packed
 from headrace.kernels.linear.reference import linear
 from headrace.kernels.logits.reference import logits
-from headrace.kernels.pallaslib.table import lanes, operators
+from headrace.kernels.pallaslib.lanes import lanes
+from headrace.kernels.pallaslib.table import operators
 from headrace.kernels.rotary_cache.reference import rotary_cache
 from headrace.kernels.rotary_cache.static import scatter
 from headrace.kernels.weight import Weight

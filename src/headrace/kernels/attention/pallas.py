@@ -89,7 +89,7 @@ def attention(
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=4,
         grid=(count,),
-        in_specs=[a_tile, *[a_head] * len(extra), *[pl.BlockSpec(memory_space=pltpu.MemorySpace.ANY)] * len(stores)],
+        in_specs=[a_tile, *[a_head] * len(extra), *[pl.BlockSpec(memory_space=pl.ANY)] * len(stores)],
         out_specs=a_tile,
         scratch_shapes=[
             *buffers,

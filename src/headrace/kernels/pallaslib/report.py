@@ -5,7 +5,7 @@
 Every kernel at shapes as they are served is lowered, and compiled by libtpu against a description of the chip: a kernel that the
 chip's units or its vector memory cannot take is an error here. What is reported: code size, memory in HBM beside arguments and
 results, and how much of the arguments the results reuse (a cache that is written must be reused whole). Each generation is compiled
-in a process of its own under a time limit, since the compiler can hang on what doesn't fit. The last line is `N passed, N failed`.
+in a process of its own under a time limit, since the compiler can hang on what doesn't fit; 7x needs the libtpu of JAX 0.10. The last line is `N passed, N failed`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def main(arguments: list[str]) -> int:
             print(f"{chip:4} {name:32} " + " ".join(f"{key}={value}" for key, value in figures.items()))
     print("\n".join(wrong))
     if options.write:
-        options.write.write_text(json.dumps(baseline | found, indent=1, sort_keys=True) + "\n")
+        others = json.loads(options.write.read_text()) if options.write.exists() else {}
+        options.write.write_text(json.dumps(others | found, indent=1, sort_keys=True) + "\n")
     print(f"{max(0, sum(len(kernels) for kernels in found.values()) - len(wrong))} passed, {len(wrong)} failed")
     return 1 if wrong else 0
 

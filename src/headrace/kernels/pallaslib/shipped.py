@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from headrace.kernels.attention.pallas import attention, tile_rows
 from headrace.kernels.linear.pallas import UNIT, product
-from headrace.kernels.pallaslib.table import lanes
+from headrace.kernels.pallaslib.lanes import lanes
 from headrace.kernels.rotary_cache.pallas import write
 
 __all__ = ["Case", "shipped"]

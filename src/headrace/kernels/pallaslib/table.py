@@ -21,7 +21,7 @@ from headrace.kernels.ops import Batch
 from headrace.kernels.rotary_cache.static import rotary_cache, scatter
 from headrace.kernels.weight import Weight
 
-__all__ = ["Call", "Logits", "Products", "lanes", "operators"]
+__all__ = ["Call", "Logits", "Products", "operators"]
 
 Tensor = torch.Tensor
 Call = Callable[..., Any]
@@ -43,11 +43,6 @@ def operators(
         "linear": products,
         "logits": Logits(products),
     }
-
-
-def lanes(head_dim: int) -> int:
-    """What a row of the cache must hold for the kernels: whole lanes, as the chip's memory pads it to anyway."""
-    return -(-head_dim // 128) * 128
 
 
 _KERNELS = ("attention", "linear", "rotary_cache")

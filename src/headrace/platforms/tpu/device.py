@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from headrace.errors import DeviceLost, HeadraceError, OutOfMemory, PlatformError
-from headrace.kernels.pallaslib.table import lanes
+from headrace.kernels.pallaslib.lanes import lanes
 from headrace.kernels.registry import OPS
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.accel_faults import Faults, first_line
