@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -102,6 +103,9 @@ sys.exit(os.waitstatus_to_exitcode(code))
     assert "the process forked after the device was opened" in done.stdout
 
 
+@pytest.mark.skipif(
+    "libasan" in os.environ.get("LD_PRELOAD", ""), reason="the address sanitizer reserves all addresses"
+)
 def test_threads_that_cannot_start_are_an_error_and_leave_nothing() -> None:
     done = run(
         """
