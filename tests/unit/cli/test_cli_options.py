@@ -20,6 +20,7 @@ from headrace.cli.options import (
     sampling,
 )
 from headrace.config import Config
+from headrace.engine.launch import Launched
 from headrace.errors import ConfigError
 from headrace.llm import Options
 from headrace.types import SamplingParams
@@ -135,7 +136,8 @@ class TestServe:
         model = tmp_path / "m.gguf"
         model.touch()
         assert main(["serve", str(model), "--port", "0", "--prompt", "Hello?"]) == 0
-        ((config, path, prompt),) = seen
+        ((config, path, prompt, launched),) = seen
+        assert isinstance(launched, Launched)
         assert isinstance(config, Config)
         assert (config.server.port, config.model.model) == (0, str(model))
         assert path == model
@@ -146,7 +148,7 @@ class TestServe:
         monkeypatch.setattr(server, "run", lambda *arguments: seen.append(arguments) or 0)
         monkeypatch.setattr(serve, "obtain", lambda name, accepted: Path(name))
         assert main(["serve"]) == 0
-        assert seen[0][1:] == (Path("smollm2"), None)
+        assert seen[0][1:3] == (Path("smollm2"), None)
 
     def test_a_wrong_option_is_told_before_anything_is_fetched(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
