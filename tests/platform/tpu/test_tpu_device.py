@@ -27,7 +27,7 @@ BUCKET = Bucket(8, 8, 8, 4)
 LAYOUT = KVLayout((LayerKV(2, 16),) * 2, 32, "int8")
 
 
-def platform(root: Path, xla: FakeXla) -> TpuPlatform:
+def platform(root: Path, xla: FakeXla, **environ: str) -> TpuPlatform:
     folder = torch_folder(root, "2.9.1")
     (folder.parent / "torch_xla").mkdir(exist_ok=True)
     (folder.parent / "torch_xla" / "version.py").write_text("__version__ = '2.9.0'\n")
@@ -36,7 +36,7 @@ def platform(root: Path, xla: FakeXla) -> TpuPlatform:
         "sys/bus/pci/devices/0000:00:04.0/device": "0x0063",
         "dev/vfio/0": "",
     }
-    return TpuPlatform(machine(root, files, folder), xla.runtime)
+    return TpuPlatform(machine(root, files, folder, **environ), xla.runtime)
 
 
 Opened = Callable[..., tuple[TpuDevice, FakeXla]]
@@ -60,7 +60,8 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
 
 @pytest.mark.slow
 def test_the_kit_is_green(tmp_path: Path) -> None:
-    report = run(Target(platform(tmp_path, FakeXla()), options={"dtype": "float32", "kernels": "xla"}))
+    here = platform(tmp_path, FakeXla(), PJRT_DEVICE="CPU")
+    report = run(Target(here, options={"dtype": "float32"}))
     assert report.ok, report.table()
 
 
@@ -138,6 +139,21 @@ def test_the_tracing_of_a_step_leaves_its_state_alone(opened: Opened) -> None:
         executable(None, {"history": history})
     assert not history.any()
     assert (executable(None, {"history": history})[1]["history"] == 1).all()
+
+
+def test_a_step_that_fails_in_tracing_leaves_nothing_behind(opened: Opened) -> None:
+    device, xla = opened()
+
+    def broken(kv: Any, inputs: Any) -> Any:
+        inputs["history"].add_(1)
+        raise ValueError("no such layer")
+
+    history = device.put(np.zeros((2, 8), np.int32))
+    with pytest.raises(PlatformError, match="no such layer"):
+        device.compile(broken, BUCKET)(None, {"history": history})
+    assert xla._tape is None
+    assert not history.any()
+    assert xla.compiled == xla.runs == 0
 
 
 def test_copies_of_blocks_are_padded_to_few_shapes(opened: Opened) -> None:

@@ -90,13 +90,16 @@ class Runtime:
         numbers = {self._c._xla_get_tensor_id(x): at for at, x in enumerate(given)}
         # A clone shares its origin's data, and writing to it leaves the origin as it was.
         traced = [x.clone() for x in state]
-        new, outputs = function(list(traced), list(inputs))
-        places = {id(x): at for at, x in enumerate([*traced, *inputs])}
-        computed, results = self._results([*new, *outputs], places)
-        for x, result in zip(state, results, strict=False):
-            if not isinstance(result, torch.Tensor) and result[0] == "computed":
-                self._c._set_buffer_donation(x, True)
-        return self._compiled(computed, results, numbers, given)
+        try:
+            new, outputs = function(list(traced), list(inputs))
+            places = {id(x): at for at, x in enumerate([*traced, *inputs])}
+            computed, results = self._results([*new, *outputs], places)
+            for x, result in zip(state, results, strict=False):
+                if not isinstance(result, torch.Tensor) and result[0] == "computed":
+                    self._c._set_buffer_donation(x, True)
+            return self._compiled(computed, results, numbers)
+        finally:  # what was traced must not run by itself, least of all half a step
+            self._c._clear_pending_irs(str(given[0].device if given else self.device(0)))
 
     def run(self, graph: Graph, given: Sequence[Tensor]) -> list[Tensor]:
         """`given`: state, then inputs. Returns new state, then outputs, before the device has finished."""
@@ -148,7 +151,6 @@ class Runtime:
         computed: list[Tensor],
         results: list[tuple[str, int] | Tensor],
         numbers: dict[int, int],
-        given: list[Tensor],
     ) -> Graph:
         if not computed:
             return Graph("", (), tuple(results))
@@ -160,6 +162,5 @@ class Runtime:
             self._c._xla_warm_up_cache(computed, [])
         finally:
             self._c._xla_set_enable_alias_with_buffer_donor_config(donors)
-            self._c._clear_pending_irs(str(given[0].device))
         sources = tuple(numbers.get(number, value) for number, value in zip(names, values, strict=True))
         return Graph(name, sources, tuple(results))
