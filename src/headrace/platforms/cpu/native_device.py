@@ -74,7 +74,12 @@ class NativeDevice(TorchDevice):
         self._compute = _COMPUTE[dtype]
         matrices = NativeLinear(self._ops, self._compute)
         experts = NativeMoE(self._ops, matrices)
-        packs = {"linear": matrices.pack, "logits": matrices.pack, "embedding": matrices.pack_table, "moe": experts.pack}
+        packs = {
+            "linear": matrices.pack,
+            "logits": matrices.pack,
+            "embedding": matrices.pack_table,
+            "moe": experts.pack,
+        }
         tag = f"native {self.team.library.isa}"
         functions = {**self._ops.table(), **matrices.table(), "moe": experts.moe}
         functions["embedding"] = split_table(self._ops, matrices.embedding)
