@@ -124,7 +124,7 @@ struct Tile {
         alignas(64) float key_scales[SEGMENT], value_scales[SEGMENT];
         bool scaled = kv->key_scales != nullptr;
         for (int64_t g = g0; g < g1; g++) fetch(base + 16 * g, g - g0, keys, values, key_scales, value_scales);
-        bool few = rows <= MR && panel_stored(kv);  // so few that the memory sets the pace
+        bool stored = panel_stored(kv);
         bool extras = a->soft_cap != 0.0f || a->alibi || scaled;
         // Where all rows see all keys and nothing is added to the scores, the products have found the maxima already.
         bool plain = !extras && base + 16 * g1 <= place[0] + 1 && start(rows - 1) <= base + 16 * g0;
@@ -134,8 +134,8 @@ struct Tile {
             int64_t end_row = rows - begin < BLOCK ? rows : begin + BLOCK;
             for (int64_t g = 0; g < n; g += NG) {
                 int64_t some = n - g < NG ? n - g : NG;
-                for (int64_t i = 0; few && i < some; i++) prefetch_panel(values[g + i]);
-                for (int64_t i = g + NG; few && i < n && i < g + 2 * NG; i++) prefetch_panel(keys[i]);
+                for (int64_t i = 0; stored && begin == 0 && i < some; i++) prefetch_panel(values[g + i]);
+                for (int64_t i = g + NG; stored && begin == 0 && i < n && i < g + 2 * NG; i++) prefetch_panel(keys[i]);
                 for (int64_t r = begin; r < end_row; r += MR) {
 #define CALL(R) \
     pairs ? score_rows<HR_PAIRS, R>(m.q + r * ldq, ldq, ldq, keys + g, some, m.s + r * SEGMENT + 16 * g, SEGMENT, top + r) \
