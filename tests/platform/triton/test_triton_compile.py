@@ -21,7 +21,8 @@ BASELINE = Path(__file__).parents[3] / "docs" / "results" / "triton-compile.json
 KERNELS = (
     "resolve_kernel", "embedding_kernel", "norm_kernel", "gate_kernel", "rotary_kernel", "decode_kernel", "combine_kernel",
     "prefill_kernel", "dense_kernel", "coded_kernel", "quantise_kernel", "clean_kernel", "count_kernel", "bias_kernel",
-    "penalise_kernel", "choose_kernel", "score_kernel",
+    "penalise_kernel", "choose_kernel", "score_kernel", "latent_decode_kernel", "latent_prefill_kernel", "delta_kernel", "ssd_kernel",
+    "keep_kernel", "conv_kernel", "conv_state_kernel",
     "route_kernel", "pairs_kernel", "blocks_kernel", "expert_dense_kernel", "expert_coded_kernel", "mix_kernel",
 )  # fmt: skip
 

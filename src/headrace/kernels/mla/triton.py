@@ -44,7 +44,9 @@ def step_of(pad: int, wide: bool, config: Config) -> Step:
     narrow warps says that every warp holds all queries."""
     roomy, narrow = config.tile == 64, config.tile == 32 and config.lanes == 32
     threads = 512 if narrow or (roomy and wide) else 256
-    piece = min(pad, 16 if wide else 64) if narrow else pad
+    piece = pad
+    if narrow or wide:
+        piece = min(pad, 256 if roomy else 16 if narrow and wide else 64)
     keys, stages = (32, 2) if roomy and not wide else (16, 1)
     return Step(16, keys, piece, threads // config.lanes, stages)
 

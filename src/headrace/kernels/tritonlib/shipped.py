@@ -18,6 +18,7 @@ from headrace.kernels.ops import Batch, SampleInputs
 from headrace.kernels.sample.generate import generate as sample_inputs
 from headrace.kernels.tritonlib.chips import Chip
 from headrace.kernels.tritonlib.shipped_experts import EXPERT_PRODUCTS, experts
+from headrace.kernels.tritonlib.shipped_states import PRODUCTS, latents, scans
 from headrace.kernels.tritonlib.table import operators
 from headrace.kernels.weight import Weight
 from headrace.types import LayerKV
@@ -184,8 +185,14 @@ def _sampling() -> Iterator[_Call]:
 _FAST_TILES = ("linear-bfloat16", "linear-int4-128", "linear-fp8-block", "linear-int8-w8a8", "attention-bfloat16")
 
 
+def _states() -> Iterator[_Call]:
+    _, batch = _batch()
+    yield from latents(batch)
+    yield from scans(batch)
+
+
 def _calls() -> Iterator[_Call]:
-    for source in (_small, _paged, _products, _sampling, experts):
+    for source in (_small, _paged, _products, _sampling, experts, _states):
         yield from source()
 
 
@@ -210,7 +217,8 @@ def _record(
 
     def launch(kernel: Any, grid: tuple[int, ...], args: dict[str, Any], warps: int, stages: int) -> None:
         product = kernel.__name__ in ("dense_kernel", "coded_kernel", "prefill_kernel")
-        product = product or kernel.__name__ in EXPERT_PRODUCTS or (kernel.__name__ == "decode_kernel" and invariant)
+        product = product or kernel.__name__ in PRODUCTS | EXPERT_PRODUCTS
+        product = product or (kernel.__name__ == "decode_kernel" and invariant)
         again = sum(one.kernel is kernel for one in found)  # experts multiply twice
         name = f"{case}-{again + 1}" if again else case
         found.append(Recorded(name, kernel, args, warps, stages, matrix if product else None, core))
