@@ -126,7 +126,9 @@ class Family(Case):
     def __init__(self, rng: np.random.Generator, shape: tuple[int, int, int], store: str) -> None:
         super().__init__(rng, shape, store, extras=False)
         lengths = (600, 1100, 1050, 1048, 530, 1060, 20)
-        self.sequences = [Sequence(rng, n, self.heads, shape[1], shape[2], 1 + TABLE * i) for i, n in enumerate(lengths)]
+        self.sequences = [
+            Sequence(rng, n, self.heads, shape[1], shape[2], 1 + TABLE * i) for i, n in enumerate(lengths)
+        ]
         first = self.sequences[1]
         for sequence, (same, stored) in zip(self.sequences, self.SHARED, strict=True):
             sequence.qkv[:same] = first.qkv[:same]

@@ -29,6 +29,8 @@ def test_all_names_exist_and_are_sorted_once(name: str) -> None:
     if names is None:
         return
     assert len(names) == len(set(names))
+    if name.rpartition(".")[2] == "pallas" or ".pallaslib" in name:
+        pytest.importorskip("jax", reason="Pallas kernels need JAX, which only the extra tpu installs")
     module = importlib.import_module(name)
     assert [n for n in names if not hasattr(module, n)] == []
 
