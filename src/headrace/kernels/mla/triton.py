@@ -46,7 +46,7 @@ def step_of(pad: int, wide: bool, config: Config) -> Step:
     threads = 512 if narrow or (roomy and wide) else 256
     piece = pad
     if narrow or wide:
-        piece = min(pad, 256 if roomy else 16 if narrow and wide else 64)
+        piece = min(pad, 256 if roomy else 16 if wide else 64)
     keys, stages = (32, 2) if roomy and not wide else (16, 1)
     return Step(16, keys, piece, threads // config.lanes, stages)
 
