@@ -12,6 +12,7 @@ VERBS = {
     "serve": ("headrace.bench.verb_serve", "load on an OpenAI endpoint: latency, throughput, the three wastes"),
     "offline": ("headrace.bench.verb_offline", "throughput in this process, without HTTP"),
     "startup": ("headrace.bench.verb_startup", "from `headrace serve` to the first token, part by part"),
+    "compare": ("headrace.bench.verb_compare", "ratios between the reports of several engines"),
     "naive": ("headrace.bench.verb_naive", "the same requests through transformers.generate in static batches"),
     "perplexity": ("headrace.bench.verb_perplexity", "of a text, by windows of 512 tokens with the second half scored"),
     "roofline": ("headrace.bench.verb_roofline", "this machine's limits, and where each operator stands against them"),
