@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 __all__ = [
     "API_VERSION",
+    "COLLECTIVES",
     "NO_TOKEN",
     "Bucket",
     "Capabilities",
@@ -161,6 +162,10 @@ class Bucket:
     rows: int
     blocks: int
     """Length of a block-table row."""
+
+
+COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
+"""What a communicator may offer, by the names of its methods."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from headrace.engine.ranks import startup
 from headrace.engine.ranks.startup import build_ranks
 from headrace.errors import ConfigError, EngineDead, HeadraceError, PlatformError
 from headrace.platforms.cpu.native import missing
-from headrace.platforms.torch_communicator import COLLECTIVES
-from headrace.types import Capabilities, DeviceInfo
+from headrace.types import COLLECTIVES, Capabilities, DeviceInfo
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 PROMPTS = [tiny_models.prompt(n) for n in (30, 5, 17)]
@@ -46,6 +45,11 @@ async def answers(client: InProcessClient) -> list[list[int]]:
     return [found[0].ids for found in await asyncio.gather(*(choices(client, one) for one in wanted))]
 
 
+def followers() -> list[psutil.Process]:
+    """The processes of this process's ranks; a suite has others."""
+    return [child for child in psutil.Process().children() if "headrace.engine.ranks.follower" in child.cmdline()]
+
+
 async def end_of(client: InProcessClient) -> str:
     """What a request is told when the engine is gone."""
     found = await choices(client, request(PROMPTS[0], id="long", max_tokens=200, logprobs=None))
@@ -61,8 +65,7 @@ def test_two_ranks_answer_as_one_and_the_end_of_one_is_told(model: Path) -> None
         two = InProcessClient(parallel(model, 2), Letters())
         await two.start()
         try:
-            (rank,) = psutil.Process().children()
-            assert "headrace.engine.ranks.follower" in rank.cmdline()
+            (rank,) = followers()
             assert await answers(two) == wanted
             rank.suspend()  # so that the step is under way, and waits, when the rank dies
             waiting = asyncio.create_task(end_of(two))
@@ -77,7 +80,7 @@ def test_two_ranks_answer_as_one_and_the_end_of_one_is_told(model: Path) -> None
                 await end_of(two)
         finally:
             await two.close()
-        assert psutil.Process().children() == []
+        assert followers() == []
 
     asyncio.run(run())
 
@@ -85,7 +88,7 @@ def test_two_ranks_answer_as_one_and_the_end_of_one_is_told(model: Path) -> None
 def refused(config: Config) -> HeadraceError:
     with pytest.raises(HeadraceError) as caught:
         build_ranks(config, lambda stage, done: None)
-    assert psutil.Process().children() == []
+    assert followers() == []
     return caught.value
 
 

@@ -27,9 +27,9 @@ from headrace.platforms.accel_options import Options
 from headrace.platforms.accel_runtime import Runtime
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
 from headrace.platforms.order import Inline
-from headrace.platforms.torch_communicator import COLLECTIVES, World
+from headrace.platforms.torch_communicator import World
 from headrace.platforms.torch_device import TorchDevice
-from headrace.types import Bucket, Capabilities, KVLayout
+from headrace.types import COLLECTIVES, Bucket, Capabilities, KVLayout
 
 __all__ = ["AcceleratorDevice", "Traits"]
 

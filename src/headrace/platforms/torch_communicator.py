@@ -20,9 +20,8 @@ import torch.distributed
 from headrace.errors import PlatformError
 from headrace.platforms.interface import Tensor
 
-__all__ = ["COLLECTIVES", "TorchCommunicator", "World"]
+__all__ = ["TorchCommunicator", "World"]
 
-COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
 T = TypeVar("T")
 Store = Any
 """A `torch.distributed.Store`."""

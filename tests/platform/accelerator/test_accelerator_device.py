@@ -22,8 +22,8 @@ from headrace.platforms.accel_operators import FollowsTable, missing_operators, 
 from headrace.platforms.accel_options import Options
 from headrace.platforms.accelerator import AcceleratorDevice
 from headrace.platforms.interface import Platform
-from headrace.platforms.torch_communicator import COLLECTIVES, World
-from headrace.types import API_VERSION, Bucket, Capabilities, KVLayout, LayerKV
+from headrace.platforms.torch_communicator import World
+from headrace.types import API_VERSION, COLLECTIVES, Bucket, Capabilities, KVLayout, LayerKV
 
 CUDA = VENDORS[0]
 BUCKET = Bucket(8, 8, 8, 8)

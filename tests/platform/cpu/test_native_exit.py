@@ -45,7 +45,7 @@ x, w = np.ones((400, 512), np.float32), np.ones(512, np.float32)
 tape = Tape(team)
 for _ in range(300):
     args = RmsNormArgs(x.ctypes.data, w.ctypes.data, x.ctypes.data, Dim(FIXED, len(x)), 512, 0.5)
-    tape.add("rms_norm", args, (x, w), _Entry("rms_norm", (), (), 0))
+    tape.add("rms_norm", args, (x, w), _Entry("rms_norm", (), (), 0, "", "", 0))
 for _ in range(3): team.run_tape(tape.handle, None, None, 0, tape)
 """,
     "nobody refers to it, and while threads wait": """

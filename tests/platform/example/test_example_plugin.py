@@ -153,9 +153,10 @@ def test_the_kit_is_green(python: Run, tmp_path: Path) -> None:
     assert report["ok"] is True
     passed, total = (tmp_path / "badge").read_text().removeprefix("contract 1.0: ").split(" of ")
     assert int(passed) == int(total) > 100
-    assert {test["detail"] for test in report["tests"] if test["result"] == "skipped"} == {
-        "determinism is not declared"
-    }
+    skipped = {test["detail"] for test in report["tests"] if test["result"] == "skipped"}
+    assert "determinism is not declared" in skipped
+    known = ("determinism", "dtype", "the optional operator", "groups of ranks")
+    assert [why for why in skipped if not why.startswith(known) or " not declared" not in why] == []
     assert "<testsuite" in (tmp_path / "r.xml").read_text()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -172,3 +174,9 @@ def test_tables_that_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> N
     points = [install(monkeypatch, n, headrace_models=lambda n=n: {"A": f"{n}:A"}) for n in ("a", "b")]
     with pytest.raises(PluginError, match=r"'b'.*hook headrace_models: 'A' is 'a:A' already"):
         discover(points).models()
+
+
+def test_finding_platforms_loads_no_framework() -> None:
+    code = "import sys; from headrace.plugins import discover; discover(); print([m for m in ('torch', 'jax', 'triton') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

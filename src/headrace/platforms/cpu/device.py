@@ -14,9 +14,9 @@ from headrace.kernels.spec import OpSpec
 from headrace.platforms.cpu.copies import Float32Copies
 from headrace.platforms.cpu.shm_communicator import connect
 from headrace.platforms.interface import Communicator
-from headrace.platforms.torch_communicator import COLLECTIVES, World
+from headrace.platforms.torch_communicator import World
 from headrace.platforms.torch_device import TorchDevice
-from headrace.types import Capabilities
+from headrace.types import COLLECTIVES, Capabilities
 
 __all__ = ["CAPABILITIES", "OPTIONS", "CpuDevice"]
 

@@ -26,7 +26,7 @@ from headrace.platforms.cpu.packing import Compute
 from headrace.platforms.cpu.tape_executable import TapeExecutable
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
 from headrace.platforms.torch_device import TorchDevice
-from headrace.types import Bucket, Capabilities, KVLayout
+from headrace.types import COLLECTIVES, Bucket, Capabilities, KVLayout
 
 __all__ = ["CAPABILITIES", "NativeDevice"]
 
@@ -39,7 +39,6 @@ CAPABILITIES = Capabilities(
     host_memory=True,
     attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
 )
-_COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
 _COMPUTE: dict[str | None, Compute] = {
     None: "int8", "quantized": "int8", "bfloat16": "bfloat16", "float16": "float32", "float32": "float32",
 }  # fmt: skip
@@ -67,7 +66,7 @@ class NativeDevice(TorchDevice):
         if dtype is not None and dtype not in _COMPUTE:
             raise PlatformError(f"cpu: option dtype is {dtype!r}: choose one of {', '.join(filter(None, _COMPUTE))}")
         self._world = None if (rank, world_size) == (0, 1) else _world(rank, world_size, rendezvous)
-        collectives = frozenset() if self._world is None else _COLLECTIVES
+        collectives = frozenset() if self._world is None else COLLECTIVES
         super().__init__(torch.device("cpu"), replace(CAPABILITIES, collectives=collectives), 1)
         self.team = Team(load(isa), threads, (rank, world_size))
         self._ops = NativeOps(Eager(self.team))

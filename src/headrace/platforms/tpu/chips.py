@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from headrace.platforms.torch_communicator import COLLECTIVES
-from headrace.types import Capabilities
+from headrace.types import COLLECTIVES, Capabilities
 
 __all__ = ["CHIPS", "HOST", "Chip", "capabilities"]
 
