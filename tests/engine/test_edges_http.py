@@ -96,6 +96,19 @@ def test_headers_without_end_are_refused(narrow, line):
     assert narrow.http.get("/health").status_code == 200
 
 
+def test_what_is_no_http_ends_the_stream_before_it(narrow):
+    kept = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+    raw = request(kept, max_tokens=200, stream=True) + b"\x00" * 100
+    with socket.create_connection(("127.0.0.1", port(narrow)), 10) as connection:
+        connection.sendall(raw)
+        received = b""
+        while piece := connection.recv(65536):
+            received += piece
+    assert b'"code":"invalid_http"' in received
+    assert b"[DONE]" not in received
+    assert narrow.http.get("/health").status_code == 200
+
+
 def test_long_headers_within_the_limit_and_many_requests_on_one_connection(narrow):
     headers = {"x-trace": "a" * 30_000}
     for _ in range(5):

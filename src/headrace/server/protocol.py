@@ -12,6 +12,11 @@ from headrace.server.errors import HttpError, error_body
 
 __all__ = ["MAX_HEAD", "Connection"]
 
+_LINGER = 2.0
+"""Seconds in which what a refused client still sends is read and dropped."""
+_MOST_DROPPED = 16 * 2**20
+"""Bytes of it."""
+
 MAX_HEAD = 64 * 2**10
 """Bytes of a request line and headers, give or take what arrives in one piece."""
 
@@ -22,12 +27,19 @@ class Connection(HttpToolsProtocol):
     _head = 0
     """Bytes that came while headers were not complete."""
     _in_head = True
+    _refused = False
+    _dropped = 0
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            self._dropped += len(data)
+            if self._dropped > _MOST_DROPPED:
+                self.transport.close()
+            return
         counted = self._in_head
         self._head += len(data) if counted else 0
         super().data_received(data)
-        if counted and self._in_head and self._head > MAX_HEAD and not self.transport.is_closing():
+        if counted and self._in_head and self._head > MAX_HEAD and not self._refused:
             message = f"the headers are larger than the {MAX_HEAD} bytes that are accepted"
             self._refuse(HttpError(431, message, code="headers_too_large"))
 
@@ -50,10 +62,21 @@ class Connection(HttpToolsProtocol):
         self._refuse(HttpError(400, "this is not a valid HTTP/1.1 request", code="invalid_http"))
 
     def _refuse(self, error: HttpError) -> None:
+        """Answer and end our side alone: a socket that is closed while data comes in is reset, and the client may lose the
+        answer with it (RFC 9112, 9.6)."""
+        self._refused = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            # The answer to what came before on this connection has nowhere to go any more.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         body = msgspec.json.encode(error_body(error))
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[error.status] + head + body)
-        self.transport.close()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.loop.call_later(_LINGER, self.transport.close)
+        else:
+            self.transport.close()
 
 
 def _send_plain(cycle: RequestResponseCycle) -> None:
