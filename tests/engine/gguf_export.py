@@ -39,10 +39,8 @@ def interleave(data: np.ndarray, heads: int) -> np.ndarray:
     return data.reshape(heads, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
 
 
-def export(model: Any, path: Path, quantization: Type, metadata: dict[str, Any] | None = None) -> Any:
-    """Write the model; matrices quantised where the type allows. Its own weights become the dequantised ones."""
-    config = model.config
-    arch = {"gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+def writer_of(config: Any, path: Path, arch: str) -> gguf.GGUFWriter:
+    """A writer that holds what every family's files say of their shape."""
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -51,11 +49,19 @@ def export(model: Any, path: Path, quantization: Type, metadata: dict[str, Any] 
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    return writer
+
+
+def export(model: Any, path: Path, quantization: Type, metadata: dict[str, Any] | None = None) -> Any:
+    """Write the model; matrices quantised where the type allows. Its own weights become the dequantised ones."""
+    config = model.config
+    arch = {"gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+    writer = writer_of(config, path, arch)
     writer.add_key_length(
         config.head_dim if hasattr(config, "head_dim") else config.hidden_size // config.num_attention_heads
     )
     writer.add_eos_token_id(2)
-    writer.add_vocab_size(config.vocab_size)
     for key, value in (metadata or {}).items():
         (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"{arch}.{key}", value)
     state = model.state_dict()

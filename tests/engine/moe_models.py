@@ -10,7 +10,7 @@ import gguf
 import tiny_models
 import torch
 from gguf import GGMLQuantizationType as Type
-from gguf_export import gguf_name, interleave
+from gguf_export import gguf_name, interleave, writer_of
 from tiny_models import make
 
 _QWEN = {
@@ -69,16 +69,8 @@ def export_moe(variant: str, path: Path, quantization: Type, **more: Any) -> Any
     model = make_moe(variant, **more)
     config = model.config
     arch = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}[config.model_type]
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer = writer_of(config, path, arch)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
     writer.add_expert_count(config.num_local_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
     if arch == "qwen3moe":

@@ -48,6 +48,15 @@ def machine(root: Path, files: Mapping[str, str], torch: Path | None = None, **e
     return Machine(root, environ, find_library=lambda name: None, torch_folder=lambda: torch)
 
 
+def probed(
+    discovery: Any, root: Path, files: Mapping[str, str], build: Any, environ: Mapping[str, str]
+) -> tuple[int, str]:
+    """What a platform's discovery says of a machine; `build` is torch's (version, builds), or None where it is absent."""
+    folder = torch_folder(root, build[0], **build[1]) if build else None
+    found: tuple[int, str] = discovery.probe(machine(root, files, folder, **environ))
+    return found
+
+
 NVIDIA = {
     "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15",
     "usr/lib64/libcuda.so.1": "",

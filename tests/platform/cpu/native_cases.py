@@ -11,7 +11,6 @@ import ctypes
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,8 +23,8 @@ from linear_weights import MAKERS
 from headrace.kernels import registry
 from headrace.kernels.linear.reference import product
 from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
-from headrace.platforms.cpu.native_args import FIXED, Dim
 from headrace.platforms.cpu.native_kv import NativeKV
+from headrace.platforms.cpu.native_launch import Eager
 from headrace.platforms.cpu.native_linear import NativeLinear
 from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.packing import Compute, PackedWeight
@@ -57,20 +56,11 @@ class Case:
     checks: tuple[tuple[Tensor, Tensor, float], ...]
 
 
-class Taker:
+class Taker(Eager):
     """A launcher that takes down the one call of an operator."""
 
     def __init__(self) -> None:
         self.taken: tuple[str, ctypes.Structure, tuple[int, ...], Sequence[Any]] | None = None
-
-    def own(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def rows(self, x: Tensor) -> Dim:
-        return Dim(FIXED, x.shape[0])
-
-    def empty(self, like: Dim, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.zeros(tuple(shape), dtype=dtype)
 
     def call(self, kernel: str, args: ctypes.Structure, keep: Sequence[Any], sizes: Sequence[int] = ()) -> None:
         self.taken = kernel, args, tuple(sizes), keep

@@ -11,7 +11,7 @@ from subprocess import run as subprocess_run
 from typing import Any
 
 import pytest
-from fake_machines import NVIDIA, machine, torch_folder
+from fake_machines import NVIDIA, machine, probed, torch_folder
 
 from headrace.platforms.accel_probe import Machine, masked
 from headrace.platforms.cuda import CudaPlatform, discovery, nvml
@@ -40,8 +40,7 @@ def without(*names: str) -> dict[str, str]:
 def test_what_is_missing_is_named(
     tmp_path: Path, files: Mapping[str, str], build: Any, environ: dict[str, str], said: str
 ) -> None:
-    folder = torch_folder(tmp_path, build[0], **build[1]) if build else None
-    score, reason = discovery.probe(machine(tmp_path, files, folder, **environ))
+    score, reason = probed(discovery, tmp_path, files, build, environ)
     assert score == 0
     assert re.search(said, reason), reason
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_machines import AMD, machine, torch_folder
+from fake_machines import AMD, machine, probed, torch_folder
 
 from headrace.errors import PlatformError
 from headrace.kernels.tritonlib.chips import CHIPS as CHIPS_COMPILED
@@ -36,8 +36,7 @@ NODES = "sys/class/kfd/kfd/topology/nodes"
 def test_what_is_missing_is_named(
     tmp_path: Path, files: Mapping[str, str], build: Any, environ: dict[str, str], said: str
 ) -> None:
-    folder = torch_folder(tmp_path, build[0], **build[1]) if build else None
-    score, reason = discovery.probe(machine(tmp_path, files, folder, **environ))
+    score, reason = probed(discovery, tmp_path, files, build, environ)
     assert score == 0
     assert re.search(said, reason), reason
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_machines import INTEL, machine, torch_folder
+from fake_machines import INTEL, machine, probed, torch_folder
 
 from headrace.errors import PlatformError
 from headrace.kernels.tritonlib.config import config_of
@@ -38,8 +38,7 @@ def without(*names: str) -> dict[str, str]:
 def test_what_is_missing_is_named(
     tmp_path: Path, files: Mapping[str, str], build: Any, environ: dict[str, str], said: str
 ) -> None:
-    folder = torch_folder(tmp_path, build[0], **build[1]) if build else None
-    score, reason = discovery.probe(machine(tmp_path, files, folder, **environ))
+    score, reason = probed(discovery, tmp_path, files, build, environ)
     assert score == 0
     assert re.search(said, reason), reason
 

@@ -19,7 +19,7 @@ struct attention_args {
 namespace {
 
 typedef attention_args Args;
-constexpr int64_t SEGMENT = 256, GROUPS = SEGMENT / 16, TILE_ROWS = 48, BLOCK = 2 * MR, MAX_ROWS = (TILE_ROWS + MR + 15) / 16 * 16;
+constexpr int64_t SEGMENT = 256, GROUPS = SEGMENT / 16, TILE_ROWS = 48, BLOCK = 2 * MR, MAX_ROWS = TILE_ROWS + MR;
 constexpr float NOTHING = -1e30f;  // the maximum of a row that has seen no key: finite, so that differences are
 
 struct Scratch {
