@@ -15,6 +15,7 @@ __all__ = [
     "RESERVED_TEMPLATE_ARGUMENTS",
     "EngineClient",
     "EngineStats",
+    "EngineTotals",
     "GenerateRequest",
     "LogprobEntry",
     "ModelInfo",
@@ -113,6 +114,21 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineTotals:
+    """Since the engine's start; none ever falls. Two readings give the means of what lay between them, whatever was before."""
+
+    busy_seconds: float = 0.0
+    """In which the device worked on steps."""
+    slot_shares: float = 0.0
+    """Running sequences over max_num_seqs, summed over the steps."""
+    kv_shares: float = 0.0
+    """Tokens stored over token places in held blocks, summed over looks at the memory."""
+    kv_looks: int = 0
+    host_seconds: float = 0.0
+    """Processor time of the thread that schedules, plans, launches and commits."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     scheduler: SchedulerStats
     block_size: int
@@ -124,6 +140,7 @@ class EngineStats:
     kv_utilization: float
     """Tokens stored over token places in held blocks, mean over the last window; 0 when nothing ran in it."""
     restarts: int = 0
+    totals: EngineTotals = EngineTotals()
 
 
 class EngineClient(Protocol):

@@ -121,6 +121,7 @@ class EngineCore:
         return deltas
 
     def stats(self) -> EngineStats:
+        """Called by the thread that steps: its processor time is among the figures."""
         now = self._clock()
         return EngineStats(
             scheduler=self._scheduler.stats(),
@@ -129,6 +130,7 @@ class EngineCore:
             device_busy=self._figures.device_busy(now),
             slot_occupancy=self._figures.slot_occupancy(now),
             kv_utilization=self._figures.kv_utilization(now),
+            totals=self._figures.totals(time.thread_time()),
         )
 
     def _look_at_memory(self, now: float) -> None:

@@ -1,8 +1,10 @@
-"""The three wastes over a sliding window of seconds: how well memory, slots and device are used."""
+"""The three wastes: how well memory, slots and device are used, over a sliding window of seconds and in sums since the start."""
 
 from __future__ import annotations
 
 from collections import deque
+
+from headrace.engine.api import EngineTotals
 
 __all__ = ["Figures"]
 
@@ -22,6 +24,8 @@ class Figures:
         self._running = 0
         self._used: deque[tuple[float, float]] = deque()
         self.steps = 0
+        self._all_busy = self._all_slots = self._all_used = 0.0
+        self._looks = 0
 
     def record(self, now: float, busy: float, running: int) -> None:
         """One step ended: the device worked `busy` seconds on it, for `running` sequences."""
@@ -29,6 +33,8 @@ class Figures:
         self._busy += busy
         self._running += running
         self.steps += 1
+        self._all_busy += busy
+        self._all_slots += running / self._slots
         self._forget(now)
 
     def wants_memory(self, now: float) -> bool:
@@ -38,6 +44,12 @@ class Figures:
     def record_memory(self, now: float, used: float) -> None:
         """Tokens stored over token places held."""
         self._used.append((now, used))
+        self._all_used += used
+        self._looks += 1
+
+    def totals(self, host_seconds: float) -> EngineTotals:
+        """What was recorded since the start, with the host's processor time beside it."""
+        return EngineTotals(self._all_busy, self._all_slots, self._all_used, self._looks, host_seconds)
 
     def kv_utilization(self, now: float) -> float:
         """Mean of what was recorded."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -102,8 +102,25 @@ def _engine(stats: EngineStats) -> Iterator[Metric]:
     yield GaugeMetricFamily("headrace_slot_occupancy", "Running sequences over the most allowed.", stats.slot_occupancy)
     yield GaugeMetricFamily("headrace_device_busy", "Share of time in which the device had work.", stats.device_busy)
     yield CounterMetricFamily("headrace_engine_steps", "Steps since start.", stats.steps)
+    yield from _totals(stats)
     yield CounterMetricFamily("headrace_preemptions", "Sequences set back for want of blocks.", core.preemptions)
     yield CounterMetricFamily("headrace_engine_restarts", "Times the engine was restarted.", stats.restarts)
+
+
+def _totals(stats: EngineStats) -> Iterator[Metric]:
+    """What grows alone: the difference of two readings is what lay between them."""
+    totals = stats.totals
+    busy = "Seconds in which the device worked on steps."
+    yield CounterMetricFamily("headrace_device_busy_seconds", busy, totals.busy_seconds)
+    slots = "Share of the slots that held a running sequence, a step each."
+    yield SummaryMetricFamily("headrace_slot_share", slots, stats.steps, totals.slot_shares)
+    places = "Share of the token places in held blocks that held a token, a look each."
+    yield SummaryMetricFamily("headrace_kv_share", places, totals.kv_looks, totals.kv_shares)
+    host = "Processor seconds: of the engine's loop, and of the server's process."
+    family = CounterMetricFamily("headrace_host_cpu_seconds", host, labels=["part"])
+    family.add_metric(["engine"], totals.host_seconds)
+    family.add_metric(["server"], time.process_time())
+    yield family
 
 
 class Meter:

@@ -34,6 +34,11 @@ def test_it_is_what_the_device_says() -> None:
         told.step()
     assert told.stats().steps == 20
     assert told.stats().device_busy == pytest.approx(0.75)
+    totals = told.stats().totals
+    assert totals.busy_seconds == pytest.approx(20 * 0.03)
+    assert totals.slot_shares == pytest.approx(20 / 8)
+    assert 0 < totals.kv_shares <= totals.kv_looks
+    assert totals.host_seconds > 0
 
 
 @pytest.mark.parametrize("found", [None, 5, lambda: 2.5], ids=["no", "nonsense", "yes"])

@@ -40,3 +40,19 @@ def test_memory_is_looked_at_now_and_then() -> None:
     figures.record_memory(0.06, 1.0)
     assert figures.kv_utilization(0.1) == pytest.approx(0.75)
     assert figures.kv_utilization(100.0) == 0
+
+
+def test_sums_know_no_window() -> None:
+    """What lies between two readings does not depend on what was before the first."""
+    figures = Figures(slots=4, started=0.0, window=5.0)
+    figures.record(1.0, busy=0.5, running=2)
+    figures.record_memory(1.0, 0.25)
+    before = figures.totals(1.5)
+    assert (before.busy_seconds, before.slot_shares, before.kv_shares, before.kv_looks) == (0.5, 0.5, 0.25, 1)
+    figures.record(100.0, busy=2.0, running=4)
+    figures.record_memory(100.0, 0.75)
+    after = figures.totals(2.0)
+    assert after.busy_seconds - before.busy_seconds == 2.0
+    assert after.slot_shares - before.slot_shares == 1.0
+    assert (after.kv_shares - before.kv_shares, after.kv_looks - before.kv_looks) == (0.75, 1)
+    assert after.host_seconds - before.host_seconds == 0.5

@@ -9,7 +9,7 @@ from engine_fakes import INFO, scored
 
 from headrace import errors
 from headrace.engine import protocol
-from headrace.engine.api import EngineStats
+from headrace.engine.api import EngineStats, EngineTotals
 from headrace.types import Delta, Request, SamplingParams, SchedulerStats
 
 PARAMS = SamplingParams(logit_bias=((5, -1.5),), allowed_token_ids=(1, 2), stop=("é",), seed=2**64 - 1, logprobs=2)
@@ -20,7 +20,8 @@ COMMANDS = [
     protocol.GetStats(3),
     protocol.Shutdown(),
 ]
-STATS = EngineStats(SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9), 16, 10, 0.5, 0.25, 0.75)
+TOTALS = EngineTotals(1.5, 2.5, 3.5, 4, 5.5)
+STATS = EngineStats(SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9), 16, 10, 0.5, 0.25, 0.75, 2, TOTALS)
 EVENTS = [
     protocol.Loading("weights", 0.5),
     protocol.Ready(INFO),

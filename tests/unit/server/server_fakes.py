@@ -11,7 +11,7 @@ import httpx
 from fastapi import FastAPI
 
 from headrace.config import Config
-from headrace.engine.api import EngineStats, GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
+from headrace.engine.api import EngineStats, EngineTotals, GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
 from headrace.engine.tokenization.messages import normalize_messages
 from headrace.errors import EngineDead
 from headrace.server import create_app
@@ -21,7 +21,8 @@ VOCAB = 300
 BOS = 256
 CONTEXT = 100
 MODEL = "fake/model"
-STATS = EngineStats(SchedulerStats(2, 3, 10, 20, 30, 400, 1, 5, 6), 16, 7, 0.5, 0.25, 0.75)
+TOTALS = EngineTotals(12.5, 1.75, 3.5, 9, 0.625)
+STATS = EngineStats(SchedulerStats(2, 3, 10, 20, 30, 400, 1, 5, 6), 16, 7, 0.5, 0.25, 0.75, totals=TOTALS)
 
 
 class ByteTokenizer:

@@ -112,6 +112,12 @@ def test_metrics():
         "headrace_slot_occupancy 0.25",
         "headrace_device_busy 0.5",
         "headrace_engine_up 1.0",
+        "headrace_device_busy_seconds_total 12.5",
+        "headrace_slot_share_sum 1.75",
+        "headrace_slot_share_count 7.0",
+        "headrace_kv_share_sum 3.5",
+        "headrace_kv_share_count 9.0",
+        'headrace_host_cpu_seconds_total{part="engine"} 0.625',
         "headrace_time_to_first_token_seconds_count 2.0",
         # 4 after the first of 5, and 1 after the first of 2 in each of two choices.
         "headrace_inter_token_latency_seconds_count 6.0",
