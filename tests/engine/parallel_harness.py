@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from model_harness import one_sequence
 
-from headrace.engine.loading.checkpoint import open_checkpoint
+from headrace.engine.loading.checkpoint import Checkpoint, open_checkpoint
 from headrace.kernels.inputs import batch_of
 from headrace.kernels.registry import bind
-from headrace.models.decoder import Decoder
+from headrace.models.decoder import Decoder, DecoderWeights
 from headrace.models.sharding import Shard
 from headrace.platforms.cpu.native_device import NativeDevice
 from headrace.platforms.interface import Device
@@ -32,9 +32,11 @@ def logits(
     dtype: str | None = "float32",
     steps: int = 0,
     opened: Callable[..., Device] = NativeDevice,
+    read: Callable[[Checkpoint], Checkpoint] = lambda found: found,
+    then: Callable[[DecoderWeights], DecoderWeights] = lambda weights: weights,
 ) -> list[torch.Tensor]:
-    """float32 [len(ids) + steps, vocab] of each rank: after every token of the prompt, then greedily onwards. The first error is
-    raised."""
+    """float32 [len(ids) + steps, vocab] of each rank: after every token of the prompt, then greedily onwards. `read`
+    changes how the checkpoint is read, `then` what has been. The first error is raised."""
     directory.mkdir(exist_ok=True)
 
     def rank_main(rank: int) -> torch.Tensor:
@@ -42,7 +44,8 @@ def logits(
         device = opened(threads=1, dtype=dtype, **(ranks if size > 1 else {}))
         try:
             group = None if size == 1 else device.communicator(range(size))
-            decoder = open_checkpoint(model).build(bind(device), _CONTEXT, shard=Shard(rank, size), group=group)
+            decoder = read(open_checkpoint(model)).build(bind(device), _CONTEXT, shard=Shard(rank, size), group=group)
+            decoder.weights = then(decoder.weights)
             return greedy(device, decoder, list(ids), steps)
         finally:
             device.close()

@@ -14,7 +14,7 @@ from headrace.kernels.weight import Weight
 from headrace.models.config import DecoderConfig
 from headrace.models.decoder import DecoderWeights, LayerWeights
 from headrace.models.family import Names
-from headrace.models.moe import expert_stacks
+from headrace.models.moe import Experts, expert_stacks
 from headrace.models.sharding import WHOLE, Shard, head_columns
 from headrace.quant.cutting import take_columns
 from headrace.quant.weights import place, stack, take_rows
@@ -124,19 +124,21 @@ class Assembly:
         gate_up = stack([_rows(gate, inner), _rows(up, inner)], f"layer {index} gate and up")
         return None, gate_up, self._columns(down, inner)
 
-    def _expert_parts(self, index: int) -> Callable[[str, int, int, int], list[Weight]]:
+    def _expert_parts(self, index: int) -> Experts:
         """`Source.experts`, of which this rank's inner columns are kept."""
-        down = self.names.expert_down.format(i=index, e="{e}")
+        read, moe = self.source.experts, self.config.moe
+        if self.shard.size == 1 or moe is None:
+            return read
+        name = self.names.expert_down.format(i=index, e="{e}")
+        downs = read(name, moe.experts, self.config.hidden, moe.intermediate)
+        inner = self.shard.inner(downs[0])
 
-        def read(name: str, count: int, rows: int, columns: int) -> list[Weight]:
-            found = self.source.experts(name, count, rows, columns)
-            if self.shard.size == 1:
-                return found
-            narrow = found if name == down else self.source.experts(down, count, columns, rows)
-            inner = self.shard.inner(narrow[0])
-            return [self._columns(part, inner) if name == down else _rows(part, inner) for part in found]
+        def parts(asked: str, count: int, rows: int, columns: int) -> list[Weight]:
+            if asked == name:
+                return [self._columns(down, inner) for down in downs]
+            return [_rows(part, inner) for part in read(asked, count, rows, columns)]
 
-        return read
+        return parts
 
     def _norm(self, name: str, size: int) -> Tensor:
         return self.move(self.source.vector(f"{name}.weight", size) + self.norm_offset)

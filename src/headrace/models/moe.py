@@ -9,7 +9,7 @@ from headrace.kernels.moe.routing import Routing
 from headrace.kernels.weight import Weight
 from headrace.quant.weights import stack
 
-__all__ = ["MoE", "expert_stacks"]
+__all__ = ["Experts", "MoE", "expert_stacks"]
 
 Experts = Callable[[str, int, int, int], list[Weight]]
 """(name, experts, rows, columns) → a weight an expert."""

@@ -16,6 +16,7 @@ from headrace.engine.plans import dummy_plan
 from headrace.engine.protocol import EngineInfo
 from headrace.engine.ranks.leader import COMMAND, ParallelCore, ParallelRunner, Ranks
 from headrace.engine.ranks.messages import Loaded, Message, Opened, Sizes, Start
+from headrace.engine.ranks.quantizing import quantizing
 from headrace.engine.runner import Runner, RunnerConfig
 from headrace.engine.service import Progress
 from headrace.errors import ConfigError, PlatformError
@@ -137,6 +138,8 @@ def _runner(
     """This rank's weights, cache and steps. Meets the other ranks first."""
     group, ops = device.communicator(range(shard.size)), bind(device)
     facts = checkpoint.facts(shard)
+    if config.model.quantize is not None:
+        checkpoint = quantizing(checkpoint, config.model.quantize)
     model = checkpoint.build(
         ops,
         sizes.max_model_len,
@@ -145,8 +148,6 @@ def _runner(
         shard=shard,
         group=group,
     )
-    if config.model.quantize is not None:
-        model.weights = startup.quantized_weights(model.weights, config.model.quantize)
     startup.pack_weights(ops, model.weights, lambda done: progress("packing", done))
     progress("cache", 0.0)
     layout = KVLayout(facts.layers, sizes.block_size, sizes.kv_dtype)

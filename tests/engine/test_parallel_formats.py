@@ -1,0 +1,121 @@
+"""Two ranks give what one gives, however the weights are stored: schemes, GGUF types, quantised experts, quantising on load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import format_models
+import pytest
+import quantized_export as export
+import torch
+from gguf import GGMLQuantizationType as Type
+from moe_models import export_moe
+from parallel_formats import WIDE_EXPERTS, k_gguf, quantized_experts, unrounded
+from parallel_harness import logits, nmse
+
+from headrace.engine.ranks.quantizing import quantizing
+from headrace.engine.startup import quantized_weights
+from headrace.errors import UnsupportedModel
+from headrace.platforms.cpu.native import missing
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+IDS = [5, 17, 80, 33, 2, 9, 64, 71, 12, 12, 90, 41]
+SAME = 1e-10
+"""Sums in another order, in float32."""
+BY_ROW = ("fp8_token", "int8_token", "int8_token_asymmetric")
+"""Inputs under a scale that is drawn from a whole row: each rank draws one from its part of the row."""
+STORED = (
+    "awq", "gptq", "gptq-3", "gptq-act-order", "int4-g32", "int4-g64", "int4-g128", "int8-row", "fp8-blocks", "mxfp4", "nvfp4",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_schemes_of_checkpoints(name: str, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    path, _ = format_models.make(name, tmp_path / "model")
+    check(path, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
+def test_gguf_types(kind: str, tmp_path: Path) -> None:
+    check(k_gguf(Type[kind], tmp_path / "model.gguf"), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_weights_quantised_on_load(kind: str, tmp_path: Path) -> None:
+    """A row's scale is that of the whole row, though a rank keeps a part of it."""
+    (tmp_path / "model").mkdir()
+    path, _ = format_models.make("bfloat16", tmp_path / "model")
+    (whole,) = logits(path, IDS, 1, tmp_path / "one", then=lambda weights: quantized_weights(weights, kind))
+    first, second = logits(path, IDS, 2, tmp_path / "two", read=lambda found: quantizing(found, kind))
+    assert torch.equal(first, second)
+    assert nmse(first, whole) < SAME
+    (wide,) = logits(path, IDS, 1, tmp_path / "wide")
+    assert nmse(first, wide) > 1e-6, "quantised at all"
+
+
+def test_what_is_quantised_already_is_refused_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    path, _ = format_models.make("awq", tmp_path / "model")
+    with pytest.raises(UnsupportedModel, match="stored as int4: leave --quantize out"):
+        logits(path, IDS, 2, tmp_path / "two", read=lambda found: quantizing(found, "int8"))
+
+
+@pytest.mark.parametrize("name", ["fp8", "w8a8", "experts-fp8", "experts-w8a8"])
+def test_inputs_scaled_by_row_are_as_close_on_two_ranks_as_on_one(name: str, tmp_path: Path) -> None:
+    """To what the weights give for inputs that are not rounded: each rank's part of a row has a scale of its own, never a larger
+    one than the row's."""
+    path = tmp_path / "model"
+    path.mkdir()
+    stored = format_models.STORED[name.removeprefix("experts-")]
+    assert stored.activation in BY_ROW
+    if name.startswith("experts"):
+        quantized_experts("qwen3_moe", stored, path, **WIDE_EXPERTS)
+    else:
+        format_models.make(name, path)
+    (exact,) = logits(path, IDS, 1, tmp_path / "exact", then=unrounded)
+    (whole,) = logits(path, IDS, 1, tmp_path / "one")
+    first, second = logits(path, IDS, 2, tmp_path / "two")
+    assert torch.equal(first, second)
+    assert nmse(whole, exact) > 1e-5, "rounded at all"
+    assert nmse(first, exact) < 1.25 * nmse(whole, exact)
+    assert nmse(first, whole) < 2 * nmse(whole, exact)
+
+
+EXPERTS = {
+    "int4": export.packed_int(4, 32, True),
+    "int4-asymmetric": export.packed_int(4, 64, False),
+    "awq": export.awq(32),
+    "gptq-act-order": export.gptq(4, 32, True, True),
+    "fp8-weights": export.fp8("channel", None, None),
+    "fp8-blocks": export.fp8("block", export.inputs(8, "float", "group", group_size=128), "fp8_group128"),
+    "mxfp4": export.fp4("mxfp4", None, None),
+}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_quantised_experts(name: str, tmp_path: Path) -> None:
+    """Every rank has all of them and half of each one's inner columns; they stand for the values that were packed."""
+    stored = EXPERTS[name]
+    plain = quantized_experts("qwen3_moe", stored, tmp_path / "model", **WIDE_EXPERTS)
+    found = check(tmp_path / "model", tmp_path)
+    if stored.activation is None:
+        (meant,) = logits(plain, IDS, 1, tmp_path / "plain")
+        assert nmse(found, meant) < SAME
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
+def test_gguf_experts(kind: str, tmp_path: Path) -> None:
+    export_moe("qwen3_moe", tmp_path / "model.gguf", Type[kind], moe_intermediate_size=96)
+    check(tmp_path / "model.gguf", tmp_path)
+
+
+def check(path: Path, directory: Path) -> torch.Tensor:
+    """Logits of a prompt, and of two more tokens, on two ranks, held to those on one. Returns the prompt's."""
+    (whole,) = logits(path, IDS, 1, directory / "one", steps=2)
+    first, second = logits(path, IDS, 2, directory / "two", steps=2)
+    assert whole.isfinite().all()
+    assert whole.std() > 1e-3, "a model that says nothing proves nothing"
+    assert torch.equal(first, second), "the ranks' sums have the same bits"
+    assert nmse(first, whole) < SAME
+    return first[: len(IDS)]
