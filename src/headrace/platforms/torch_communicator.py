@@ -68,6 +68,10 @@ class TorchCommunicator:
         self._wait("broadcast", lambda: self._backend.broadcast([out], options))
         return out
 
+    def meet(self) -> None:
+        """Returns once every rank of the group has connected: one that leaves at once would break off another's connecting."""
+        self._wait("connecting", lambda: self._backend.allreduce([torch.zeros(1)]))
+
     def _wait(self, name: str, launch: Callable[[], Any]) -> None:
         try:
             launch().wait()
@@ -118,12 +122,16 @@ class World:
         return distributed.PrefixStore(f"{'-'.join(map(str, ranks))}/{self._made[ranks]}", self._store)
 
     def communicator(self, group: Sequence[int], backend: str) -> TorchCommunicator:
-        """`backend` is torch's name: gloo, nccl or xccl. Every member of the group must call."""
+        """`backend` is torch's name: gloo, nccl or xccl. Every member of the group must call, and over gloo none returns before
+        all are connected (the others connect at their first collective)."""
         store = self.store(group)
         rank, size = tuple(group).index(self.rank), len(group)
         made = self._make(backend, store, rank, size)
         self._backends.append(made)
-        return TorchCommunicator(made, rank, size, self.timeout)
+        found = TorchCommunicator(made, rank, size, self.timeout)
+        if backend == "gloo":
+            found.meet()
+        return found
 
     def close(self) -> None:
         """Leave the groups. Other ranks may still be working: nobody is waited for."""

@@ -7,8 +7,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,59 @@ def test_two_processes_agree_over_gloo_and_shared_memory() -> None:
 def test_a_world_that_cannot_be_is_refused(rank: Any, size: int, rendezvous: str, said: str) -> None:
     with pytest.raises(PlatformError, match=said):
         World(rank, size, rendezvous)
+
+
+class Busy(World):
+    """A rank that has connected but does not know it yet, while the other one could already go."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args, timeout=20)
+        self.go = threading.Event()
+
+    def _make(self, backend: str, store: Any, rank: int, size: int) -> Any:
+        made = super()._make(backend, store, rank, size)
+        assert self.go.wait(60)
+        return made
+
+
+class Unaware(Busy):
+    """A rank that hears late of what is decided."""
+
+    def store(self, group: Sequence[int]) -> Any:
+        return Slow(super().store(group), self.go)
+
+
+class Slow:
+    def __init__(self, store: Any, go: threading.Event) -> None:
+        self._store, self._go = store, go
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def get(self, key: str) -> Any:
+        assert key != "decision" or self._go.wait(60)
+        return self._store.get(key)
+
+
+def test_no_rank_leaves_before_all_are_connected(tmp_path: Path) -> None:
+    slow, quick = Busy(0, 2, f"file://{tmp_path}/meeting"), World(1, 2, f"file://{tmp_path}/meeting", timeout=20)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = (pool.submit(world.communicator, [0, 1], "gloo") for world in (slow, quick))
+        assert wait([second], 0.3).not_done
+        slow.go.set()
+        second.result(60)
+        quick.close()
+        assert isinstance(first.result(60), TorchCommunicator)
+    slow.close()
+
+
+def test_rank_0_keeps_the_store_until_all_know_of_the_memory(tmp_path: Path) -> None:
+    first, slow = World(0, 2, f"file://{tmp_path}/meeting", timeout=20), Unaware(1, 2, f"file://{tmp_path}/meeting")
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(shm_communicator.connect, world, [0, 1]) for world in (first, slow)]
+        assert wait(futures[:1], 0.3).not_done
+        slow.go.set()
+        assert all(isinstance(future.result(60), ShmCommunicator) for future in futures)
 
 
 def test_an_address_needs_a_port() -> None:

@@ -179,7 +179,11 @@ def attach(world: World, group: Sequence[int], bytes_: int, why_not: str = "") -
     store.add("looked", 1)
     if rank == 0:
         _settle(store, size, world.timeout, Path(path) if path else None)
-    return memory if bytes(store.get("decision")) == b"yes" else None
+    agreed = bytes(store.get("decision")) == b"yes"
+    store.add("told", 1)
+    if rank == 0:  # the store may be this rank's, and go with it
+        _all_have(store, "told", size, world.timeout)
+    return memory if agreed else None
 
 
 def _why_not() -> str:
@@ -233,13 +237,17 @@ def _attach(path: Path) -> mmap.mmap | None:
 
 def _settle(store: Any, size: int, timeout: float, path: Path | None) -> None:
     """Once all have looked, the name goes: the memory lives as long as its users, however they end."""
-    end = time.monotonic() + timeout
     try:
-        while store.add("looked", 0) < size:
-            if time.monotonic() > end:
-                raise PlatformError(f"cpu: of {size} ranks not all have come within {timeout:.0f} s")
-            time.sleep(0.001)
+        _all_have(store, "looked", size, timeout)
         store.set("decision", "yes" if store.add("able", 0) == size else "no")
     finally:
         if path is not None:
             path.unlink(missing_ok=True)
+
+
+def _all_have(store: Any, what: str, size: int, timeout: float) -> None:
+    end = time.monotonic() + timeout
+    while store.add(what, 0) < size:
+        if time.monotonic() > end:
+            raise PlatformError(f"cpu: of {size} ranks not all have come within {timeout:.0f} s")
+        time.sleep(0.001)
