@@ -172,3 +172,17 @@ def test_an_embedding_follows_its_table() -> None:
     assert torch.equal(
         embedding(ids, Weight("stack", (4, 8), {}, table.unpack, parts=(table,)), 2.0, F32), 2 * table.dequantize()[ids]
     )
+
+
+def test_a_maximum_that_is_never_infinite_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch-xla's is, which begins at the least finite number: rows whose tokens are all forbidden choose among all."""
+    draws = (BY_NAME["sample"].generate(np.random.default_rng(seed), CPU, "float32") for seed in range(100))
+    given = next(draw for draw in draws if len(draw["logits"]) > 2)
+    given["logits"][0] = -torch.inf
+    none, rows = torch.zeros(1, -(-given["logits"].shape[1] // 32), dtype=torch.int32), len(given["logits"])
+    given["inputs"] = replace(given["inputs"], allowed=none, allowed_row=torch.zeros(rows, dtype=torch.int32))
+    mine = copy.deepcopy(given)
+    wanted = BY_NAME["sample"].reference(**given).tokens
+    largest = torch.Tensor.amax
+    monkeypatch.setattr(torch.Tensor, "amax", lambda x, *a, **k: largest(x, *a, **k).clamp(min=torch.finfo(F32).min))
+    assert torch.equal(sample(**mine).tokens, wanted)

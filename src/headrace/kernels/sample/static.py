@@ -43,7 +43,12 @@ def _finite(logits: Tensor) -> Tensor:
     largest = torch.finfo(torch.float32).max
     wide = logits.float()
     clean = torch.where(torch.isnan(wide), -torch.inf, wide.clamp(max=largest))
-    return torch.where(clean.amax(-1, keepdim=True) == -torch.inf, 0.0, clean)
+    return torch.where(_nothing_left(clean), 0.0, clean)
+
+
+def _nothing_left(logits: Tensor) -> Tensor:
+    """bool [R, 1]. Not by the largest: some compilers' maximum begins at the least finite number."""
+    return (logits == -torch.inf).all(-1, keepdim=True)
 
 
 def _remember(token: Tensor, target: Tensor, inputs: SampleInputs, batch: Batch) -> None:
@@ -59,8 +64,7 @@ def _remember(token: Tensor, target: Tensor, inputs: SampleInputs, batch: Batch)
 def _choose(raw: Tensor, inputs: SampleInputs) -> Tensor:
     """int64 [R]"""
     logits = constrain(raw, inputs)
-    banned = logits.amax(-1, keepdim=True) == -torch.inf
-    logits = torch.where(banned, raw, logits)
+    logits = torch.where(_nothing_left(logits), raw, logits)
     greedy = inputs.temperature < _GREEDY_BELOW
     temperature = torch.where(greedy, 1.0, inputs.temperature.float()).unsqueeze(-1)
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
