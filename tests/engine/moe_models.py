@@ -20,10 +20,16 @@ _QWEN = {
     "head_dim": 32,
     "norm_topk_prob": True,
 }
+_SHARED = {**_QWEN, "norm_topk_prob": False, "shared_expert_intermediate_size": 64}
+del _SHARED["head_dim"]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", _QWEN),
     "qwen3_moe-plain-shares": ("qwen3_moe", {**_QWEN, "norm_topk_prob": False, "attention_bias": True}),
     "qwen3_moe-some-dense": ("qwen3_moe", {**_QWEN, "decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [1]}),
+    "qwen2_moe": ("qwen2_moe", _SHARED),
+    "qwen2_moe-renormalised": ("qwen2_moe", {**_SHARED, "norm_topk_prob": True, "qkv_bias": False, "shared_expert_intermediate_size": 40}),
+    "qwen2_moe-some-dense": ("qwen2_moe", {**_SHARED, "num_hidden_layers": 4, "decoder_sparse_step": 2}),
+    "qwen2_moe-window": ("qwen2_moe", {**_SHARED, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral-window": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 1, "sliding_window": 7}),
 }  # fmt: skip
@@ -54,8 +60,13 @@ def _tensors(model: Any) -> dict[str, torch.Tensor]:
             found[gguf_name(name, sandwich=False)] = tensor
             continue
         block, rest = f"blk.{layer[1]}.ffn_", layer[2]
+        shared = re.fullmatch(r"shared_expert\.(gate|up|down)_proj\.weight", rest)
         if rest == "gate.weight":
             found[block + "gate_inp.weight"] = tensor
+        elif rest == "shared_expert_gate.weight":
+            found[block + "gate_inp_shexp.weight"] = tensor.squeeze(0)
+        elif shared is not None:
+            found[f"{block}{shared[1]}_shexp.weight"] = tensor
         elif rest == "experts.gate_up_proj":
             half = tensor.shape[1] // 2
             found |= {block + "gate_exps.weight": tensor[:, :half], block + "up_exps.weight": tensor[:, half:]}
@@ -68,14 +79,17 @@ def export_moe(variant: str, path: Path, quantization: Type, **more: Any) -> Any
     """Write the model; router and norms stay float32, the rest is of the type, and the model's own weights become those."""
     model = make_moe(variant, **more)
     config = model.config
-    arch = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}[config.model_type]
+    arch = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}[config.model_type]
     writer = writer_of(config, path, arch)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_count(config.num_experts if arch == "qwen2moe" else config.num_local_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
     if arch == "qwen3moe":
         writer.add_key_length(config.head_dim)
+    if arch != "llama":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if arch == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, tensor in _tensors(model).items():
         kind = Type.F32 if tensor.dim() == 1 or "gate_inp" in name else quantization

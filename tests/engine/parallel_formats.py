@@ -74,7 +74,7 @@ def quantized_experts(variant: str, stored: Variant, directory: Path, **more: An
         module = name.removesuffix(".weight")
         tensors |= {f"{module}.{suffix}": value.contiguous() for suffix, value in packed.items()}
     config = json.loads((directory / "config.json").read_text())
-    own = {**stored.config, "ignore": ["lm_head", r"re:.*\.gate$"]}
+    own = {**stored.config, "ignore": ["lm_head", r"re:.*[._]gate$"]}
     for path, found, settings in (
         (directory, tensors, {**config, "quantization_config": own}), (plain, values, config),
     ):  # fmt: skip
@@ -93,11 +93,12 @@ def unrounded(weights: DecoderWeights) -> DecoderWeights:
     def plain(weight: Weight) -> Weight:
         return replace(weight, activation=None, parts=tuple(plain(part) for part in weight.parts))
 
+    def all_plain(holder: Any) -> Any:
+        found = {f.name: plain(part) for f in fields(holder) if isinstance(part := getattr(holder, f.name), Weight)}
+        return replace(holder, **found)
+
     layers = [
-        replace(
-            layer,
-            **{f.name: plain(found) for f in fields(layer) if isinstance(found := getattr(layer, f.name), Weight)},
-        )
+        replace(all_plain(layer), shared=None if layer.shared is None else all_plain(layer.shared))
         for layer in weights.layers
     ]
     return replace(weights, layers=layers)

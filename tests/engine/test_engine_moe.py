@@ -31,7 +31,8 @@ PROMPTS = [prompt(length, VOCAB) for length in (1, 9, 33)]
 
 
 def greedy(model: Any, ids: list[int]) -> list[int]:
-    out = model.generate(torch.tensor([ids]), max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False)
+    model.generation_config.eos_token_id = None  # ends are ignored, not forbidden
+    out = model.generate(torch.tensor([ids]), max_new_tokens=NEW, do_sample=False)
     return out[0, len(ids) :].tolist()
 
 
@@ -63,13 +64,13 @@ async def _tokens(client: InProcessClient, wanted: Any) -> list[int]:
 def quantize_layers(model: Any, kind: str) -> Any:
     """What `--quantize` makes of every matrix of the layers but the router's."""
     for name, tensor in model.state_dict().items():
-        if ".layers." in name and tensor.dim() > 1 and not name.endswith("mlp.gate.weight"):
+        if ".layers." in name and tensor.dim() > 1 and not name.endswith(("mlp.gate.weight", "expert_gate.weight")):
             rows = tensor.reshape(-1, tensor.shape[-1])
             tensor.copy_(quantize_weight(dense(rows, name), kind).dequantize().view_as(tensor))
     return model
 
 
-@pytest.mark.parametrize("variant", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("variant", ["qwen3_moe", "mixtral", "qwen2_moe"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
 def test_greedy_tokens_are_those_of_transformers(variant: str, kind: str, tiny_llama: Path, tmp_path: Path) -> None:
     quantize = kind if kind.startswith("int") else None
@@ -94,6 +95,11 @@ def test_the_same_bits_however_it_is_computed(name: str, tiny_llama: Path, tmp_p
     check(Model(path, name if name.startswith("int") else None, tiny_llama), "auto", len(name))
 
 
+def test_the_same_bits_beside_a_shared_expert(tiny_llama: Path, tmp_path: Path) -> None:
+    save_moe("qwen2_moe", tmp_path, torch.bfloat16, vocab_size=VOCAB)
+    check(Model(tmp_path, None, tiny_llama), "auto", 1)
+
+
 def test_experts_that_are_quantised_already_are_not_quantised_again(tiny_llama: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     export_moe("qwen3_moe", path, gguf.GGMLQuantizationType.Q8_0, vocab_size=VOCAB)
@@ -101,14 +107,17 @@ def test_experts_that_are_quantised_already_are_not_quantised_again(tiny_llama: 
         served(path, tiny_llama, "int8")
 
 
-def test_packed_experts_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("variant", ["qwen3_moe", "qwen2_moe"])
+def test_packed_experts_are_kept_on_disk(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_WORTH", 0)
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "home"))
-    save_moe("qwen3_moe", tmp_path / "model", torch.bfloat16)
+    save_moe(variant, tmp_path / "model", torch.bfloat16)
     check_kept(tmp_path / "model", monkeypatch, quantize="int8")
 
 
-@pytest.mark.parametrize("variant", ["qwen3_moe", "mixtral", "qwen3_moe-some-dense"])
+@pytest.mark.parametrize(
+    "variant", ["qwen3_moe", "mixtral", "qwen3_moe-some-dense", "qwen2_moe", "qwen2_moe-renormalised"]
+)
 def test_two_ranks_give_what_one_gives(variant: str, tmp_path: Path) -> None:
     """Each has every expert, and half of its inner columns."""
     save_moe(variant, tmp_path / "model", torch.bfloat16)

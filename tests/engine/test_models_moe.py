@@ -38,7 +38,7 @@ def test_narrow_experts_are_computed_in_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_0"])
-@pytest.mark.parametrize("variant", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("variant", ["qwen3_moe", "mixtral", "qwen2_moe"])
 def test_gguf_experts_of_one_tensor(variant: str, kind: str, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     model = export_moe(variant, path, gguf.GGMLQuantizationType[kind])

@@ -7,9 +7,10 @@ from pathlib import Path
 import format_models
 import pytest
 import quantized_export as export
+import tiny_models
 import torch
 from gguf import GGMLQuantizationType as Type
-from moe_models import export_moe
+from moe_models import export_moe, save_moe
 from parallel_formats import WIDE_EXPERTS, k_gguf, quantized_experts, unrounded
 from parallel_harness import logits, nmse
 
@@ -42,10 +43,14 @@ def test_gguf_types(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_weights_quantised_on_load(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["llama", "qwen2_moe"])
+def test_weights_quantised_on_load(variant: str, kind: str, tmp_path: Path) -> None:
     """A row's scale is that of the whole row, though a rank keeps a part of it."""
-    (tmp_path / "model").mkdir()
-    path, _ = format_models.make("bfloat16", tmp_path / "model")
+    path = tmp_path / "model"
+    if variant == "llama":
+        tiny_models.save(variant, path, torch.bfloat16)
+    else:
+        save_moe(variant, path, torch.bfloat16)
     (whole,) = logits(path, IDS, 1, tmp_path / "one", then=lambda weights: quantized_weights(weights, kind))
     first, second = logits(path, IDS, 2, tmp_path / "two", read=lambda found: quantizing(found, kind))
     assert torch.equal(first, second)
@@ -104,9 +109,18 @@ def test_quantised_experts(name: str, tmp_path: Path) -> None:
         assert nmse(found, meant) < SAME
 
 
+def test_a_quantised_shared_expert(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
+    plain = quantized_experts("qwen2_moe", export.packed_int(4, 32, True), tmp_path / "model", **sizes)
+    found = check(tmp_path / "model", tmp_path)
+    (meant,) = logits(plain, IDS, 1, tmp_path / "plain")
+    assert nmse(found, meant) < SAME
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
-def test_gguf_experts(kind: str, tmp_path: Path) -> None:
-    export_moe("qwen3_moe", tmp_path / "model.gguf", Type[kind], moe_intermediate_size=96)
+@pytest.mark.parametrize("variant", ["qwen3_moe", "qwen2_moe"])
+def test_gguf_experts(variant: str, kind: str, tmp_path: Path) -> None:
+    export_moe(variant, tmp_path / "model.gguf", Type[kind], moe_intermediate_size=96)
     check(tmp_path / "model.gguf", tmp_path)
 
 

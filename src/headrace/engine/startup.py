@@ -158,6 +158,9 @@ def quantized_weights(weights: DecoderWeights, kind: str) -> DecoderWeights:
 
     def narrow(layer: LayerWeights) -> LayerWeights:
         made: dict[str, Any] = {name: quantize_weight(getattr(layer, name), kind) for name in names}
+        if layer.shared is not None:
+            gate_up, down = (quantize_weight(weight, kind) for weight in (layer.shared.gate_up, layer.shared.down))
+            made["shared"] = replace(layer.shared, gate_up=gate_up, down=down)
         return replace(layer, **made)
 
     return replace(weights, layers=[narrow(layer) for layer in weights.layers])
@@ -169,6 +172,10 @@ def pack_weights(ops: Ops, weights: DecoderWeights, progress: Callable[[float], 
     for layer in weights.layers:
         uses += [("linear", w) for w in (layer.qkv, layer.output, layer.router) if w is not None]
         uses += [("linear" if layer.router is None else "moe", w) for w in (layer.gate_up, layer.down)]
+        if layer.shared is not None:
+            share = layer.shared.share
+            uses += [("linear" if share is None else "moe", w) for w in (layer.shared.gate_up, layer.shared.down)]
+            uses += [] if share is None else [("linear", share)]
     if workers == 1:
         for at, (name, weight) in enumerate(uses):
             progress(at / len(uses))

@@ -14,7 +14,7 @@ from headrace.kernels.weight import Weight
 from headrace.models.config import DecoderConfig
 from headrace.models.decoder import DecoderWeights, LayerWeights
 from headrace.models.family import Names
-from headrace.models.moe import Experts, expert_stacks
+from headrace.models.moe import Experts, MoE, SharedExpert, expert_stacks
 from headrace.models.sharding import WHOLE, Shard, head_columns
 from headrace.quant.cutting import take_columns
 from headrace.quant.weights import place, stack, take_rows
@@ -106,6 +106,7 @@ class Assembly:
             attention_post_norm=norm(names.attention_post_norm, config.sandwich_norm, config.hidden),
             mlp_post_norm=norm(names.mlp_post_norm, config.sandwich_norm, config.hidden),
             router=None if router is None else self._finish(router),
+            shared=self._shared(index, config.moe) if router is not None and config.moe is not None else None,
         )
 
     def _mlp(self, index: int) -> tuple[Weight | None, Weight, Weight]:
@@ -115,14 +116,33 @@ class Assembly:
             router = source.matrix(names.router.format(i=index), config.moe.experts, config.hidden, bias=False)
             experts = (names.expert_gate, names.expert_up, names.expert_down)
             return router, *expert_stacks(self._expert_parts(index), config.moe, config.hidden, experts, index)
-        wide, narrow = (config.intermediate, config.hidden), (config.hidden, config.intermediate)
+        own = (names.gate, names.up, names.down)
+        return None, *self._gated(index, own, config.intermediate, "", bias=config.mlp_bias)
+
+    def _gated(self, index: int, own: tuple[str, str, str], width: int, what: str, bias: bool) -> tuple[Weight, Weight]:
+        """(gate and up, down) of one gated MLP of so many columns."""
+        hidden = self.config.hidden
+        wide, narrow = (width, hidden), (hidden, width)
         gate, up, down = (
-            source.matrix(name.format(i=index), *shape, bias=config.mlp_bias)
-            for name, shape in ((names.gate, wide), (names.up, wide), (names.down, narrow))
+            self.source.matrix(name.format(i=index), *shape, bias=bias)
+            for name, shape in zip(own, (wide, wide, narrow), strict=True)
         )
         inner = self.shard.inner(down)
-        gate_up = stack([_rows(gate, inner), _rows(up, inner)], f"layer {index} gate and up")
-        return None, gate_up, self._columns(down, inner)
+        return stack([_rows(gate, inner), _rows(up, inner)], f"layer {index} gate and up{what}"), self._columns(
+            down, inner
+        )
+
+    def _shared(self, index: int, moe: MoE) -> SharedExpert | None:
+        if not moe.shared:
+            return None
+        names = self.names
+        own = (names.shared_gate, names.shared_up, names.shared_down)
+        gate_up, down = self._gated(index, own, moe.shared, " of the shared expert", bias=False)
+        if not moe.shared_gated:
+            return SharedExpert(self._finish(gate_up), self._finish(down))
+        share = self.source.matrix(names.shared_share.format(i=index), 1, self.config.hidden, bias=False)
+        down = stack([down], f"layer {index} down of the shared expert")
+        return SharedExpert(self._finish(gate_up), self._finish(down), self._finish(share))
 
     def _expert_parts(self, index: int) -> Experts:
         """`Source.experts`, of which this rank's inner columns are kept."""

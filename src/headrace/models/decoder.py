@@ -11,6 +11,7 @@ import torch
 from headrace.kernels.ops import Batch, Ops, OptionalOps
 from headrace.kernels.weight import Weight
 from headrace.models.config import DecoderConfig
+from headrace.models.moe import SHARED_ROUTING, SharedExpert
 from headrace.models.rope import cos_sin_table
 from headrace.models.sharding import Group
 
@@ -40,6 +41,7 @@ class LayerWeights:
     """[experts, hidden]"""
     router_bias: Tensor | None = None
     """[experts]; added to the scores for the choice alone."""
+    shared: SharedExpert | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +130,20 @@ class Decoder:
             scores = ops.linear(x, layer.router)
             kind = self.config.activation
             experts = cast(OptionalOps, ops).moe
-            return self._sum(experts(x, scores, layer.gate_up, layer.down, layer.router_bias, moe.routing, kind))
+            chosen = experts(x, scores, layer.gate_up, layer.down, layer.router_bias, moe.routing, kind)
+            return self._sum(chosen if layer.shared is None else self._add_shared(chosen, x, layer, layer.shared))
         hidden = ops.gated_activation(ops.linear(x, layer.gate_up), self.config.activation)
         return self._sum(ops.linear(hidden, layer.down))
+
+    def _add_shared(self, chosen: Tensor, x: Tensor, layer: LayerWeights, shared: SharedExpert) -> Tensor:
+        ops, kind = self._ops, self.config.activation
+        if shared.share is None:
+            own = ops.linear(ops.gated_activation(ops.linear(x, shared.gate_up), kind), shared.down)
+        else:
+            score, mixture = ops.linear(x, shared.share), cast(OptionalOps, ops).moe
+            own = mixture(x, score, shared.gate_up, shared.down, None, SHARED_ROUTING, kind)
+        # The one operator that adds also normalises: that half is not used.
+        return ops.add_rms_norm(own, chosen, layer.mlp_norm, self.config.norm_eps)[1]
 
     def _join(self, x: Tensor, residual: Tensor, post: Tensor | None, following: Tensor) -> tuple[Tensor, Tensor]:
         """A block's output into the residual, and the norm that the next block reads."""

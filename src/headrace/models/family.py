@@ -36,6 +36,10 @@ class Names:
     expert_up: str = ""
     expert_down: str = ""
     """With `{e}`, the expert; without, one tensor for all of them."""
+    shared_gate: str = ""
+    shared_up: str = ""
+    shared_down: str = ""
+    shared_share: str = ""
     ignored: tuple[str, ...] = ()
     """Regular expressions of tensors that old writers left behind and that hold nothing of the model."""
 
@@ -77,6 +81,10 @@ HF_NAMES = Names(
     expert_gate=_LAYER + "mlp.experts.{e}.gate_proj",
     expert_up=_LAYER + "mlp.experts.{e}.up_proj",
     expert_down=_LAYER + "mlp.experts.{e}.down_proj",
+    shared_gate=_LAYER + "mlp.shared_expert.gate_proj",
+    shared_up=_LAYER + "mlp.shared_expert.up_proj",
+    shared_down=_LAYER + "mlp.shared_expert.down_proj",
+    shared_share=_LAYER + "mlp.shared_expert_gate",
     ignored=(r".*\.rotary_emb\.inv_freq",),
 )
 GGUF_NAMES = Names(
@@ -98,6 +106,10 @@ GGUF_NAMES = Names(
     expert_gate="blk.{i}.ffn_gate_exps",
     expert_up="blk.{i}.ffn_up_exps",
     expert_down="blk.{i}.ffn_down_exps",
+    shared_gate="blk.{i}.ffn_gate_shexp",
+    shared_up="blk.{i}.ffn_up_shexp",
+    shared_down="blk.{i}.ffn_down_shexp",
+    shared_share="blk.{i}.ffn_gate_inp_shexp",
     ignored=(r"blk\.\d+\.attn_rot_embd",),
 )
 

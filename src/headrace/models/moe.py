@@ -9,7 +9,7 @@ from headrace.kernels.moe.routing import Routing
 from headrace.kernels.weight import Weight
 from headrace.quant.weights import stack
 
-__all__ = ["Experts", "MoE", "expert_stacks"]
+__all__ = ["SHARED_ROUTING", "Experts", "MoE", "SharedExpert", "expert_stacks"]
 
 Experts = Callable[[str, int, int, int], list[Weight]]
 """(name, experts, rows, columns) → a weight an expert."""
@@ -23,6 +23,25 @@ class MoE:
     intermediate: int
     """Hidden columns of one expert."""
     routing: Routing
+    shared: int = 0
+    """Hidden columns of an expert that every token goes through beside those it chooses; 0: there is none."""
+    shared_gated: bool = False
+    """Its output is scaled by the sigmoid of a score of its own (Qwen2-MoE), else it is taken whole (DeepSeek)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """The expert of every token. With a `share` its matrices are a mixture of one expert, as `ops.Ops.moe` takes them."""
+
+    gate_up: Weight
+    """[2 shared, hidden]"""
+    down: Weight
+    share: Weight | None = None
+    """[1, hidden]; the sigmoid of its product is the expert's share. None: always 1."""
+
+
+SHARED_ROUTING = Routing(1, "sigmoid", renormalize=False)
+"""Of a mixture of one."""
 
 
 def expert_stacks(

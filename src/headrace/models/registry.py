@@ -13,7 +13,7 @@ from headrace.models.gemma3 import GEMMA3
 from headrace.models.llama import LLAMA, MISTRAL
 from headrace.models.mixtral import MIXTRAL
 from headrace.models.qwen import QWEN2, QWEN3
-from headrace.models.qwen_moe import QWEN3_MOE
+from headrace.models.qwen_moe import QWEN2_MOE, QWEN3_MOE
 
 __all__ = ["GGUF_ARCHITECTURES", "HF_ARCHITECTURES", "from_gguf", "from_hf"]
 
@@ -24,12 +24,20 @@ HF_ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
         "MistralForCausalLM": MISTRAL,
         "MixtralForCausalLM": MIXTRAL,
         "Qwen2ForCausalLM": QWEN2,
+        "Qwen2MoeForCausalLM": QWEN2_MOE,
         "Qwen3ForCausalLM": QWEN3,
         "Qwen3MoeForCausalLM": QWEN3_MOE,
     }
 )
 GGUF_ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
-    {"gemma3": GEMMA3, "llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "qwen3moe": QWEN3_MOE}
+    {
+        "gemma3": GEMMA3,
+        "llama": LLAMA,
+        "qwen2": QWEN2,
+        "qwen2moe": QWEN2_MOE,
+        "qwen3": QWEN3,
+        "qwen3moe": QWEN3_MOE,
+    }
 )
 
 

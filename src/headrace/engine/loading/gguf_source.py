@@ -37,7 +37,9 @@ class GGUFSource:
         return self._used
 
     def matrix(self, name: str, rows: int, columns: int, bias: bool) -> Weight:
-        weight = self._rows(self._entry(f"{name}.weight", (rows, columns)), rows, columns)
+        # Writers squeeze a matrix of one row.
+        entry = self._entry(f"{name}.weight", (columns,) if rows == 1 else (rows, columns))
+        weight = self._rows(entry, rows, columns)
         if bias:
             weight.bias = self.vector(f"{name}.bias", rows)
         return weight

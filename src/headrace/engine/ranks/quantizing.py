@@ -28,7 +28,7 @@ class QuantizingSource:
     def __init__(self, source: Source, names: Names, layers: int, kind: str) -> None:
         patterns = (
             names.q, names.k, names.v, names.output, names.gate, names.up, names.down,
-            names.expert_gate, names.expert_up, names.expert_down,
+            names.expert_gate, names.expert_up, names.expert_down, names.shared_gate, names.shared_up, names.shared_down,
         )  # fmt: skip
         self._own = {name.format(i=index, e="{e}") for name in patterns for index in range(layers)}
         self._source, self._kind = source, kind
