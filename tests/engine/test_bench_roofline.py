@@ -13,7 +13,7 @@ from tiny_models import save
 from headrace.bench import tape, verb_roofline
 from headrace.bench.cli import main
 from headrace.bench.limits import Limits
-from headrace.bench.roofline_page import Point, write_page
+from headrace.bench.roofline_plot import Point, roofline
 from headrace.errors import ConfigError
 from headrace.platforms.cpu import native
 
@@ -29,9 +29,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tape, "_LEAST_SECONDS", 0.0)
 
 
-def test_products_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+def test_products_alone(tmp_path: Path) -> None:
+    assert main([*SMALL, "--json", str(tmp_path / "out")]) == 0
+    report = json.loads((tmp_path / "out").read_text())
     assert report["limits"] == {"read": 1e10, "float32": 1e11, "bfloat16": 2e11, "int8": 4e11}
     assert [one["rows"] for one in report["kernels"]] == [1, 3]
     assert report["steps"] == []
@@ -41,7 +41,8 @@ def test_a_models_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     save("llama", tmp_path / "tiny", torch.bfloat16)
     page = tmp_path / "roofline.html"
     steps = ["--model", str(tmp_path / "tiny"), "--steps", "1:20,32:0"]
-    assert main([*SMALL, *steps, "--html", str(page)]) == 0
+    out = tmp_path / "out"
+    assert main([*SMALL, *steps, "--html", str(page), "--json", str(out)]) == 0
     said = capsys.readouterr().out
     assert "read 10.0 GB/s" in said
     assert "whole step" in said
@@ -52,19 +53,17 @@ def test_a_models_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "attention" in text
     assert "32 after 0" in text
     assert not re.search(r"src=|href=", text), "it loads nothing"
-    assert main([*SMALL, *steps, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(out.read_text())
     assert [(one["tokens"], one["context"]) for one in report["steps"]] == [(1, 20), (32, 0)]
     assert all(one["share"] > 0 for one in report["steps"])
 
 
-def test_points_stand_where_they_belong(tmp_path: Path) -> None:
+def test_points_stand_where_they_belong() -> None:
     """On the bandwidth's slope, on a ceiling, and beyond the axes."""
     slope = Point("slope", "s", 1e10, 1e10, 1.0, 1.0)
     ceiling = Point("<b>ceiling", "s", 1e6, 1e11, 1.0, 1.0)
     nothing = Point("norm", "s", 1e6, 0.0, 1e-3, 0.1)
-    write_page(tmp_path / "p.html", LIMITS, [slope, ceiling, nothing])
-    text = (tmp_path / "p.html").read_text()
+    text = roofline(LIMITS, [slope, ceiling, nothing]).svg
     assert "<b>" not in text
     (first, second) = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', text)
     roofs = [

@@ -16,9 +16,14 @@ def test_both_ways_are_measured(
 ) -> None:
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
     monkeypatch.setattr("headrace.bench.verb_startup._SAVED", 0.0)
-    arguments = ["startup", str(tiny_llama), "--runs", "1", "--json", "--options=--threads 1 --max-num-seqs 2"]
-    assert main(arguments) == 0
-    found = json.loads(capsys.readouterr().out)["seconds"]
+    out, page = tmp_path / "figures", tmp_path / "page"
+    arguments = ["startup", str(tiny_llama), "--runs", "1", "--options=--threads 1 --max-num-seqs 2"]
+    assert main([*arguments, "--json", str(out), "--html", str(page)]) == 0
+    assert "what kept weights save" in capsys.readouterr().out
+    report = json.loads(out.read_text())
+    assert report["ratios"].keys() == {"port open", "first token", "the end, of processors"}
+    assert page.read_text().count("<rect") == 6
+    found = report["seconds"]
     assert list(found) == ["with", "without"]
     for parts in found.values():
         assert 0 < parts["port open"][0] < parts["first token"][0]

@@ -1,25 +1,21 @@
 """The CPU's matrix products against what this machine can do: bytes and operations a second, by format and number of rows.
 
-`python -m headrace.bench.kernels` prints a table. One row reads every weight once, so it is held to the memory's bandwidth;
-many rows are held to the arithmetic rate of the type used.
+One row reads every weight once, so it is held to the memory's bandwidth; many rows are held to the arithmetic rate of the type used.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from headrace.bench.limits import COLD, Limits, fastest, measure_team
+from headrace.bench.limits import COLD, Limits, fastest
+from headrace.bench.report import Table
 from headrace.errors import ConfigError
 from headrace.kernels.weight import Weight
-from headrace.platforms.cpu.native import load
 from headrace.platforms.cpu.native_args import FIXED, Dim
 from headrace.platforms.cpu.native_linear import LinearArgs
 from headrace.platforms.cpu.native_team import Team
@@ -28,7 +24,7 @@ from headrace.quant.containers import int8_weight, int_weight
 from headrace.quant.gguf import GGUF_TYPES, gguf_weight
 from headrace.quant.weights import dense
 
-__all__ = ["FORMATS", "Measurement", "chosen", "configure", "main", "measure", "run", "table"]
+__all__ = ["FORMATS", "Measurement", "chosen", "configure", "measure", "table"]
 
 Tensor = torch.Tensor
 _COPIES = 512
@@ -114,32 +110,12 @@ def _run(team: Team, packed: Sequence[PackedWeight], rows: int) -> float:
     return seconds
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m headrace.bench.kernels", description=__doc__)
-    configure(parser)
-    return run(parser.parse_args(argv))
-
-
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--formats", default="bfloat16,q4_0,q4_1,q8_0,q6_k", help=f"of {', '.join(FORMATS)}; or all")
     parser.add_argument("--rows", default="1,4,16,512", help="of the inputs")
     parser.add_argument("--shape", default="3072x1536", help="of the weight: outputs x inputs")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--isa", default=None, help="instruction set")
-    parser.add_argument("--json", action="store_true")
-
-
-def run(args: argparse.Namespace) -> int:
-    names, shape = chosen(args)
-    team = Team(load(args.isa), args.threads)
-    limits = measure_team(team)
-    found = [measure(team, name, int(rows), shape, limits) for name in names for rows in args.rows.split(",")]
-    team.close()
-    if args.json:
-        print(json.dumps({"limits": asdict(limits), "kernels": [asdict(one) for one in found]}, indent=1))
-    else:
-        Console().print(table(limits, found))
-    return 0
 
 
 def chosen(args: argparse.Namespace) -> tuple[list[str], tuple[int, int]]:
@@ -153,19 +129,14 @@ def chosen(args: argparse.Namespace) -> tuple[list[str], tuple[int, int]]:
 
 
 def table(limits: Limits, found: Sequence[Measurement]) -> Table:
-    """For the terminal."""
+    """The limits stand in its title."""
     read, *rates = (value / 1e9 for value in (limits.read, limits.float32, limits.bfloat16, limits.int8))
-    title = "read {:.1f} GB/s; float32 {:.0f}, bfloat16 {:.0f}, int8 {:.0f} Gop/s in registers"
-    made = Table(title=title.format(read, *rates))
-    for column in ("format", "shape", "rows", "µs", "GB/s", "Gop/s", "of the limit"):
-        made.add_column(column, justify="left" if column == "format" else "right")
-    for one in found:
-        made.add_row(
+    title = "read {:.1f} GB/s; float32 {:.0f}, bfloat16 {:.0f}, int8 {:.0f} Gop/s in registers".format(read, *rates)
+    rows = [
+        (
             one.format, "x".join(map(str, one.shape)), str(one.rows), f"{one.seconds * 1e6:.1f}",
             f"{one.bytes_per_second / 1e9:.1f}", f"{one.operations_per_second / 1e9:.0f}", f"{one.share:.0%}",
-        )  # fmt: skip
-    return made
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+        )
+        for one in found
+    ]  # fmt: skip
+    return Table(title, ("format", "shape", "rows", "µs", "GB/s", "Gop/s", "of the limit"), rows)

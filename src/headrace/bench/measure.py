@@ -1,23 +1,16 @@
-"""One request over HTTP, timed; and the figures of many."""
+"""One request, timed; and the figures of many."""
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import aiohttp
-
-from headrace.bench.workloads import Prompt
-
-__all__ = ["Row", "Summary", "percentile", "send", "summarize"]
+__all__ = ["Row", "Summary", "percentile", "summarize"]
 
 
 @dataclass(slots=True)
 class Row:
-    """What one request did. Seconds."""
+    """What one request did. Seconds; points in time by one clock."""
 
     prompt_tokens: int
     start: float
@@ -29,6 +22,22 @@ class Row:
     e2e: float = 0.0
     gaps: list[float] = field(default_factory=list)
     error: str | None = None
+    last: float | None = None
+    """When its latest piece came."""
+
+    def piece(self, now: float) -> None:
+        """A token, or several at once, came."""
+        if self.last is None:
+            self.ttft = now - self.start
+        else:
+            self.gaps.append(now - self.last)
+        self.last = now
+
+    def close(self, now: float) -> None:
+        """It is over, well or not."""
+        self.e2e = now - self.start
+        if self.ttft is not None and self.last is not None and self.output_tokens > 1:
+            self.tpot = (self.last - self.start - self.ttft) / (self.output_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,64 +61,6 @@ class Summary:
     goodput: float
     """Share of requests that met both targets (TTFT and TPOT); 1 where none are set."""
     first_error: str | None = None
-
-
-async def send(session: aiohttp.ClientSession, url: str, model: str, prompt: Prompt, extra: dict[str, Any]) -> Row:
-    """Stream one completion; never raises: a failure stands in `Row.error`."""
-    body = {
-        "model": model,
-        "prompt": list(prompt.token_ids),
-        "max_tokens": prompt.max_tokens,
-        "temperature": 0,
-        "stream": True,
-    }
-    body |= {"stream_options": {"include_usage": True}, "ignore_eos": True} | extra
-    row = Row(len(prompt.token_ids), time.perf_counter(), wanted=prompt.max_tokens)
-    try:
-        async with session.post(f"{url}/v1/completions", json=body) as response:
-            if response.status != 200:
-                row.error = f"HTTP {response.status}: {(await response.text())[:300]}"
-            else:
-                await _read(response, row)
-    except (aiohttp.ClientError, OSError, ValueError) as problem:
-        row.error = f"{type(problem).__name__}: {problem}"
-    row.e2e = time.perf_counter() - row.start
-    return row
-
-
-async def _read(response: aiohttp.ClientResponse, row: Row) -> None:
-    first = last = None
-    async for raw in response.content:
-        if not raw.startswith(b"data:"):
-            continue
-        payload = raw[5:].strip()
-        if payload == b"[DONE]":
-            break
-        now = time.perf_counter()
-        event = json.loads(payload)
-        if event.get("error"):
-            row.error = str(event["error"])
-            return
-        _usage(event.get("usage"), row)
-        choices = event.get("choices")
-        if not choices or (choices[0].get("finish_reason") and not choices[0].get("text") and first is not None):
-            continue
-        if first is None:
-            first = now
-        elif last is not None:
-            row.gaps.append(now - last)
-        last = now
-    if first is not None and last is not None:
-        row.ttft = first - row.start
-        if row.output_tokens > 1:
-            row.tpot = (last - first) / (row.output_tokens - 1)
-
-
-def _usage(usage: dict[str, Any] | None, row: Row) -> None:
-    if usage:
-        row.output_tokens = usage.get("completion_tokens", 0)
-        row.prompt_tokens = usage.get("prompt_tokens", row.prompt_tokens)
-        row.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
 def percentile(values: Sequence[float], p: float) -> float:

@@ -1,127 +1,130 @@
-"""A report three ways: a table in the terminal, JSON, and one self-contained HTML page with plots."""
+"""A report three ways, the same for every verb: tables in the terminal, JSON, and one self-contained HTML page with plots."""
 
 from __future__ import annotations
 
+import argparse
 import html
 import json
+import os
+import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich import table as terminal
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
-from headrace.bench.measure import percentile
-from headrace.bench.serve import Run
+from headrace.bench.plots import Plot
 
-__all__ = ["as_json", "print_table", "write_html"]
+__all__ = ["Report", "Table", "add_outputs", "as_json", "facts", "print_report", "publish", "write_html"]
 
-_COLUMNS = (
-    "workload",
-    "requests",
-    "errors",
-    "out tok/s",
-    "TTFT p50/p99 ms",
-    "TPOT p50/p99 ms",
-    "ITL p99 ms",
-    "cached",
-    "busy",
-    "slots",
-    "KV",
-)
+_FILE_WIDTH = 200
 
 
-def as_json(label: str, runs: Sequence[Run], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything but the single gaps."""
-    return {
-        "label": label,
-        "facts": dict(facts),
-        "runs": [
-            {"workload": asdict(run.workload), "seed": run.seed, "summary": asdict(run.summary), "wastes": run.wastes}
-            for run in runs
-        ],
-    }
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells as they are shown. The first `words` columns hold words, the others figures."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: int = 1
 
 
-def print_table(label: str, runs: Sequence[Run], console: Console | None = None) -> None:
-    table = Table(title=label)
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column == "workload" else "right", overflow="fold")
-    for run in runs:
-        table.add_row(*_cells(run))
-    (console or Console()).print(table)
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a verb found. `data` is what JSON holds of it beside the label, the facts and the notes."""
+
+    label: str
+    data: Mapping[str, Any]
+    tables: Sequence[Table]
+    plots: Sequence[Plot] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the figures depend on, by name."""
+    notes: Sequence[str] = ()
+    """What a reader must know of how something was measured, or was not."""
 
 
-def _cells(run: Run) -> list[str]:
-    s = run.summary
-    wastes = [
-        f"{run.wastes[n]:.0%}" if n in run.wastes else "–" for n in ("device_busy", "slot_occupancy", "kv_utilization")
-    ]
-    return [
-        f"{run.workload.name} ({run.seed})",
-        str(s.requests),
-        str(s.errors),
-        f"{s.output_tok_s:.1f}",
-        f"{s.ttft_ms['p50']:.1f} / {s.ttft_ms['p99']:.1f}",
-        f"{s.tpot_ms['p50']:.2f} / {s.tpot_ms['p99']:.2f}",
-        f"{s.itl_ms['p99']:.2f}",
-        str(s.cached_tokens),
-        *wastes,
-    ]
+def add_outputs(parser: argparse.ArgumentParser, label: str = "headrace") -> None:
+    """The options that `publish` reads, the same for every verb."""
+    parser.add_argument("--label", default=label, help="the report's title (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots here")
+
+
+def publish(args: argparse.Namespace, report: Report) -> None:
+    """Print the tables, and write the forms that the options ask for."""
+    print_report(report)
+    if args.json:
+        args.json.write_text(json.dumps(as_json(report), indent=1) + "\n", encoding="utf-8")
+    if args.html:
+        write_html(args.html, report)
+
+
+def facts() -> dict[str, Any]:
+    """What is known of every measurement made here."""
+    return {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    return {"label": report.label, "facts": dict(report.facts), **report.data, "notes": list(report.notes)}
+
+
+def print_report(report: Report, console: Console | None = None) -> None:
+    console = console or _console()
+    for one in report.tables:
+        # Above the table: a title of the table itself is as narrow as that is.
+        console.print(Text(one.title, style="italic"))
+        shown = terminal.Table()
+        for at, column in enumerate(one.columns):
+            shown.add_column(Text(column), justify="left" if at < one.words else "right", overflow="fold")
+        for row in one.rows:
+            shown.add_row(*map(Text, row))
+        console.print(shown)
+    for note in report.notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+
+
+def _console() -> Console:
+    """A file gets whole lines: nothing says how wide its reader's screen is."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_FILE_WIDTH)
 
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
-<style>body{{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}}
+<style>body{{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#222}}
 table{{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}}td,th{{padding:.3rem .6rem;border-bottom:1px solid #ddd;text-align:right}}
-td:first-child,th:first-child{{text-align:left}}svg{{width:100%;height:auto}}figure{{margin:2rem 0}}figcaption{{color:#555}}
+.w{{text-align:left}}svg{{width:100%;height:auto}}figure{{margin:2rem 0}}figcaption{{color:#555}}
 @media (prefers-color-scheme:dark){{body{{background:#181818;color:#ddd}}td,th{{border-color:#444}}figcaption{{color:#aaa}}}}</style>
-<h1>{title}</h1><p>{facts}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{plots}</html>
+<h1>{title}</h1><p>{facts}</p>{tables}{notes}{plots}</html>
 """
 
 
-def write_html(path: Path, label: str, runs: Sequence[Run], facts: Mapping[str, Any]) -> None:
+def write_html(path: Path, report: Report) -> None:
     """One page that loads nothing from elsewhere."""
-    head = "".join(f"<th>{html.escape(c)}</th>" for c in _COLUMNS)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in _cells(run)) + "</tr>" for run in runs)
-    plots = "".join(_plots(run) for run in runs)
-    text = " · ".join(f"{html.escape(str(k))}: {html.escape(str(v))}" for k, v in facts.items())
-    path.write_text(
-        _PAGE.format(title=html.escape(label), facts=text, head=head, body=body, plots=plots), encoding="utf-8"
+    known = " · ".join(html.escape(f"{name}: {value}") for name, value in report.facts.items())
+    page = _PAGE.format(
+        title=html.escape(report.label),
+        facts=known,
+        tables="".join(map(_table, report.tables)),
+        notes="".join(f"<p>{html.escape(note)}</p>" for note in report.notes),
+        plots="".join(
+            f"<figure>{plot.svg}<figcaption>{html.escape(plot.caption)}</figcaption></figure>" for plot in report.plots
+        ),
     )
+    path.write_text(page, encoding="utf-8")
 
 
-def _plots(run: Run) -> str:
-    good = [row for row in run.rows if row.error is None]
-    series = {
-        "time to first token": [row.ttft * 1e3 for row in good if row.ttft is not None],
-        "time between tokens": [gap * 1e3 for row in good for gap in row.gaps],
-    }
-    return "".join(
-        f"<figure>{_distribution(values)}<figcaption>{run.workload.name}: {name}, ms by percentile (n = {len(values)})</figcaption></figure>"
-        for name, values in series.items()
-        if len(values) > 1
+def _table(table: Table) -> str:
+    head = _row("th", table.columns, table.words)
+    body = "".join(_row("td", row, table.words) for row in table.rows)
+    return f"<h2>{html.escape(table.title)}</h2><table><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+def _row(kind: str, cells: Sequence[str], words: int) -> str:
+    inside = "".join(
+        f"<{kind}{' class=w' if at < words else ''}>{html.escape(cell)}</{kind}>" for at, cell in enumerate(cells)
     )
-
-
-def _distribution(values: Sequence[float]) -> str:
-    """Percentiles 0 to 100 as a line, with labelled quarters."""
-    width, height, left, bottom = 720, 220, 60, 24
-    points = [percentile(values, p) for p in range(101)]
-    top = max(points) or 1.0
-    plot = [(left + (width - left - 8) * p / 100, (height - bottom) * (1 - v / top) + 4) for p, v in enumerate(points)]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in plot)
-    grid = "".join(
-        f'<line x1="{left}" x2="{width - 8}" y1="{(height - bottom) * (1 - q) + 4:.1f}" y2="{(height - bottom) * (1 - q) + 4:.1f}" stroke="#8884"/>'
-        f'<text x="{left - 6}" y="{(height - bottom) * (1 - q) + 8:.1f}" text-anchor="end" font-size="11" fill="currentColor">{top * q:.4g}</text>'
-        for q in (0, 0.25, 0.5, 0.75, 1)
-    )
-    ticks = "".join(
-        f'<text x="{left + (width - left - 8) * p / 100:.1f}" y="{height - 6}" text-anchor="middle" font-size="11" fill="currentColor">p{p}</text>'
-        for p in (0, 25, 50, 75, 90, 99)
-    )
-    return f'<svg viewBox="0 0 {width} {height}" role="img">{grid}{ticks}<polyline points="{line}" fill="none" stroke="#2a7ae2" stroke-width="2"/></svg>'
-
-
-def dump(path: Path, data: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    return f"<tr>{inside}</tr>"

@@ -9,14 +9,16 @@ import argparse
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from headrace.bench.plots import Bar, bars
+from headrace.bench.report import Report, Table, add_outputs, facts, publish
 from headrace.core import CoreConfig, Scheduler
 from headrace.types import NO_TOKEN, Request, SamplingParams, StepPlan, StepResult
 
-__all__ = ["Figure", "configure", "decode", "main", "queue", "run"]
+__all__ = ["Figure", "configure", "decode", "queue", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,6 @@ class Figure:
     steps: int
     per_step: float
     per_sequence: float
-
-    def __str__(self) -> str:
-        return f"{self.name:<34}{self.steps:>7} steps{self.per_step:>10.1f} µs/step{self.per_sequence:>9.2f} µs/sequence/step"
 
 
 def decode(running: int, steps: int, prompt: int = 128, ahead: bool = True) -> Figure:
@@ -59,20 +58,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Options of `headrace bench scheduler`."""
     parser.add_argument("--steps", type=int, default=500, help="decode steps to time (default: %(default)s)")
     parser.add_argument("--waiting", type=int, default=10_000, help="length of the queue (default: %(default)s)")
+    add_outputs(parser, "scheduler")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the figures."""
-    for running in (16, 64):
-        print(decode(running, args.steps))
-    print(queue(args.waiting))
+    found = [*(decode(running, args.steps) for running in (16, 64)), queue(args.waiting)]
+    rows = [(one.name, str(one.steps), f"{one.per_step:.1f}", f"{one.per_sequence:.2f}") for one in found]
+    table = Table("host time of the scheduler", ("what", "steps", "µs/step", "µs/sequence/step"), rows)
+    plot = bars([Bar(one.name, one.per_sequence) for one in found], "µs a sequence a step")
+    publish(args, Report(args.label, {"figures": [asdict(one) for one in found]}, [table], [plot], facts()))
     return 0
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    configure(parser)
-    return run(parser.parse_args())
 
 
 def _config(slots: int, length: int, waiting: int = 4096) -> CoreConfig:
@@ -114,7 +109,3 @@ def _figure(name: str, steps: list[tuple[float, int]]) -> Figure:
     per_step = statistics.median(spent for spent, _ in steps) * 1e6
     per_sequence = sum(spent for spent, _ in steps) / sum(count for _, count in steps) * 1e6
     return Figure(name, len(steps), per_step, per_sequence)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

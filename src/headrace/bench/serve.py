@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,13 +10,15 @@ from typing import Any
 
 import aiohttp
 
-from headrace.bench.measure import Row, Summary, send, summarize
+from headrace.bench.completion import send
+from headrace.bench.measure import Row, summarize
+from headrace.bench.processes import cost
+from headrace.bench.runs import Run
+from headrace.bench.watch import Watch
 from headrace.bench.workloads import Prompt, Workload, build
 from headrace.errors import ConfigError
 
-__all__ = ["Run", "Target", "run_load"]
-
-_WASTES = ("kv_utilization", "slot_occupancy", "device_busy")
+__all__ = ["Target", "run_load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +31,6 @@ class Target:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Run:
-    """One measured workload."""
-
-    workload: Workload
-    seed: int
-    rows: list[Row]
-    summary: Summary
-    wastes: dict[str, float] = field(default_factory=dict)
-    """Means over the run of the server's own gauges, where it has them."""
-
-
 async def run_load(
     target: Target,
     workload: Workload,
@@ -51,8 +40,12 @@ async def run_load(
     requests: int | None = None,
     warmup: int = 2,
     targets: tuple[float | None, float | None] = (None, None),
+    pid: int | None = None,
 ) -> Run:
-    """Send a workload with its concurrency, after `warmup` short requests. Raises ConfigError when nothing answers there."""
+    """Send a workload with its concurrency, after `warmup` short requests. `pid`: the server's process, where it is known.
+
+    Raises ConfigError when nothing answers there, or there is no such process.
+    """
     prompts = build(workload, encode, seed, requests)
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     timeout = aiohttp.ClientTimeout(total=1800)
@@ -62,14 +55,18 @@ async def run_load(
         timeout=timeout, headers=headers, read_bufsize=1 << 20, connector=connector
     ) as session:
         await _warm(session, target, prompts, warmup)
-        gauges: dict[str, list[float]] = {name: [] for name in _WASTES}
-        watcher = asyncio.create_task(_watch(session, target.url, gauges))
-        start = time.perf_counter()
+        watch = Watch(session, target.url, memory=pid is None)
+        await watch.start()
+        before = None if pid is None else cost(pid)
+        client, start = time.process_time(), time.perf_counter()
         rows = await _all(session, target, prompts, workload.concurrency)
-        wall = time.perf_counter() - start
-        watcher.cancel()
-    wastes = {name: sum(values) / len(values) for name, values in gauges.items() if values}
-    return Run(workload, seed, rows, summarize(rows, wall, *targets), wastes)
+        wall, client = time.perf_counter() - start, time.process_time() - client
+        after = None if pid is None else cost(pid)
+        told = await watch.end(wall)
+    usage = told.usage | {"client_cpu_s": client}
+    if before is not None and after is not None:
+        usage |= {"peak_rss_bytes": after.peak_bytes, "cpu_s": after.cpu_seconds - before.cpu_seconds}
+    return Run(workload, seed, rows, summarize(rows, wall, *targets), told.wastes, told.source, usage, told.notes)
 
 
 async def _warm(session: aiohttp.ClientSession, target: Target, prompts: Sequence[Prompt], count: int) -> None:
@@ -90,17 +87,3 @@ async def _all(
             return await send(session, target.url, target.model, prompt, target.extra)
 
     return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
-
-
-async def _watch(session: aiohttp.ClientSession, url: str, gauges: dict[str, list[float]]) -> None:
-    """Sample the server's gauges twice a second; a server without them is left alone."""
-    while True:
-        await asyncio.sleep(0.5)
-        async with session.get(f"{url}/metrics") as response:
-            if response.status != 200:
-                return
-            page = await response.text()
-        for name, values in gauges.items():
-            found = re.search(rf"^headrace_{name} (\S+)$", page, re.MULTILINE)
-            if found:
-                values.append(float(found[1]))

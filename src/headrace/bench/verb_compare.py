@@ -1,32 +1,33 @@
-"""Ratios between reports of `bench serve --json` (or `bench offline --json`): the first against every other one, run by run.
+"""Ratios between reports of `bench serve --json` or `bench offline --json`: the first against every other one, run by run.
 
-A ratio above 1 says that the first is better: more tokens a second, or less time to the first token. Runs are paired by
-workload and seed; where there are several seeds the median of their ratios is shown with the lowest and the highest.
+A ratio above 1 says that the first is better: more tokens a second, less time to the first token, less memory. Runs are paired by
+workload and seed; where there are several seeds the median of their ratios is shown with the lowest and the highest. Lines of a
+harness that drives another engine are read too (`headrace.bench.records` says which).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from headrace.bench.plots import Bar, bars
+from headrace.bench.records import Figures, Measured, read_report
+from headrace.bench.report import Report, Table, add_outputs, facts, publish
 from headrace.errors import ConfigError
 
 __all__ = ["Ratio", "compare", "configure", "run"]
 
-_METRICS: dict[str, tuple[Callable[[Any], float], bool]] = {
-    "out tok/s": (lambda summary: summary["output_tok_s"], True),
-    "TTFT p50": (lambda summary: summary["ttft_ms"]["p50"], False),
-    "TPOT p50": (lambda summary: summary["tpot_ms"]["p50"], False),
+_METRICS: dict[str, tuple[Callable[[Figures], float | None], bool]] = {
+    "out tok/s": (lambda figures: figures.output_tok_s, True),
+    "TTFT p50 ms": (lambda figures: figures.ttft_ms, False),
+    "TPOT p50 ms": (lambda figures: figures.tpot_ms, False),
+    "peak MB": (lambda figures: None if figures.peak_bytes is None else figures.peak_bytes / 1e6, False),
 }
 """By name: how to read it, and whether more is better."""
+_COLUMNS = ("workload", "metric", "peer", "ours", "theirs", "ratio", "range", "pairs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,78 +44,59 @@ class Ratio:
     highest: float
     pairs: int
 
+    def cells(self) -> tuple[str, ...]:
+        span = f"{self.lowest:.2f}–{self.highest:.2f}" if self.pairs > 1 else "–"
+        return (
+            self.workload, self.metric, self.peer, f"{self.ours:.1f}", f"{self.theirs:.1f}", f"{self.median:.2f}", span,
+            str(self.pairs),
+        )  # fmt: skip
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("report", type=Path, help="JSON of the engine that is judged")
-    parser.add_argument("peer", type=Path, nargs="+", help="JSON of those it is held against")
-    parser.add_argument("--json", type=Path, help="write the ratios here")
+    parser.add_argument("report", type=Path, help="the engine that is judged")
+    parser.add_argument("peer", type=Path, nargs="+", help="those it is held against")
+    add_outputs(parser, "")
 
 
 def run(args: argparse.Namespace) -> int:
-    ours = _load(args.report)
-    found = [ratio for path in args.peer for ratio in compare(ours, _load(path))]
-    _print(str(ours["label"]), found)
-    if args.json:
-        data = {"label": ours["label"], "ratios": [asdict(ratio) for ratio in found]}
-        args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    ours = read_report(args.report)
+    found = [ratio for path in args.peer for ratio in compare(ours, read_report(path))]
+    title = f"{ours.label} against its peers; above 1 it is better"
+    by_metric = {name: [one for one in found if one.metric == name] for name in _METRICS}
+    plots = [bars([_bar(one) for one in some], f"ratios: {name}", mark=1.0) for name, some in by_metric.items() if some]
+    data = {"ratios": [asdict(one) for one in found]}
+    table = Table(title, _COLUMNS, [one.cells() for one in found], words=3)
+    publish(args, Report(args.label or ours.label, data, [table], plots, facts()))
     return 0
 
 
-def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Ratio]:
-    """Of the workloads that both reports hold. Raises ConfigError where they have no run in common, or one has errors."""
-    mine, other = _runs(ours), _runs(theirs)
-    common = sorted(mine.keys() & other.keys())
+def compare(ours: Measured, theirs: Measured) -> list[Ratio]:
+    """Of the runs that both reports hold. Raises ConfigError where there is none."""
+    common = sorted(ours.runs.keys() & theirs.runs.keys())
     if not common:
         raise ConfigError(
-            f"{ours['label']} and {theirs['label']} have no run in common: give both the same --workload and --seed"
+            f"{ours.label} and {theirs.label} have no run in common: give both the same --workload and --seed"
         )
-    return [
-        _ratio(str(theirs["label"]), workload, name, [(mine[key], other[key]) for key in common if key[0] == workload])
-        for workload in sorted({key[0] for key in common})
-        for name in _METRICS
-    ]
+    ratios = []
+    for workload in sorted({name for name, _ in common}):
+        pairs = [(ours.runs[key], theirs.runs[key]) for key in common if key[0] == workload]
+        for metric in _METRICS:
+            ratios += _ratio(theirs.label, workload, metric, pairs)
+    return ratios
 
 
-def _ratio(peer: str, workload: str, metric: str, pairs: Sequence[tuple[Any, Any]]) -> Ratio:
+def _ratio(peer: str, workload: str, metric: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[Ratio]:
+    """One, or none where neither seed has that figure of both."""
     read, more = _METRICS[metric]
-    values = [(read(a), read(b)) for a, b in pairs]
-    ratios = [(a / b if more else b / a) if a and b else float("nan") for a, b in values]
+    read_pairs = [(read(a), read(b)) for a, b in pairs]
+    values = [(a, b) for a, b in read_pairs if a and b]
+    if not values:
+        return []
+    ratios = [a / b if more else b / a for a, b in values]
     ours, theirs = (median(column) for column in zip(*values, strict=True))
-    return Ratio(peer, workload, metric, ours, theirs, median(ratios), min(ratios), max(ratios), len(pairs))
+    return [Ratio(peer, workload, metric, ours, theirs, median(ratios), min(ratios), max(ratios), len(values))]
 
 
-def _runs(report: Mapping[str, Any]) -> dict[tuple[str, int], Any]:
-    found = {}
-    for one in report["runs"]:
-        name, summary = str(one["workload"]["name"]), one["summary"]
-        if summary["errors"]:
-            raise ConfigError(
-                f"{report['label']}: {summary['errors']} requests of {name} failed ({summary['first_error']}): measure again"
-            )
-        found[name, int(one["seed"])] = summary
-    return found
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}: give a file that `headrace bench serve --json` wrote") from error
-    if not isinstance(found, dict) or not {"label", "runs"} <= found.keys():
-        raise ConfigError(f"{path}: no label or no runs: give a file that `headrace bench serve --json` wrote")
-    return found
-
-
-def _print(label: str, ratios: Sequence[Ratio]) -> None:
-    table = Table(title=f"{label} against its peers; above 1 it is better")
-    for column in ("workload", "metric", "peer", "ours", "theirs", "ratio", "range", "pairs"):
-        table.add_column(
-            column, justify="left" if column in ("workload", "metric", "peer") else "right", overflow="fold"
-        )
-    for one in ratios:
-        span = f"{one.lowest:.2f}–{one.highest:.2f}" if one.pairs > 1 else "–"
-        table.add_row(
-            one.workload, one.metric, one.peer, f"{one.ours:.1f}", f"{one.theirs:.1f}", f"{one.median:.2f}", span,
-            str(one.pairs),
-        )  # fmt: skip
-    Console().print(table)
+def _bar(one: Ratio) -> Bar:
+    span = (one.lowest, one.highest) if one.pairs > 1 else None
+    return Bar(f"{one.workload}, {one.peer}", one.median, span)

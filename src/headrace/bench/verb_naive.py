@@ -2,33 +2,42 @@
 
 KV utilisation: places that came to hold a token over places reserved (each batch reserves its longest prompt plus its longest
 output for every member). Slot occupancy: steps in which a member still wanted tokens over steps run. Device busy: time inside
-the model's forward pass over wall time. Needs transformers (`pip install headrace[dev]`).
+the model's forward pass over wall time. Each way has a process of its own, so that neither's memory counts for the other. The naive
+way computes in bfloat16; `--dtype`, `--kv-dtype`, `--quantize` and `--platform` choose for ours alone. Needs transformers
+(`pip install headrace[dev]`).
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from headrace.bench.verb_serve import load_encoder
-from headrace.bench.workloads import WORKLOADS, Prompt, build
+from headrace.bench.in_process import run_in_process
+from headrace.bench.load_options import load_encoder
+from headrace.bench.local_engine import add_engine_options, engine_options, open_engine
+from headrace.bench.plots import Bar, bars
+from headrace.bench.processes import cost
+from headrace.bench.report import Report, Table, add_outputs, facts, publish
+from headrace.bench.workloads import WORKLOADS, Prompt, Workload, build
 from headrace.engine.catalogue import resolve_model
-from headrace.llm import LLM
-from headrace.types import SamplingParams
+from headrace.errors import ConfigError
 
-__all__ = ["Naive", "configure", "run", "static_batches"]
+__all__ = ["Naive", "configure", "ratios", "run", "static_batches"]
+
+_NAIVE, _OURS = "transformers, static batches", "headrace"
+_SHARES = {"kv_utilization": "KV utilisation", "slot_occupancy": "slot occupancy", "device_busy": "device busy"}
 
 
 @dataclass(slots=True)
 class Naive:
-    """Figures of one way of serving the same requests."""
+    """Figures of one way of serving the same requests. `peak_bytes`: the most that its process held in memory."""
 
     name: str
     wall_s: float
@@ -36,6 +45,11 @@ class Naive:
     kv_utilization: float
     slot_occupancy: float
     device_busy: float
+    peak_bytes: int = 0
+
+    @property
+    def output_tok_s(self) -> float:
+        return self.output_tokens / self.wall_s
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,20 +58,80 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int)
     parser.add_argument("--batch", type=int, default=16, help="members of a static batch, and our max_num_seqs")
     parser.add_argument("--seed", type=int, default=0)
+    add_engine_options(parser)
+    add_outputs(parser, "the naive way")
 
 
 def run(args: argparse.Namespace) -> int:
-    prompts = build(WORKLOADS[args.workload], load_encoder(args.model), args.seed, args.requests)
-    path = resolve_model(args.model)
-    rows = [static_batches(_transformers(path), prompts, args.batch), _ours(path, prompts, args.batch)]
-    table = Table(title=f"{args.model}, {args.workload}, {len(prompts)} requests")
-    for column in ("way", "out tok/s", "KV utilisation", "slot occupancy", "device busy"):
-        table.add_column(column, justify="left" if column == "way" else "right")
-    for row in rows:
-        shares = (row.kv_utilization, row.slot_occupancy, row.device_busy)
-        table.add_row(row.name, f"{row.output_tokens / row.wall_s:.1f}", *(f"{share:.1%}" for share in shares))
-    Console().print(table)
+    if args.batch < 1:
+        raise ConfigError(f"--batch {args.batch}: at least 1")
+    path, options = resolve_model(args.model), engine_options(args)
+    workload = replace(WORKLOADS[args.workload], concurrency=args.batch)
+    prompts = build(workload, load_encoder(args.model), args.seed, args.requests)
+    naive = _alone(_naive_way, path, prompts, args.batch, options.get("threads"))
+    ours = _alone(_our_way, path, workload, options, args.seed, args.requests)
+    publish(args, _report(args, naive, ours, options))
     return 0
+
+
+def ratios(naive: Naive, ours: Naive) -> dict[str, float]:
+    """Above 1 ours is better: more tokens a second, less waste, less memory."""
+    found = {"output_tok_s": ours.output_tok_s / naive.output_tok_s}
+    found |= {name: getattr(ours, name) / getattr(naive, name) for name in _SHARES if getattr(naive, name)}
+    return found | {"peak_bytes": naive.peak_bytes / ours.peak_bytes}
+
+
+def _report(args: argparse.Namespace, naive: Naive, ours: Naive, options: dict[str, Any]) -> Report:
+    found = ratios(naive, ours)
+    rows = [
+        (
+            one.name,
+            f"{one.output_tok_s:.1f}",
+            *(f"{getattr(one, n):.1%}" for n in _SHARES),
+            f"{one.peak_bytes / 1e6:.0f}",
+        )
+        for one in (naive, ours)
+    ]
+    names = ("output_tok_s", *_SHARES, "peak_bytes")
+    rows.append(("ratio; above 1 ours is better", *(f"{found[n]:.2f}" if n in found else "–" for n in names)))
+    title = f"{args.model}, {args.workload}, batches of {args.batch}"
+    table = Table(title, ("way", "out tok/s", *_SHARES.values(), "peak MB"), rows)
+    wastes = [Bar(f"{label}: {one.name}", getattr(one, n)) for n, label in _SHARES.items() for one in (naive, ours)]
+    plots = [
+        bars([Bar(one.name, one.output_tok_s) for one in (naive, ours)], "output tokens a second"),
+        bars(wastes, "how much of memory, slots and device was of use", mark=1.0),
+    ]
+    data = {"ways": [asdict(naive), asdict(ours)], "ratios": found}
+    known = {"model": args.model, "workload": args.workload, "batch": args.batch, "seed": args.seed, **options}
+    return Report(args.label, data, [table], plots, facts() | known)
+
+
+def _alone(way: Callable[..., Naive], *args: Any) -> Naive:
+    """In a process that does nothing else."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(way, *args).result()
+
+
+def _naive_way(path: Path, prompts: Sequence[Prompt], batch: int, threads: int | None) -> Naive:
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    model = _transformers(path)
+    static_batches(model, [Prompt(prompts[0].token_ids[:32], 8)], 1)
+    found = static_batches(model, prompts, batch)
+    return replace(found, peak_bytes=cost(os.getpid()).peak_bytes)
+
+
+def _our_way(path: Path, workload: Workload, options: dict[str, Any], seed: int, requests: int | None) -> Naive:
+    engine, encode = open_engine(str(path), {**options, "max_num_seqs": workload.concurrency})
+    try:
+        found = run_in_process(engine.core, workload, encode, seed=seed, requests=requests)
+    finally:
+        engine.close()
+    wastes = {name: found.wastes.get(name, 0.0) for name in _SHARES}
+    peak = int(found.usage["peak_rss_bytes"])
+    return Naive(_OURS, found.summary.wall_s, found.summary.output_tokens, peak_bytes=peak, **wastes)
 
 
 def _transformers(path: Path) -> Any:
@@ -100,15 +174,4 @@ def static_batches(model: Any, prompts: Sequence[Prompt], batch: int) -> Naive:
         steps += len(members) * most
     wall = time.perf_counter() - start
     model.forward = forward
-    return Naive("transformers, static batches", wall, useful, held / reserved, useful / steps, inside / wall)
-
-
-def _ours(path: Path, prompts: Sequence[Prompt], batch: int) -> Naive:
-    with LLM(str(path), max_num_seqs=batch) as llm:
-        params = [SamplingParams(max_tokens=p.max_tokens, temperature=0.0, ignore_eos=True) for p in prompts]
-        start = time.perf_counter()
-        answers = llm.generate([list(p.token_ids) for p in prompts], params)
-        wall = time.perf_counter() - start
-        stats = llm.stats()
-    tokens = sum(len(choice.token_ids) for answer in answers for choice in answer.outputs)
-    return Naive("headrace", wall, tokens, stats.kv_utilization, stats.slot_occupancy, stats.device_busy)
+    return Naive(_NAIVE, wall, useful, held / reserved, useful / steps, inside / wall)

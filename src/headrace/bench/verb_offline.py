@@ -1,47 +1,37 @@
-"""Throughput in this process, without HTTP: all requests of a workload handed over at once."""
+"""The same workloads as `bench serve` on an engine in this process, without HTTP: what a server adds is the difference."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import time
 
-from headrace.bench.verb_serve import load_encoder
-from headrace.bench.workloads import WORKLOADS, build
-from headrace.llm import LLM
-from headrace.types import SamplingParams
+from headrace.bench.in_process import run_in_process
+from headrace.bench.load_options import add_load_options, target_seconds, turns
+from headrace.bench.local_engine import add_engine_options, engine_options, open_engine
+from headrace.bench.report import add_outputs, publish
+from headrace.bench.runs import load_report
 
 __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", default="smollm2")
-    parser.add_argument("--workload", default="W2", choices=sorted(WORKLOADS))
-    parser.add_argument("--requests", type=int)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--platform")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("model", nargs="?", default="smollm2", help="a directory, a .gguf file or a catalogue name")
+    add_load_options(parser, ["W2"])
+    add_engine_options(parser)
+    add_outputs(parser, "headrace, in process")
 
 
 def run(args: argparse.Namespace) -> int:
-    prompts = build(WORKLOADS[args.workload], load_encoder(args.model), args.seed, args.requests)
-    slots = WORKLOADS[args.workload].concurrency
-    with LLM(args.model, dtype=args.dtype, threads=args.threads, platform=args.platform, max_num_seqs=slots) as llm:
-        params = [SamplingParams(max_tokens=p.max_tokens, temperature=0.0, ignore_eos=True) for p in prompts]
-        start = time.perf_counter()
-        answers = llm.generate([list(p.token_ids) for p in prompts], params)
-        wall = time.perf_counter() - start
-        stats = llm.stats()
-    output = sum(len(choice.token_ids) for answer in answers for choice in answer.outputs)
-    found = {
-        "workload": args.workload,
-        "requests": len(prompts),
-        "seconds": round(wall, 3),
-        "output_tok_s": round(output / wall, 1),
-        "total_tok_s": round((output + sum(len(p.token_ids) for p in prompts)) / wall, 1),
-        "device_busy": round(stats.device_busy, 3),
-    }
-    print(json.dumps(found) if args.json else "  ".join(f"{name} {value}" for name, value in found.items()))
-    return 0
+    options = engine_options(args)
+    engine, encode = open_engine(args.model, options)
+    try:
+        runs = [
+            run_in_process(
+                engine.core, workload, encode, seed=seed, requests=args.requests, targets=target_seconds(args)
+            )
+            for workload, seed in turns(args)
+        ]
+        known = {"model": args.model, "platform": engine.info.platform, "dtype": engine.info.dtype, **options}
+    finally:
+        engine.close()
+    publish(args, load_report(args.label, runs, known))
+    return 1 if any(one.summary.errors for one in runs) else 0

@@ -1,6 +1,7 @@
 """Perplexity of a text: windows of 512 tokens, each opened by the BOS token where the model has one, the second half of each scored.
 
-That is llama.cpp's way, so the figures compare. In this process, or against any server that returns prompt logprobs (`--url`).
+That is llama.cpp's way, so the figures compare (`--against` prints the ratio to one). In this process, or against any server that
+returns prompt logprobs (`--url`).
 """
 
 from __future__ import annotations
@@ -8,47 +9,72 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from headrace.bench.local_engine import add_engine_options, engine_options
+from headrace.bench.plots import curve
+from headrace.bench.report import Report, Table, add_outputs, facts, publish
 from headrace.engine.catalogue import resolve_model
 from headrace.engine.tokenizer import Tokenizer, load_tokenizer
 from headrace.errors import ConfigError
 from headrace.types import SamplingParams
 
-__all__ = ["Score", "configure", "perplexity", "run", "windows"]
+__all__ = ["Perplexity", "Score", "configure", "perplexity", "run", "windows"]
 
 Score = Callable[[Sequence[int]], Sequence["float | None"]]
 """Log probability of each token of a window given those before it; the first is None."""
 
 
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """`error` is the standard error of the mean, carried through the exponential; `running` the value after each window."""
+
+    value: float
+    error: float
+    tokens: int
+    running: tuple[float, ...]
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a directory, a .gguf file or a catalogue name; with --url: the tokenizer's")
     parser.add_argument("file", type=Path, help="UTF-8 text")
-    parser.add_argument("--window", type=int, default=512)
-    parser.add_argument("--windows", type=int, help="at most so many")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--window", type=int, default=512, metavar="TOKENS")
+    parser.add_argument("--windows", type=int, metavar="N", help="at most so many")
+    parser.add_argument("--against", type=float, metavar="VALUE", help="another engine's perplexity of the same text")
     parser.add_argument("--url", help="score with this server instead")
-    parser.add_argument("--served-model", help="the name that the server knows; default: MODEL")
+    parser.add_argument("--served-model", metavar="NAME", help="the name that the server knows; default: MODEL")
+    parser.add_argument("--api-key", help="of that server")
+    add_engine_options(parser)
+    add_outputs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.window < 4:
+        raise ConfigError(f"--window {args.window}: at least 4 tokens, of which the last is scored")
     tokenizer = load_tokenizer(resolve_model(args.model))
     cut = list(windows(tokenizer, args.file.read_text(encoding="utf-8"), args.window))[: args.windows]
     if not cut:
         raise ConfigError(
             f"{args.file} is shorter than one window of {args.window} tokens: give a longer text or a smaller --window"
         )
+    options = engine_options(args)
+    if args.url and options:
+        name = next(iter(options)).replace("_", "-")
+        raise ConfigError(f"--{name} chooses how this process computes, but --url lets a server do so: leave one out")
     if args.url:
-        value = perplexity(cut, _remote(args.url, args.served_model or args.model))
+        found = perplexity(cut, _remote(args.url, args.served_model or args.model, args.api_key))
     else:
         from headrace.llm import LLM
 
-        with LLM(args.model, dtype=args.dtype, kv_dtype=args.kv_dtype) as llm:
-            value = perplexity(cut, lambda ids: _local(llm, ids))
-    print(f"perplexity {value:.4f} over {len(cut)} windows of {args.window} tokens")
+        with LLM(args.model, **options) as llm:
+            found = perplexity(cut, lambda ids: _local(llm, ids))
+    publish(args, _report(args, found, options))
     return 0
 
 
@@ -61,33 +87,64 @@ def windows(tokenizer: Tokenizer, text: str, size: int) -> Iterator[list[int]]:
         yield window if opens is None else [opens, *window[1:]]
 
 
-def perplexity(cut: Sequence[Sequence[int]], score: Score) -> float:
+def perplexity(cut: Sequence[Sequence[int]], score: Score) -> Perplexity:
     """exp of the mean negative log probability over the second half of every window, less its first token.
 
     llama.cpp scores the tokens that logits of the second half predict, and no logits predict the first of them.
     """
-    total, count = 0.0, 0
+    values: list[float] = []
+    running = []
     for window in cut:
-        scored = score(window)[len(window) // 2 + 1 :]
-        total -= sum(value for value in scored if value is not None)
-        count += len(scored)
-    return math.exp(total / count)
+        values += [-value for value in score(window)[len(window) // 2 + 1 :] if value is not None]
+        running.append(math.exp(statistics.fmean(values)))
+    spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return Perplexity(running[-1], running[-1] * spread, len(values), tuple(running))
 
 
-def _local(llm: object, ids: Sequence[int]) -> list[float | None]:
+def _report(args: argparse.Namespace, found: Perplexity, options: dict[str, Any]) -> Report:
+    columns = ["model", "perplexity", "standard error", "windows", "tokens scored"]
+    row = [args.model, f"{found.value:.4f}", f"{found.error:.4f}", str(len(found.running)), str(found.tokens)]
+    data = {
+        "model": args.model,
+        "perplexity": found.value,
+        "standard_error": found.error,
+        "window": args.window,
+        "tokens_scored": found.tokens,
+        "running": list(found.running),
+    }
+    if args.against:
+        columns += ["against", "ratio"]
+        row += [f"{args.against:.4f}", f"{found.value / args.against:.4f}"]
+        data |= {"against": args.against, "ratio": found.value / args.against}
+    count = len(found.running)
+    ticks = [(at, str(at + 1)) for at in sorted({0, count // 4, count // 2, 3 * count // 4, count - 1})]
+    plot = curve(found.running, ticks, "perplexity of the text up to each window")
+    table = Table(f"windows of {args.window} tokens of {args.file.name}", columns, [row])
+    where = {"endpoint": args.url} if args.url else options
+    return Report(args.label, data, [table], [plot], facts() | {"model": args.model, **where})
+
+
+def _local(llm: Any, ids: Sequence[int]) -> list[float | None]:
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-    answer = llm.generate([list(ids)], params)[0]  # type: ignore[attr-defined]
+    answer = llm.generate([list(ids)], params)[0]
     return [entry.logprob for entry in answer.prompt_logprobs]
 
 
-def _remote(url: str, model: str) -> Score:
+def _remote(url: str, model: str, api_key: str | None) -> Score:
+    headers = {"Content-Type": "application/json"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+
     def score(ids: Sequence[int]) -> list[float | None]:
         body = {"model": model, "prompt": list(ids), "max_tokens": 0, "echo": True, "logprobs": 0, "temperature": 0}
-        request = urllib.request.Request(
-            f"{url.rstrip('/')}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request) as response:
-            found: list[float | None] = json.load(response)["choices"][0]["logprobs"]["token_logprobs"]
+        request = urllib.request.Request(f"{url.rstrip('/')}/v1/completions", json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request) as response:
+                found: list[float | None] = json.load(response)["choices"][0]["logprobs"]["token_logprobs"]
+        except urllib.error.HTTPError as error:
+            raise ConfigError(f"{url} does not score {model!r}: HTTP {error.code} {error.read(300)!r}") from None
+        except (urllib.error.URLError, KeyError, TypeError, IndexError) as error:
+            raise ConfigError(f"{url} gives no prompt logprobs: {type(error).__name__}: {error}") from None
         return found
 
     return score

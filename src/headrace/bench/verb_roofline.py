@@ -4,18 +4,14 @@ model's steps. One row reads every weight once, so it is held to the memory's ba
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from headrace.bench import kernels
 from headrace.bench.limits import Limits, measure_team
-from headrace.bench.roofline_page import COLUMNS, Point, write_page
+from headrace.bench.report import Report, Table, add_outputs, facts, publish
+from headrace.bench.roofline_plot import COLUMNS, Point, roofline
 from headrace.bench.tape import StepProfile, profile_step
 from headrace.config import Config, DeviceConfig, ModelConfig
 from headrace.engine.catalogue import resolve_model
@@ -32,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     kernels.configure(parser)
     parser.add_argument("--model", metavar="MODEL", help="measure the operators of this model's steps too")
     parser.add_argument("--steps", default=_STEPS, help=f"of that model, as tokens:context (default: {_STEPS})")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with a plot")
+    add_outputs(parser, "roofline")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,12 +43,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         team.close()
     profiles = [profile_step(_config(args), *step) for step in steps]
-    if args.json:
-        print(json.dumps(_as_json(limits, found, profiles), indent=1))
-    else:
-        _print(limits, found, profiles)
-    if args.html is not None:
-        write_page(args.html, limits, _points(found, profiles))
+    publish(args, _report(args, limits, found, profiles))
     return 0
 
 
@@ -69,25 +60,17 @@ def _steps(text: str) -> list[tuple[int, int]]:
         raise ConfigError(f"--steps {text!r}: write tokens:context, as 1:128,256:0") from None
 
 
-def _as_json(limits: Limits, found: Sequence[kernels.Measurement], profiles: Sequence[StepProfile]) -> dict[str, Any]:
-    steps = [{key: value for key, value in asdict(one).items() if key != "limits"} for one in profiles]
-    return {"limits": asdict(limits), "kernels": [asdict(one) for one in found], "steps": steps}
-
-
-def _print(limits: Limits, found: Sequence[kernels.Measurement], profiles: Sequence[StepProfile]) -> None:
-    console = Console()
-    console.print(kernels.table(limits, found))
+def _report(
+    args: argparse.Namespace, limits: Limits, found: Sequence[kernels.Measurement], profiles: Sequence[StepProfile]
+) -> Report:
+    tables = [kernels.table(limits, found)]
     if profiles:
-        console.print(_table(_points([], profiles)))
-
-
-def _table(points: Sequence[Point]) -> Table:
-    table = Table(title="operators of the model's steps")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in COLUMNS[:2] else "right", overflow="fold")
-    for point in points:
-        table.add_row(*point.cells())
-    return table
+        rows = [point.cells() for point in _points([], profiles)]
+        tables.append(Table("operators of the model's steps", COLUMNS, rows, words=2))
+    steps = [{key: value for key, value in asdict(one).items() if key != "limits"} for one in profiles]
+    data: dict[str, Any] = {"limits": asdict(limits), "kernels": [asdict(one) for one in found], "steps": steps}
+    known = facts() | {"model": args.model or "none", "threads": args.threads or "all"}
+    return Report(args.label, data, tables, [roofline(limits, _points(found, profiles))], known)
 
 
 def _points(found: Sequence[kernels.Measurement], profiles: Sequence[StepProfile]) -> list[Point]:

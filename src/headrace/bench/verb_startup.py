@@ -16,9 +16,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
-from rich.table import Table
-
+from headrace.bench.plots import Bar, bars
+from headrace.bench.report import Report, Table, add_outputs, facts, publish
 from headrace.errors import EngineDead
 
 __all__ = ["configure", "run"]
@@ -32,8 +31,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds a start may take")
-    parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--options", default="", help='for `headrace serve`, as --options="--threads 1"')
+    add_outputs(parser, "start-up")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,21 +42,27 @@ def run(args: argparse.Namespace) -> int:
     # In turns, so that what else the machine does meets both alike.
     rounds = [{way: _once(args.model, options, args.limit) for way, options in ways.items()} for _ in range(args.runs)]
     found = {way: {part: [one[way][part] for one in rounds] for part in rounds[0][way]} for way in ways}
-    if args.json:
-        print(json.dumps({"model": args.model, "seconds": found}, indent=1))
-    else:
-        Console().print(_table(args.model, found))
+    publish(args, _report(args, found))
     return 0
 
 
-def _table(model: str, found: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
-    table = Table(title=f"start-up of {model}, seconds from the start of the process")
-    for column in ("packed weights kept", "until", "min", "median", "max"):
-        table.add_column(column, justify="right" if column in ("min", "median", "max") else "left")
-    for way, parts in found.items():
-        for part, values in parts.items():
-            table.add_row(way, part, *(f"{f(values):.3f}" for f in (min, statistics.median, max)))
-    return table
+def _report(args: argparse.Namespace, found: Mapping[str, Mapping[str, Sequence[float]]]) -> Report:
+    lines = [(way, part, values) for way, parts in found.items() for part, values in parts.items()]
+    rows = [(way, part, *(f"{f(values):.3f}" for f in (min, statistics.median, max))) for way, part, values in lines]
+    drawn = [
+        Bar(f"{way}: {part}", statistics.median(values), (min(values), max(values))) for way, part, values in lines
+    ]
+    columns = ("packed weights kept", "until", "min", "median", "max")
+    table = Table(f"start-up of {args.model}, seconds from the start of the process", columns, rows, words=2)
+    ratios = {
+        part: statistics.median(found["without"][part]) / statistics.median(values)
+        for part, values in found["with"].items()
+    }
+    shown = [(part, f"{ratio:.2f}") for part, ratio in ratios.items()]
+    gain = Table("what kept weights save: without over with, medians", ("until", "ratio"), shown)
+    plot = bars(drawn, f"seconds, median with the shortest and the longest of {args.runs}")
+    data = {"model": args.model, "seconds": found, "ratios": ratios}
+    return Report(args.label, data, [table, gain], [plot], facts() | {"model": args.model, "options": args.options})
 
 
 def _once(model: str, options: Sequence[str], limit: float, linger: float = 0.0) -> dict[str, float]:

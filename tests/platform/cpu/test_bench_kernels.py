@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import argparse
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from headrace.bench import kernels as bench
+from headrace.bench.limits import measure_team
 from headrace.errors import ConfigError
 from headrace.platforms.cpu import native
 from headrace.platforms.cpu.native_team import Team
@@ -22,7 +23,7 @@ def team() -> Iterator[Team]:
 
 
 def test_limits_are_plausible(team: Team) -> None:
-    limits = bench.measure_team(team, cold=1 << 20)
+    limits = measure_team(team, cold=1 << 20)
     assert limits.read > 1e8
     assert limits.float32 > 1e8
     assert all(limits.arithmetic(kind) > 1e8 for kind in ("bfloat16", "int8"))
@@ -42,16 +43,16 @@ def test_every_format_is_measured(team: Team, name: str) -> None:
             assert found.share >= found.bytes_per_second / limits.read
 
 
-def test_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "measure_team", lambda team: bench.Limits(1e9, 1e9, 1e9, 1e9))
-    options = ["--formats", "q4_0", "--rows", "1,3", "--shape", "16x64", "--threads", "1"]
-    assert bench.main([*options, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert [entry["rows"] for entry in report["kernels"]] == [1, 3]
-    assert bench.main(options) == 0
-    assert "q4_0" in capsys.readouterr().out
+def test_a_row_each(team: Team) -> None:
+    limits = bench.Limits(1e9, 1e9, 1e9, 1e9)
+    made = bench.table(limits, [bench.measure(team, "q4_0", rows, (16, 64), limits, cold=1 << 16) for rows in (1, 3)])
+    assert made.title.startswith("read 1.0 GB/s; float32 1,")
+    assert [row[:3] for row in made.rows] == [("q4_0", "16x64", "1"), ("q4_0", "16x64", "3")]
 
 
 def test_unknown_formats_are_refused() -> None:
+    parser = argparse.ArgumentParser()
+    bench.configure(parser)
+    assert bench.chosen(parser.parse_args(["--formats", "all"])) == (list(bench.FORMATS), (3072, 1536))
     with pytest.raises(ConfigError, match="'q9'"):
-        bench.main(["--formats", "q9"])
+        bench.chosen(parser.parse_args(["--formats", "q9"]))

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.bench.cli import main
-from headrace.bench.verb_compare import compare
+from headrace.bench.records import Figures, read_report
+from headrace.bench.verb_compare import Ratio
+from headrace.bench.verb_compare import compare as compare_measured
 from headrace.errors import ConfigError
 
 
@@ -31,22 +33,29 @@ def report(label: str, *runs: tuple[str, int, float, float], errors: int = 0) ->
     }  # fmt: skip
 
 
-def test_above_one_is_better_for_rates_and_for_times() -> None:
+def compare(tmp_path: Path, *reports: dict[str, Any]) -> list[Ratio]:
+    """By way of files."""
+    for name, data in zip(("ours", "theirs"), reports, strict=True):
+        (tmp_path / name).write_text(json.dumps(data))
+    return compare_measured(read_report(tmp_path / "ours"), read_report(tmp_path / "theirs"))
+
+
+def test_above_one_is_better_for_rates_and_for_times(tmp_path: Path) -> None:
     ours = report("ours", ("mixed", 0, 200.0, 50.0), ("mixed", 1, 300.0, 40.0), ("single", 0, 9.0, 9.0))
     theirs = report("theirs", ("mixed", 0, 100.0, 100.0), ("mixed", 1, 100.0, 200.0), ("mixed", 2, 1.0, 1.0))
-    rate, first, between = compare(ours, theirs)
+    rate, first, between = compare(tmp_path, ours, theirs)
     assert (rate.workload, rate.metric, rate.pairs) == ("mixed", "out tok/s", 2)
     assert (rate.ours, rate.theirs, rate.median, rate.lowest, rate.highest) == (250.0, 100.0, 2.5, 2.0, 3.0)
     assert (first.median, first.lowest, first.highest) == (3.5, 2.0, 5.0)
     assert between.median == pytest.approx(2.5)
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     ours = report("ours", ("mixed", 0, 200.0, 50.0))
     with pytest.raises(ConfigError, match="no run in common"):
-        compare(ours, report("theirs", ("mixed", 1, 100.0, 100.0)))
+        compare(tmp_path, ours, report("theirs", ("mixed", 1, 100.0, 100.0)))
     with pytest.raises(ConfigError, match="3 requests of mixed failed"):
-        compare(ours, report("theirs", ("mixed", 0, 100.0, 100.0), errors=3))
+        compare(tmp_path, ours, report("theirs", ("mixed", 0, 100.0, 100.0), errors=3))
 
 
 def test_reports_are_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,3 +68,62 @@ def test_reports_are_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     (tmp_path / "broken").write_text("[]")
     with pytest.raises(ConfigError, match="bench serve --json"):
         main(["compare", str(tmp_path / "broken"), str(tmp_path / "ours")])
+    with pytest.raises(ConfigError, match="nowhere"):
+        main(["compare", str(tmp_path / "nowhere"), str(tmp_path / "ours")])
+
+
+def with_memory(data: dict[str, Any], peak: int) -> dict[str, Any]:
+    for run in data["runs"]:
+        run["usage"] = {"peak_rss_bytes": peak}
+    return data
+
+
+def test_memory_is_compared_where_both_know_it(tmp_path: Path) -> None:
+    ours = with_memory(report("ours", ("mixed", 0, 200.0, 50.0)), 2_000_000)
+    theirs = report("theirs", ("mixed", 0, 100.0, 50.0))
+    assert [one.metric for one in compare(tmp_path, ours, theirs)] == ["out tok/s", "TTFT p50 ms", "TPOT p50 ms"]
+    peak = compare(tmp_path, ours, with_memory(theirs, 6_000_000))[3]
+    assert (peak.metric, peak.ours, peak.theirs, peak.median) == ("peak MB", 2.0, 6.0, 3.0)
+
+
+LINE = {
+    "engine": "other", "workload": "mixed", "concurrency": 16, "seed": 0, "n": 64, "errors": 0, "out_tok_s": 100.0,
+    "ttft_ms": {"p50": 60.0, "p99": 90.0, "mean": 61.0}, "tpot_ms": {"p50": 4.0, "p99": 5.0, "mean": 4.1},
+    "rss": {"cur_mib": 1, "peak_mib": 3}, "props": {},
+}  # fmt: skip
+
+
+def lines(tmp_path: Path, *entries: dict[str, Any]) -> Path:
+    path = tmp_path / "lines"
+    path.write_text("".join(json.dumps(LINE | entry) + "\n" for entry in entries))
+    return path
+
+
+def test_lines_of_a_harness_are_a_report(tmp_path: Path) -> None:
+    found = read_report(lines(tmp_path, {}, {"seed": 1, "tpot_ms": {"p50": None}, "rss": None}, {"out_tok_s": 90.0}))
+    assert found.label == "other"
+    assert found.runs == {
+        ("mixed", 0): Figures(90.0, 60.0, 4.0, 3 << 20),
+        ("mixed", 1): Figures(100.0, 60.0, None, None),
+    }
+    alone = read_report(lines(tmp_path, {}))
+    assert list(alone.runs) == [("mixed", 0)]
+    (tmp_path / "ours").write_text(json.dumps(report("ours", ("mixed", 0, 200.0, 30.0))))
+    page = tmp_path / "page"
+    assert main(["compare", str(tmp_path / "ours"), str(tmp_path / "lines"), "--html", str(page)]) == 0
+    assert "other" in page.read_text()
+    assert page.read_text().count("<svg") == 3, "a plot a metric that both have"
+
+
+@pytest.mark.parametrize(
+    ("entries", "complaint"),
+    [
+        ([{"errors": 2, "first_error": "late"}], "2 requests of mixed failed .late."),
+        ([{}, {"engine": "third"}], "lines of other and of third"),
+        ([{"seed": "first"}], "no report of runs"),
+        ([], "no report of runs"),
+    ],
+)
+def test_lines_that_cannot_be_used(tmp_path: Path, entries: list[dict[str, Any]], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        read_report(lines(tmp_path, *entries))

@@ -12,8 +12,9 @@ from aiohttp import web
 from rich.console import Console
 
 from headrace.bench.measure import Row, percentile, summarize
-from headrace.bench.report import as_json, print_table, write_html
-from headrace.bench.serve import Run, Target, run_load
+from headrace.bench.report import as_json, print_report, write_html
+from headrace.bench.runs import Run, load_report
+from headrace.bench.serve import Target, run_load
 from headrace.bench.workloads import WORKLOADS, Workload, build
 from headrace.errors import ConfigError
 
@@ -45,6 +46,20 @@ def test_percentiles_interpolate() -> None:
     assert percentile([3.0], 99) == 3.0
     assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.5
     assert percentile([4.0, 1.0, 2.0], 100) == 4.0
+
+
+def test_a_request_is_timed_from_its_start_to_its_last_piece() -> None:
+    row = Row(10, 100.0, output_tokens=5)
+    for now in (100.5, 100.7, 101.1):
+        row.piece(now)
+    row.close(101.5)
+    assert row.ttft == 0.5
+    assert row.gaps == pytest.approx([0.2, 0.4])
+    assert row.tpot == pytest.approx(0.6 / 4)
+    assert row.e2e == 1.5
+    nothing = Row(10, 100.0)
+    nothing.close(103.0)
+    assert (nothing.ttft, nothing.tpot, nothing.e2e) == (None, None, 3.0)
 
 
 def test_summary_counts_errors_short_answers_and_goodput() -> None:
@@ -101,15 +116,21 @@ def test_a_load_run_and_its_three_reports(tmp_path: Path) -> None:
     assert (run.summary.errors, run.summary.short, run.summary.requests) == (0, 0, 6)
     assert run.summary.output_tokens == sum(p.max_tokens for p in build(SMALL, encode))
     assert run.summary.cached_tokens == 6
-    text = io.StringIO()
-    print_table("label", [run], Console(file=text, width=200))
-    assert "small (0)" in text.getvalue()
-    assert as_json("label", [run], {"cores": 2})["runs"][0]["summary"]["requests"] == 6
-    write_html(tmp_path / "report.html", "a <label>", [run], {"cores": 2})
+    assert run.usage["client_cpu_s"] > 0
+    report = load_report("label", [run], {"endpoint": "there"})
+    said = io.StringIO()
+    print_report(report, Console(file=said, width=200))
+    assert "small (0)" in said.getvalue()
+    assert "75%" in said.getvalue()
+    found = as_json(report)
+    assert found["runs"][0]["summary"]["requests"] == 6
+    assert found["runs"][0]["wastes_from"] == "gauges"
+    assert "sliding window" in found["notes"][0]
+    assert found["facts"]["endpoint"] == "there"
+    write_html(tmp_path / "report.html", report)
     page = (tmp_path / "report.html").read_text()
-    assert "a &lt;label&gt;" in page
     assert page.count("<svg") == 2
-    assert "http" not in page.replace("http-equiv", "")
+    assert "http" not in page
 
 
 def test_an_endpoint_that_is_not_there_is_named() -> None:

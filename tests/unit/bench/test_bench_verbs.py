@@ -12,7 +12,10 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit) as ended:
         main([verb, "--help"])
     assert ended.value.code == 0
-    assert f"headrace bench {verb}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"headrace bench {verb}" in said
+    assert "--json FILE" in said
+    assert "--html FILE" in said
 
 
 def test_an_unknown_verb_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 
 import pytest
 
@@ -20,10 +22,13 @@ def test_figures_are_positive() -> None:
         assert figure.per_step > 0
 
 
-def test_the_verb_prints_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_reports_a_row_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     configure(parser)
-    assert run(parser.parse_args(["--steps", "4", "--waiting", "30"])) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
-    assert all("µs/sequence/step" in line for line in lines)
+    out, page = tmp_path / "figures", tmp_path / "page"
+    options = ["--steps", "4", "--waiting", "30", "--json", str(out), "--html", str(page)]
+    assert run(parser.parse_args(options)) == 0
+    assert "µs/sequence/step" in capsys.readouterr().out
+    names = [one["name"] for one in json.loads(out.read_text())["figures"]]
+    assert names == ["decode, 16 running", "decode, 64 running", "30 waiting, 64 slots"]
+    assert page.read_text().count("<rect") == 3

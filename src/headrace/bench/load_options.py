@@ -1,0 +1,52 @@
+"""What `bench serve` and `bench offline` let a user choose of the load."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from headrace.bench.workloads import WORKLOADS, Workload
+from headrace.engine.catalogue import resolve_model
+from headrace.engine.tokenizer import load_tokenizer
+from headrace.errors import ConfigError
+
+__all__ = ["add_load_options", "load_encoder", "target_seconds", "turns"]
+
+
+def add_load_options(parser: argparse.ArgumentParser, workloads: Sequence[str]) -> None:
+    """`workloads` are those that run where the user names none."""
+    add = parser.add_argument_group("load").add_argument
+    add("--workload", nargs="+", default=list(workloads), choices=sorted(WORKLOADS), metavar="W1..W4")
+    add("--requests", type=int, metavar="N", help="in place of the workload's own number")
+    add("--concurrency", type=int, metavar="N", help="requests at a time, in place of the workload's own number")
+    add("--seed", type=int, default=0)
+    add("--repeat", type=int, default=1, metavar="N", help="runs of each workload, with seeds counted up")
+    add("--ttft-target", type=float, metavar="MS", help="with --tpot-target it defines goodput")
+    add("--tpot-target", type=float, metavar="MS")
+
+
+def turns(args: argparse.Namespace) -> Iterator[tuple[Workload, int]]:
+    """Workload and seed of each run. Raises ConfigError for counts below 1."""
+    for name in ("concurrency", "requests", "repeat"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name} {value}: at least 1")
+    for name in args.workload:
+        workload = WORKLOADS[name]
+        if args.concurrency:
+            workload = replace(workload, concurrency=args.concurrency)
+        for turn in range(args.repeat):
+            yield workload, args.seed + turn
+
+
+def target_seconds(args: argparse.Namespace) -> tuple[float | None, float | None]:
+    """Of the time to the first token, and between tokens."""
+    first, between = (None if ms is None else ms / 1e3 for ms in (args.ttft_target, args.tpot_target))
+    return first, between
+
+
+def load_encoder(source: str) -> Callable[[str], Sequence[int]]:
+    """The `encode` of a model's tokenizer, without special tokens."""
+    tokenizer = load_tokenizer(resolve_model(source))
+    return lambda text: tokenizer.encode(text, add_special_tokens=False)

@@ -1,0 +1,76 @@
+"""The three wastes of a run and what its host's work cost, from an engine's sums before and after it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+
+from headrace.engine.api import EngineStats
+
+__all__ = ["WASTES", "Sums", "between", "gauges", "parse", "sums_of_page", "sums_of_stats"]
+
+WASTES = ("device_busy", "slot_occupancy", "kv_utilization")
+_PAGE = (
+    "device_busy_seconds_total", "slot_share_sum", "slot_share_count", "kv_share_sum", "kv_share_count",
+    'host_cpu_seconds_total{part="engine"}', 'host_cpu_seconds_total{part="server"}',
+)  # fmt: skip
+"""How /metrics calls the fields of `Sums`, less a prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Since the engine's start, in seconds and in shares summed over steps and looks."""
+
+    busy_seconds: float
+    slot_shares: float
+    steps: float
+    kv_shares: float
+    kv_looks: float
+    engine_seconds: float
+    server_seconds: float = 0.0
+
+
+def parse(page: str) -> dict[str, float]:
+    """Samples of a page in Prometheus's text form, by name and labels."""
+    found = re.findall(r"^([^#\s{]+(?:\{[^\n]*\})?) ([^\s]+)", page, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def sums_of_page(samples: Mapping[str, float]) -> Sums | None:
+    """None for a server that doesn't tell them all."""
+    values = [samples.get(f"headrace_{name}") for name in _PAGE]
+    known = [value for value in values if value is not None]
+    return Sums(*known) if len(known) == len(values) else None
+
+
+def sums_of_stats(stats: EngineStats) -> Sums:
+    """Of an engine in this process."""
+    totals = stats.totals
+    return Sums(
+        totals.busy_seconds,
+        totals.slot_shares,
+        stats.steps,
+        totals.kv_shares,
+        totals.kv_looks,
+        totals.host_seconds,
+    )
+
+
+def gauges(samples: Mapping[str, float]) -> dict[str, float]:
+    """The wastes as the server's own sliding window has them."""
+    return {name: samples[f"headrace_{name}"] for name in WASTES if f"headrace_{name}" in samples}
+
+
+def between(before: Sums, after: Sums, wall: float) -> tuple[dict[str, float], dict[str, float]]:
+    """(wastes, processor seconds of the host's work) of the `wall` seconds between two readings; both empty where the engine was
+    started anew between them."""
+    grown = Sums(*(b - a for a, b in zip(astuple(before), astuple(after), strict=True)))
+    if grown.steps < 0 or grown.busy_seconds < 0:
+        return {}, {}
+    wastes = {"device_busy": min(1.0, grown.busy_seconds / wall)}
+    if grown.steps:
+        wastes["slot_occupancy"] = grown.slot_shares / grown.steps
+    if grown.kv_looks:
+        wastes["kv_utilization"] = grown.kv_shares / grown.kv_looks
+    return wastes, {"engine_host_s": grown.engine_seconds, "server_host_s": grown.server_seconds}

@@ -1,0 +1,83 @@
+"""What a server tells of itself over a run, on its page for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from headrace.bench.wastes import Sums, between, gauges, parse, sums_of_page
+
+__all__ = ["Told", "Watch"]
+
+_INTERVAL = 0.5
+_MEMORY = "process_resident_memory_bytes"
+
+
+@dataclass(slots=True)
+class Told:
+    """As `Run` holds it."""
+
+    wastes: dict[str, float] = field(default_factory=dict)
+    source: str | None = None
+    usage: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class Watch:
+    """Reads the page before and after a run. Where it has no sums its gauges are sampled twice a second, and so is the memory where
+    `memory` is wanted; a server without such a page is left alone."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, memory: bool) -> None:
+        self._session, self._url, self._memory = session, url, memory
+        self._before: Sums | None = None
+        self._samples: list[dict[str, float]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        page = await self._read()
+        self._before = sums_of_page(page)
+        if (self._before is None and gauges(page)) or (self._memory and _MEMORY in page):
+            self._task = asyncio.create_task(self._sample())
+
+    async def end(self, wall: float) -> Told:
+        """Of the `wall` seconds since `start`."""
+        if self._task is not None:
+            self._task.cancel()
+        page = await self._read()
+        self._samples.append(page)
+        told = Told()
+        after = sums_of_page(page)
+        if self._before is not None and after is not None:
+            told.wastes, told.usage = between(self._before, after, wall)
+            if told.wastes:
+                told.source = "counters"
+            else:
+                told.notes.append("wastes: unknown, since the engine was started anew during the run")
+        elif gauges(page):
+            self._means(told)
+        if self._memory and _MEMORY in page:
+            told.usage["peak_rss_bytes"] = max(sample.get(_MEMORY, 0.0) for sample in self._samples)
+            told.notes.append("memory: of the one process that answers, as it tells itself")
+        return told
+
+    def _means(self, told: Told) -> None:
+        found = [gauges(sample) for sample in self._samples]
+        for name in found[-1]:
+            values = [sample[name] for sample in found if name in sample]
+            told.wastes[name] = sum(values) / len(values)
+        told.source = "gauges"
+        told.notes.append("wastes: means of the server's sliding window, in which time before the run counts too")
+
+    async def _sample(self) -> None:
+        while True:
+            await asyncio.sleep(_INTERVAL)
+            self._samples.append(await self._read())
+
+    async def _read(self) -> dict[str, float]:
+        try:
+            async with self._session.get(f"{self._url}/metrics") as response:
+                return parse(await response.text()) if response.status == 200 else {}
+        except (aiohttp.ClientError, asyncio.TimeoutError, ValueError):
+            return {}
