@@ -86,6 +86,8 @@ class DeviceConfig(Frozen):
     index: int = Field(default=0, ge=0)
     threads: int | None = Field(default=None, ge=1)
     """Threads of a host platform; None: one a physical core this process may use."""
+    options: dict[str, int | str] = {}
+    """A platform's own options, as `Platform.open` takes them; unknown ones are an error."""
 
 
 class ParallelConfig(Frozen):

@@ -35,6 +35,7 @@ class Options(TypedDict, total=False):
     platform: str | None
     device_index: int
     threads: int | None
+    device_options: dict[str, int | str]
     tensor_parallel_size: int
     dtype: str
     quantize: str | None
@@ -254,7 +255,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     "model": ("dtype", "quantize", "max_model_len", "chat_template", "packed_cache"),
     "cache": ("block_size", "kv_dtype", "kv_memory", "num_blocks", "prefix_caching"),
     "scheduler": ("max_num_seqs", "max_num_batched_tokens", "max_waiting"),
-    "device": ("platform", "device_index", "threads"),
+    "device": ("platform", "device_index", "threads", "device_options"),
     "parallel": ("tensor_parallel_size",),
 }
 
@@ -266,8 +267,9 @@ def _config(model: str, options: Options) -> Config:
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(sorted(known))}")
     part = {section: {n: options[n] for n in names if n in options} for section, names in _SECTIONS.items()}  # type: ignore[literal-required]
-    if "device_index" in part["device"]:
-        part["device"]["index"] = part["device"].pop("device_index")
+    for name in ("index", "options"):
+        if f"device_{name}" in part["device"]:
+            part["device"][name] = part["device"].pop(f"device_{name}")
     try:
         return Config(
             model=ModelConfig(model=model, **part["model"]),

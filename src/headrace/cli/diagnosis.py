@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform as python_platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ _FEATURES = (
 _LITTLE_MEMORY = 1 << 30
 
 
-def diagnose(platform: str | None = None, plugins: PluginSet | None = None) -> dict[str, Any]:
-    """Plain data, for JSON. Never raises a HeadraceError: what fails is a fact and has its remedy."""
+def diagnose(
+    platform: str | None = None, plugins: PluginSet | None = None, options: Mapping[str, int | str] | None = None
+) -> dict[str, Any]:
+    """Plain data, for JSON. `options`: what the platform's device is opened with. Never raises a HeadraceError: what fails is a
+    fact and has its remedy."""
     found = discover() if plugins is None else plugins
     remedies: list[str] = [f"{failure}: repair or uninstall it" for failure in found.failures]
     chosen = _chosen(found, platform, remedies)
@@ -45,7 +49,7 @@ def diagnose(platform: str | None = None, plugins: PluginSet | None = None) -> d
         ],
         "platforms": platform_facts(found, chosen, remedies),
         "native": _native(remedies),
-        "operators": None if chosen is None else operator_facts(chosen, remedies),
+        "operators": None if chosen is None else operator_facts(chosen, remedies, options or {}),
         "remedies": remedies,
     }
     report["usable"] = report["operators"] is not None

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from headrace.cli.options import add_device_option
 from headrace.cli.tape import add_tape_options, show_tape
 
 __all__ = ["configure", "render", "run"]
@@ -15,6 +16,7 @@ __all__ = ["configure", "render", "run"]
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--platform", metavar="NAME", help="look at the operators of this platform (default: the best)")
+    add_device_option(parser, {})
     add_tape_options(parser)
 
 
@@ -24,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         return show_tape(args)
     from headrace.cli.diagnosis import diagnose
 
-    report = diagnose(args.platform)
+    report = diagnose(args.platform, options=args.device_options)
     print(json.dumps(report, indent=2) if args.json else "\n".join(render(report)))
     return 0 if report["usable"] else 1
 

@@ -51,10 +51,12 @@ def _remedy(probe: Probe) -> str:
     return probe.reason.rpartition(": ")[2] if ": " in probe.reason else f"see its plugin, {probe.plugin.distribution}"
 
 
-def operator_facts(platform: Platform, remedies: list[str]) -> dict[str, Any] | None:
+def operator_facts(
+    platform: Platform, remedies: list[str], options: Mapping[str, int | str] | None = None
+) -> dict[str, Any] | None:
     """Opens the platform's first device; None where that fails."""
     try:
-        device = platform.open(0, {})
+        device = platform.open(0, options or {})
         try:
             bound, extras = binding(device), _extras(device)
         finally:

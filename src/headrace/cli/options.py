@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headrace.config import Config
 
 __all__ = [
+    "add_device_option",
     "add_engine_options",
     "add_sampling_options",
     "add_server_options",
@@ -27,7 +28,7 @@ __all__ = [
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _ENGINE = (
     "dtype quantize max_model_len chat_template packed_cache block_size kv_dtype kv_memory prefix_caching max_num_seqs "
-    "max_num_batched_tokens max_waiting platform device_index threads tensor_parallel_size"
+    "max_num_batched_tokens max_waiting platform device_index device_options threads tensor_parallel_size"
 ).split()
 _SECTIONS = {
     "model": "dtype quantize max_model_len chat_template packed_cache",
@@ -53,6 +54,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--platform", default=argparse.SUPPRESS, help="the platform to use (default: the best here, see doctor)")
     add("--device-index", type=int, default=argparse.SUPPRESS, metavar="N", help="which of its devices (default: 0)")
+    add_device_option(group, argparse.SUPPRESS)
     add("--threads", type=int, default=argparse.SUPPRESS, metavar="N", help="on a host platform (default: one a core)")
     add(
         "--tensor-parallel-size",
@@ -81,6 +83,25 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--packed-cache", type=parse_size, default=argparse.SUPPRESS, metavar="SIZE", help="for packed weights; 0: none"
     )
     add("--chat-template", default=argparse.SUPPRESS, metavar="FILE", help="in place of the checkpoint's own")
+
+
+def add_device_option(group: argparse._ActionsContainer, default: object) -> None:
+    """`--device-option NAME=VALUE`, any number of times, as a dictionary."""
+    text = "an option of the platform itself; may be given again"
+    group.add_argument(
+        "--device-option", dest="device_options", action=_Pairs, default=default, metavar="NAME=VALUE", help=text
+    )
+
+
+class _Pairs(argparse.Action):
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _: Any = None
+    ) -> None:
+        name, equals, value = str(values).partition("=")
+        if not equals:
+            raise argparse.ArgumentError(self, f"{values!r}: write NAME=VALUE")
+        known = dict(getattr(namespace, self.dest, None) or {})
+        setattr(namespace, self.dest, {**known, name: int(value) if value.lstrip("-").isdigit() else value})
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
@@ -124,8 +145,9 @@ def build_config(args: argparse.Namespace) -> Config:
 
     given = {k: {n: getattr(args, n) for n in names.split() if hasattr(args, n)} for k, names in _SECTIONS.items()}
     given["model"]["model"] = args.model
-    if hasattr(args, "device_index"):
-        given["device"]["index"] = args.device_index
+    for name in ("index", "options"):
+        if hasattr(args, f"device_{name}"):
+            given["device"][name] = getattr(args, f"device_{name}")
     key = read_environment().api_key
     if key is not None:
         given["server"].setdefault("api_key", key)

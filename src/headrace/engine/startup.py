@@ -89,7 +89,7 @@ def build_engine(config: Config, progress: Progress) -> BuiltEngine:
 
 def wishes(config: Config) -> dict[str, Any]:
     """The user's own wishes, as options of `Platform.open`."""
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = dict(config.device.options)
     if config.device.threads is not None:
         given["threads"] = config.device.threads
     if config.model.dtype != "auto":

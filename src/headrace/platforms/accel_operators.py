@@ -1,9 +1,8 @@
-"""The Triton operators for a device, and vendors' libraries that are installed beside it."""
+"""The Triton operators for a device."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +12,7 @@ from headrace.kernels.weight import Weight
 from headrace.platforms.accel_options import Options
 from headrace.types import Capabilities
 
-__all__ = ["Operators", "Source", "missing_operators", "provider_versions", "triton_operators"]
+__all__ = ["Operators", "Source", "missing_operators", "triton_operators"]
 
 Operators = Mapping[str, Callable[..., Any]]
 Source = Callable[[Capabilities, Options], tuple[Operators, str]]
@@ -65,20 +64,8 @@ def missing_operators(table: Operators) -> list[str]:
     return [spec.name for spec in OPS if spec.name not in table]
 
 
-def provider_versions(distributions: Mapping[str, str]) -> dict[str, str]:
-    """Provider → its version, or that it is not installed. Imports none of them."""
-    return {name: _version(distribution) for name, distribution in distributions.items()}
-
-
 def _table(capabilities: Capabilities, options: Options, dtype: str) -> Operators:
     extra = dict(capabilities.extra)
     extra |= {"triton_dtype": dtype, "triton_batch_invariant": bool(options.batch_invariant)}
     table: Operators = importlib.import_module(_TABLE).operators(extra)
     return table
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from headrace.errors import PlatformError
 
-__all__ = ["Options", "read_options"]
+__all__ = ["TRITON", "Options", "read_options"]
 
+TRITON = "triton"
 _REFUSED = {"threads": "the work runs on the device; leave it out"}
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -24,14 +25,19 @@ class Options:
     """Steps of up to so many tokens are captured and replayed; larger ones keep the device busy without. 0: none."""
     batch_invariant: bool = True
     """One tile size for every batch: a row's bits don't depend on its company."""
+    operators: str = TRITON
+    """Whose form of an operator comes first: Triton's, or that of a library of the platform's `providers`, where it has one."""
     rank: int = 0
     world_size: int = 1
     rendezvous: str = ""
     """Where the ranks meet: `tcp://host:port` or `file:///path`."""
 
 
-def read_options(platform: str, given: Mapping[str, Any], defaults: Options = Options()) -> Options:
-    """Raises PlatformError that names the platform, the option and what it may be."""
+def read_options(
+    platform: str, given: Mapping[str, Any], defaults: Options = Options(), providers: Sequence[str] = ()
+) -> Options:
+    """Raises PlatformError that names the platform, the option and what it may be. `providers`: what `operators` may name
+    beside triton."""
     known = [field.name for field in fields(Options)]
     for name in sorted(given):
         if name in _REFUSED:
@@ -41,6 +47,9 @@ def read_options(platform: str, given: Mapping[str, Any], defaults: Options = Op
     options = replace(defaults, **given)
     if options.dtype not in (None, *_DTYPES):
         raise PlatformError(f"{platform}: option dtype is {options.dtype!r}: choose one of {', '.join(_DTYPES)}")
+    if options.operators not in (TRITON, *providers):
+        able = ", ".join((TRITON, *providers))
+        raise PlatformError(f"{platform}: option operators is {options.operators!r}: choose one of {able}")
     if options.batch_invariant not in (0, 1):
         raise PlatformError(f"{platform}: option batch_invariant is {options.batch_invariant!r}: give 0 or 1")
     _count(platform, "graph_tokens", options.graph_tokens, 0)

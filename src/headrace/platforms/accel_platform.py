@@ -36,6 +36,8 @@ class AcceleratorPlatform:
     name: str
     api_version = API_VERSION
     defaults = Options()
+    providers: tuple[str, ...] = ()
+    """Libraries that option `operators` may name: the keys of its devices' `Traits.providers`."""
     discovery: Discovery
     """A module that loads neither torch nor a driver."""
     home: str
@@ -65,7 +67,7 @@ class AcceleratorPlatform:
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
         """Options: the fields of `accel_options.Options`."""
-        wishes = read_options(self.name, options, self.defaults)
+        wishes = read_options(self.name, options, self.defaults, self.providers)
         score, reason = self.probe()
         if not score:
             raise PlatformError(f"{self.name}: device {index} cannot be opened: {reason}")

@@ -22,8 +22,9 @@ from headrace.kernels.spec import OpSpec
 from headrace.platforms.accel_copies import Copies, EventPending
 from headrace.platforms.accel_faults import Faults, first_line
 from headrace.platforms.accel_graphs import GraphStep
-from headrace.platforms.accel_operators import Source, missing_operators, provider_versions, triton_operators
-from headrace.platforms.accel_options import Options
+from headrace.platforms.accel_operators import Source, missing_operators, triton_operators
+from headrace.platforms.accel_options import TRITON, Options
+from headrace.platforms.accel_providers import Provider, provided, provider_versions, unprovided
 from headrace.platforms.accel_runtime import Runtime
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
 from headrace.platforms.order import Inline
@@ -44,8 +45,8 @@ class Traits:
     faults: Faults
     backend: str
     """torch.distributed's name for the vendor's collectives."""
-    providers: Mapping[str, str] = field(default_factory=dict)
-    """Optional libraries: name → distribution. Reported, never used unasked."""
+    providers: Mapping[str, Provider] = field(default_factory=dict)
+    """Optional libraries, by the name that option `operators` gives them. Reported, never used unasked."""
 
 
 class AcceleratorDevice(TorchDevice):
@@ -65,8 +66,13 @@ class AcceleratorDevice(TorchDevice):
         if options.dtype is not None and options.dtype not in capabilities.dtypes:
             able = ", ".join(sorted(capabilities.dtypes - {"quantized"}))
             raise PlatformError(f"{device}: option dtype is {options.dtype!r}, but this device computes in {able}")
-        self._operators, self._why = source(capabilities, options)
-        self._missing = missing_operators(self._operators)
+        table, self._why = source(capabilities, options)
+        self._chosen = (
+            unprovided(table)
+            if options.operators == TRITON
+            else provided(traits.providers[options.operators], table, device)
+        )
+        self._missing = missing_operators(self._chosen.operators)
         self._world = World(options.rank, options.world_size, options.rendezvous)
         self._uncaptured = self._why_eager()
         super().__init__(device, self._complete(capabilities), queue=Inline())
@@ -122,7 +128,7 @@ class AcceleratorDevice(TorchDevice):
         return StreamExecutable(self, GraphStep(self, step_fn))
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
-        return self._operators.get(spec.name)
+        return self._chosen.operators.get(spec.name)
 
     def communicator(self, group: Sequence[int]) -> Communicator:
         """The vendor's collectives over some ranks of the world that the device was opened in."""
@@ -131,10 +137,10 @@ class AcceleratorDevice(TorchDevice):
         return self._world.communicator(group, self.traits.backend)
 
     def extension(self, name: str) -> object | None:
-        """`op_reasons`: why operators are served by reference. `providers`: optional libraries and their versions. `graphs`:
-        why steps are not captured, empty where they are."""
+        """`op_reasons`: why operators are served by reference, and what a chosen provider serves. `providers`: optional
+        libraries and their versions. `graphs`: why steps are not captured, empty where they are."""
         if name == "op_reasons":
-            return dict.fromkeys(self._missing, self._why)
+            return {**dict.fromkeys(self._missing, self._why), **self._chosen.reasons}
         if name == "providers":
             return provider_versions(self.traits.providers)
         return (self._uncaptured or "") if name == "graphs" else super().extension(name)
@@ -211,13 +217,17 @@ class AcceleratorDevice(TorchDevice):
         return replace(
             capabilities,
             static_shapes=self._uncaptured is None,  # padding serves graphs alone
-            deterministic=bool(self.options.batch_invariant) and not self._missing,
+            quant_formats=frozenset() if "linear" in self._missing else capabilities.quant_formats,
+            # What a vendor's library adds up in which order is its own affair.
+            deterministic=bool(self.options.batch_invariant) and not self._missing and self.options.operators == TRITON,
             collectives=COLLECTIVES if self.options.world_size > 1 else frozenset(),
         )
 
     def _why_eager(self) -> str | None:
         if not self.options.graph_tokens:
             return "option graph_tokens is 0"
+        if self._chosen.eager:
+            return self._chosen.eager
         if not self.runtime.captures:
             return "this build of torch cannot capture a step here"
         if self._missing:

@@ -18,7 +18,7 @@ from fake_machines import VENDORS
 from headrace.errors import DeviceLost, OutOfMemory, PlatformError
 from headrace.kernels.registry import OPS, binding
 from headrace.platforms.accel_faults import Faults, first_line, root_cause
-from headrace.platforms.accel_operators import FollowsTable, missing_operators, provider_versions, triton_operators
+from headrace.platforms.accel_operators import FollowsTable, missing_operators, triton_operators
 from headrace.platforms.accel_options import Options
 from headrace.platforms.accelerator import AcceleratorDevice
 from headrace.platforms.interface import Platform
@@ -285,9 +285,8 @@ def test_a_dtype_that_the_chip_lacks_is_refused(tmp_path: Path) -> None:
         CUDA.open(tmp_path, module=turing)[0].open(0, {"dtype": "bfloat16"})
 
 
-def test_providers_are_reported(device: AcceleratorDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_providers_are_reported(device: AcceleratorDevice) -> None:
     assert device.extension("providers") == {"FlashInfer": "not installed"}
-    assert provider_versions({"numpy": "numpy"}) == {"numpy": np.__version__}
     assert device.extension("graphs") == ""
     assert device.extension("nothing") is None
 

@@ -20,6 +20,7 @@ class CudaPlatform(AcceleratorPlatform):
     """Devices in the order in which the driver numbers them, those hidden by CUDA_VISIBLE_DEVICES left out."""
 
     name = "cuda"
+    providers = ("flashinfer",)
     discovery = discovery
     home = "headrace.platforms.cuda.device"
 

@@ -8,6 +8,7 @@ import torch
 
 from headrace.platforms.accel_faults import Faults
 from headrace.platforms.accel_options import Options
+from headrace.platforms.accel_providers import Provider
 from headrace.platforms.accel_runtime import Runtime
 from headrace.platforms.accelerator import AcceleratorDevice, Traits
 from headrace.platforms.cuda.chips import Properties, capabilities
@@ -26,7 +27,17 @@ TRAITS = Traits(
         memory=("out of memory", "cublas_status_alloc_failed"),
     ),
     backend="nccl",
-    providers={"FlashInfer": "flashinfer-python"},
+    providers={
+        "flashinfer": Provider(
+            title="FlashInfer",
+            distribution="flashinfer-python",
+            module="flashinfer",
+            home="headrace.platforms.cuda.flashinfer_attention",
+            remedy="pip install flashinfer-python",
+            lacks={},
+            eager="FlashInfer plans every step on the host",
+        )
+    },
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ class XpuPlatform(AcceleratorPlatform):
     graph_tokens asks for it: XPU graphs are new in torch."""
 
     name = "xpu"
+    providers = ("ipex",)
     defaults = Options(graph_tokens=0)
     discovery = discovery
     home = "headrace.platforms.xpu.device"

@@ -8,6 +8,7 @@ import torch
 
 from headrace.platforms.accel_faults import Faults
 from headrace.platforms.accel_options import Options
+from headrace.platforms.accel_providers import Provider
 from headrace.platforms.accel_runtime import Runtime
 from headrace.platforms.accelerator import AcceleratorDevice, Traits
 from headrace.platforms.xpu.chips import Properties, capabilities
@@ -23,7 +24,19 @@ TRAITS = Traits(
         ),
     ),
     backend="xccl",
-    providers={"IPEX": "intel-extension-for-pytorch"},
+    providers={
+        "ipex": Provider(
+            title="IPEX",
+            distribution="intel-extension-for-pytorch",
+            module="intel_extension_for_pytorch.llm.functional",
+            home="headrace.platforms.xpu.ipex_operators",
+            remedy="pip install intel-extension-for-pytorch from Intel's index for XPU, in its own torch's version",
+            lacks={
+                "attention": "IPEX's paged attention on XPU wants pages of [token, head], and ours are [head, token]",
+                "rotary_cache": "IPEX rotates, but neither normalises heads nor writes our cache in the same pass",
+            },
+        )
+    },
 )  # fmt: skip
 
 

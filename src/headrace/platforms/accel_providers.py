@@ -1,0 +1,114 @@
+"""Vendors' libraries that may compute some operators in place of Triton, where option `operators` names one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headrace.errors import PlatformError
+from headrace.kernels.registry import OPS
+
+__all__ = ["Chosen", "Provider", "Shared", "provided", "provider_versions", "unprovided"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """One library. Nothing of it is imported before a device is opened with it."""
+
+    title: str
+    distribution: str
+    module: str
+    """What is imported."""
+    home: str
+    """Our module with `operators(library, others, device)`: the operators by name, each a `Shared`."""
+    remedy: str
+    """How to get it."""
+    lacks: Mapping[str, str]
+    """Operators that it has a form of and that stay Triton's nevertheless, with the reason."""
+    eager: str = ""
+    """Why steps with it cannot be captured; empty where they can."""
+
+
+class Shared:
+    """An operator of a library for the calls that fit it, and another's for the rest; the log names each reason once."""
+
+    tag: str
+    fits: str
+    """What it serves, for `doctor`."""
+    rest: str
+    """What it leaves to the other."""
+
+    def __init__(self, name: str, other: Callable[..., Any]) -> None:
+        self._name, self._other = name, other
+        self._told: set[str] = set()
+
+    @property
+    def reason(self) -> str:
+        return f"{self.fits}; by {self._by}: {self.rest}"
+
+    @property
+    def _by(self) -> str:
+        return str(getattr(self._other, "tag", "reference"))
+
+    def _elsewhere(self, why: str) -> Callable[..., Any]:
+        if why not in self._told:
+            self._told.add(why)
+            _log.warning("%s is not computed by %s but by %s: %s", self._name, self.tag, self._by, why)
+        return self._other
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The provider that a device was opened with."""
+
+    operators: Mapping[str, Callable[..., Any]]
+    reasons: Mapping[str, str]
+    eager: str
+
+
+def provided(provider: Provider, table: Mapping[str, Callable[..., Any]], device: torch.device) -> Chosen:
+    """The provider's operators over those of `table`. Raises PlatformError where it is not installed or doesn't load."""
+    try:
+        library = importlib.import_module(provider.module)
+    except Exception as error:
+        raise PlatformError(_why_not(provider, device, error)) from error
+    others = {spec.name: table.get(spec.name) or spec.reference for spec in OPS}
+    own: Mapping[str, Any] = importlib.import_module(provider.home).operators(library, others, device)
+    reasons = {name: operator.reason for name, operator in own.items()}
+    operators: dict[str, Callable[..., Any]] = dict(table)
+    operators.update(own)
+    return Chosen(operators, {**provider.lacks, **reasons}, provider.eager)
+
+
+def unprovided(table: Mapping[str, Callable[..., Any]]) -> Chosen:
+    """The table as it is."""
+    return Chosen(table, {}, "")
+
+
+def provider_versions(providers: Mapping[str, Provider]) -> dict[str, str]:
+    """Title → version and how to ask for it, or that it is not installed. Imports none of them."""
+    return {provider.title: _version(provider, option) for option, provider in providers.items()}
+
+
+def _why_not(provider: Provider, device: torch.device, error: Exception) -> str:
+    asked = f"{device}: option operators asks for {provider.title}, but "
+    if isinstance(error, ModuleNotFoundError) and error.name == provider.module.partition(".")[0]:
+        return f"{asked}{provider.distribution} is not installed: {provider.remedy}, or leave the option out"
+    said = f"{type(error).__name__}: {error}"
+    return f"{asked}{provider.module} cannot be loaded: {said}: repair it ({provider.remedy}), or leave the option out"
+
+
+def _version(provider: Provider, option: str) -> str:
+    try:
+        found = importlib.metadata.version(provider.distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+    return f"{found}; option operators={option} asks for it"

@@ -1,0 +1,175 @@
+"""`attention` by FlashInfer (arXiv:2501.01005), over our cache as it lies.
+
+Its paged wrappers want, beside the queries, the pages of every sequence one after the other: `indptr` [S + 1] (where each
+sequence's begin), `indices` (block ids) and `last_page_len` [S] (keys in the last). Planning reads these on the host, once a step and
+kind of layer; all layers of that kind then run by the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from headrace.kernels.kv import TorchKV
+from headrace.kernels.ops import Batch
+from headrace.platforms.accel_providers import Shared
+
+__all__ = ["FlashInferAttention", "Pages", "operators", "pages_of"]
+
+Tensor = torch.Tensor
+_WORKSPACE = 128 << 20
+"""Bytes, as FlashInfer advises."""
+_HEADS = (64, 128, 256)
+_CORES = (1, 2)
+"""Query heads a KV head for which decoding without tensor cores is the faster way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """A batch as FlashInfer takes it; int32 on the host, `indices` on the device."""
+
+    tokens: int
+    query_start: Tensor
+    indptr: Tensor
+    indices: Tensor
+    last_page_len: Tensor
+
+    @property
+    def decodes(self) -> bool:
+        """Whether every sequence has one query."""
+        return self.tokens == len(self.last_page_len)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What layers must have in common to run by one plan."""
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    scale: float
+    window: int | None
+    soft_cap: float | None
+    dtype: torch.dtype
+
+
+def pages_of(batch: Batch, page_size: int) -> Pages:
+    """Waits for the device: the lengths are read on the host."""
+    tokens, seqs = (int(size) for size in batch.sizes[:2])
+    lengths = torch.cat([batch.query_start[: seqs + 1], batch.context_lens[:seqs]]).cpu()
+    query_start, context = lengths[: seqs + 1], lengths[seqs + 1 :].long()
+    counts = (context + page_size - 1) // page_size
+    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    row = torch.repeat_interleave(torch.arange(seqs), counts)
+    place = torch.stack([row, torch.arange(len(row)) - indptr[row]]).to(batch.block_tables.device)
+    last = context - (counts - 1) * page_size
+    return Pages(tokens, query_start, indptr.int(), batch.block_tables[place[0], place[1]], last.int())
+
+
+class FlashInferAttention(Shared):
+    """A `Shared` operator; one wrapper for decodes and one for the rest, a kind of layer."""
+
+    tag = "flashinfer"
+    fits = "float16 and bfloat16 with heads of 64, 128 or 256"
+    rest = "float32, other heads, int8 and float8 caches, attention sinks, ALiBi slopes"
+
+    def __init__(self, library: Any, other: Callable[..., Any], device: torch.device) -> None:
+        super().__init__("attention", other)
+        self._library = library
+        self._workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
+        self._wrappers: dict[tuple[Kind, bool], Any] = {}
+        self._batch: Batch | None = None
+        self._pages: dict[int, Pages] = {}
+        self._planned: dict[Kind, Any] = {}
+
+    def __call__(
+        self,
+        q: Tensor,
+        batch: Batch,
+        kv: TorchKV,
+        layer: int,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+        sinks: Tensor | None,
+        alibi: Tensor | None,
+    ) -> Tensor:
+        """See `ops.Ops.attention`."""
+        shape = kv.layout.layers[layer]
+        why = _unfit(q, kv, shape.head_dim, sinks, alibi)
+        if why:
+            served: Tensor = self._elsewhere(why)(q, batch, kv, layer, scale, window, soft_cap, sinks, alibi)
+            return served
+        heads = q.shape[1] // shape.head_dim
+        kind = Kind(heads, shape.num_kv_heads, shape.head_dim, kv.layout.block_size, scale, window, soft_cap, q.dtype)
+        pages, wrapper = self._plan(batch, kind)
+        if wrapper is None:
+            return torch.zeros_like(q)
+        queries = q[: pages.tokens].reshape(pages.tokens, heads, shape.head_dim)
+        found: Tensor = wrapper.run(queries, (kv.keys[layer], kv.values[layer])).flatten(1)
+        return functional.pad(found, (0, 0, 0, len(q) - pages.tokens))
+
+    def _plan(self, batch: Batch, kind: Kind) -> tuple[Pages, Any]:
+        """The batch is the same object for all layers of a step, and another one for every step."""
+        if batch is not self._batch:
+            self._batch = batch
+            self._pages.clear()
+            self._planned.clear()
+        pages = self._pages.get(kind.page_size)
+        if pages is None:
+            pages = self._pages[kind.page_size] = pages_of(batch, kind.page_size)
+        if kind not in self._planned:
+            self._planned[kind] = self._planner(pages, kind) if pages.tokens else None
+        return pages, self._planned[kind]
+
+    def _planner(self, pages: Pages, kind: Kind) -> Any:
+        wrapper = self._wrappers.get((kind, pages.decodes)) or self._wrapper(kind, pages.decodes)
+        shared: dict[str, Any] = {
+            "num_qo_heads": kind.num_qo_heads,
+            "num_kv_heads": kind.num_kv_heads,
+            "page_size": kind.page_size,
+            "sm_scale": kind.scale,
+            "window_left": -1 if kind.window is None else kind.window - 1,  # FlashInfer counts keys before the query
+            "logits_soft_cap": kind.soft_cap,
+            "q_data_type": kind.dtype,
+            "kv_data_type": kind.dtype,
+        }
+        if pages.decodes:
+            wrapper.plan(pages.indptr, pages.indices, pages.last_page_len, head_dim=kind.head_dim, **shared)
+        else:
+            paged = (pages.query_start, pages.indptr, pages.indices, pages.last_page_len)
+            wrapper.plan(*paged, head_dim_qk=kind.head_dim, causal=True, **shared)
+        return wrapper
+
+    def _wrapper(self, kind: Kind, decodes: bool) -> Any:
+        if decodes:
+            cores = kind.num_qo_heads // kind.num_kv_heads not in _CORES
+            made = self._library.BatchDecodeWithPagedKVCacheWrapper(self._workspace, "HND", use_tensor_cores=cores)
+        else:
+            made = self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "HND")
+        self._wrappers[kind, decodes] = made
+        return made
+
+
+def operators(
+    library: Any, others: Mapping[str, Callable[..., Any]], device: torch.device
+) -> dict[str, FlashInferAttention]:
+    return {"attention": FlashInferAttention(library, others["attention"], device)}
+
+
+def _unfit(q: Tensor, kv: TorchKV, head_dim: int, sinks: Tensor | None, alibi: Tensor | None) -> str:
+    """Why a call is not for FlashInfer's paged wrappers; empty where it is."""
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        return f"queries are {str(q.dtype).removeprefix('torch.')}, and it computes in 16 bits"
+    if kv.keys[0].dtype != q.dtype:
+        return f"the cache is {kv.layout.dtype} and the queries are {str(q.dtype).removeprefix('torch.')}"
+    if head_dim not in _HEADS:
+        return f"heads have {head_dim} elements, and it has kernels for {', '.join(map(str, _HEADS))}"
+    if sinks is not None:
+        return "the model has attention sinks"
+    return "the model has ALiBi slopes of its own" if alibi is not None else ""

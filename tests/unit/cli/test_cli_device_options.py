@@ -1,0 +1,71 @@
+"""`--device-option`: from the command line and from Python to `Platform.open`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.cli.doctor import configure
+from headrace.cli.facts import operator_facts
+from headrace.cli.options import add_engine_options, build_config, engine_options
+from headrace.engine.startup import wishes
+from headrace.errors import PlatformError
+from headrace.llm import _config
+from headrace.platforms.torch_device import TorchDevice
+from headrace.types import API_VERSION, Capabilities
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="smollm2")
+    add_engine_options(parser)
+    return parser.parse_args(words)
+
+
+def test_what_the_user_gives_is_what_the_platform_gets() -> None:
+    given = parsed("--device-option", "operators=mill", "--device-option", "graph_tokens=-3", "--threads", "2")
+    assert wishes(build_config(given)) == {"operators": "mill", "graph_tokens": -3, "threads": 2}
+    assert engine_options(given)["device_options"] == {"operators": "mill", "graph_tokens": -3}
+    assert wishes(build_config(parsed())) == {}
+
+
+def test_python_gives_the_same() -> None:
+    config = _config("smollm2", {"device_options": {"operators": "mill"}, "device_index": 1})
+    assert (config.device.index, wishes(config)) == (1, {"operators": "mill"})
+
+
+def test_a_name_without_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--device-option", "operators")
+    assert "argument --device-option: 'operators': write NAME=VALUE" in capsys.readouterr().err
+
+
+class Mill:
+    name = "mill"
+    api_version = API_VERSION
+
+    def __init__(self) -> None:
+        self.opened: list[dict[str, Any]] = []
+
+    def open(self, index: int, options: Mapping[str, Any]) -> TorchDevice:
+        self.opened.append(dict(options))
+        if options.get("operators") == "sluice":
+            raise PlatformError("mill: sluice is not installed: open it")
+        return TorchDevice(torch.device("cpu"), Capabilities(frozenset({"float32"}), frozenset({"float32"})))
+
+
+def test_doctor_looks_at_the_device_as_it_would_be_opened() -> None:
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    assert parser.parse_args([]).device_options == {}
+    options = parser.parse_args(["--device-option", "operators=wheel"]).device_options
+    mill, remedies = Mill(), list[str]()
+    assert operator_facts(mill, remedies, options) is not None  # type: ignore[arg-type]
+    assert operator_facts(mill, [], None) is not None  # type: ignore[arg-type]
+    assert operator_facts(mill, remedies, {"operators": "sluice"}) is None  # type: ignore[arg-type]
+    assert mill.opened == [{"operators": "wheel"}, {}, {"operators": "sluice"}]
+    assert remedies[-1] == "mill: mill: sluice is not installed: open it"
