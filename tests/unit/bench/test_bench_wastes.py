@@ -1,0 +1,122 @@
+"""What a run wasted, from what its server tells before and after it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from headrace.bench import watch
+from headrace.bench.wastes import Sums, between, gauges, parse, sums_of_page, sums_of_stats
+from headrace.bench.watch import Told, Watch
+from headrace.engine.api import EngineStats, EngineTotals
+from headrace.server.metrics import Metrics
+from headrace.types import SchedulerStats
+
+SCHEDULER = SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9)
+BEFORE = EngineStats(SCHEDULER, 16, 100, 0.1, 0.2, 0.3, totals=EngineTotals(50.0, 25.0, 30.0, 60, 5.0))
+AFTER = EngineStats(SCHEDULER, 16, 140, 0.4, 0.5, 0.6, totals=EngineTotals(53.0, 45.0, 36.0, 72, 5.5))
+
+
+def page(stats: EngineStats) -> str:
+    """As our server writes it."""
+    metrics = Metrics()
+    metrics.stats = stats
+    return metrics.render().decode()
+
+
+def test_what_was_before_the_run_counts_for_nothing() -> None:
+    wastes, host = between(sums_of_stats(BEFORE), sums_of_stats(AFTER), wall=4.0)
+    assert wastes == {"device_busy": 0.75, "slot_occupancy": 0.5, "kv_utilization": 0.5}
+    assert host == {"engine_host_s": 0.5, "server_host_s": 0.0}
+
+
+def test_nothing_is_said_of_what_did_not_happen() -> None:
+    still = sums_of_stats(BEFORE)
+    assert between(still, still, 1.0)[0] == {"device_busy": 0.0}
+    assert between(still, Sums(0, 0, 0, 0, 0, 0), 1.0) == ({}, {}), "a new engine"
+
+
+def test_our_own_page_is_understood() -> None:
+    found = sums_of_page(parse(page(BEFORE)))
+    assert found is not None
+    assert found.server_seconds > 0
+    told = sums_of_stats(BEFORE)
+    assert (found.busy_seconds, found.slot_shares, found.steps) == (told.busy_seconds, told.slot_shares, told.steps)
+    assert (found.kv_shares, found.kv_looks, found.engine_seconds) == (told.kv_shares, told.kv_looks, 5.0)
+    assert gauges(parse(page(BEFORE))) == {"device_busy": 0.1, "slot_occupancy": 0.2, "kv_utilization": 0.3}
+
+
+def test_other_pages_are_read_too() -> None:
+    text = '# HELP a b\na 1\nb{x="y z",q="}"} 2.5e3 1700000000\nprocess_resident_memory_bytes 1.5e+09\nc NaN\nbroken\n'
+    found = parse(text)
+    assert found.pop("c") != 0
+    assert found == {"a": 1.0, 'b{x="y z",q="}"}': 2500.0, "process_resident_memory_bytes": 1.5e9}
+    assert sums_of_page(found) is None
+    assert gauges(found) == {}
+
+
+async def watched(pages: Sequence[str | None], *, memory: bool = True, samples: int = 0) -> Told:
+    """A run at a server that gives one page after the other, the last again and again; None is a 404."""
+    left, asked = list(pages), asyncio.Semaphore(0)
+
+    async def answer(_: web.Request) -> web.Response:
+        asked.release()
+        text = left.pop(0) if len(left) > 1 else left[0]
+        return web.Response(status=404) if text is None else web.Response(text=text)
+
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            one = Watch(session, f"http://127.0.0.1:{runner.addresses[0][1]}", memory)
+            await one.start()
+            for _ in range(1 + samples):
+                await asked.acquire()
+            return await one.end(4.0)
+    finally:
+        await runner.cleanup()
+
+
+def test_counters_are_read_twice() -> None:
+    told = asyncio.run(watched([page(BEFORE), page(AFTER)]))
+    assert told.source == "counters"
+    assert told.wastes == {"device_busy": 0.75, "slot_occupancy": 0.5, "kv_utilization": 0.5}
+    assert told.usage["engine_host_s"] == 0.5
+    assert told.notes == []
+
+
+def test_an_engine_that_was_started_anew_is_told_of() -> None:
+    told = asyncio.run(watched([page(AFTER), page(BEFORE)]))
+    assert (told.wastes, told.source) == ({}, None)
+    assert "started anew" in told.notes[0]
+
+
+def test_gauges_and_memory_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_INTERVAL", 0.01)
+    pages = [
+        f"headrace_device_busy {busy}\nprocess_resident_memory_bytes {size}\n"
+        for busy, size in ((0.9, 1), (0.2, 7), (0.4, 3), (0.6, 2))
+    ]
+    told = asyncio.run(watched(pages, samples=2))
+    assert told.source == "gauges"
+    assert 0.4 <= told.wastes["device_busy"] <= 0.6, "the first page is from before the run"
+    assert told.usage == {"peak_rss_bytes": 7.0}
+    wastes, memory = told.notes
+    assert "sliding window" in wastes
+    assert "one process" in memory
+
+
+@pytest.mark.parametrize("text", [None, "vllm:other 1\n", "<html>"])
+def test_servers_that_tell_nothing_are_left_alone(text: str | None) -> None:
+    assert asyncio.run(watched([text])) == Told()
+
+
+def test_memory_that_is_known_already_is_not_asked_for() -> None:
+    assert asyncio.run(watched(["process_resident_memory_bytes 5\n"], memory=False)) == Told()
