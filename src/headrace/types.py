@@ -16,6 +16,7 @@ __all__ = [
     "API_VERSION",
     "COLLECTIVES",
     "NO_TOKEN",
+    "QUANT_FORMATS",
     "Bucket",
     "Capabilities",
     "Delta",
@@ -164,6 +165,12 @@ class Bucket:
     """Length of a block-table row."""
 
 
+QUANT_FORMATS = frozenset(
+    {"int4", "int8", "fp8_e4m3", "mxfp4", "nvfp4"}
+    | {f"gguf:{name}" for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "mxfp4")}
+    | {f"gguf:q{bits}_k" for bits in range(2, 7)}
+)
+"""Quantised formats of weights, by their names in `Weight.scheme`: containers that checkpoint schemes come to, and GGUF's blocks."""
 COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
 """What a communicator may offer, by the names of its methods."""
 
@@ -175,7 +182,8 @@ class Capabilities:
     dtypes: frozenset[str]
     kv_dtypes: frozenset[str]
     quant_formats: frozenset[str] = frozenset()
-    """Weight formats with a kernel of the device's own; every other format is served by reference."""
+    """Out of `QUANT_FORMATS`: those that the device's own operators compute with, from the codes or from what they make of them
+    at load. Every other format is served by reference."""
     block_sizes: tuple[int, ...] = (16,)
     """Supported KV block sizes, the preferred one first."""
     static_shapes: bool = False

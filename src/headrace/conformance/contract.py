@@ -11,7 +11,7 @@ from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.interface import CONTRACT, Device, Platform
 from headrace.plugins import version_fault
-from headrace.types import Capabilities, DeviceInfo
+from headrace.types import QUANT_FORMATS, Capabilities, DeviceInfo
 
 __all__ = ["ContractTier"]
 
@@ -60,6 +60,7 @@ class ContractTier:
         assert found.kv_dtypes
         assert found.kv_dtypes <= _KV
         assert found.attention_features <= _FEATURES
+        assert found.quant_formats <= QUANT_FORMATS, "weight formats that the kit cannot draw cannot be declared"
         assert found.block_sizes
         assert all(size > 0 for size in found.block_sizes)
         assert found.max_tokens_per_step > 0

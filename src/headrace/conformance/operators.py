@@ -22,7 +22,7 @@ from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.interface import Device
 
-__all__ = ["OperatorsTier", "need_arithmetic", "nmse"]
+__all__ = ["OperatorsTier", "need_arithmetic", "need_dtype", "need_operator", "nmse", "reference"]
 
 Array = npt.NDArray[Any]
 _BY_NAME = {spec.name: spec for spec in OPS}
@@ -41,7 +41,7 @@ def need_arithmetic(device: Device) -> None:
         pytest.skip("the device declares that it computes nothing")
 
 
-def _need_dtype(device: Device, dtype: str) -> None:
+def need_dtype(device: Device, dtype: str) -> None:
     if dtype not in device.capabilities().dtypes:
         pytest.skip(f"dtype {dtype} is not declared")
     if dtype == "bfloat16" and not isinstance(device.extension("torch_device"), torch.device):
@@ -54,7 +54,7 @@ def _need_store(device: Device, dtype: str) -> None:
         pytest.skip(f"none of the KV dtypes {', '.join(sorted(drawn))} is declared")
 
 
-def _need_operator(device: Device, spec: OpSpec) -> None:
+def need_operator(device: Device, spec: OpSpec) -> None:
     """For optional operators, which a device declares by having them."""
     if device.op(spec) is None:
         pytest.skip(f"the optional operator {spec.name} is not declared: op() gives None for it")
@@ -87,11 +87,13 @@ class OperatorsTier:
     @pytest.fixture
     @classmethod
     def worst(cls, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Worst:
-        """Of the operator and type that the test is about; the report reads it."""
+        """Of the operator and type (or format of weights) that the test is about; the report reads it."""
         given = getattr(request.node, "callspec", None)
         params = given.params if given else {}
         spec, named = params.get("spec"), request.node.name.removeprefix("test_").partition("_against")[0]
-        worst = Worst(spec.name if spec else named.partition("_exactly")[0], params.get("dtype", "float32"))
+        worst = Worst(
+            spec.name if spec else named.partition("_exactly")[0], params.get("form") or params.get("dtype", "float32")
+        )
         record_property(Worst.PROPERTY, worst)
         return worst
 
@@ -99,7 +101,7 @@ class OperatorsTier:
     @pytest.mark.parametrize("spec", _PLAIN, ids=lambda spec: spec.name)
     def test_against_reference(self, device: Device, spec: OpSpec, dtype: str, examples: int, worst: Worst) -> None:
         need_arithmetic(device)
-        _need_dtype(device, dtype)
+        need_dtype(device, dtype)
         _compare(device, spec, dtype, examples, worst)
 
     @pytest.mark.parametrize("dtype", _DTYPES)
@@ -108,14 +110,14 @@ class OperatorsTier:
         self, device: Device, spec: OpSpec, dtype: str, examples: int, worst: Worst
     ) -> None:
         need_arithmetic(device)
-        _need_operator(device, spec)
-        _need_dtype(device, dtype)
+        need_operator(device, spec)
+        need_dtype(device, dtype)
         _compare(device, spec, dtype, examples, worst)
 
     @pytest.mark.parametrize("dtype", _DTYPES)
     def test_attention_against_reference(self, device: Device, dtype: str, examples: int, worst: Worst) -> None:
         need_arithmetic(device)
-        _need_dtype(device, dtype)
+        need_dtype(device, dtype)
         _need_store(device, dtype)
         _attend(device, dtype, examples, worst)
 
@@ -126,14 +128,14 @@ class OperatorsTier:
         need_arithmetic(device)
         if feature not in device.capabilities().attention_features:
             pytest.skip(f"attention feature {feature} is not declared")
-        _need_dtype(device, "float32")
+        need_dtype(device, "float32")
         _need_store(device, "float32")
         _attend(device, "float32", -(-examples // 2), worst, _FEATURES[feature])
 
     @pytest.mark.parametrize("dtype", _DTYPES)
     def test_rotary_cache_against_reference(self, device: Device, dtype: str, examples: int, worst: Worst) -> None:
         need_arithmetic(device)
-        _need_dtype(device, dtype)
+        need_dtype(device, dtype)
         _need_store(device, dtype)
         spec = _BY_NAME["rotary_cache"]
 

@@ -9,6 +9,7 @@ from headrace.conformance.contract import ContractTier
 from headrace.conformance.copies import CopiesTier
 from headrace.conformance.explore import EXAMPLES
 from headrace.conformance.faults import FaultsTier
+from headrace.conformance.formats import FormatsTier
 from headrace.conformance.kv import KVTier
 from headrace.conformance.model import DeterminismTier, ModelTier
 from headrace.conformance.operators import OperatorsTier
@@ -17,7 +18,17 @@ from headrace.platforms.interface import Platform
 __all__ = ["Suite"]
 
 
-class Suite(ContractTier, CopiesTier, OperatorsTier, KVTier, ModelTier, CollectivesTier, DeterminismTier, FaultsTier):
+class Suite(
+    ContractTier,
+    CopiesTier,
+    OperatorsTier,
+    FormatsTier,
+    KVTier,
+    ModelTier,
+    CollectivesTier,
+    DeterminismTier,
+    FaultsTier,
+):
     """Subclass it in a test file and give it a `device` fixture; that is all.
 
     A `platform` fixture lets the kit test the platform object too, and open and close devices of its own.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from headrace.kernels.ops import Batch
 from headrace.kernels.weight import Weight
 from headrace.types import KVLayout, LayerKV
 
-__all__ = ["DTYPES", "Shape", "batch", "cache", "normal", "weight"]
+__all__ = ["DTYPES", "PLAIN", "Plain", "Shape", "Weights", "batch", "cache", "normal", "weight"]
 
 Tensor = torch.Tensor
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -56,6 +57,39 @@ def weight(rng: np.random.Generator, rows: int, columns: int, device: torch.devi
 
 def _unpack(stored: Weight) -> Tensor:
     return stored.tensors["weight"].float()
+
+
+class Weights(Protocol):
+    """How a generator draws the matrices of one call."""
+
+    def rows(self, wanted: int) -> int:
+        """The number of rows to draw where so many were wanted."""
+
+    def columns(self, wanted: int) -> int:
+        """The next row length that the format has."""
+
+    def __call__(
+        self, rng: np.random.Generator, rows: int, columns: int, device: torch.device, dtype: str, bias: bool
+    ) -> Weight:
+        """A matrix of variance 1 / columns, about."""
+
+
+class Plain:
+    """Unquantised, of any size."""
+
+    def rows(self, wanted: int) -> int:
+        return wanted
+
+    def columns(self, wanted: int) -> int:
+        return wanted
+
+    def __call__(
+        self, rng: np.random.Generator, rows: int, columns: int, device: torch.device, dtype: str, bias: bool
+    ) -> Weight:
+        return weight(rng, rows, columns, device, dtype, bias)
+
+
+PLAIN = Plain()
 
 
 def batch(rng: np.random.Generator, shape: Shape, device: torch.device, vocab: int = 100) -> Batch:

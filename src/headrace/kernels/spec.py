@@ -24,7 +24,8 @@ class OpSpec:
     """A callable in plain torch with the operator's signature."""
     generate_path: str
     """`generate(rng: numpy.random.Generator, device: torch.device, dtype: str) -> dict[str, Any]`: keyword arguments of one call;
-    shapes are drawn at random, empty and odd ones included."""
+    shapes are drawn at random, empty and odd ones included. Where the operator takes a weight, a fourth argument may be a
+    `kernels.random.Weights`, which draws it in another format."""
     tolerance: Mapping[str, float]
     """Largest normalised mean squared error against the reference in float32, by dtype of the inputs."""
 

@@ -15,6 +15,7 @@ from headrace.conformance import Target, run
 from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.platforms import torch_communicator
 from headrace.platforms.accelerator import AcceleratorDevice
+from headrace.types import QUANT_FORMATS
 
 
 class HostGroup(distributed.ProcessGroupGloo):
@@ -35,7 +36,7 @@ def test_the_kit_is_green(vendor: Vendor, tmp_path: Path, monkeypatch: pytest.Mo
     assert report.ok, report.table()
     skipped = [outcome for outcome in report.outcomes if outcome.result == "skipped"]
     assert all("the optional operator" in outcome.detail for outcome in skipped), report.table()
-    assert {m.dtype for m in report.measured} == {"float32", "bfloat16", "float16"}
+    assert {m.dtype for m in report.measured} == {"float32", "bfloat16", "float16"} | QUANT_FORMATS
     assert sum(graph.replays for graph in module.graphs) > 100
 
 

@@ -12,6 +12,7 @@ import torch
 
 from headrace.kernels.ops import Batch
 from headrace.kernels.spec import OpSpec
+from headrace.kernels.weight import Weight
 from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor
 from headrace.platforms.torch_device import TorchDevice
 from headrace.types import API_VERSION, Bucket, Capabilities, DeviceInfo
@@ -22,6 +23,8 @@ CAPABILITIES = Capabilities(
     deterministic=True,
     attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
 )
+
+FOUR_BITS = replace(CAPABILITIES, quant_formats=frozenset({"int4"}))
 
 
 class Sound(TorchDevice):
@@ -141,6 +144,38 @@ class ForgetsWhatItDeclares(Sound):
         return replaced(spec, "attention", fault)
 
 
+class _Declares(Sound):
+    """Weights of four bits, by an operator that gets `misread` ones."""
+
+    def capabilities(self) -> Capabilities:
+        return FOUR_BITS
+
+    def misread(self, weight: Weight) -> Weight:
+        raise NotImplementedError
+
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None:
+        def fault(reference: Callable[..., Any], x: Tensor, weight: Weight) -> Tensor:
+            return reference(x, self.misread(weight) if weight.scheme == "int4" else weight)
+
+        return replaced(spec, "linear", fault)
+
+
+class MisplacesTheZeroPoint(_Declares):
+    """Codes without zero points of their own are read about 7."""
+
+    def misread(self, weight: Weight) -> Weight:
+        zeros = torch.full(weight.tensors["scales"].shape, 7, dtype=torch.uint8)
+        return replace(weight, tensors={"zeros": zeros, **weight.tensors})
+
+
+class SwapsNibbles(_Declares):
+    """The first column of a byte is read from its high half."""
+
+    def misread(self, weight: Weight) -> Weight:
+        codes = weight.tensors["codes"]
+        return replace(weight, tensors={**weight.tensors, "codes": (codes >> 4) | (codes << 4)})
+
+
 class ForgetsToClose(Sound):
     """Works on after `close`."""
 
@@ -181,6 +216,8 @@ FAULTS = {
     DependsOnTheBatch: ("determinism", "test_alone_is_batched_is_chunked_is_warm"),
     SamplesBySlot: ("operators", "test_sample_exactly"),
     ForgetsWhatItDeclares: ("operators", "test_attention_feature_against_reference[soft_cap]"),
+    MisplacesTheZeroPoint: ("operators", "test_format_against_reference[linear-int4]"),
+    SwapsNibbles: ("operators", "test_format_against_reference[linear-int4]"),
     ForgetsToClose: ("faults", "test_closing_is_final"),
 }
 """The tier and the test that catch each."""

@@ -12,6 +12,7 @@ from fake_machines import machine, torch_folder
 from headrace.platforms.accel_probe import Machine
 from headrace.platforms.tpu import TpuPlatform
 from headrace.platforms.tpu.chips import CHIPS, HOST, capabilities
+from headrace.types import QUANT_FORMATS
 
 PCI = "sys/bus/pci/devices/0000:00"
 TWO = {
@@ -72,5 +73,4 @@ def test_generations() -> None:
     assert (alone.static_shapes, alone.in_place_kv, alone.async_exec) == (True, False, True)
     assert not alone.collectives
     assert "all_reduce" in many.collectives
-    assert not alone.quant_formats
-    assert many.quant_formats == {"int8", "int4"}
+    assert alone.quant_formats == many.quant_formats == QUANT_FORMATS

@@ -55,7 +55,7 @@ def _scale(size: Tensor, half_range: float) -> Tensor:
 
 
 def _groups(x: Tensor, group: int) -> Tensor:
-    return x.reshape(*x.shape[:-1], -1, group)
+    return x.reshape(*x.shape[:-1], x.shape[-1] // group, group)
 
 
 def _int8(x: Tensor, scale: Tensor) -> Tensor:

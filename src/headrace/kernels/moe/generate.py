@@ -29,24 +29,31 @@ def draw_routing(rng: np.random.Generator) -> tuple[int, Routing]:
     )
 
 
-def generate(rng: np.random.Generator, device: torch.device, dtype: str) -> dict[str, Any]:
+def generate(
+    rng: np.random.Generator, device: torch.device, dtype: str, weights: random.Weights = random.PLAIN
+) -> dict[str, Any]:
     """Experts without a token are common: few tokens choose among many."""
     experts, routing = draw_routing(rng)
     hidden, width = (int(rng.integers(1, 9)) * 16 if rng.integers(2) else int(rng.integers(1, 140)) for _ in range(2))
+    hidden, width = weights.columns(weights.rows(hidden)), weights.columns(weights.rows(width))
     tokens = int(rng.choice((0, 1, int(rng.integers(2, 8)), int(rng.integers(8, 50)))))
     biased = bool(rng.integers(2))
     return {
         "x": random.normal(rng, tokens, hidden, device=device, dtype=dtype),
         "router": 2 * random.normal(rng, tokens, experts, device=device, dtype=dtype),
-        "gate_up": _stack(rng, 2 * experts, width, hidden, device, dtype),
-        "down": _stack(rng, experts, hidden, width, device, dtype),
+        "gate_up": _stack(rng, weights, (2 * experts, width, hidden), device, dtype),
+        "down": _stack(rng, weights, (experts, hidden, width), device, dtype),
         "bias": random.normal(rng, experts, device=device) if biased else None,
         "routing": routing,
         "kind": str(rng.choice(["silu", "gelu", "gelu_tanh"])),
     }
 
 
-def _stack(rng: np.random.Generator, count: int, rows: int, columns: int, device: torch.device, dtype: str) -> Weight:
-    parts = tuple(random.weight(rng, rows, columns, device, dtype, bias=False) for _ in range(count))
+def _stack(
+    rng: np.random.Generator, weights: random.Weights, sizes: tuple[int, int, int], device: torch.device, dtype: str
+) -> Weight:
+    """`sizes`: matrices, rows and columns of each."""
+    count, rows, columns = sizes
+    parts = tuple(weights(rng, rows, columns, device, dtype, bias=False) for _ in range(count))
     bias = random.normal(rng, count * rows, device=device) if rng.integers(3) == 0 else None
     return Weight("stack", (count * rows, columns), {}, Weight.dequantize, bias, parts=parts)

@@ -16,7 +16,7 @@ from headrace.platforms.cpu.shm_communicator import connect
 from headrace.platforms.interface import Communicator
 from headrace.platforms.torch_communicator import World
 from headrace.platforms.torch_device import TorchDevice
-from headrace.types import COLLECTIVES, Capabilities
+from headrace.types import COLLECTIVES, QUANT_FORMATS, Capabilities
 
 __all__ = ["CAPABILITIES", "OPTIONS", "CpuDevice"]
 
@@ -24,6 +24,7 @@ OPTIONS = ("threads", "dtype", "float32_copies", "rank", "world_size", "rendezvo
 CAPABILITIES = Capabilities(
     dtypes=frozenset({"float32"}),
     kv_dtypes=frozenset({"float32", "bfloat16", "float16", "int8", "float8_e4m3"}),
+    quant_formats=QUANT_FORMATS,
     block_sizes=(16, 32, 64, 128, 256),
     async_exec=True,
     deterministic=True,

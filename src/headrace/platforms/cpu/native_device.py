@@ -26,13 +26,14 @@ from headrace.platforms.cpu.packing import Compute
 from headrace.platforms.cpu.tape_executable import TapeExecutable
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
 from headrace.platforms.torch_device import TorchDevice
-from headrace.types import COLLECTIVES, Bucket, Capabilities, KVLayout
+from headrace.types import COLLECTIVES, QUANT_FORMATS, Bucket, Capabilities, KVLayout
 
 __all__ = ["CAPABILITIES", "NativeDevice"]
 
 CAPABILITIES = Capabilities(
     dtypes=frozenset({"float32", "bfloat16", "float16", "quantized"}),
     kv_dtypes=frozenset({"float32", "bfloat16", "float16", "int8", "float8_e4m3"}),
+    quant_formats=QUANT_FORMATS,
     block_sizes=(16, 32, 64, 128, 256),
     async_exec=True,
     deterministic=True,

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from headrace.errors import PlatformError
-from headrace.types import Capabilities
+from headrace.types import QUANT_FORMATS, Capabilities
 
 __all__ = ["Properties", "capabilities", "fp8_codes"]
 
@@ -51,6 +51,7 @@ def capabilities(chip: Properties) -> Capabilities:
     return Capabilities(
         dtypes=frozenset(floats | {"quantized"}),
         kv_dtypes=frozenset(floats | {"int8", "float8_e4m3"}),
+        quant_formats=QUANT_FORMATS,
         block_sizes=(16, 32, 64, 128, 256),
         async_exec=True,
         attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),

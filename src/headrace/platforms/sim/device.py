@@ -15,7 +15,7 @@ from headrace.platforms.interface import KV, Communicator, Executable, Pending, 
 from headrace.platforms.one_rank import OneRank
 from headrace.platforms.sim.cost import Clock, Machine
 from headrace.platforms.sim.ops import Operators
-from headrace.types import Bucket, Capabilities, KVLayout
+from headrace.types import QUANT_FORMATS, Bucket, Capabilities, KVLayout
 
 __all__ = ["SimDevice", "SimKV"]
 
@@ -40,6 +40,7 @@ class SimDevice:
         self._capabilities = Capabilities(
             dtypes=frozenset({"float32", "bfloat16", "float16", "quantized"}),
             kv_dtypes=frozenset({"float32", "bfloat16", "float16", "int8", "float8_e4m3"}),
+            quant_formats=QUANT_FORMATS,
             block_sizes=(16, 32, 64, 128, 256),
             async_exec=realtime,
             deterministic=True,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from headrace.types import COLLECTIVES, Capabilities
+from headrace.types import COLLECTIVES, QUANT_FORMATS, Capabilities
 
 __all__ = ["CHIPS", "HOST", "Chip", "capabilities"]
 
@@ -42,7 +42,7 @@ def capabilities(chip: Chip, ranks: int) -> Capabilities:
     return Capabilities(
         dtypes=frozenset({"float32", "bfloat16", "quantized"}),
         kv_dtypes=frozenset({"float32", "bfloat16", "int8"}),
-        quant_formats=frozenset({"int8", "int4"}) if chip.kernels else frozenset(),
+        quant_formats=QUANT_FORMATS,  # int8 and int4 by a kernel of codes, the rest made dense at load
         block_sizes=(128, 64, 32, 256),
         static_shapes=True,
         in_place_kv=False,
