@@ -211,16 +211,19 @@ def _num_blocks(
     useful = config.scheduler.max_num_seqs * -(-max_len // layout.block_size) + 1
     share = 0.4 if capabilities.host_memory else 0.9
     budget = config.cache.kv_memory or int(free_bytes * share)
-    blocks = min(useful, budget // layout.bytes_per_block)
+    size = layout.padded(capabilities.kv_lanes).bytes_per_block
+    blocks = min(useful, budget // size)
     if blocks < 2:
         raise ConfigError(
-            f"the KV cache needs {2 * layout.bytes_per_block} bytes for two blocks, but {budget} are available: "
+            f"the KV cache needs {2 * size} bytes for two blocks, but {budget} are available: "
             "raise kv_memory, or lower max_model_len or the KV dtype"
         )
     if config.cache.kv_memory is None:
         reasons.append(
             f"{blocks} KV blocks: {share:.0%} of {free_bytes / 2**30:.1f} GiB free, at most what all slots can use"
         )
+    if size > layout.bytes_per_block:
+        reasons.append(f"{size} bytes a KV block: rows are padded to {capabilities.kv_lanes} values")
     return blocks
 
 

@@ -6,7 +6,7 @@ a device outside this repository can all speak it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -153,6 +153,11 @@ class KVLayout:
         scale = 4 if size == 1 else 0
         return sum(2 * self.block_size * l.num_kv_heads * (l.head_dim * size + scale) for l in self.layers)
 
+    def padded(self, lanes: int) -> KVLayout:
+        """As a device stores it whose rows are whole multiples of so many values."""
+        layers = (replace(layer, head_dim=-(-layer.head_dim // lanes) * lanes) for layer in self.layers)
+        return replace(self, layers=tuple(layers))
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
@@ -202,6 +207,8 @@ class Capabilities:
     host_memory: bool = False
     """The device computes in the host's memory: the KV cache is given a share of what is free rather than almost all."""
     extra: tuple[tuple[str, Any], ...] = ()
+    kv_lanes: int = 1
+    """Values that a head's row of the cache is padded to a multiple of: what a block costs in memory follows from it."""
 
 
 @dataclass(frozen=True, slots=True)

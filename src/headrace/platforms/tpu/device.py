@@ -47,7 +47,10 @@ class TpuDevice(TorchDevice):
         self._operators = operators(options.dtype, self._kernels, runtime.call_kernel)
         self._copying = Worker(f"headrace-tpu-{index}-copies", lambda: None)
         self._copies: dict[KVLayout, Step] = {}
-        super().__init__(runtime.device(index), capabilities(chip, runtime.rank()[1]), queue=Inline())
+        able = capabilities(chip, runtime.rank()[1])
+        # The Pallas kernels copy whole lanes.
+        able = able if self._kernels == "xla" else replace(able, kv_lanes=lanes(1))
+        super().__init__(runtime.device(index), able, queue=Inline())
 
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes of the chip, the host's where it is the device."""
@@ -60,7 +63,7 @@ class TpuDevice(TorchDevice):
 
     def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
         """A zeroed `kernels.kv.TorchKV`; for the Pallas kernels its rows are padded to whole lanes."""
-        kv = super().alloc_kv(layout if self._kernels == "xla" else _wide(layout), num_blocks)
+        kv = super().alloc_kv(layout.padded(self.capabilities().kv_lanes), num_blocks)
         kv.layout = layout
         self.submit(lambda: self.runtime.settle(tensors_of(kv))).result()
         return kv
@@ -131,11 +134,6 @@ class TpuDevice(TorchDevice):
         if kind == "lost":
             return DeviceLost(f"{self.torch_device}: the device is lost, restart the process: {first_line(error)}")
         return super()._translate(error)
-
-
-def _wide(layout: KVLayout) -> KVLayout:
-    layers = (replace(layer, head_dim=lanes(layer.head_dim)) for layer in layout.layers)
-    return replace(layout, layers=tuple(layers))
 
 
 def _copy_step(kv: KV, inputs: Any) -> tuple[KV, dict[str, Tensor]]:
