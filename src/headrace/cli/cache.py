@@ -24,6 +24,7 @@ def run(args: argparse.Namespace) -> int:
     for entry in reversed(entries):
         about = entry.about
         what = f"{about['model']} ({about['form']})" if about else f"{entry.path.name}, which cannot be read"
+        what += f", {about['part']}" if about.get("part") else ""
         narrowed = f", quantised to {about['quantize']}" if about.get("quantize") else ""
         print(f"  {entry.size / 1e6:9.1f} MB  {what}{narrowed}")
     return 0

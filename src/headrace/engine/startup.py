@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from headrace.plugins import discover
 from headrace.quant.online import quantize_weight
 
 __all__ = [
+    "LAST_WRITE",
     "Engine",
     "build_engine",
     "build_on",
@@ -34,6 +36,7 @@ __all__ = [
     "engine_info",
     "mover",
     "pack_weights",
+    "packers",
     "quantized_weights",
     "wishes",
 ]
@@ -41,7 +44,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 _PACKERS = 2
 """Threads that lay out weights in the host's memory, each a weight at a time."""
-_LAST_WRITE = 2.0
+LAST_WRITE = 2.0
 """Seconds that packed weights still being written get at the end."""
 
 
@@ -57,7 +60,7 @@ class Engine:
 
     def close(self) -> None:
         if self.cache is not None:
-            self.cache.wait(_LAST_WRITE)
+            self.cache.wait(LAST_WRITE)
         self.device.close()
 
 
@@ -147,8 +150,7 @@ def _read(
     )
     if config.model.quantize is not None:
         model.weights = quantized_weights(model.weights, config.model.quantize)
-    workers = _PACKERS if device.capabilities().host_memory else 1
-    pack_weights(ops, model.weights, lambda done: progress("packing", done), workers)
+    pack_weights(ops, model.weights, lambda done: progress("packing", done), packers(device))
     return model
 
 
@@ -164,6 +166,12 @@ def quantized_weights(weights: DecoderWeights, kind: str) -> DecoderWeights:
         return replace(layer, **made)
 
     return replace(weights, layers=[narrow(layer) for layer in weights.layers])
+
+
+def packers(device: Device, ranks: int = 1) -> int:
+    """Threads that pack on each of so many ranks of one host."""
+    shared = max(1, (os.cpu_count() or 1) // ranks) if ranks > 1 else _PACKERS
+    return min(_PACKERS, shared) if device.capabilities().host_memory else 1
 
 
 def pack_weights(ops: Ops, weights: DecoderWeights, progress: Callable[[float], None], workers: int = 1) -> None:

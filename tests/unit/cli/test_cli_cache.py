@@ -20,12 +20,14 @@ def test_listing_and_clearing(
     (tmp_path / "packed").mkdir()
     about = {"model": "m.gguf", "form": "cpu int8", "quantize": "int4"}
     write(tmp_path / "packed" / "a.packed", "a", about, {}, [torch.zeros(300_000)])
+    write(tmp_path / "packed" / "c.packed", "c", {**about, "part": "rank 1 of 2"}, {}, [torch.zeros(25_000)])
     (tmp_path / "packed" / "b.packed").write_bytes(b"?")
     assert main(["cache"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("2 models, 1.2 MB in ")
+    assert shown.startswith("3 models, 1.3 MB in ")
     assert "1.2 MB  m.gguf (cpu int8), quantised to int4\n" in shown
+    assert "0.1 MB  m.gguf (cpu int8), rank 1 of 2, quantised to int4\n" in shown
     assert "b.packed, which cannot be read\n" in shown
     assert main(["cache", "--clear"]) == 0
-    assert capsys.readouterr().out == f"1.2 MB freed in {tmp_path}/packed\n"
+    assert capsys.readouterr().out == f"1.3 MB freed in {tmp_path}/packed\n"
     assert list((tmp_path / "packed").iterdir()) == []

@@ -21,6 +21,7 @@ from headrace.engine.packed.tree import Uncacheable, decode, encode
 from headrace.errors import PlatformError
 from headrace.kernels.weight import Weight
 from headrace.models.decoder import DecoderWeights, LayerWeights
+from headrace.models.sharding import Shard
 from headrace.quant.weights import dense, stack
 
 KEY = "fake"
@@ -282,3 +283,38 @@ def test_a_checkpoint_is_its_weights_and_settings(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     assert [file.name for file in checkpoint_files(tmp_path)] == ["a.safetensors", "b.safetensors", "config.json"]
     assert checkpoint_files(tmp_path / "config.json") == [tmp_path / "config.json"]
+
+
+def test_ranks_keep_a_file_each_and_count_all_of_them(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    directory = checkpoint.parent / "packed"
+
+    def part(rank: int, size: int, limit: int = 1 << 30) -> PackedCache:
+        return PackedCache(directory, limit, checkpoint, {}, Forms(), Shard(rank, size))
+
+    def save(cache: PackedCache) -> None:
+        cache.save(model())
+        cache.wait()
+
+    for rank in range(2):
+        save(part(rank, 2))
+    assert sorted(entry.about["part"] for entry in kept(directory)) == ["rank 0 of 2", "rank 1 of 2"]
+    assert part(0, 1).load() is None
+    assert part(1, 3).load() is None
+    assert part(1, 2).load() is not None
+    payload = sum(buffer.nbytes for buffer in encode(model(), Forms())[1])
+    save(part(0, 3, 3 * payload - 1))
+    assert f"they take {3 * payload} bytes of {3 * payload - 1} allowed" in caplog.text
+    assert len(kept(directory)) == 2
+
+
+def test_another_way_to_cut_is_another_part(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+    for cut in ("now", "later"):
+        monkeypatch.setattr(cache_module, "_cutting", lambda cut=cut: cut)
+        cache = PackedCache(checkpoint.parent / "packed", 1 << 30, checkpoint, {}, Forms(), Shard(0, 2))
+        assert cache.load() is None
+        cache.save(model())
+        cache.wait()
+        names.append({entry.path.name for entry in kept(checkpoint.parent / "packed")})
+    assert names[0] < names[1]

@@ -1,4 +1,4 @@
-"""The cache of packed weights: one file a model and form under the user's cache directory, the least recently used evicted."""
+"""The cache of packed weights: one file a model, form and rank under the user's cache directory, the least recently used evicted."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from headrace.engine.packed.content import Contents, checkpoint_files
 from headrace.engine.packed.file import Unsound, read, read_header, write
 from headrace.engine.packed.forms import PackedForms
 from headrace.engine.packed.tree import Uncacheable, decode, encode
+from headrace.models import assemble, sharding
+from headrace.models.sharding import WHOLE, Shard
+from headrace.quant import cutting
 
 __all__ = ["Kept", "PackedCache", "clear", "directory_of", "kept", "open_cache"]
 
@@ -41,15 +44,26 @@ class Kept:
     used: float
     """When it was last loaded or written; seconds since the epoch."""
     about: dict[str, Any]
-    """`model`, `form` and `quantize`; empty for a file that cannot be read."""
+    """`model`, `form`, `quantize` and, of one rank among several, `part`; empty for a file that cannot be read."""
 
 
 class PackedCache:
     """For one checkpoint in one form. `load` and `save` never raise for what is wrong with the cache: they say it in the log."""
 
-    def __init__(self, directory: Path, limit: int, model: Path, settings: dict[str, Any], forms: PackedForms) -> None:
-        """`settings`: everything beside the files that the weights' form depends on. `limit`: bytes of all files together."""
-        self._directory, self._limit, self._forms = directory, limit, forms
+    def __init__(
+        self,
+        directory: Path,
+        limit: int,
+        model: Path,
+        settings: dict[str, Any],
+        forms: PackedForms,
+        shard: Shard = WHOLE,
+    ) -> None:
+        """`settings`: everything beside the files that the weights' form depends on. `limit`: bytes of all files together, those
+        of all ranks among them. `shard`: whose part of the model it is."""
+        self._directory, self._limit, self._forms, self._shard = directory, limit, forms, shard
+        if shard.size > 1:
+            settings = {**settings, "rank": shard.rank, "ranks": shard.size, "cut": _cutting()}
         self._model, self._files = model, checkpoint_files(model)
         self._settings = {**settings, "form": forms.identity, "version": __version__}
         sizes = [[file.name, file.stat().st_size] for file in self._files]
@@ -113,11 +127,13 @@ class PackedCache:
         if size < _WORTH:
             return
         self._directory.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(self._directory).free
-        if size > self._limit or 2 * size > free:
-            raise Uncacheable(f"they take {size} bytes of {self._limit} allowed, and {free} are free on the disk")
+        free, everything = shutil.disk_usage(self._directory).free, size * self._shard.size
+        if everything > self._limit or 2 * everything > free:
+            raise Uncacheable(f"they take {everything} bytes of {self._limit} allowed, and {free} are free on the disk")
         path = self._path(self._contents.digest(self._files))
         about = {"model": str(self._model), "form": self._forms.identity, "quantize": self._settings.get("quantize")}
+        if self._shard.size > 1:
+            about["part"] = f"rank {self._shard.rank} of {self._shard.size}"
         write(path, self._key(path), about, tree, buffers)
         _evict(self._directory, self._limit, path)
 
@@ -129,12 +145,14 @@ class PackedCache:
         return path.name.removesuffix(_SUFFIX)
 
 
-def open_cache(config: Config, model: Path, decoder: object, forms: object | None) -> PackedCache | None:
+def open_cache(
+    config: Config, model: Path, decoder: object, forms: object | None, shard: Shard = WHOLE
+) -> PackedCache | None:
     """None where the device has no packed forms, or the user wants none kept. `decoder`: the model's configuration, by its repr."""
     if not isinstance(forms, PackedForms) or not config.model.packed_cache:
         return None
     settings = {"decoder": repr(decoder), "quantize": config.model.quantize}
-    return PackedCache(directory_of(), config.model.packed_cache, model, settings, forms)
+    return PackedCache(directory_of(), config.model.packed_cache, model, settings, forms, shard)
 
 
 def directory_of() -> Path:
@@ -177,6 +195,15 @@ def _evict(directory: Path, limit: int, newest: Path) -> None:
     for path in directory.glob(".*.tmp"):
         if now - path.stat().st_mtime > _ABANDONED:
             path.unlink(missing_ok=True)
+
+
+def _cutting() -> str:
+    """What cuts a model into parts: so that one cut elsewhere is never taken for this one."""
+    digest = hashlib.sha256()
+    for module in (assemble, sharding, cutting):
+        assert module.__file__ is not None
+        digest.update(Path(module.__file__).read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def _short(value: Any, length: int) -> str:

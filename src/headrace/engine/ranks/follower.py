@@ -55,11 +55,11 @@ def _run(link: socket.socket, messages: queue.SimpleQueue[Message]) -> None:
 
     start = messages.get()
     assert isinstance(start, Start)
-    device, runner = load_rank(start, lambda message: send(link, message), messages.get)
+    loaded = load_rank(start, lambda message: send(link, message), messages.get)
     try:
-        follow(runner, messages)
+        follow(loaded.runner, messages)
     finally:
-        device.close()
+        loaded.close()
 
 
 def follow(runner: Runner, messages: queue.SimpleQueue[Message]) -> None:

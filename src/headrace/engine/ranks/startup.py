@@ -12,6 +12,7 @@ from headrace.core import Scheduler
 from headrace.engine import startup
 from headrace.engine.core_loop import EngineCore
 from headrace.engine.loading.checkpoint import Checkpoint, open_checkpoint
+from headrace.engine.packed.cache import PackedCache, open_cache
 from headrace.engine.plans import dummy_plan
 from headrace.engine.protocol import EngineInfo
 from headrace.engine.ranks.leader import COMMAND, ParallelCore, ParallelRunner, Ranks
@@ -20,16 +21,33 @@ from headrace.engine.ranks.quantizing import quantizing
 from headrace.engine.runner import Runner, RunnerConfig
 from headrace.engine.service import Progress
 from headrace.errors import ConfigError, PlatformError
+from headrace.kernels.ops import Ops
 from headrace.kernels.registry import bind
-from headrace.models.sharding import Shard
+from headrace.models.decoder import Decoder
+from headrace.models.sharding import Group, Shard, local_config
 from headrace.platforms.interface import Device, Platform
 from headrace.plugins import discover
 from headrace.types import KVLayout
 
-__all__ = ["ParallelEngine", "build_ranks", "load_rank"]
+__all__ = ["LoadedRank", "ParallelEngine", "build_ranks", "load_rank"]
 
 _log = logging.getLogger(__name__)
 _NEEDED = frozenset({"all_reduce", "all_gather"})
+
+
+@dataclass(slots=True)
+class LoadedRank:
+    """One rank, ready for steps."""
+
+    device: Device
+    runner: Runner
+    cache: PackedCache | None
+    """Where its packed weights are being kept; None where they were, or are not."""
+
+    def close(self) -> None:
+        if self.cache is not None:
+            self.cache.wait(startup.LAST_WRITE)
+        self.device.close()
 
 
 @dataclass(slots=True)
@@ -38,12 +56,16 @@ class ParallelEngine:
 
     core: EngineCore
     info: EngineInfo
-    device: Device
+    own: LoadedRank
     ranks: Ranks
+
+    @property
+    def device(self) -> Device:
+        return self.own.device
 
     def close(self) -> None:
         self.ranks.close()
-        self.device.close()
+        self.own.close()
 
 
 def build_ranks(config: Config, progress: Progress, command: tuple[str, ...] = COMMAND) -> ParallelEngine:
@@ -71,7 +93,7 @@ def build_ranks(config: Config, progress: Progress, command: tuple[str, ...] = C
         raise
 
 
-def load_rank(start: Start, say: Callable[[Message], None], hear: Callable[[], Message]) -> tuple[Device, Runner]:
+def load_rank(start: Start, say: Callable[[Message], None], hear: Callable[[], Message]) -> LoadedRank:
     """One of the other ranks, ready for steps. Raises what loading raises."""
     config = Config.model_validate_json(start.config)
     checkpoint = open_checkpoint(config.model.model)
@@ -81,9 +103,9 @@ def load_rank(start: Start, say: Callable[[Message], None], hear: Callable[[], M
         say(Opened())
         sizes = hear()
         assert isinstance(sizes, Sizes)
-        runner = _runner(config, checkpoint, device, Shard(start.rank, start.size), sizes, lambda stage, done: None)
+        loaded = _load(config, checkpoint, device, Shard(start.rank, start.size), sizes, lambda stage, done: None)
         say(Loaded())
-        return device, runner
+        return loaded
     except BaseException:
         device.close()
         raise
@@ -105,17 +127,15 @@ def _build(
         resolved.max_num_batched_tokens,
     )
     ranks.tell(sizes)
-    own = _runner(config, checkpoint, device, Shard(0, ranks.size), sizes, progress)
+    own = _load(config, checkpoint, device, Shard(0, ranks.size), sizes, progress)
     ranks.await_all(Loaded)
-    runner = ParallelRunner(own, ranks)
+    runner = ParallelRunner(own.runner, ranks)
     progress("first step", 0.0)
     runner.launch(dummy_plan()).result()
     vocab = checkpoint.decoder_config.vocab
     scheduler = Scheduler(startup.core_config(config, resolved, vocab))
     core = ParallelCore(scheduler, runner, resolved.max_num_seqs, layout.block_size)
-    return ParallelEngine(
-        core, startup.engine_info(checkpoint, platform, resolved, vocab, tuple(reasons)), device, ranks
-    )
+    return ParallelEngine(core, startup.engine_info(checkpoint, platform, resolved, vocab, tuple(reasons)), own, ranks)
 
 
 def _resolve(config: Config, checkpoint: Checkpoint, device: Device, size: int) -> tuple[Resolved, list[str]]:
@@ -132,27 +152,52 @@ def _resolve(config: Config, checkpoint: Checkpoint, device: Device, size: int) 
     return resolved, reasons
 
 
-def _runner(
+def _load(
     config: Config, checkpoint: Checkpoint, device: Device, shard: Shard, sizes: Sizes, progress: Progress
-) -> Runner:
+) -> LoadedRank:
     """This rank's weights, cache and steps. Meets the other ranks first."""
     group, ops = device.communicator(range(shard.size)), bind(device)
-    facts = checkpoint.facts(shard)
+    facts, forms = checkpoint.facts(shard), device.extension("packed_forms")
+    cache = open_cache(config, checkpoint.path, checkpoint.decoder_config, forms, shard)
+    kept = None if cache is None else cache.load()
+    if kept is None:
+        model = _read(config, checkpoint, device, ops, (shard, group), sizes.max_model_len, progress)
+    else:
+        cache = None
+        model = Decoder(local_config(checkpoint.decoder_config, shard), ops, kept, sizes.max_model_len, group)
+    progress("cache", 0.0)
+    layout = KVLayout(facts.layers, sizes.block_size, sizes.kv_dtype)
+    counts = (sizes.num_blocks, sizes.max_num_seqs, sizes.max_num_batched_tokens, sizes.max_model_len)
+    runner = Runner(device, model, ops, RunnerConfig(layout, *counts, facts.vocab_size))
+    if cache is not None:
+        cache.save(model.weights)
+    return LoadedRank(device, runner, cache)
+
+
+def _read(
+    config: Config,
+    checkpoint: Checkpoint,
+    device: Device,
+    ops: Ops,
+    place: tuple[Shard, Group],
+    max_model_len: int,
+    progress: Progress,
+) -> Decoder:
+    """The rank's part of the model from its checkpoint, its weights laid out for the device."""
+    shard, group = place
     if config.model.quantize is not None:
         checkpoint = quantizing(checkpoint, config.model.quantize)
     model = checkpoint.build(
         ops,
-        sizes.max_model_len,
+        max_model_len,
         lambda done, total: progress("weights", done * shard.size / max(1, total)),
         move=None if device.capabilities().host_memory else startup.mover(device),
         shard=shard,
         group=group,
     )
-    startup.pack_weights(ops, model.weights, lambda done: progress("packing", done))
-    progress("cache", 0.0)
-    layout = KVLayout(facts.layers, sizes.block_size, sizes.kv_dtype)
-    counts = (sizes.num_blocks, sizes.max_num_seqs, sizes.max_num_batched_tokens, sizes.max_model_len)
-    return Runner(device, model, ops, RunnerConfig(layout, *counts, facts.vocab_size))
+    workers = startup.packers(device, shard.size)
+    startup.pack_weights(ops, model.weights, lambda done: progress("packing", done), workers)
+    return model
 
 
 def _open(platform: Platform, index: int, options: Mapping[str, Any]) -> Device:
