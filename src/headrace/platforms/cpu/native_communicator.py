@@ -19,6 +19,7 @@ from headrace.platforms.cpu.native_args import FIXED, Dim
 from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_linear import HasLauncher
 from headrace.platforms.cpu.native_team import allowed_cores
+from headrace.platforms.cpu.rest_communicator import RestCommunicator
 from headrace.platforms.cpu.shm_communicator import attach
 from headrace.platforms.interface import Tensor
 from headrace.platforms.torch_communicator import TorchCommunicator, World
@@ -71,13 +72,12 @@ class Segment:
         return size * (_LINE + 2 * SLOT)
 
 
-class NativeCommunicator:
+class NativeCommunicator(RestCommunicator):
     """All four collectives; a tape records `all_reduce` and `all_gather`. Inputs are left as they are."""
 
-    def __init__(self, segment: Segment, owner: HasLauncher, others: Callable[[], TorchCommunicator]) -> None:
-        """`others` gives what serves the collectives that no step calls."""
-        self._segment, self._owner, self._others = segment, owner, others
-        self._made: TorchCommunicator | None = None
+    def __init__(self, segment: Segment, owner: HasLauncher, rest: Callable[[], TorchCommunicator]) -> None:
+        super().__init__(rest)
+        self._segment, self._owner = segment, owner
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Floats narrower than 32 bits are added in float32 and rounded once. Ranks are added in their order."""
@@ -113,17 +113,6 @@ class NativeCommunicator:
             args = _GatherArgs(self._segment.args, plain.data_ptr(), y.data_ptr(), bytes_, rows, int(dim == 0))
             launcher.call("all_gather", args, (plain, y, self._segment))
             return y
-
-    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
-        return self._gloo().reduce_scatter(x, dim)
-
-    def broadcast(self, x: Tensor, root: int) -> Tensor:
-        return self._gloo().broadcast(x, root)
-
-    def _gloo(self) -> TorchCommunicator:
-        if self._made is None:
-            self._made = self._others()
-        return self._made
 
 
 def _rows(launcher: Launcher, x: Tensor) -> tuple[Dim, int]:

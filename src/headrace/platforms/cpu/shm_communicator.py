@@ -21,8 +21,9 @@ from typing import Any
 import torch
 
 from headrace.errors import PlatformError
+from headrace.platforms.cpu.rest_communicator import RestCommunicator
 from headrace.platforms.interface import Communicator, Tensor
-from headrace.platforms.torch_communicator import TorchCommunicator, World
+from headrace.platforms.torch_communicator import World
 
 __all__ = ["Segment", "ShmCommunicator", "attach", "connect"]
 
@@ -106,12 +107,12 @@ class Segment:
         return found
 
 
-class ShmCommunicator:
+class ShmCommunicator(RestCommunicator):
     """all_reduce and all_gather over a segment, the rest over gloo. Inputs are left as they are."""
 
     def __init__(self, segment: Segment, world: World, group: Sequence[int]) -> None:
-        self._segment, self._world, self._group = segment, world, tuple(group)
-        self._gloo: TorchCommunicator | None = None
+        super().__init__(lambda: world.communicator(group, "gloo"))
+        self._segment = segment
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Floats narrower than 32 bits are added in float32 and rounded once."""
@@ -134,17 +135,6 @@ class ShmCommunicator:
             for rank, found in enumerate(self._segment.exchange(source[part])):
                 target[rank, part] = found
         return torch.cat(out.unbind(0), dim)
-
-    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
-        return self._others().reduce_scatter(x, dim)
-
-    def broadcast(self, x: Tensor, root: int) -> Tensor:
-        return self._others().broadcast(x, root)
-
-    def _others(self) -> TorchCommunicator:
-        if self._gloo is None:
-            self._gloo = self._world.communicator(self._group, "gloo")
-        return self._gloo
 
     @staticmethod
     def _parts(flat: Tensor) -> list[slice]:
