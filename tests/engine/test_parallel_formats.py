@@ -87,6 +87,23 @@ def test_inputs_scaled_by_row_are_as_close_on_two_ranks_as_on_one(name: str, tmp
     assert nmse(first, whole) < 2 * nmse(whole, exact)
 
 
+@pytest.mark.parametrize(
+    "name", ["bfloat16", "awq", "gptq-act-order", "int8-row", "fp8-blocks", "Q4_K", "Q6_K", "Q5_0"]
+)
+def test_the_default_arithmetic_is_as_exact_on_two_ranks_as_on_one(name: str, tmp_path: Path) -> None:
+    """Integers where the processor has them. Held to float32, in which the tests above compare."""
+    (tmp_path / "model").mkdir()
+    if name.startswith("Q"):
+        path = k_gguf(Type[name], tmp_path / "model.gguf")
+    else:
+        path, _ = format_models.make(name, tmp_path / "model")
+    (exact,) = logits(path, IDS, 1, tmp_path / "exact")
+    (whole,) = logits(path, IDS, 1, tmp_path / "one", dtype=None)
+    first, second = logits(path, IDS, 2, tmp_path / "two", dtype=None)
+    assert torch.equal(first, second)
+    assert nmse(first, exact) < 1.5 * nmse(whole, exact) + SAME
+
+
 EXPERTS = {
     "int4": export.packed_int(4, 32, True),
     "int4-asymmetric": export.packed_int(4, 64, False),
