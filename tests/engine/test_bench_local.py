@@ -51,6 +51,7 @@ def test_a_workload_in_process(tiny_llama: Path) -> None:
     assert 0 < one.wastes["kv_utilization"] <= 1
     assert one.usage["peak_rss_bytes"] > 1e7
     assert one.usage["engine_host_s"] > 0
+    assert min(one.usage["cpu_s"], one.usage["others_cpu_s"]) >= 0
 
 
 def test_offline_reports_are_compared(tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,7 +87,14 @@ def test_a_server_here_is_found_and_its_run_alone_counts(
     assert report["notes"] == []
     assert run["wastes_from"] == "counters"
     assert run["wastes"]["slot_occupancy"] == pytest.approx(1 / 8), "one request at a time, and eight slots"
-    assert run["usage"].keys() == {"client_cpu_s", "engine_host_s", "server_host_s", "peak_rss_bytes", "cpu_s"}
+    assert run["usage"].keys() == {
+        "client_cpu_s",
+        "engine_host_s",
+        "server_host_s",
+        "peak_rss_bytes",
+        "cpu_s",
+        "others_cpu_s",
+    }
     assert 0 < run["usage"]["engine_host_s"] <= run["usage"]["cpu_s"] + 0.1
     assert run["usage"]["server_host_s"] > 0
     with pytest.raises(ConfigError, match="--server-pid"):

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from headrace.bench.measure import Row, summarize
-from headrace.bench.processes import cost
+from headrace.bench.processes import cost, machine_seconds
 from headrace.bench.runs import Run
 from headrace.bench.wastes import between, sums_of_stats
 from headrace.bench.workloads import Prompt, Workload, build
@@ -38,13 +38,15 @@ def run_in_process(
     for i in range(warmup):
         drive(core, [Prompt(prompts[0].token_ids[i + 1 : i + 33], 8)], 1)
     gc.collect()
-    before, sums, start = cost(os.getpid()), sums_of_stats(core.stats()), time.perf_counter()
+    before, machine = cost(os.getpid()), machine_seconds()
+    sums, start = sums_of_stats(core.stats()), time.perf_counter()
     rows = drive(core, prompts, workload.concurrency)
     wall = time.perf_counter() - start
-    after = cost(os.getpid())
+    after, machine = cost(os.getpid()), machine_seconds() - machine
     wastes, usage = between(sums, sums_of_stats(core.stats()), wall)
     usage.pop("server_host_s", None)
-    usage |= {"peak_rss_bytes": after.peak_bytes, "cpu_s": after.cpu_seconds - before.cpu_seconds}
+    spent = after.cpu_seconds - before.cpu_seconds
+    usage |= {"peak_rss_bytes": after.peak_bytes, "cpu_s": spent, "others_cpu_s": max(0.0, machine - spent)}
     return Run(workload, seed, rows, summarize(rows, wall, *targets), wastes, "counters", usage)
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from headrace.bench.workloads import WORKLOADS, Workload
 from headrace.engine.catalogue import resolve_model
-from headrace.engine.tokenizer import load_tokenizer
+from headrace.engine.tokenizer import Tokenizer, load_tokenizer
 from headrace.errors import ConfigError
 
-__all__ = ["add_load_options", "load_encoder", "target_seconds", "turns"]
+__all__ = ["add_load_options", "load_encoder", "remembering", "target_seconds", "turns"]
 
 
 def add_load_options(parser: argparse.ArgumentParser, workloads: Sequence[str]) -> None:
@@ -48,5 +49,14 @@ def target_seconds(args: argparse.Namespace) -> tuple[float | None, float | None
 
 def load_encoder(source: str) -> Callable[[str], Sequence[int]]:
     """The `encode` of a model's tokenizer, without special tokens."""
-    tokenizer = load_tokenizer(resolve_model(source))
-    return lambda text: tokenizer.encode(text, add_special_tokens=False)
+    return remembering(load_tokenizer(resolve_model(source)))
+
+
+def remembering(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
+    """Its `encode`, for texts that come again and again: every run cuts its prompts from the same two megabytes."""
+
+    @functools.lru_cache(maxsize=1)
+    def encode(text: str) -> Sequence[int]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    return encode

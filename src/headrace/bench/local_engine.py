@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headrace.bench.load_options import remembering
 from headrace.engine.service import BuiltEngine
 from headrace.engine.startup import build_engine
 from headrace.llm import AsyncLLM
@@ -35,4 +36,4 @@ def open_engine(model: str, options: dict[str, Any]) -> tuple[BuiltEngine, Calla
     # A client knows how options become a configuration; this one is never started.
     client = AsyncLLM(model, **options)
     engine = build_engine(client.config, lambda stage, done: None)
-    return engine, lambda text: client.tokenizer.encode(text, add_special_tokens=False)
+    return engine, remembering(client.tokenizer)

@@ -10,7 +10,7 @@ import psutil
 
 from headrace.errors import ConfigError
 
-__all__ = ["Cost", "cost", "find_server"]
+__all__ = ["Cost", "cost", "find_server", "machine_seconds"]
 
 _HERE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 
@@ -48,6 +48,12 @@ def cost(pid: int) -> Cost:
         return Cost(peak, sum(_seconds(one) for one in family))
     except psutil.Error as error:
         raise ConfigError(f"process {pid}: {error}: give --server-pid of a server that runs, or leave it out") from None
+
+
+def machine_seconds() -> float:
+    """Processor seconds of everything on this machine since it started."""
+    times = psutil.cpu_times()
+    return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))
 
 
 def _peak(process: psutil.Process) -> int:

@@ -25,6 +25,7 @@ _COST: dict[str, Callable[[Run], str]] = {
     "server host": lambda run: _of_wall(run, "server_host_s"),
     "all its processes": lambda run: _of_wall(run, "cpu_s"),
     "load generator": lambda run: _of_wall(run, "client_cpu_s"),
+    "others": lambda run: _of_wall(run, "others_cpu_s"),
     "peak MB": lambda run: f"{run.usage['peak_rss_bytes'] / 1e6:.0f}" if "peak_rss_bytes" in run.usage else "–",
 }
 """By column: the wastes as shares, processor time in cores."""
@@ -44,7 +45,7 @@ class Run:
     """`counters`: of the run alone. `gauges`: means of the server's sliding window, in which what was before the run counts too."""
     usage: dict[str, float] = field(default_factory=dict)
     """`peak_rss_bytes`; processor seconds of the run: `cpu_s` of all processes of the server, `engine_host_s` and `server_host_s` of
-    its host work alone, `client_cpu_s` of the load generator. Each where it is known."""
+    its host work alone, `client_cpu_s` of the load generator, `others_cpu_s` of all else on the machine. Each where it is known."""
     notes: list[str] = field(default_factory=list)
 
     @property

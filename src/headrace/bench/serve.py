@@ -12,7 +12,7 @@ import aiohttp
 
 from headrace.bench.completion import send
 from headrace.bench.measure import Row, summarize
-from headrace.bench.processes import cost
+from headrace.bench.processes import cost, machine_seconds
 from headrace.bench.runs import Run
 from headrace.bench.watch import Watch
 from headrace.bench.workloads import Prompt, Workload, build
@@ -58,14 +58,17 @@ async def run_load(
         watch = Watch(session, target.url, memory=pid is None)
         await watch.start()
         before = None if pid is None else cost(pid)
-        client, start = time.process_time(), time.perf_counter()
+        client, machine, start = time.process_time(), machine_seconds(), time.perf_counter()
         rows = await _all(session, target, prompts, workload.concurrency)
         wall, client = time.perf_counter() - start, time.process_time() - client
+        machine = machine_seconds() - machine
         after = None if pid is None else cost(pid)
         told = await watch.end(wall)
     usage = told.usage | {"client_cpu_s": client}
     if before is not None and after is not None:
-        usage |= {"peak_rss_bytes": after.peak_bytes, "cpu_s": after.cpu_seconds - before.cpu_seconds}
+        spent = after.cpu_seconds - before.cpu_seconds
+        others = max(0.0, machine - spent - client)
+        usage |= {"peak_rss_bytes": after.peak_bytes, "cpu_s": spent, "others_cpu_s": others}
     return Run(workload, seed, rows, summarize(rows, wall, *targets), told.wastes, told.source, usage, told.notes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -13,6 +14,7 @@ __all__ = ["Told", "Watch"]
 
 _INTERVAL = 0.5
 _MEMORY = "process_resident_memory_bytes"
+_PEAKS = ('headrace_peak_memory_bytes{part="engine"}', 'headrace_peak_memory_bytes{part="server"}')
 
 
 @dataclass(slots=True)
@@ -57,10 +59,17 @@ class Watch:
                 told.notes.append("wastes: unknown, since the engine was started anew during the run")
         elif gauges(page):
             self._means(told)
-        if self._memory and _MEMORY in page:
+        if self._memory:
+            self._peak(page, told)
+        return told
+
+    def _peak(self, page: Mapping[str, float], told: Told) -> None:
+        if all(page.get(name) for name in _PEAKS):
+            told.usage["peak_rss_bytes"] = sum(page[name] for name in _PEAKS)
+            told.notes.append("memory: of the server's process and its engine's, as they tell themselves")
+        elif _MEMORY in page:
             told.usage["peak_rss_bytes"] = max(sample.get(_MEMORY, 0.0) for sample in self._samples)
             told.notes.append("memory: of the one process that answers, as it tells itself")
-        return told
 
     def _means(self, told: Told) -> None:
         found = [gauges(sample) for sample in self._samples]

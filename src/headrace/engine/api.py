@@ -126,6 +126,8 @@ class EngineTotals:
     kv_looks: int = 0
     host_seconds: float = 0.0
     """Processor time of the thread that schedules, plans, launches and commits."""
+    peak_bytes: int = 0
+    """The most memory that the engine's process has held, other ranks' not among it; 0 where the system does not tell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections import deque
 
 from headrace.engine.api import EngineTotals
 
-__all__ = ["Figures"]
+__all__ = ["Figures", "peak_memory"]
 
 _LOOK = 0.05
 """Seconds between two looks at the memory, which cost time."""
@@ -48,8 +50,8 @@ class Figures:
         self._looks += 1
 
     def totals(self, host_seconds: float) -> EngineTotals:
-        """What was recorded since the start, with the host's processor time beside it."""
-        return EngineTotals(self._all_busy, self._all_slots, self._all_used, self._looks, host_seconds)
+        """What was recorded since the start, with the host's processor time and memory beside it."""
+        return EngineTotals(self._all_busy, self._all_slots, self._all_used, self._looks, host_seconds, peak_memory())
 
     def kv_utilization(self, now: float) -> float:
         """Mean of what was recorded."""
@@ -74,3 +76,13 @@ class Figures:
             self._running -= running
         while self._used and self._used[0][0] <= now - self._window:
             self._used.popleft()
+
+
+def peak_memory() -> int:
+    """Bytes: the most that this process has held since its start; 0 where the system does not tell."""
+    with contextlib.suppress(ImportError):  # Windows has no such module.
+        import resource
+
+        # Kilobytes, but on macOS.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return 0

@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from headrace.engine.api import EngineStats, Output, Usage
+from headrace.engine.figures import peak_memory
 
 __all__ = ["Histogram", "Meter", "Metrics"]
 
@@ -121,6 +122,10 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
     family.add_metric(["engine"], totals.host_seconds)
     family.add_metric(["server"], time.process_time())
     yield family
+    held = GaugeMetricFamily("headrace_peak_memory_bytes", "The most that each process has held.", labels=["part"])
+    held.add_metric(["engine"], totals.peak_bytes)
+    held.add_metric(["server"], peak_memory())
+    yield held
 
 
 class Meter:

@@ -18,7 +18,7 @@ from headrace.types import SchedulerStats
 
 SCHEDULER = SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9)
 BEFORE = EngineStats(SCHEDULER, 16, 100, 0.1, 0.2, 0.3, totals=EngineTotals(50.0, 25.0, 30.0, 60, 5.0))
-AFTER = EngineStats(SCHEDULER, 16, 140, 0.4, 0.5, 0.6, totals=EngineTotals(53.0, 45.0, 36.0, 72, 5.5))
+AFTER = EngineStats(SCHEDULER, 16, 140, 0.4, 0.5, 0.6, totals=EngineTotals(53.0, 45.0, 36.0, 72, 5.5, 9 * 10**9))
 
 
 def page(stats: EngineStats) -> str:
@@ -89,7 +89,12 @@ def test_counters_are_read_twice() -> None:
     assert told.source == "counters"
     assert told.wastes == {"device_busy": 0.75, "slot_occupancy": 0.5, "kv_utilization": 0.5}
     assert told.usage["engine_host_s"] == 0.5
-    assert told.notes == []
+    assert told.usage["peak_rss_bytes"] > 9e9, "the engine's, and that of who wrote the page"
+    (note,) = told.notes
+    assert "memory" in note
+    alone = asyncio.run(watched([page(BEFORE), page(AFTER)], memory=False))
+    assert alone.usage.keys() == {"engine_host_s", "server_host_s"}
+    assert alone.notes == []
 
 
 def test_an_engine_that_was_started_anew_is_told_of() -> None:

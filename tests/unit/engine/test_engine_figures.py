@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
+import psutil
 import pytest
 
-from headrace.engine.figures import Figures
+from headrace.engine.figures import Figures, peak_memory
 
 
 def test_shares_of_a_young_window() -> None:
@@ -56,3 +59,9 @@ def test_sums_know_no_window() -> None:
     assert after.slot_shares - before.slot_shares == 1.0
     assert (after.kv_shares - before.kv_shares, after.kv_looks - before.kv_looks) == (0.75, 1)
     assert after.host_seconds - before.host_seconds == 0.5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the system does not tell")
+def test_memory_is_that_of_this_process() -> None:
+    assert psutil.Process().memory_info().rss * 0.5 < peak_memory() < psutil.virtual_memory().total
+    assert Figures(slots=1, started=0.0).totals(0.0).peak_bytes >= peak_memory() * 0.5

@@ -20,7 +20,7 @@ COMMANDS = [
     protocol.GetStats(3),
     protocol.Shutdown(),
 ]
-TOTALS = EngineTotals(1.5, 2.5, 3.5, 4, 5.5)
+TOTALS = EngineTotals(1.5, 2.5, 3.5, 4, 5.5, 6)
 STATS = EngineStats(SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9), 16, 10, 0.5, 0.25, 0.75, 2, TOTALS)
 EVENTS = [
     protocol.Loading("weights", 0.5),

@@ -21,7 +21,7 @@ VOCAB = 300
 BOS = 256
 CONTEXT = 100
 MODEL = "fake/model"
-TOTALS = EngineTotals(12.5, 1.75, 3.5, 9, 0.625)
+TOTALS = EngineTotals(12.5, 1.75, 3.5, 9, 0.625, 5000)
 STATS = EngineStats(SchedulerStats(2, 3, 10, 20, 30, 400, 1, 5, 6), 16, 7, 0.5, 0.25, 0.75, totals=TOTALS)
 
 

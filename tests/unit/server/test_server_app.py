@@ -118,6 +118,7 @@ def test_metrics():
         "headrace_kv_share_sum 3.5",
         "headrace_kv_share_count 9.0",
         'headrace_host_cpu_seconds_total{part="engine"} 0.625',
+        'headrace_peak_memory_bytes{part="engine"} 5000.0',
         "headrace_time_to_first_token_seconds_count 2.0",
         # 4 after the first of 5, and 1 after the first of 2 in each of two choices.
         "headrace_inter_token_latency_seconds_count 6.0",
