@@ -1,4 +1,5 @@
-"""Tests for machines that have a device: the whole kit, captured steps, memory that others use, collectives."""
+"""Tests for machines that have a device: the whole kit, every type of activations, captured steps, memory that others use,
+collectives, and a benchmark whose figures stay in `device_bench.REPORTS`."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_bench import bench_offline, random_model
 
 from headrace.conformance import Target, run
-from headrace.conformance.tiny import Serving, TinyModel, requests
+from headrace.conformance.tiny import Answer, Serving, TinyModel, requests
 from headrace.errors import OutOfMemory, PlatformError
 from headrace.platforms.accel_platform import AcceleratorPlatform
 from headrace.platforms.accelerator import AcceleratorDevice
@@ -40,9 +42,31 @@ class DeviceOnly:
         for device in made:
             device.close()
 
-    def test_the_kit_is_green(self) -> None:
-        report = run(Target(self.platform(), options={"dtype": "float32"}))
+    @pytest.mark.parametrize("dtype", ["float32", "float16"])
+    def test_the_kit_is_green(self, dtype: str) -> None:
+        """Operators in every type either way; `dtype` is that of the kit's model."""
+        report = run(Target(self.platform(), options={"dtype": dtype}))
         assert report.ok, report.table()
+
+    def test_bfloat16_is_near_float32_and_the_same_in_any_company(self, opened: Any) -> None:
+        """The kit's model in the kit's place: eight bits of significand move its logprobs by more than the kit allows."""
+        device, exact = opened(dtype="bfloat16"), opened(dtype="float32")
+        _need(device, "bfloat16")
+        found = Serving(device, TinyModel(device)).run(requests(9))
+        wanted = Serving(exact, TinyModel(exact)).run(requests(9))
+        agreed = [_agreeing(found[name], answer) for name, answer in wanted.items()]
+        assert sum(whole for whole, _ in agreed) >= 5
+        assert max(apart for _, apart in agreed) < 0.25
+        for request in requests(9)[:3]:
+            alone = Serving(device, TinyModel(device), budget=9, seqs=3).run([request])
+            assert alone[request.id] == found[request.id]
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    def test_a_short_benchmark(self, opened: Any, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        _need(opened(), dtype)
+        found = bench_offline(self.platform().name, dtype, random_model(tmp_path / "model", monkeypatch))
+        assert found["facts"]["platform"] == self.platform().name
+        assert all(run["summary"]["output_tokens"] > 0 for run in found["runs"])
 
     def test_devices_are_listed_as_torch_numbers_them(self, opened: Any) -> None:
         found, module = self.platform().devices(), opened().runtime.module
@@ -93,3 +117,15 @@ class DeviceOnly:
         ]
         said = [rank.communicate(timeout=180)[0].splitlines()[-1] for rank in ranks]
         assert said == ["ok", "ok"]
+
+
+def _need(device: AcceleratorDevice, dtype: str) -> None:
+    if dtype not in device.capabilities().dtypes:
+        pytest.skip(f"the chip has no {dtype}")
+
+
+def _agreeing(found: Answer, wanted: Answer) -> tuple[bool, float]:
+    """Whether all tokens agree, and how far logprobs are apart up to the first that does not."""
+    pairs = list(zip(*found, *wanted, strict=True))
+    same = next((i for i, (token, _, other, _) in enumerate(pairs) if token != other), len(pairs))
+    return same == len(pairs), max((abs(one - two) for _, one, _, two in pairs[:same]), default=0.0)
