@@ -48,13 +48,28 @@ HALVES = {
 FORMATS = (*FLOATS, *ONLINE, *STORED, *HALVES)
 
 
-def make(name: str, directory: Path) -> tuple[Path, str | None]:
+def drawn_shape(rng: np.random.Generator) -> dict[str, Any]:
+    """Sizes that every format can store: all matrices have inputs in whole 256s."""
+    head_dim = int(rng.choice([32, 64, 128]))
+    heads = 256 * int(rng.choice([1, 2])) // head_dim
+    return {
+        **SHAPE,
+        "hidden_size": 256 * int(rng.choice([1, 2])),
+        "intermediate_size": 256 * int(rng.integers(1, 4)),
+        "num_hidden_layers": int(rng.choice([1, 2])),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(rng.choice([n for n in (1, 2, 4, 8) if heads % n == 0])),
+        "head_dim": head_dim,
+    }
+
+
+def make(name: str, directory: Path, shape: dict[str, Any] = SHAPE) -> tuple[Path, str | None]:
     """The model's path, and what `ModelConfig.quantize` should say."""
     if name in HALVES:
-        return _gguf(name, directory), None
+        return _gguf(name, directory, shape), None
     if name in STORED:
-        return export.write(tiny_models.make("llama", **SHAPE), STORED[name], directory).path, None
-    tiny_models.save("llama", directory, FLOATS.get(name, torch.bfloat16), **SHAPE)
+        return export.write(tiny_models.make("llama", **shape), STORED[name], directory).path, None
+    tiny_models.save("llama", directory, FLOATS.get(name, torch.bfloat16), **shape)
     return directory, ONLINE.get(name)
 
 
@@ -68,14 +83,17 @@ def _blocks(rng: np.random.Generator, kind: Type, shape: tuple[int, ...]) -> np.
     return blocks.reshape(shape[0], -1)
 
 
-def _gguf(name: str, directory: Path) -> Path:
+def _gguf(name: str, directory: Path, shape: dict[str, Any]) -> Path:
     """Random matrices of one type in a GGUF."""
-    model, rng = tiny_models.make("llama", **SHAPE), np.random.default_rng(len(name))
+    model, rng = tiny_models.make("llama", **shape), np.random.default_rng(len(name))
+    config = model.config
     path = directory / "model.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     for add, value in (
-        (writer.add_context_length, 512), (writer.add_embedding_length, 256), (writer.add_block_count, 1),
-        (writer.add_feed_forward_length, 256), (writer.add_head_count, 4), (writer.add_head_count_kv, 2),
+        (writer.add_context_length, 512), (writer.add_embedding_length, config.hidden_size),
+        (writer.add_block_count, config.num_hidden_layers), (writer.add_feed_forward_length, config.intermediate_size),
+        (writer.add_head_count, config.num_attention_heads), (writer.add_head_count_kv, config.num_key_value_heads),
+        (writer.add_key_length, config.head_dim), (writer.add_value_length, config.head_dim),
         (writer.add_layer_norm_rms_eps, 1e-5), (writer.add_vocab_size, 260), (writer.add_eos_token_id, 2),
     ):  # fmt: skip
         add(value)
