@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # What of the TPU platform can be proven without a TPU: the Pallas kernels' numerics and races by interpreter; every kernel compiled by
 # libtpu for each generation, with caches written in place, held to the checked-in baseline; the engine on XLA's CPU backend with the
-# CPU platform's tokens and one compilation a bucket.
+# CPU platform's tokens and one compilation a bucket; the conformance kit on that backend.
 #
 # Usage: ci/tpu.sh [folder of the environment, default build/tpu; 9 GB] [file for the compile report]
 #   PYTHON=python3.11   the interpreter that makes the environment (torch-xla 2.9 has wheels for 3.10 to 3.13; Pallas wants 3.11)
 #   CHIPS=v5e,v6e       fewer generations
-# An environment that is there already is used. The last line is `N passed, N failed`. Takes about 15 minutes on two cores.
+#   EXAMPLES=12         calls of each operator and type in the kit (default 4: every shape is compiled anew)
+# An environment that is there already is used. The last line is `N passed, N failed`. Takes about half an hour on two cores.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-work=${1:-build/tpu} report=${2:-} chips=${CHIPS:-v5e,v5p,v6e,7x}
+work=${1:-build/tpu} report=${2:-} chips=${CHIPS:-v5e,v5p,v6e,7x} examples=${EXAMPLES:-4}
 mkdir -p "$work" || exit 1
 work=$(cd "$work" && pwd)
 python=$work/bin/python
@@ -53,6 +54,9 @@ if [[ ,$chips, == *,7x,* ]]; then # the libtpu that torch-xla 2.9 asks for does 
 fi
 
 PJRT_DEVICE=CPU timeout 600 "$python" ci/tpu_engine.py "$work" 2>&1 | tee "$log"
+tally "${PIPESTATUS[0]}"
+
+PJRT_DEVICE=CPU timeout 3600 "$python" -m headrace.cli.main conformance tpu --examples "$examples" --verbose 2>&1 | tee "$log"
 tally "${PIPESTATUS[0]}"
 
 echo "$passed passed, $failed failed"

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
+from headrace.conformance.interrupted import Interrupted
 from headrace.conformance.tiers import tier
-from headrace.errors import OutOfMemory, PlatformError
+from headrace.conformance.tiny import Serving, TinyModel, requests
+from headrace.errors import DeviceLost, OutOfMemory, PlatformError
 from headrace.platforms.interface import KV, Device, Platform, Tensor
 from headrace.types import Bucket, KVLayout, LayerKV
 
 __all__ = ["FaultsTier"]
 
 _BUCKET = Bucket(4, 4, 4, 1)
+_REQUESTS = 6
+_FAULTS = (
+    RuntimeError("an injected failure of a kernel"),
+    OutOfMemory("an injected lack of memory: 2 bytes were asked for, 1 is free"),
+)
 
 
 @tier("faults")
@@ -45,6 +53,45 @@ class FaultsTier:
             device.get(device.compile(broken, _BUCKET)(kv, {"x": x})[1]["x"]).result()
         _, outputs = device.compile(sound, _BUCKET)(kv, {"x": x})
         np.testing.assert_array_equal(device.get(outputs["x"]).result(), np.arange(4))
+
+    @pytest.mark.parametrize("fault", _FAULTS, ids=lambda fault: fault.__class__.__name__)
+    def test_the_engine_survives(self, device: Device, model: TinyModel, fault: Exception) -> None:
+        """The requests of a step that fails end with its error; all others, and those that come after, are served whole."""
+        wanted = Serving(device, model, budget=48, seqs=3).run(requests(_REQUESTS))
+        serving = Interrupted(device, model, fault)
+        found = serving.run(requests(_REQUESTS))
+        assert serving.raised, "no request was told of the step that failed"
+        for error in serving.raised:
+            wanted_kind = type(fault) if isinstance(fault, PlatformError) else PlatformError
+            assert isinstance(error, wanted_kind), f"{type(error).__name__} is no {wanted_kind.__name__}: {error}"
+            assert not isinstance(error, DeviceLost), "the device is still there"
+        assert 0 < len(serving.errors) < _REQUESTS
+        assert all(str(fault) in message for message in serving.errors.values()), serving.errors
+        again = serving.run(requests(_REQUESTS))
+        served = {name: answer for name, answer in found.items() if name not in serving.errors}
+        for name, (tokens, _) in (*served.items(), *again.items()):
+            assert len(tokens) == len(wanted[name][0])
+            assert tokens == wanted[name][0] or not device.capabilities().deterministic
+
+    def test_a_lost_device_ends_the_engine(self, platform: Platform | None) -> None:
+        """The error is DeviceLost, so that the engine knows; nothing else comes of the device, and a new one serves."""
+        if platform is None:
+            pytest.skip("no `platform` fixture")
+        device = platform.open(0, {})
+        try:
+            serving = Interrupted(device, TinyModel(device), DeviceLost("an injected loss of the device"))
+            with pytest.raises(DeviceLost, match="an injected loss of the device"):
+                serving.run(requests(_REQUESTS))
+            with contextlib.suppress(DeviceLost):
+                np.testing.assert_array_equal(device.get(device.put(np.arange(3))).result(), np.arange(3))
+        finally:
+            device.close()
+        device = platform.open(0, {})
+        try:
+            answers = Serving(device, TinyModel(device)).run(requests(2))
+            assert [len(tokens) for tokens, _ in answers.values()] == [8, 8]
+        finally:
+            device.close()
 
     def test_an_unknown_option_is_named(self, platform: Platform | None) -> None:
         if platform is None:

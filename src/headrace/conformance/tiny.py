@@ -12,6 +12,7 @@ import torch
 
 from headrace.conformance.moving import place
 from headrace.core import CoreConfig, Scheduler
+from headrace.errors import PlatformError
 from headrace.kernels.inputs import batch_of, pad_arrays, plan_arrays, sample_inputs_of
 from headrace.kernels.registry import bind, pack
 from headrace.kernels.weight import Weight
@@ -96,7 +97,7 @@ def _unpack(weight: Weight) -> torch.Tensor:
 
 
 class Serving:
-    """Scheduler and device, two steps in flight where the device is asynchronous."""
+    """Scheduler and device with two steps in flight, as the engine has them."""
 
     def __init__(self, device: Device, model: TinyModel, *, budget: int = 64, seqs: int = 8, blocks: int = 64) -> None:
         capabilities = device.capabilities()
@@ -105,7 +106,7 @@ class Serving:
         layout = KVLayout((LayerKV(_KV_HEADS, _DIM),) * _LAYERS, size, store)
         self.scheduler = Scheduler(CoreConfig(blocks, size, seqs, budget, _LONGEST, _VOCAB))
         self._device = device
-        self._static = capabilities.static_shapes
+        self._static, self._carries = capabilities.static_shapes, not capabilities.in_place_kv
         self._bucket = Bucket(budget, seqs, seqs, -(-_LONGEST // size))
         self._kv = device.alloc_kv(layout, blocks)
         self._history = device.put(np.zeros((seqs + 1, _LONGEST), np.int32))
@@ -120,16 +121,25 @@ class Serving:
         flying: list[tuple[StepPlan, dict[str, Pending]]] = []
         while self.scheduler.has_work():
             plan = self.scheduler.schedule(0.0) if len(flying) < 2 else None
-            if plan is not None:
-                flying.append((plan, self._launch(plan)))
-                continue
-            first, outputs = flying.pop(0)
-            for delta in self.scheduler.commit(first, _result(first, outputs), 0.0):
+            try:
+                if plan is not None:
+                    flying.append((plan, self.launch(plan)))
+                    continue
+                plan, outputs = flying.pop(0)
+                deltas = self.scheduler.commit(plan, _result(plan, outputs), 0.0)
+            except PlatformError as error:
+                assert plan is not None
+                deltas = self.failed(plan, error)
+            for delta in deltas:
                 _take(answers, delta)
             self.scheduler.check()
         return answers
 
-    def _launch(self, plan: StepPlan) -> dict[str, Pending]:
+    def failed(self, plan: StepPlan, error: PlatformError) -> list[Delta]:
+        """What a step that the device could not do brings. Here nothing is expected to fail."""
+        raise error
+
+    def launch(self, plan: StepPlan) -> dict[str, Pending]:
         if len(plan.copies):
             pairs = plan.copies.tolist()
             self._kv = self._device.copy_blocks(self._kv, [a for a, _ in pairs], [b for _, b in pairs])
@@ -138,7 +148,8 @@ class Serving:
             arrays = pad_arrays(arrays, self._bucket, self._spare)
         inputs = {name: self._device.put(array) for name, array in arrays.items()}
         self._kv, outputs = self._executable(self._kv, inputs | {"history": self._history})
-        self._history = outputs["history"]
+        # Written in place like the cache, or donated like it.
+        self._history = outputs["history"] if self._carries else self._history
         return {name: self._device.get(outputs[name]) for name in ("tokens", "logprobs", "ranks")}
 
 

@@ -49,7 +49,7 @@ class Weight:
     def take(self, rows: slice | torch.Tensor) -> Weight:
         """Some rows, in the scheme's own form and without bias: a step or an index of int64. Not for stacks."""
         assert not self.parts
-        tensors = {key: value if key in SHARED_TENSORS else value[rows] for key, value in self.tensors.items()}
+        tensors = {key: value if key in SHARED_TENSORS else _rows(value, rows) for key, value in self.tensors.items()}
         count = len(range(*rows.indices(self.shape[0]))) if isinstance(rows, slice) else len(rows)
         return replace(self, shape=(count, self.shape[1]), tensors=tensors, bias=None, prepared={})
 
@@ -58,3 +58,10 @@ class Weight:
         """Bytes as stored, over all parts."""
         own = sum(t.numel() * t.element_size() for t in self.tensors.values())
         return own + sum(part.nbytes for part in self.parts)
+
+
+def _rows(x: torch.Tensor, rows: slice | torch.Tensor) -> torch.Tensor:
+    """x[rows]; as bytes where they are 8-bit floats, which older releases of torch cannot index."""
+    if isinstance(rows, torch.Tensor) and x.is_floating_point() and x.element_size() == 1:
+        return x.view(torch.uint8)[rows].view(x.dtype)
+    return x[rows]

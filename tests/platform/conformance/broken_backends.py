@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from headrace.errors import DeviceLost, HeadraceError, OutOfMemory, PlatformError
 from headrace.kernels.ops import Batch
 from headrace.kernels.spec import OpSpec
 from headrace.kernels.weight import Weight
@@ -84,6 +86,43 @@ class SwallowsErrors(Sound):
                 return step_fn(kv, inputs)
             except RuntimeError:
                 return kv, inputs
+
+        return super().compile(quiet, bucket)
+
+
+class NeverRecovers(Sound):
+    """One error, and every later call raises it again."""
+
+    def submit(self, work: Callable[[], Any], lasting: bool = False) -> Any:
+        return super().submit(work, lasting=True)
+
+
+class CallsAllErrorsAlike(Sound):
+    """Out of memory is an error like any other."""
+
+    def _translate(self, error: Exception) -> HeadraceError:
+        return _plain(super()._translate(error), OutOfMemory)
+
+
+class CallsALossAnError(Sound):
+    """So that the engine goes on with a device that is gone."""
+
+    def _translate(self, error: Exception) -> HeadraceError:
+        return _plain(super()._translate(error), DeviceLost)
+
+
+def _plain(error: HeadraceError, kind: type[PlatformError]) -> HeadraceError:
+    return PlatformError(str(error)) if isinstance(error, kind) else error
+
+
+class HidesTheLoss(Sound):
+    """A lost device gives what the step before has left."""
+
+    def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
+        def quiet(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+            with contextlib.suppress(DeviceLost):
+                self.before = step_fn(kv, inputs)[1]
+            return kv, self.before
 
         return super().compile(quiet, bucket)
 
@@ -198,8 +237,6 @@ class Backend:
         return [DeviceInfo(0, "cpu", 1)]
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
-        from headrace.errors import PlatformError
-
         if index or options:
             raise PlatformError(f"broken: index {index}, options {', '.join(options)}: there is neither")
         return self.make()
@@ -211,6 +248,10 @@ FAULTS = {
     KeepsStaleBlocks: ("kv", "test_a_copied_block_is_whole_and_independent"),
     CopiesOneByOne: ("kv", "test_copies_read_before_they_write"),
     SwallowsErrors: ("faults", "test_a_failing_step_is_reported"),
+    NeverRecovers: ("faults", "test_the_engine_survives[RuntimeError]"),
+    CallsAllErrorsAlike: ("faults", "test_the_engine_survives[OutOfMemory]"),
+    CallsALossAnError: ("faults", "test_a_lost_device_ends_the_engine"),
+    HidesTheLoss: ("faults", "test_a_lost_device_ends_the_engine"),
     SharesTheCallersMemory: ("copies", "test_an_array_may_be_reused_once_put_returns"),
     HandsOutItsOwnMemory: ("copies", "test_a_result_is_the_callers_own"),
     DependsOnTheBatch: ("determinism", "test_alone_is_batched_is_chunked_is_warm"),
