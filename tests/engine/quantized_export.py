@@ -282,6 +282,10 @@ def variants() -> dict[str, Variant]:
         found[f"ct-fp8-{strategy}"] = fp8(strategy, None, None)
         found[f"ct-fp8-{strategy}-dynamic"] = fp8(strategy, FP8_TOKEN, "fp8_token")
         found[f"ct-fp8-{strategy}-static"] = fp8(strategy, inputs(8, "float", "tensor", False), "fp8_tensor")
+    found["ct-fp8-tensor-batch"] = fp8("tensor", inputs(8, "float", "tensor"), "fp8_token")
+    found["ct-w8a8-batch"] = plain_int8(inputs(8, "int", "tensor"), "int8_token")
+    asymmetric = {**inputs(8, "int", "tensor"), "symmetric": False}
+    found["ct-w8a8-batch-asym"] = plain_int8(asymmetric, "int8_token_asymmetric")
     found["ct-fp8-block-group"] = fp8("block", inputs(8, "float", "group", group_size=128), "fp8_group128")
     found["ct-mxfp8a16"] = mxfp8()
     found["ct-mxfp4"], found["ct-mxfp4a16"] = fp4("mxfp4", MXFP4, "mxfp4"), fp4("mxfp4", None, None)

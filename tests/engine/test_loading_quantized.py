@@ -86,12 +86,12 @@ def group(config: dict[str, Any], part: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("variant", "change", "named"),
     [
-        ("w8a8-dynamic", lambda c: c.update(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        ("w8a8-dynamic", lambda c: c.update(kv_cache_scheme={"num_bits": 4}), "kv_cache_scheme"),
         ("w8a8-dynamic", lambda c: c.update(sparsity_config={"format": "sparse-24"}), "sparsity_config"),
         ("w8a8-dynamic", lambda c: c.update(transform_config={"config_groups": {"u": 1}}), "transform_config"),
         ("w8a8-dynamic", lambda c: c["config_groups"]["group_0"].update(format="marlin-24"), "marlin-24"),
         ("w8a8-dynamic", lambda c: c["config_groups"]["group_0"].update(output_activations={"num_bits": 8}), "output_"),
-        ("w8a8-dynamic", lambda c: group(c, "input_activations").update(strategy="tensor"), "8 bits a tensor"),
+        ("w8a8-dynamic", lambda c: group(c, "input_activations").update(strategy="channel"), "8 bits a channel"),
         ("w8a8-dynamic", lambda c: group(c, "input_activations").update(num_bits=4), "int of 4 bits a token"),
         ("fp8-dynamic", lambda c: group(c, "weights").update(num_bits=6), "6 bits"),
         ("fp8-dynamic", lambda c: group(c, "weights").update(dynamic=True), "dynamic True"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,10 @@ import tiny_models
 import torch
 from model_harness import logits_of, reference_ops
 from quantized_export import Variant, variants, write
+from safetensors.torch import load_file, save_file
 
 from headrace.engine.loading.checkpoint import open_checkpoint
-from headrace.errors import UnsupportedModel
+from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.kernels.registry import bind
 from headrace.models.decoder import Decoder
 from headrace.platforms.cpu import native
@@ -77,6 +80,13 @@ def limit(variant: Variant) -> float:
     return 2e-2 if variant.activation in ("mxfp4", "nvfp4") else 2e-3
 
 
+def _with_group(**change: Any) -> Variant:
+    """`packed_int` with its one group of modules changed."""
+    variant = export.packed_int(4, 128, True)
+    group = {**variant.config["config_groups"]["group_0"], **change}
+    return Variant({**variant.config, "config_groups": {"group_0": group}}, variant.pack, variant.scheme)
+
+
 STATIC_ASYMMETRIC = {**export.inputs(8, "int", "tensor", False), "symmetric": False}
 REFUSED: dict[str, tuple[Variant, dict[str, Any], str]] = {
     "gptq marlin": (export.gptq(4, 32, True), {"checkpoint_format": "marlin"}, "marlin"),
@@ -91,7 +101,7 @@ REFUSED: dict[str, tuple[Variant, dict[str, Any], str]] = {
     "awq of its authors": (export.awq(32), {"backend": "llm-awq"}, "llm-awq"),
     "awq of other widths": (export.awq(32), {"bits": 8}, "8 bits"),
     "w8a8 static, asymmetric": (export.plain_int8(STATIC_ASYMMETRIC, None), {}, "static, asymmetric"),
-    "w8a8 by batch": (export.plain_int8(export.inputs(8, "int", "tensor"), None), {}, "a tensor"),
+    "w8a8 by channel": (export.plain_int8(export.inputs(8, "int", "channel"), None), {}, "a channel"),
     "w4a4": (export.plain_int8(export.inputs(4, "int", "token"), None), {}, "int of 4 bits"),
     "mxfp8 inputs": (
         export.mxfp8(export.inputs(8, "float", "group", group_size=32)), {}, "float of 8 bits a group .group 32"
@@ -99,6 +109,22 @@ REFUSED: dict[str, tuple[Variant, dict[str, Any], str]] = {
     "fp8 by groups of 64": (
         export.fp8("channel", export.inputs(8, "float", "group", group_size=64), None), {}, "group 64"
     ),
+    "cache of 4 bits": (
+        export.packed_int(4, 128, True), {"kv_cache_scheme": export.inputs(4, "int", "tensor", False)}, "of 4 bits"
+    ),
+    "attention's own": (_with_group(weights=None), {}, "weights of None bits"),
+    "fp8 methods of other scales": (
+        export.gptq(4, 32, True), {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}, "ue8m0"
+    ),
+    "auto-round, rounded inputs": (
+        export.gptq(4, 32, True), {"quant_method": "auto-round", "packing_format": "auto_round", "act_bits": 8},
+        "inputs of 8 bits",
+    ),
+    "auto-round of llm-compressor": (
+        export.gptq(4, 32, True), {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"},
+        "auto_round:llm_compressor",
+    ),
+    "bitsandbytes": (export.gptq(4, 32, True), {"quant_method": "bitsandbytes"}, "bitsandbytes"),
 }  # fmt: skip
 
 
@@ -119,6 +145,41 @@ def test_names_of_the_same_layout(change: dict[str, Any], model: Any, tmp_path: 
     written = write(model, variant, tmp_path / "model")
     found = matrices(open_checkpoint(written.path).build(reference_ops(), 16))
     assert all(torch.equal(found[name], expected) for name, expected in written.matrices.items())
+
+
+@pytest.mark.parametrize("stem", ["{attention}.{letter}", "{attention}.{letter}_proj.output"])
+@pytest.mark.parametrize("ignored", [[], ["re:.*self_attn.*"]], ids=["all", "but-attention"])
+def test_scales_calibrated_for_the_cache_are_taken_up_and_not_needed(
+    stem: str, ignored: list[str], model: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    variant = export.fp8("channel", export.FP8_TOKEN, "fp8_token")
+    config = {**variant.config, "kv_cache_scheme": export.inputs(8, "float", "tensor", False)}
+    written = write(model, Variant(config, variant.pack, variant.scheme), tmp_path / "model")
+    names = [stem.format(attention="model.layers.0.self_attn", letter=letter) + "_scale" for letter in "kv"]
+    file = written.path / "model.safetensors"
+    stored = {**load_file(file), **{name: torch.tensor([0.02], dtype=torch.bfloat16) for name in names}}
+    if ignored:
+        _leave_attention_plain(written, model, config, stored)
+    save_file(stored, file)
+    with caplog.at_level(logging.INFO, "headrace"):
+        decoder = open_checkpoint(written.path).build(reference_ops(), 16)
+    assert "kv_cache_scheme" in caplog.text
+    assert decoder.weights.layers[0].qkv.parts[0].scheme == ("bfloat16" if ignored else "fp8_e4m3")
+    stored[names[1]] = torch.zeros(1)
+    save_file(stored, file)
+    with pytest.raises(CheckpointError, match="above zero"):
+        open_checkpoint(written.path).build(reference_ops(), 16)
+
+
+def _leave_attention_plain(written: export.Written, model: Any, config: dict[str, Any], stored: dict[str, Any]) -> None:
+    for name in [name for name in stored if "self_attn" in name and not name.endswith(("k_scale", "v_scale"))]:
+        if "output_scale" not in name:
+            del stored[name]
+    plain = {name: tensor for name, tensor in model.state_dict().items() if "self_attn" in name}
+    stored |= {name: tensor.bfloat16() for name, tensor in plain.items()}
+    found = json.loads((written.path / "config.json").read_text())
+    found["quantization_config"] = {**config, "ignore": ["lm_head", "re:.*self_attn.*"]}
+    (written.path / "config.json").write_text(json.dumps(found))
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5])

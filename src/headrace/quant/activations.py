@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import UnsupportedModel
 
-__all__ = ["input_rule"]
+__all__ = ["by_token", "input_rule"]
 
+_log = logging.getLogger(__name__)
 _Rule = tuple[str, int, str, str, int | None, bool]
 _RULES: dict[_Rule, str] = {
     ("int", 8, "token", "dynamic", None, True): "int8_token",
     ("int", 8, "token", "dynamic", None, False): "int8_token_asymmetric",
+    ("int", 8, "tensor", "dynamic", None, True): "int8_token",
+    ("int", 8, "tensor", "dynamic", None, False): "int8_token_asymmetric",
     ("int", 8, "tensor", "static", None, True): "int8_tensor",
     ("float", 8, "token", "dynamic", None, True): "fp8_token",
+    ("float", 8, "tensor", "dynamic", None, True): "fp8_token",
     ("float", 8, "tensor", "static", None, True): "fp8_tensor",
     ("float", 8, "group", "dynamic", 128, True): "fp8_group128",
     ("float", 4, "group", "dynamic", 32, True): "mxfp4",
     ("float", 4, "tensor_group", "local", 16, True): "nvfp4",
 }
-"""By type, bits, strategy, dynamic, group and symmetry."""
+"""By type, bits, strategy, dynamic, group and symmetry. A tensor's dynamic scale is that of one token: see `by_token`."""
 
 
 def input_rule(settings: Mapping[str, Any] | None, where: str) -> str | None:
-    """None where inputs stay as they are. Raises UnsupportedModel that spells out a rule that is not built.
-
-    A scale drawn from the whole batch at run time is among those: a row's result would depend on its company.
-    """
+    """None where inputs stay as they are. Raises UnsupportedModel that spells out a rule that is not built."""
     if not settings:
         return None
     dynamic = settings.get("dynamic", False)
@@ -47,4 +49,12 @@ def input_rule(settings: Mapping[str, Any] | None, where: str) -> str | None:
             f"{where}: inputs quantised to {kind} of {bits} bits a {strategy} (group {group}), {when}, "
             f"{'symmetric' if symmetric else 'asymmetric'}, are not supported"
         )
+    if key[2:4] == ("tensor", "dynamic"):
+        by_token(where)
     return rule
+
+
+def by_token(where: str) -> None:
+    """Says that a scale which the scheme draws from all tokens of a step is drawn from one: so no row depends on its company,
+    a token alone gives what the scheme says, and in company its scale is never the coarser one."""
+    _log.info("%s: inputs are rounded under a scale a token, not one for all tokens that happen to share a step", where)

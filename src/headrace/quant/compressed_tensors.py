@@ -13,6 +13,7 @@ from headrace.errors import UnsupportedModel
 from headrace.kernels.weight import Weight
 from headrace.quant.activations import input_rule
 from headrace.quant.bits import unpack_stream
+from headrace.quant.cache_hint import CacheHint
 from headrace.quant.checks import expect
 from headrace.quant.containers import fp8_weight, int4_weight, int8_weight, int_weight, mxfp4_weight, nvfp4_weight
 from headrace.quant.scheme import Reader
@@ -52,16 +53,20 @@ class CompressedTensors:
     """A `Scheme`. Raises UnsupportedModel that names the first setting that is not built."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        for key in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+        for key in ("sparsity_config", "transform_config"):
             value = config.get(key)
             if value and value != {"format": "dense"}:
                 raise UnsupportedModel(f"compressed-tensors: {key} = {str(value)[:80]} is not supported")
+        self._cache = CacheHint(config.get("kv_cache_scheme"), "compressed-tensors")
         groups = config.get("config_groups") or {}
         whole = config.get("format") or ""
         self._groups = tuple(_read_group(name, group, whole) for name, group in groups.items())
         self._ignore = tuple(config.get("ignore") or ())
 
     def covers(self, module: str, reader: Reader) -> bool:
+        self._cache.read(
+            module, reader
+        )  # here, since a projection that is ignored may have scales of the cache beside it
         return not _matches(module, self._ignore, by_class=False) and self._find(module) is not None
 
     def _find(self, module: str) -> _Group | None:

@@ -1,4 +1,4 @@
-"""The `fp8` method of Hugging Face checkpoints (DeepSeek's and Qwen's own): E4M3 weights with a scale a 128 x 128 tile, or one in all."""
+"""The `fp8` method of Hugging Face checkpoints (DeepSeek's, Qwen's, AutoFP8's): E4M3 weights with a scale a 128 x 128 tile, or one in all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 
 from headrace.errors import UnsupportedModel
 from headrace.kernels.weight import Weight
+from headrace.quant.activations import by_token
+from headrace.quant.cache_hint import CacheHint
 from headrace.quant.checks import expect
 from headrace.quant.containers import fp8_weight
 from headrace.quant.scheme import Reader
@@ -29,13 +31,16 @@ class FP8:
             raise UnsupportedModel(
                 f"fp8: tiles of {block} with {inputs} inputs are not supported: columns of 128, dynamic are"
             )
-        if block is None and inputs != "static":
-            raise UnsupportedModel(
-                f"fp8: {inputs} inputs under one scale a tensor are not supported: a row would depend on its batch"
-            )
+        if inputs not in ("dynamic", "static"):
+            raise UnsupportedModel(f"fp8: activation_scheme {inputs!r} is not supported: dynamic and static are")
+        if block is None and inputs == "dynamic":
+            by_token("fp8")
+        self._static = inputs == "static"
+        self._cache = CacheHint(config.get("kv_cache_scheme"), "fp8")
         self._block = None if block is None else (int(block[0]), int(block[1]))
 
     def covers(self, module: str, reader: Reader) -> bool:
+        self._cache.read(module, reader)
         return reader.has(f"{module}.weight_scale_inv") or reader.has(f"{module}.weight_scale")
 
     def load(self, module: str, shape: tuple[int, int], reader: Reader) -> Weight:
@@ -45,9 +50,11 @@ class FP8:
         scales = expand_tiles(reader, scale, reader.get(scale).float(), shape, self._block or shape)
         size = self._block[1] if self._block else None
         weight = fp8_weight(codes, scales, column_groups(shape[1], scales.shape[1], size), name)
-        if self._block is None:
+        if self._block is not None:
+            weight.activation = "fp8_group128"
+        elif self._static:
             weight.activation = "fp8_tensor"
             weight.tensors["input_scale"] = reader.get(f"{module}.input_scale").float().reshape(1)
         else:
-            weight.activation = "fp8_group128"
+            weight.activation = "fp8_token"
         return weight

@@ -19,15 +19,29 @@ Make = Callable[[Mapping[str, Any]], Scheme]
 
 
 def _auto_round(config: Mapping[str, Any]) -> Scheme:
-    """auto-round's own name for the layouts that it borrows."""
+    """auto-round's own name for the layouts that it borrows; under its own name zero points are stored as they are."""
     packing = str(config.get("packing_format") or "auto_round:auto_gptq")
-    if packing.endswith("awq"):
-        return AWQ(config)
-    if packing.endswith("gptq"):
-        return GPTQ(config)
-    raise UnsupportedModel(f"auto-round: packing_format {packing!r} is not supported: auto_gptq and auto_awq are")
+    layers = [config, *(config.get("extra_config") or {}).values()]
+    bits = min(layer.get("act_bits") or 16 for layer in layers)
+    if packing not in _PACKINGS or bits < 16:
+        inputs = f" with inputs of {bits} bits" if bits < 16 else ""
+        known = ", ".join(_PACKINGS)
+        raise UnsupportedModel(f"auto-round: packing_format {packing!r}{inputs} is not supported: {known} are")
+    return _PACKINGS[packing](config)
 
 
+def _whole_zeros(config: Mapping[str, Any]) -> Scheme:
+    return GPTQ({**config, "checkpoint_format": "gptq_v2"})
+
+
+_PACKINGS: dict[str, Make] = {
+    "auto_round": _whole_zeros,
+    "auto_round:auto_awq": AWQ,
+    "auto_round:auto_gptq": GPTQ,
+    "auto_round:awq": AWQ,
+    "auto_round:gptq": GPTQ,
+    "auto_round:gptqmodel": _whole_zeros,
+}
 _METHODS: dict[str, Make] = {
     "auto-round": _auto_round,
     "awq": AWQ,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.kernels.linear.activation import quantize_activation
 from headrace.kernels.weight import Weight
 from headrace.quant.awq import AWQ
 from headrace.quant.bits import pack_nibbles, split_nibbles, unpack_stream
@@ -140,7 +142,10 @@ def test_nibbles_round_trip(columns: int) -> None:
         ({"quant_method": "awq", "version": "gemv"}, "gemv"),
         ({"quant_method": "awq", "bits": 8}, "8 bits"),
         ({"quant_method": "auto-round", "packing_format": "auto_round:gguf"}, "auto_round:gguf"),
-        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "dynamic inputs"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:fp8_static"}, "auto_round:fp8_static"),
+        ({"quant_method": "auto-round", "extra_config": {"m": {"act_bits": 4}}}, "inputs of 4 bits"),
+        ({"quant_method": "fp8", "activation_scheme": "none"}, "activation_scheme 'none'"),
+        ({"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": [128, 128]}, "static inputs"),
         ({"quant_method": "torchao"}, "torchao"),
         ({"bits": 4}, "None"),
     ],
@@ -184,6 +189,40 @@ def test_fp8_tiles_and_their_ragged_edges() -> None:
     expected = codes.float() * tiles.repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :300]
     torch.testing.assert_close(weight.dequantize(), expected, rtol=0, atol=0)
     assert weight.activation == "fp8_group128"
+
+
+@pytest.mark.parametrize(
+    "packing", ["auto_round", "auto_round:gptqmodel", "auto_round:auto_gptq", "auto_round:gptq", None]
+)
+def test_auto_rounds_names_of_gptqs_layout(packing: str | None) -> None:
+    """Under its own name and GPTQModel's it stores zero points as they are, under AutoGPTQ's less one."""
+    codes, zeros, scales, index, matrix = layer(4, 64, False, False)
+    offset = 0 if packing in ("auto_round", "auto_round:gptqmodel") else 1
+    tensors = gptq_tensors(4, codes, zeros, scales, index, offset)
+    found = scheme_of({"quantization_config": {"quant_method": "auto-round", "bits": 4, "packing_format": packing}})
+    assert found is not None
+    torch.testing.assert_close(found.load("m", (N, K), Tensors(tensors)).dequantize(), matrix, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("packing", ["auto_round:auto_awq", "auto_round:awq"])
+def test_auto_rounds_names_of_awqs_layout(packing: str) -> None:
+    config = {"quant_method": "auto-round", "bits": 4, "packing_format": packing}
+    assert isinstance(scheme_of({"quantization_config": config}), AWQ)
+
+
+def test_one_scale_for_all_tokens_is_taken_a_token(caplog: pytest.LogCaptureFixture) -> None:
+    """A token alone is rounded as the scheme says, and in company as alone."""
+    tensors = {"m.weight": torch.ones(4, 8).to(torch.float8_e4m3fn), "m.weight_scale": torch.tensor(0.5)}
+    with caplog.at_level(logging.INFO, "headrace"):
+        scheme = scheme_of({"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}})
+    assert "a scale a token" in caplog.text
+    assert scheme is not None
+    weight = scheme.load("m", (4, 8), Tensors(tensors))
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1)) * torch.tensor([[1.0], [100.0], [0.01]])
+    rounded = quantize_activation(x, weight)
+    for row, found in zip(x, rounded, strict=True):
+        scale = row.abs().max() / 448
+        assert torch.equal(found, (row / scale).to(torch.float8_e4m3fn).float() * scale)
 
 
 def test_fp8_with_one_scale_and_static_inputs() -> None:
