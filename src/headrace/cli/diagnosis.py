@@ -10,7 +10,6 @@ from typing import Any
 
 from headrace.cli.facts import operator_facts, platform_facts
 from headrace.errors import HeadraceError
-from headrace.platforms.cpu import native
 from headrace.platforms.host import host_memory, host_name, physical_cores
 from headrace.platforms.interface import Platform
 from headrace.plugins import PluginSet, discover
@@ -33,6 +32,7 @@ def diagnose(
     found = discover() if plugins is None else plugins
     remedies: list[str] = [f"{failure}: repair or uninstall it" for failure in found.failures]
     chosen = _chosen(found, platform, remedies)
+    platforms = platform_facts(found, chosen, remedies)
     report: dict[str, Any] = {
         "machine": _machine(),
         "versions": {"python": python_platform.python_version()} | {name: _version(name) for name in _PACKAGES},
@@ -47,8 +47,8 @@ def diagnose(
             }
             for info in found.plugins
         ],
-        "platforms": platform_facts(found, chosen, remedies),
-        "native": _native(remedies),
+        "platforms": platforms,
+        "native": _native(platforms, remedies),
         "operators": None if chosen is None else operator_facts(chosen, remedies, options or {}),
         "remedies": remedies,
     }
@@ -97,18 +97,14 @@ def _chosen(found: PluginSet, name: str | None, remedies: list[str]) -> Platform
         return None
 
 
-def _native(remedies: list[str]) -> dict[str, Any]:
-    problem = native.missing()
-    library = None
-    if problem is None:
-        try:
-            library = native.load()
-        except HeadraceError as error:
-            problem = str(error)
+def _native(platforms: list[dict[str, Any]], remedies: list[str]) -> dict[str, Any]:
+    """Of the platform whose devices say that their kernels are a library of ours."""
+    devices = (device for platform in platforms for device in platform["devices"])
+    told: dict[str, Any] = next((d for d in devices if "native_library" in d or "native_problem" in d), {})
+    library = told.get("native_library")
+    problem = told.get("native_problem")
     if problem is not None:
         remedies.append(problem)
-    return {
-        "library": None if library is None else str(library.path),
-        "instruction_set": None if library is None else library.isa,
-        "problem": problem,
-    }
+    elif library is None:
+        problem = "no platform here has them"
+    return {"library": library, "instruction_set": told.get("instruction_set"), "problem": problem}

@@ -16,6 +16,7 @@ from headrace.cli.facts import operator_facts
 from headrace.cli.main import main
 from headrace.errors import PlatformError
 from headrace.kernels.registry import OPS
+from headrace.platforms.cpu import native
 from headrace.plugins import GROUP, discover
 
 
@@ -81,7 +82,7 @@ def test_a_device_that_does_not_open_is_a_fact() -> None:
 
 
 def test_without_native_kernels_their_cost_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis.native, "find", lambda: None)
+    monkeypatch.setattr(native, "find", lambda: None)
     report = diagnose("sim")
     assert "by reference" in report["native"]["problem"]
     assert report["native"]["problem"] in report["remedies"]

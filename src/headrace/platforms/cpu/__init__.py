@@ -32,7 +32,10 @@ class CpuPlatform:
         return 10, f"{physical_cores()} cores"
 
     def devices(self) -> list[DeviceInfo]:
-        return [DeviceInfo(0, host_name(), host_memory()[1], (("cores", str(physical_cores())),))]
+        from headrace.platforms.cpu.native import describe
+
+        details = (("cores", str(physical_cores())), *describe())
+        return [DeviceInfo(0, host_name(), host_memory()[1], details)]
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
         """On native kernels where they are built; by reference otherwise, under HEADRACE_NATIVE=0 and where `float32_copies` is

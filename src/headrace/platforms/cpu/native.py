@@ -11,7 +11,7 @@ from typing import Any
 import headrace
 from headrace.errors import PlatformError
 
-__all__ = ["ISAS", "Copy", "Library", "find", "load", "missing"]
+__all__ = ["ISAS", "Copy", "Library", "describe", "find", "load", "missing"]
 
 ISAS = ("v4bf16", "v4", "v3", "dotprod", "generic")
 """Instruction sets the library may hold, best first: AVX-512 with BF16, AVX-512 with VNNI, AVX2; Arm's dot products; any
@@ -88,6 +88,18 @@ def load(isa: str | None = None) -> Library:
     if not usable:
         raise PlatformError(f"cpu: {path} holds no kernels for this processor: install headrace again")
     return Library(path, isa or usable[0], functions)
+
+
+def describe() -> tuple[tuple[str, str], ...]:
+    """For `DeviceInfo.details`: the library and the instruction set that serve, or why none does."""
+    problem = missing()
+    if problem is not None:
+        return (("native_problem", problem),)
+    try:
+        library = load()
+    except PlatformError as error:
+        return (("native_problem", str(error)),)
+    return (("native_library", str(library.path)), ("instruction_set", library.isa))
 
 
 @lru_cache(maxsize=4)
