@@ -22,6 +22,15 @@ _QWEN = {
 }
 _SHARED = {**_QWEN, "norm_topk_prob": False, "shared_expert_intermediate_size": 64}
 del _SHARED["head_dim"]
+_DEEPSEEK = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.75,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 1,
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", _QWEN),
     "qwen3_moe-plain-shares": ("qwen3_moe", {**_QWEN, "norm_topk_prob": False, "attention_bias": True}),
@@ -30,6 +39,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_moe-renormalised": ("qwen2_moe", {**_SHARED, "norm_topk_prob": True, "qkv_bias": False, "shared_expert_intermediate_size": 40}),
     "qwen2_moe-some-dense": ("qwen2_moe", {**_SHARED, "num_hidden_layers": 4, "decoder_sparse_step": 2}),
     "qwen2_moe-window": ("qwen2_moe", {**_SHARED, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}),
+    "dots1": ("dots1", {**_DEEPSEEK, "n_group": 4, "topk_group": 2, "sliding_window": None}),
+    "dots1-window": ("dots1", {**_DEEPSEEK, "norm_topk_prob": False, "first_k_dense_replace": 0, "attention_bias": True,
+        "sliding_window": 7, "max_window_layers": 1}),
+    "glm4_moe": ("glm4_moe", {**_DEEPSEEK, "head_dim": 32, "use_qk_norm": True}),
+    "glm4_moe-bias": ("glm4_moe", {**_DEEPSEEK, "n_shared_experts": 1, "attention_bias": True, "partial_rotary_factor": 0.25}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral-window": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 1, "sliding_window": 7}),
 }  # fmt: skip
@@ -40,7 +54,11 @@ def make_moe(variant: str, dtype: torch.dtype = torch.float32, **more: Any) -> A
     kind, changes = VARIANTS[variant]
     tiny_models.VARIANTS.setdefault(variant, (kind, changes))
     try:
-        return make(variant, dtype, **more)
+        model = make(variant, dtype, **more)
+        for name, bias in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                bias.copy_(torch.randn(bias.shape, generator=torch.Generator().manual_seed(len(name))) * 0.2)
+        return model
     finally:
         del tiny_models.VARIANTS[variant]
 

@@ -70,7 +70,7 @@ def quantize_layers(model: Any, kind: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("variant", ["qwen3_moe", "mixtral", "qwen2_moe"])
+@pytest.mark.parametrize("variant", ["qwen3_moe", "mixtral", "qwen2_moe", "dots1", "glm4_moe"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
 def test_greedy_tokens_are_those_of_transformers(variant: str, kind: str, tiny_llama: Path, tmp_path: Path) -> None:
     quantize = kind if kind.startswith("int") else None
@@ -107,7 +107,7 @@ def test_experts_that_are_quantised_already_are_not_quantised_again(tiny_llama: 
         served(path, tiny_llama, "int8")
 
 
-@pytest.mark.parametrize("variant", ["qwen3_moe", "qwen2_moe"])
+@pytest.mark.parametrize("variant", ["qwen3_moe", "qwen2_moe", "dots1"])
 def test_packed_experts_are_kept_on_disk(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_WORTH", 0)
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "home"))
@@ -116,7 +116,8 @@ def test_packed_experts_are_kept_on_disk(variant: str, tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    "variant", ["qwen3_moe", "mixtral", "qwen3_moe-some-dense", "qwen2_moe", "qwen2_moe-renormalised"]
+    "variant",
+    ["qwen3_moe", "mixtral", "qwen3_moe-some-dense", "qwen2_moe", "qwen2_moe-renormalised", "dots1", "glm4_moe"],
 )
 def test_two_ranks_give_what_one_gives(variant: str, tmp_path: Path) -> None:
     """Each has every expert, and half of its inner columns."""

@@ -77,6 +77,42 @@ def test_impossible_settings_are_refused(change: dict[str, Any], said: str, tmp_
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"topk_group": 1}, "3 experts a token out of 1 of 4 groups, but there are 8 experts"),
+        ({"first_k_dense_replace": -1}, "'first_k_dense_replace' is -1"),
+        ({"n_shared_experts": 0}, "'n_shared_experts' is 0"),
+    ],
+)
+def test_impossible_settings_of_shared_experts_are_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    import json
+
+    save_moe("dots1", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=said):
+        open_checkpoint(tmp_path)
+
+
+def test_a_layer_that_drafts_is_left_unread(tmp_path: Path) -> None:
+    """GLM-4.5-Air has 46 layers, and a 47th for drafting."""
+    from safetensors.torch import load_file, save_file
+
+    model = save_moe("glm4_moe", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert tensors["model.layers.1.mlp.gate.e_score_correction_bias"].abs().min() > 0
+    extra = {"model.layers.46.eh_proj.weight": torch.ones(2, 4), "model.layers.46.enorm.weight": torch.ones(2)}
+    save_file({**tensors, **extra}, tmp_path / "model.safetensors", {"format": "pt"})
+    ids = prompt(9)
+    found = logits_of(open_checkpoint(tmp_path).build(reference_ops(), 64), ids)
+    torch.testing.assert_close(found, reference_logits(model, ids), atol=2e-4, rtol=0)
+    unknown = {"model.layers.45.enorm.weight": torch.ones(2)}
+    save_file({**tensors, **unknown}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"layers\.45\.enorm"):
+        open_checkpoint(tmp_path).build(reference_ops(), 64)
+
+
 def test_experts_of_a_family_without_them_are_refused(tmp_path: Path) -> None:
     import json
 

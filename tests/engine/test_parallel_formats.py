@@ -126,9 +126,12 @@ def test_quantised_experts(name: str, tmp_path: Path) -> None:
         assert nmse(found, meant) < SAME
 
 
-def test_a_quantised_shared_expert(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 256, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
-    plain = quantized_experts("qwen2_moe", export.packed_int(4, 32, True), tmp_path / "model", **sizes)
+@pytest.mark.parametrize("variant", ["qwen2_moe", "dots1"])
+def test_a_quantised_shared_expert(variant: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 64}
+    if variant == "qwen2_moe":
+        sizes["shared_expert_intermediate_size"] = 96
+    plain = quantized_experts(variant, export.packed_int(4, 32, True), tmp_path / "model", **sizes)
     found = check(tmp_path / "model", tmp_path)
     (meant,) = logits(plain, IDS, 1, tmp_path / "plain")
     assert nmse(found, meant) < SAME

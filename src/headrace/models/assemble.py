@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -106,8 +106,16 @@ class Assembly:
             attention_post_norm=norm(names.attention_post_norm, config.sandwich_norm, config.hidden),
             mlp_post_norm=norm(names.mlp_post_norm, config.sandwich_norm, config.hidden),
             router=None if router is None else self._finish(router),
-            shared=self._shared(index, config.moe) if router is not None and config.moe is not None else None,
+            **({} if router is None or config.moe is None else self._beside(index, config.moe)),
         )
+
+    def _beside(self, index: int, moe: MoE) -> dict[str, Any]:
+        """What a sparse layer has beside router and experts."""
+        bias = self.source.vector(self.names.router_bias.format(i=index), moe.experts) if moe.biased else None
+        return {
+            "router_bias": None if bias is None else self.move(bias),
+            "shared": self._shared(index, moe) if moe.shared else None,
+        }
 
     def _mlp(self, index: int) -> tuple[Weight | None, Weight, Weight]:
         """(router, gate and up, down); no router for a dense layer."""
@@ -132,9 +140,7 @@ class Assembly:
             down, inner
         )
 
-    def _shared(self, index: int, moe: MoE) -> SharedExpert | None:
-        if not moe.shared:
-            return None
+    def _shared(self, index: int, moe: MoE) -> SharedExpert:
         names = self.names
         own = (names.shared_gate, names.shared_up, names.shared_down)
         gate_up, down = self._gated(index, own, moe.shared, " of the shared expert", bias=False)

@@ -32,6 +32,8 @@ class Names:
     attention_post_norm: str = ""
     mlp_post_norm: str = ""
     router: str = ""
+    router_bias: str = ""
+    """The tensor's whole name."""
     expert_gate: str = ""
     expert_up: str = ""
     expert_down: str = ""

@@ -27,6 +27,8 @@ class MoE:
     """Hidden columns of an expert that every token goes through beside those it chooses; 0: there is none."""
     shared_gated: bool = False
     """Its output is scaled by the sigmoid of a score of its own (Qwen2-MoE), else it is taken whole (DeepSeek)."""
+    biased: bool = False
+    """A correction bias an expert takes part in the choice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.models.config import DecoderConfig
+from headrace.models.deepseek_moe import DOTS1, GLM4_MOE
 from headrace.models.family import Family
 from headrace.models.gemma3 import GEMMA3
 from headrace.models.llama import LLAMA, MISTRAL
@@ -19,7 +20,9 @@ __all__ = ["GGUF_ARCHITECTURES", "HF_ARCHITECTURES", "from_gguf", "from_hf"]
 
 HF_ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
     {
+        "Dots1ForCausalLM": DOTS1,
         "Gemma3ForCausalLM": GEMMA3,
+        "Glm4MoeForCausalLM": GLM4_MOE,
         "LlamaForCausalLM": LLAMA,
         "MistralForCausalLM": MISTRAL,
         "MixtralForCausalLM": MIXTRAL,
