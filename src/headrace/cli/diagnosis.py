@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.cli.facts import operator_facts, platform_facts
+from headrace.cli.facts import all_operator_facts, platform_facts
 from headrace.errors import HeadraceError
 from headrace.platforms.host import host_memory, host_name, physical_cores
 from headrace.platforms.interface import Platform
@@ -27,12 +27,15 @@ _LITTLE_MEMORY = 1 << 30
 def diagnose(
     platform: str | None = None, plugins: PluginSet | None = None, options: Mapping[str, int | str] | None = None
 ) -> dict[str, Any]:
-    """Plain data, for JSON. `options`: what the platform's device is opened with. Never raises a HeadraceError: what fails is a
-    fact and has its remedy."""
+    """Plain data, for JSON. `platform`: the one to look at; None: the best, and the operators of all that open. `options`: what
+    the chosen platform's device is opened with. Never raises a HeadraceError: what fails is a fact and has its remedy."""
     found = discover() if plugins is None else plugins
     remedies: list[str] = [f"{failure}: repair or uninstall it" for failure in found.failures]
     chosen = _chosen(found, platform, remedies)
     platforms = platform_facts(found, chosen, remedies)
+    operators: dict[str, dict[str, Any]] = {}
+    if chosen is not None:
+        operators = all_operator_facts(found, chosen, remedies, options or {}, others=platform is None)
     report: dict[str, Any] = {
         "machine": _machine(),
         "versions": {"python": python_platform.python_version()} | {name: _version(name) for name in _PACKAGES},
@@ -49,7 +52,8 @@ def diagnose(
         ],
         "platforms": platforms,
         "native": _native(platforms, remedies),
-        "operators": None if chosen is None else operator_facts(chosen, remedies, options or {}),
+        "operators": None if chosen is None else operators.get(chosen.name),
+        "operators_by_platform": operators,
         "remedies": remedies,
     }
     report["usable"] = report["operators"] is not None

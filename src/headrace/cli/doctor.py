@@ -15,7 +15,9 @@ __all__ = ["configure", "render", "run"]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--platform", metavar="NAME", help="look at the operators of this platform (default: the best)")
+    parser.add_argument(
+        "--platform", metavar="NAME", help="look at the operators of this platform alone (default: of all)"
+    )
     add_device_option(parser, {})
     add_tape_options(parser)
 
@@ -51,8 +53,8 @@ def render(report: Mapping[str, Any]) -> Iterator[str]:
     native = report["native"]
     yield "native kernels"
     yield f"  {native['problem'] or native['library'] + ' (' + native['instruction_set'] + ')'}"
-    if report["operators"]:
-        yield from operator_lines(report["operators"])
+    for operators in report["operators_by_platform"].values():
+        yield from operator_lines(operators)
     yield "remedies"
     yield from (f"  - {remedy}" for remedy in report["remedies"])
     if not report["remedies"]:

@@ -11,9 +11,10 @@ from headrace.kernels.spec import OpSpec
 from headrace.platforms.interface import Device, Platform
 from headrace.plugins import AUTO_SCORE, PluginSet, Probe
 
-__all__ = ["operator_facts", "operator_lines", "platform_facts", "platform_lines"]
+__all__ = ["all_operator_facts", "operator_facts", "operator_lines", "platform_facts", "platform_lines"]
 
 _DTYPES = ("float32", "bfloat16", "float16")
+_OPTIONAL = "only some architectures call it"
 
 
 def platform_facts(found: PluginSet, chosen: Platform | None, remedies: list[str]) -> list[dict[str, Any]]:
@@ -43,12 +44,22 @@ def _platform(probe: Probe, chosen: Platform | None) -> dict[str, Any]:
 
 
 def _remedy(probe: Probe) -> str:
-    """In one line; empty where nothing is wrong. A reason is `what is missing: what to do`."""
+    """In one line; empty where nothing is wrong. A reason is `what is missing: what to do`, and only the first colon parts them."""
     if probe.score >= AUTO_SCORE:
         return ""
     if probe.score > 0:
         return f"chosen by name only: --platform {probe.platform.name}"
-    return probe.reason.rpartition(": ")[2] if ": " in probe.reason else f"see its plugin, {probe.plugin.distribution}"
+    return probe.reason.partition(": ")[2] or f"see its plugin, {probe.plugin.distribution}"
+
+
+def all_operator_facts(
+    found: PluginSet, chosen: Platform, remedies: list[str], options: Mapping[str, int | str], others: bool
+) -> dict[str, dict[str, Any]]:
+    """By platform, the chosen one first, opened with `options`; with `others`, every other one that opens here."""
+    probes = [probe.platform for probe in found.probes() if probe.score > 0] if others else []
+    facts = {chosen.name: operator_facts(chosen, remedies, options)}
+    facts |= {platform.name: operator_facts(platform, remedies) for platform in probes if platform is not chosen}
+    return {name: told for name, told in facts.items() if told is not None}
 
 
 def operator_facts(
@@ -71,7 +82,10 @@ def operator_facts(
     return {
         "platform": platform.name,
         "bound": [_operator(spec, bound.tags[spec.name], bound.reasons[spec.name]) for spec in OPS],
-        "optional": [_operator(spec, *_optional(bound, spec)) for spec in OPTIONAL],
+        "optional": [
+            _operator(spec, _tag(bound, spec, device), f"{bound.optional_reasons[spec.name]}; {_OPTIONAL}")
+            for spec in OPTIONAL
+        ],
         **extras,
     }
 
@@ -80,10 +94,8 @@ def _operator(spec: OpSpec, tag: str, reason: str) -> dict[str, Any]:
     return {"name": spec.name, "implementation": tag, "reason": reason, "tolerance": dict(spec.tolerance)}
 
 
-def _optional(bound: Binding, spec: OpSpec) -> tuple[str, str]:
-    found = bound.optional[spec.name]
-    tag = str(getattr(found, "tag", type(found).__name__))
-    return tag, "only some architectures call it" + (": served by reference" if tag == "reference" else "")
+def _tag(bound: Binding, spec: OpSpec, device: Device) -> str:
+    return str(getattr(bound.optional[spec.name], "tag", type(device).__name__))
 
 
 def _extras(device: Device) -> dict[str, Any]:

@@ -49,7 +49,7 @@ OPS: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _FOLDERS)
 _OPTIONAL_FOLDERS: tuple[Any, ...] = (moe, mla, gated_delta_rule, mamba2_scan, causal_conv1d)
 OPTIONAL: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _OPTIONAL_FOLDERS)
 """Operators that only some architectures call. A device declares one by having a form of it; else the reference serves."""
-_DEFAULT_REASON = "the device has no form of its own"
+_DEFAULT_REASON, _OWN_REASON = "the device has no form of its own", "the device's own form"
 
 
 class OpSource(Protocol):
@@ -65,13 +65,14 @@ class Binding:
     """The operators bound to one device; has every method of `ops.Ops` as an attribute, and every optional operator.
 
     `tags` gives the implementation's name by operator (`reference` where the device has none), `reasons` why it was chosen;
-    both without the optional ones, which stand in `optional`.
+    both without the optional ones, which stand in `optional`, their reasons in `optional_reasons`.
     """
 
     callables: Mapping[str, Callable[..., Any]]
     tags: Mapping[str, str]
     reasons: Mapping[str, str]
     optional: Mapping[str, Callable[..., Any]]
+    optional_reasons: Mapping[str, str]
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         found = self.callables.get(name) or self.optional.get(name)
@@ -104,15 +105,17 @@ def binding(device: OpSource) -> Binding:
     told = device.extension("op_reasons")
     why: Mapping[str, str] = told if isinstance(told, Mapping) else {}
     callables, tags, reasons = {}, {}, {}
+    optional, optional_reasons = {}, {}
     for spec in OPS:
         own = _own(device, spec)
         callables[spec.name] = own or spec.reference
         tags[spec.name] = "reference" if own is None else str(getattr(own, "tag", type(device).__name__))
-        reasons[spec.name] = why.get(spec.name, _DEFAULT_REASON if own is None else "the device's own form")
-    optional = {
-        spec.name: _own(device, spec) or ByReference(spec, why.get(spec.name, _DEFAULT_REASON)) for spec in OPTIONAL
-    }
-    return Binding(callables, tags, reasons, optional)
+        reasons[spec.name] = why.get(spec.name, _DEFAULT_REASON if own is None else _OWN_REASON)
+    for spec in OPTIONAL:
+        own = _own(device, spec)
+        reason = why.get(spec.name, _DEFAULT_REASON if own is None else _OWN_REASON)
+        optional[spec.name], optional_reasons[spec.name] = own or ByReference(spec, reason), reason
+    return Binding(callables, tags, reasons, optional, optional_reasons)
 
 
 def _own(device: OpSource, spec: OpSpec) -> Callable[..., Any] | None:

@@ -17,7 +17,7 @@ from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.errors import DeviceLost, OutOfMemory, PlatformError
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.pallaslib import table as pallas_table
-from headrace.kernels.registry import OPS
+from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.platforms.cpu.device import CpuDevice
 from headrace.platforms.tpu import TpuPlatform, headrace_platforms
 from headrace.platforms.tpu.device import TpuDevice
@@ -262,7 +262,7 @@ def test_every_operator_is_the_devices_own(opened: Opened, kernels: str, monkeyp
     monkeypatch.setattr(pallas_table, "operators", some)
     device, _ = opened(kernels=kernels, dtype="bfloat16")
     assert device.alloc_kv(LAYOUT, 2).keys[0].shape[-1] == (16 if kernels == "xla" else 128), "whole lanes"
-    assert device.extension("op_reasons") == {}
+    assert device.extension("op_reasons") == {spec.name: "there is no form of it for XLA" for spec in OPTIONAL}
     assert device.extension("torch_device") == torch.device("cpu")
     tags = {spec.name: getattr(device.op(spec), "tag", "") for spec in OPS}
     assert tags.pop("attention") == ("xla" if kernels == "xla" else "pallas")
@@ -308,7 +308,7 @@ def test_collectives_are_part_of_the_step(opened: Opened) -> None:
 
 
 def test_opening_names_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(PlatformError, match="no TPU here"):
+    with pytest.raises(PlatformError, match="no PCI device of Google's"):
         TpuPlatform(machine(tmp_path / "none", {})).open(0, {})
     here = platform(tmp_path, FakeXla())
     with pytest.raises(PlatformError, match="there are 1 devices, but index 1"):

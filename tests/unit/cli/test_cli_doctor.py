@@ -27,6 +27,9 @@ def test_json_holds_every_fact(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(operator["implementation"] and operator["reason"] for operator in report["operators"]["bound"])
     assert report["operators"]["platform"] == next(p["name"] for p in report["platforms"] if p["chosen"])
     assert all(platform["reason"] for platform in report["platforms"])
+    shown = report["operators_by_platform"]
+    assert shown[report["operators"]["platform"]] == report["operators"]
+    assert set(shown) == {platform["name"] for platform in report["platforms"] if platform["score"] > 0}
     assert {plugin["name"] for plugin in report["plugins"]} >= {"cpu", "sim"}
     assert all(plugin["version"] and plugin["hooks"] for plugin in report["plugins"])
     assert report["versions"]["torch"]
@@ -48,6 +51,9 @@ def test_text_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert line in said
     assert "*sim" in said
+    assert "operators on cpu" not in said, "one platform was asked for"
+    assert main(["doctor"]) == 0
+    assert "operators on sim\n" in capsys.readouterr().out
 
 
 def test_an_unknown_platform_is_a_fact_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pluggy
 import pytest
 import torch
 
-from headrace.cli.facts import operator_facts, operator_lines, platform_facts, platform_lines
+from headrace.cli.facts import (
+    all_operator_facts,
+    operator_facts,
+    operator_lines,
+    platform_facts,
+    platform_lines,
+)
+from headrace.errors import PlatformError
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
-from headrace.platforms.interface import Device
+from headrace.platforms.accel_probe import Machine
+from headrace.platforms.cuda import CudaPlatform
+from headrace.platforms.interface import Device, Platform
+from headrace.platforms.rocm import RocmPlatform
 from headrace.platforms.torch_device import TorchDevice
+from headrace.platforms.tpu import TpuPlatform
+from headrace.platforms.xpu import XpuPlatform
 from headrace.plugins import Hooks, PluginInfo, PluginSet, hookimpl
 from headrace.types import API_VERSION, Capabilities, DeviceInfo
 
@@ -33,7 +46,8 @@ class MillDevice(TorchDevice):
 
     def extension(self, name: str) -> object | None:
         if name == "op_reasons":
-            return {spec.name: "the wheel is missing: install mill" for spec in OPS if spec.name != "linear"}
+            reasons = {spec.name: "the wheel is missing: install mill" for spec in OPS if spec.name != "linear"}
+            return reasons | {"mla": "mills grind no latents"}
         return {"Sluice": "not installed"} if name == "providers" else "too old" if name == "graphs" else None
 
 
@@ -61,18 +75,21 @@ MILLS = (
 )
 
 
-class Plugin:
-    @hookimpl
-    def headrace_platforms(self) -> list[Any]:
-        return list(MILLS)
+def plugin_set(*platforms: Any) -> PluginSet:
+    class Plugin:
+        @hookimpl
+        def headrace_platforms(self) -> list[Any]:
+            return list(platforms)
 
-
-@pytest.fixture
-def found() -> PluginSet:
     manager = pluggy.PluginManager("headrace")
     manager.add_hookspecs(Hooks)
     manager.register(Plugin(), "mills")
     return PluginSet(manager, (PluginInfo("mills", "mills:Plugin", "headrace-mills", "1.0"),))
+
+
+@pytest.fixture
+def found() -> PluginSet:
+    return plugin_set(*MILLS)
 
 
 def test_every_platform_has_its_reason_and_a_remedy_in_one_line(found: PluginSet) -> None:
@@ -111,10 +128,55 @@ def test_every_operator_has_its_provider_its_reason_and_its_tolerance() -> None:
     assert bound["attention"]["reason"] == "the wheel is missing: install mill"
     optional = {fact["name"]: fact["implementation"] for fact in facts["optional"]}
     assert optional == {spec.name: "mill-c++" if spec.name == "moe" else "reference" for spec in OPTIONAL}
+    reasons = {
+        fact["name"]: fact["reason"].removesuffix("; only some architectures call it") for fact in facts["optional"]
+    }
+    assert (reasons["mla"], reasons["moe"]) == ("mills grind no latents", "the device's own form")
+    assert reasons["mamba2_scan"] == "the device has no form of its own"
     assert facts["providers"] == {"Sluice": "not installed"}
     (remedy,) = remedies
     assert remedy.startswith("best: by reference, slowly: resolve_tokens, ")
     assert remedy.endswith("(the wheel is missing: install mill)")
+
+
+def test_a_remedy_is_all_that_follows_the_first_colon() -> None:
+    mill = Mill("silted", 0, "the race is silted: dig it out, or set RACE=open: water then goes round")
+    (fact,) = platform_facts(plugin_set(mill), None, [])
+    assert fact["remedy"] == "dig it out, or set RACE=open: water then goes round"
+
+
+@pytest.mark.parametrize("platform", [CudaPlatform, RocmPlatform, TpuPlatform, XpuPlatform])
+def test_no_platforms_remedy_repeats_its_diagnosis(platform: Callable[[Machine], Platform], tmp_path: Path) -> None:
+    """On a machine that has nothing."""
+    (fact,) = platform_facts(plugin_set(platform(Machine(root=tmp_path, environ={}))), None, [])
+    assert fact["score"] == 0
+    assert fact["remedy"].split()[0] in ("install", "load", "run"), fact["remedy"]
+    assert fact["reason"].count(fact["remedy"]) == 1
+
+
+def test_operators_are_shown_of_every_platform_that_opens(found: PluginSet) -> None:
+    remedies: list[str] = []
+    facts = all_operator_facts(found, MILLS[0], remedies, {}, others=True)
+    assert list(facts) == ["best", "toy"]
+    assert [fact["platform"] for fact in facts.values()] == ["best", "toy"]
+    for fact in facts.values():
+        shown = [*fact["bound"], *fact["optional"]]
+        assert [operator["name"] for operator in shown] == [spec.name for spec in (*OPS, *OPTIONAL)]
+        assert all(o["implementation"] and o["reason"] and o["tolerance"] for o in shown)
+    assert {remedy.partition(":")[0] for remedy in remedies} == {"best", "toy"}
+    assert list(all_operator_facts(found, MILLS[1], [], {}, others=False)) == ["toy"]
+
+
+class Locked(Mill):
+    def open(self, index: int, options: Mapping[str, Any]) -> Device:
+        raise PlatformError("the door is locked: fetch the miller")
+
+
+def test_what_does_not_open_is_a_remedy_and_hides_no_other() -> None:
+    remedies: list[str] = []
+    plugins = plugin_set(Locked("locked", 30, "a door"), MILLS[0])
+    assert list(all_operator_facts(plugins, MILLS[0], remedies, {}, others=True)) == ["best"]
+    assert "locked: the door is locked: fetch the miller" in remedies
 
 
 def test_lines_of_operators() -> None:

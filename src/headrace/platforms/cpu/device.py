@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from headrace.errors import PlatformError
-from headrace.kernels.registry import OPS
+from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.cpu.copies import Float32Copies
 from headrace.platforms.cpu.shm_communicator import connect
@@ -59,7 +59,7 @@ class CpuDevice(TorchDevice):
         collectives = COLLECTIVES if world_size > 1 else frozenset()
         super().__init__(torch.device("cpu"), replace(CAPABILITIES, collectives=collectives), threads)
         self._copies = Float32Copies(float32_copies)
-        self._reasons = {spec.name: reason for spec in OPS}
+        self._reasons = {spec.name: reason for spec in (*OPS, *OPTIONAL)}
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
         """The operators that take a weight read the float32 copies; the rest is by reference."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from headrace.errors import OutOfMemory, PlatformError
+from headrace.kernels.registry import OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.cpu.native import load
 from headrace.platforms.cpu.native_args import CopyBlocksArgs
@@ -146,8 +147,11 @@ class NativeDevice(TorchDevice):
         self.team.wait(self.team.run_tape(None, None, None, 0, None))
 
     def extension(self, name: str) -> object | None:
-        """`busy_seconds`: a callable that gives the time in which the team had work. `packed_forms`: how the engine may keep
+        """`op_reasons`: why optional operators are served by reference. `busy_seconds`: a callable that gives the time in which
+        the team had work. `packed_forms`: how the engine may keep
         packed weights."""
+        if name == "op_reasons":
+            return {spec.name: "there is no native kernel of it" for spec in OPTIONAL if spec.name not in self._table}
         if name == "busy_seconds":
             return lambda: self.team.busy_seconds
         if name == "packed_forms":

@@ -11,7 +11,7 @@ import torch
 
 from headrace.errors import DeviceLost, HeadraceError, OutOfMemory, PlatformError
 from headrace.kernels.pallaslib.lanes import lanes
-from headrace.kernels.registry import OPS
+from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.accel_faults import Faults, first_line
 from headrace.platforms.host import host_memory
@@ -103,7 +103,8 @@ class TpuDevice(TorchDevice):
         if name == "compilations":
             return self.runtime.compilations()
         if name == "op_reasons":
-            return {spec.name: "there is no form of it for XLA" for spec in OPS if spec.name not in self._operators}
+            specs = (*OPS, *OPTIONAL)
+            return {spec.name: "there is no form of it for XLA" for spec in specs if spec.name not in self._operators}
         return super().extension(name)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ def probe(machine: Machine) -> tuple[int, str]:
     if not on_host and not chips:
         return (
             0,
-            "no TPU here: no PCI device of Google's; PJRT_DEVICE=CPU runs the same compiler on the host, for tests",
+            "no PCI device of Google's here: run on a TPU VM, or set PJRT_DEVICE=CPU for the same compiler on the host, for tests",
         )
     if not on_host and not any(machine.may_open(node) for node in _nodes(machine)):
         return 0, "no permission on /dev/vfio or /dev/accel*: give them to the container, or run as their group"
