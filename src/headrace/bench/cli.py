@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 VERBS = {
     "serve": ("headrace.bench.verb_serve", "load on an OpenAI endpoint: latency, throughput, the three wastes"),
-    "offline": ("headrace.bench.verb_offline", "throughput in this process, without HTTP"),
+    "offline": ("headrace.bench.verb_offline", "the same load on an engine in this process, without HTTP"),
     "startup": ("headrace.bench.verb_startup", "from `headrace serve` to the first token, part by part"),
     "compare": ("headrace.bench.verb_compare", "ratios between the reports of several engines"),
     "naive": ("headrace.bench.verb_naive", "the same requests through transformers.generate in static batches"),
