@@ -20,12 +20,36 @@ from headrace.platforms.cpu.native_team import Team
 from headrace.types import KVLayout, LayerKV
 
 CPU = torch.device("cpu")
+
+
+def usable() -> list[str]:
+    """Instruction sets that the library holds and this machine runs, best first."""
+    return [isa for isa in native.ISAS if native.missing() is None and _runs(isa)]
+
+
+def _runs(isa: str) -> bool:
+    try:
+        native.load(isa)
+    except native.PlatformError:
+        return False
+    return True
+
+
 BLOCK, TABLE = 16, 80
 
 
+USABLE = usable()
+
+
+@pytest.fixture(scope="module", params=USABLE)
+def isa(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def teams() -> Iterator[dict[int, NativeOps]]:
-    made = {n: Team(native.load(), n) for n in (1, 2, 5)}
+def teams(isa: str) -> Iterator[dict[int, NativeOps]]:
+    """By threads; the best instruction set on more threads than others."""
+    made = {n: Team(native.load(isa), n) for n in ((1, 2, 5) if isa == USABLE[0] else (1, 2))}
     yield {n: NativeOps(Eager(team)) for n, team in made.items()}
     for team in made.values():
         team.close()
@@ -65,13 +89,17 @@ def batch_of(parts: list[tuple[Sequence, int, int]]) -> Batch:
 class Case:
     """Three sequences over one cache, and what they attend to."""
 
-    def __init__(self, rng: np.random.Generator, shape: tuple[int, int, int], store: str, extras: bool) -> None:
+    def __init__(
+        self, rng: np.random.Generator, shape: tuple[int, int, int], store: str, extras: tuple[str, ...]
+    ) -> None:
         self.heads, kv_heads, dim = shape
         self.layout, self.scale = KVLayout((LayerKV(kv_heads, dim),), BLOCK, store), dim**-0.5
         angles = rng.uniform(0, 6.28, (1200, dim // 2))
         self.cos_sin = torch.from_numpy(np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32))
-        self.window = 300 if extras else None
-        self.sinks = random.normal(rng, self.heads, device=CPU) if extras else None
+        self.window = 300 if "window" in extras else None
+        self.soft_cap = 2.0 if "cap" in extras else None
+        self.sinks = random.normal(rng, self.heads, device=CPU) if "sinks" in extras else None
+        self.alibi = random.normal(rng, self.heads, device=CPU) / 50 if "alibi" in extras else None
         sizes = enumerate((700, 37, 1100))
         self.sequences = [Sequence(rng, n, self.heads, kv_heads, dim, 1 + TABLE * i) for i, n in sizes]
         # What was never written may hold anything; only the padding of a head is known to be zero.
@@ -87,7 +115,7 @@ class Case:
             batch = batch_of(parts)
             qkv = torch.cat([s.qkv[a:b] for s, a, b in parts])
             q = ops.rotary_cache(qkv, batch, kv, 0, self.cos_sin, self.heads, None, None, 1e-5)
-            out = ops.attention(q, batch, kv, 0, self.scale, self.window, None, self.sinks, None)
+            out = ops.attention(q, batch, kv, 0, self.scale, self.window, self.soft_cap, self.sinks, self.alibi)
             for (s, _, _), part in zip(parts, out.split([b - a for _, a, b in parts]), strict=True):
                 outs[self.sequences.index(s)].append(part)
         return [torch.cat(parts) for parts in outs]
@@ -105,16 +133,31 @@ class Case:
         return steps
 
 
-@pytest.mark.parametrize("store", ["float32", "bfloat16", "float16", "int8", "float8_e4m3"])
-@pytest.mark.parametrize("extras", [False, True])
-def test_attention_in_any_company_and_chunking(teams: dict[int, NativeOps], store: str, extras: bool) -> None:
-    rng = np.random.default_rng([len(store), extras])
-    for shape in ((9, 3, 64), (4, 1, 40), (20, 1, 16)):
+STORES = ["float32", "bfloat16", "float16", "int8", "float8_e4m3"]
+EXTRAS = [(), ("window", "sinks"), ("cap",), ("alibi",), ("window", "cap", "sinks", "alibi")]
+FAMILIES = [(9, 3, 64), (4, 1, 40), (20, 1, 16)]
+
+
+def drawn_shape(rng: np.random.Generator) -> tuple[int, int, int]:
+    """Query heads, KV heads and a head's size, the fewer of them the larger it is."""
+    dim = int(rng.choice([8, 16, 24, 40, 64, 80, 96, 128, 192, 256]))
+    kv_heads = int(rng.integers(1, 4 if dim <= 96 else 2))
+    return kv_heads * int(rng.integers(1, 9 if dim <= 64 else 4)), kv_heads, dim
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("extras", EXTRAS, ids="+".join)
+def test_attention_in_any_company_and_chunking(
+    teams: dict[int, NativeOps], isa: str, store: str, extras: tuple[str, ...]
+) -> None:
+    rng = np.random.default_rng([native.ISAS.index(isa), STORES.index(store), EXTRAS.index(extras)])
+    known = FAMILIES[EXTRAS.index(extras) % 3 : EXTRAS.index(extras) % 3 + 1] if isa == USABLE[0] else []
+    for shape in [*known, drawn_shape(rng)]:
         case = Case(rng, shape, store, extras)
         alone = case.run(teams[1], [[(s, 0, s.length)] for s in case.sequences], dirty=False)
         steps = case.crowd(rng)
         for ops in teams.values():
-            assert all(map(torch.equal, case.run(ops, steps, dirty=True), alone))
+            assert all(map(torch.equal, case.run(ops, steps, dirty=True), alone)), shape
 
 
 class Family(Case):
@@ -123,8 +166,10 @@ class Family(Case):
     SHARED = ((0, 0), (530, 530), (1040, 1040), (1040, 1040), (300, 300), (1040, 0), (0, 0))
     """By sequence: tokens in common with the second one, and those of them that lie in the same blocks."""
 
-    def __init__(self, rng: np.random.Generator, shape: tuple[int, int, int], store: str) -> None:
-        super().__init__(rng, shape, store, extras=False)
+    def __init__(
+        self, rng: np.random.Generator, shape: tuple[int, int, int], store: str, extras: tuple[str, ...]
+    ) -> None:
+        super().__init__(rng, shape, store, extras)
         lengths = (600, 1100, 1050, 1048, 530, 1060, 20)
         self.sequences = [
             Sequence(rng, n, self.heads, shape[1], shape[2], 1 + TABLE * i) for i, n in enumerate(lengths)
@@ -142,10 +187,11 @@ class Family(Case):
 
 
 @pytest.mark.parametrize("store", ["float32", "bfloat16", "int8"])
-def test_attention_over_shared_blocks(teams: dict[int, NativeOps], store: str) -> None:
+def test_attention_over_shared_blocks(teams: dict[int, NativeOps], isa: str, store: str) -> None:
     rng = np.random.default_rng(len(store))
-    for shape in ((9, 3, 64), (2, 2, 32)):
-        case = Family(rng, shape, store)
+    cases: list[tuple[tuple[int, int, int], tuple[str, ...]]] = [((2, 2, 32), ("cap", "alibi")), ((9, 3, 64), ())]
+    for shape, extras in cases if isa == USABLE[0] else cases[:1]:
+        case = Family(rng, shape, store, extras)
         alone = case.run(teams[1], [[(s, 0, s.length)] for s in case.sequences], dirty=False)
         for ops in teams.values():
             assert all(map(torch.equal, case.run(ops, case.together(3), dirty=True), alone))
@@ -156,8 +202,8 @@ def test_rows_of_norms_and_activations_stand_alone(teams: dict[int, NativeOps]) 
     for width in (1, 15, 576, 1001):
         x, y = (random.normal(rng, 7, 2 * width, device=CPU) for _ in range(2))
         weight = random.normal(rng, 2 * width, device=CPU)
-        for n in (2, 5):
-            mine, one = teams[n], teams[1]
+        one = teams[1]
+        for mine in teams.values():
             for row in range(7):
                 single = slice(row, row + 1)
                 assert torch.equal(mine.rms_norm(x, weight, 1e-5)[single], one.rms_norm(x[single], weight, 1e-5))
