@@ -10,12 +10,13 @@ from typing import Any
 import format_models
 import gguf
 import numpy as np
+import quantized_export as export
 import tiny_models
 import torch
 from gguf import GGMLQuantizationType as Type
 from gguf_export import gguf_name, writer_of
 from moe_models import save_moe
-from quantized_export import Variant
+from quantized_export import Packed, Variant
 from safetensors.torch import load_file, save_file
 
 from headrace.kernels.weight import Weight
@@ -85,6 +86,18 @@ def quantized_experts(variant: str, stored: Variant, directory: Path, **more: An
 
 def _is_router(name: str) -> bool:
     return name.endswith((".gate.weight", ".shared_expert_gate.weight"))
+
+
+def tiled_fp8() -> Variant:
+    """The `fp8` method of DeepSeek's and Qwen's own checkpoints."""
+    tiles = export.fp8("block", None, None)
+
+    def pack(matrix: Tensor) -> Packed:
+        tensors, values = tiles.pack(matrix)
+        return {"weight": tensors["weight"], "weight_scale_inv": tensors["weight_scale"]}, values
+
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic", "fmt": "e4m3"}
+    return Variant(config, pack, "fp8_e4m3", "fp8_group128")
 
 
 def unrounded(weights: DecoderWeights) -> DecoderWeights:

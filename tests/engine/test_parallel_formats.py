@@ -11,7 +11,7 @@ import tiny_models
 import torch
 from gguf import GGMLQuantizationType as Type
 from moe_models import export_moe, save_moe
-from parallel_formats import WIDE_EXPERTS, k_gguf, quantized_experts, unrounded
+from parallel_formats import WIDE_EXPERTS, k_gguf, quantized_experts, tiled_fp8, unrounded
 from parallel_harness import logits, nmse
 
 from headrace.engine.ranks.quantizing import quantizing
@@ -35,6 +35,11 @@ def test_schemes_of_checkpoints(name: str, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     path, _ = format_models.make(name, tmp_path / "model")
     check(path, tmp_path)
+
+
+def test_tiled_fp8(tmp_path: Path) -> None:
+    stored = export.write(tiny_models.make("llama", **format_models.SHAPE), tiled_fp8(), tmp_path / "model")
+    check(stored.path, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
