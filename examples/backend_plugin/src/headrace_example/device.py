@@ -9,7 +9,7 @@ import torch
 
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.torch_device import TorchDevice
-from headrace.types import Capabilities
+from headrace.types import QUANT_FORMATS, Capabilities
 from headrace_example import runtime
 from headrace_example.operators import OPERATORS
 
@@ -18,6 +18,7 @@ __all__ = ["CAPABILITIES", "ExampleDevice"]
 CAPABILITIES = Capabilities(
     dtypes=frozenset({"float32"}),
     kv_dtypes=frozenset({"float32", "bfloat16", "float16", "int8", "float8_e4m3"}),
+    quant_formats=QUANT_FORMATS,
     block_sizes=(32, 16),
     attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
 )
