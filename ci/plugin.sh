@@ -92,6 +92,7 @@ step "found by its entry point" found
 step "the kit on the example" kit example
 count example
 step "serve over HTTP, with the CPU's answers" "$bin/python" "$root/ci/plugin_serve.py" "$work/tiny" example
+step "serve it split over two devices, with the CPU's answers" "$bin/python" "$root/ci/plugin_serve.py" "$work/split" example 2
 step "a new skeleton passes its own tests" skeleton
 step "the kit on the skeleton" kit mill
 count mill

@@ -1,6 +1,6 @@
 """Serve a tiny model over HTTP on a platform, by the installed command, and ask it what the CPU is asked.
 
-Usage: plugin_serve.py FOLDER PLATFORM. Needs nothing but what Headrace itself needs.
+Usage: plugin_serve.py FOLDER PLATFORM [RANKS, default 1]. Needs nothing but what Headrace itself needs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def make_model(folder: Path) -> None:
 
 
 @contextmanager
-def serving(model: Path, platform: str) -> Iterator[str]:
+def serving(model: Path, platform: str, ranks: int = 1) -> Iterator[str]:
     """The address of a server; it must end in order when told to."""
     command = [
         str(Path(sys.executable).with_name("headrace")),
@@ -82,6 +82,7 @@ def serving(model: Path, platform: str) -> Iterator[str]:
         "0",
     ]
     command += ["--dtype", "float32", "--threads", "1", "--kv-memory", "8Mi", "--max-num-seqs", "4"]
+    command += ["--tensor-parallel-size", str(ranks)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -108,16 +109,16 @@ def complete(address: str) -> list[dict[str, Any]]:
         return [choice["token_ids"] for choice in json.load(response)["choices"]]
 
 
-def main(folder: str, platform: str) -> None:
+def main(folder: str, platform: str, ranks: str = "1") -> None:
     model = Path(folder) / "tiny"
     make_model(model)
     answers = {}
-    for name in (platform, "cpu"):
-        with serving(model, name) as address:
+    for name, size in ((platform, int(ranks)), ("cpu", 1)):
+        with serving(model, name, size) as address:
             answers[name] = complete(address)
     assert [len(tokens) for tokens in answers["cpu"]] == [16, 16], answers
     assert answers[platform] == answers["cpu"], answers
-    print(f"{platform} answers as the cpu does: {answers[platform]}")
+    print(f"{platform} over {ranks} answers as the cpu does: {answers[platform]}")
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ FAULTS = {
     "memory": "OutOfMemoryError: example: out of memory: 4294967296 bytes were asked for",
     "no array": "TypeError: can't convert example:0",
     "index": "PlatformError: example: there are devices 0 to 1, but 2 was asked for",
-    "option": "PlatformError: example: unknown option 'colour'; there are threads and dtype",
+    "option": "PlatformError: example: unknown option 'colour'; there are threads, dtype, rank, world_size, rendezvous",
     "arithmetic": "PlatformError: example: dtype 'float16': there is float32 alone",
 }
 
@@ -155,7 +155,8 @@ def test_the_kit_is_green(python: Run, tmp_path: Path) -> None:
     assert int(passed) == int(total) > 100
     skipped = {test["detail"] for test in report["tests"] if test["result"] == "skipped"}
     assert "determinism is not declared" in skipped
-    known = ("determinism", "dtype", "the optional operator", "groups of ranks")
+    assert {test["result"] for test in report["tests"] if test["tier"] == "collectives"} == {"passed"}
+    known = ("determinism", "dtype", "the optional operator")
     assert [why for why in skipped if not why.startswith(known) or " not declared" not in why] == []
     assert "<testsuite" in (tmp_path / "r.xml").read_text()
 
@@ -165,17 +166,17 @@ import json, sys
 from headrace import LLM, SamplingParams
 params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 answers = []
-for platform, index in (("example", 0), ("example", 1), ("cpu", 0)):
-    options = {"dtype": "float32", "num_blocks": 40, "max_num_seqs": 4, "threads": 1}
+for platform, index, ranks in (("example", 0, 1), ("example", 1, 1), ("example", 0, 2), ("cpu", 0, 1)):
+    options = {"dtype": "float32", "num_blocks": 40, "max_num_seqs": 4, "threads": 1, "tensor_parallel_size": ranks}
     with LLM(sys.argv[1], platform=platform, device_index=index, **options) as llm:
         answers.append([one.outputs[0].token_ids for one in llm.generate(["Hello", "a longer prompt of several blocks"], params)])
 print(json.dumps(answers))
 """
 
 
-def test_both_devices_serve_the_same_tokens_as_the_cpu(python: Run, tiny: Path) -> None:
-    first, second, cpu = out(python("-c", SERVE, str(tiny)))
-    assert first == second == cpu
+def test_both_devices_alone_and_together_serve_the_same_tokens_as_the_cpu(python: Run, tiny: Path) -> None:
+    first, second, both, cpu = out(python("-c", SERVE, str(tiny)))
+    assert first == second == both == cpu
     assert [len(ids) for ids in cpu] == [12, 12]
 
 
