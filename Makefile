@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 MODEL ?= smollm2
 PROMPT ?= Write one sentence about rivers.
 
-.PHONY: run test unit lint install clean
+.PHONY: run test unit coverage lint install clean
 
 install: $(STAMP)
 
@@ -24,6 +24,9 @@ test: $(STAMP) lint  ## the whole suite
 
 unit: $(STAMP)  ## without a device or a model
 	$(BIN)/python -m pytest tests/unit
+
+coverage: $(STAMP)  ## how much of the platforms their tests run
+	ci/coverage.sh
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

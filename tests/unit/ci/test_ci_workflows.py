@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -73,6 +74,13 @@ def test_every_script_named_is_there_and_can_be_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", jobs())
+def test_nothing_is_in_a_matrix_twice(name: str) -> None:
+    matrix = jobs()[name].get("strategy", {}).get("matrix", {})
+    for rows in matrix.values():
+        assert len({json.dumps(row, sort_keys=True) for row in rows}) == len(rows), rows
+
+
+@pytest.mark.parametrize("name", jobs())
 def test_a_job_that_may_fail_names_the_row_that_may(name: str) -> None:
     job = jobs()[name]
     if values(job, "may_fail"):
@@ -95,6 +103,11 @@ def test_every_extra_is_installed_by_a_job() -> None:
     extras = PROJECT.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     names = set(re.findall(r"^([\w-]+) = \[", extras, re.MULTILINE)) - {"dev"}
     assert set(values(jobs()["test/extras"], "extra")) == names
+
+
+def test_the_coverage_of_the_platforms_is_measured() -> None:
+    assert "make coverage" in commands(jobs()["test/coverage"])
+    assert "least=90" in (ROOT / "ci" / "coverage.sh").read_text()
 
 
 def test_every_chip_is_a_compile_target() -> None:
