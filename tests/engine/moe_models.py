@@ -74,13 +74,15 @@ def _tensors(model: Any) -> dict[str, torch.Tensor]:
     found = {}
     for name, tensor in model.state_dict().items():
         layer = re.match(r"model\.layers\.(\d+)\.mlp\.(.*)", name)
-        if layer is None:
+        if layer is None or re.search(r"mlp\.(gate|up|down)_proj", name):
             found[gguf_name(name, sandwich=False)] = tensor
             continue
         block, rest = f"blk.{layer[1]}.ffn_", layer[2]
-        shared = re.fullmatch(r"shared_expert\.(gate|up|down)_proj\.weight", rest)
+        shared = re.fullmatch(r"shared_experts?\.(gate|up|down)_proj\.weight", rest)
         if rest == "gate.weight":
             found[block + "gate_inp.weight"] = tensor
+        elif rest == "gate.e_score_correction_bias":
+            found[f"blk.{layer[1]}.exp_probs_b.bias"] = tensor
         elif rest == "shared_expert_gate.weight":
             found[block + "gate_inp_shexp.weight"] = tensor.squeeze(0)
         elif shared is not None:
@@ -93,28 +95,45 @@ def _tensors(model: Any) -> dict[str, torch.Tensor]:
     return found
 
 
+def _add_deepseek(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    if config.n_group > 1:
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    if config.model_type == "glm4_moe":
+        head = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+        writer.add_rope_dimension_count(int(head * config.rope_parameters["partial_rotary_factor"]))
+
+
 def export_moe(variant: str, path: Path, quantization: Type, **more: Any) -> Any:
     """Write the model; router and norms stay float32, the rest is of the type, and the model's own weights become those."""
     model = make_moe(variant, **more)
     config = model.config
-    arch = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}[config.model_type]
+    arch = {"mixtral": "llama"}.get(config.model_type, config.model_type.replace("_", ""))
     writer = writer_of(config, path, arch)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_expert_count(config.num_experts if arch == "qwen2moe" else config.num_local_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
-    if arch == "qwen3moe":
+    if hasattr(config, "head_dim") and arch != "llama":
         writer.add_key_length(config.head_dim)
     if arch != "llama":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if arch == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if arch in ("dots1", "glm4moe"):
+        _add_deepseek(writer, config)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, tensor in _tensors(model).items():
         kind = Type.F32 if tensor.dim() == 1 or "gate_inp" in name else quantization
         data = tensor.float().numpy()
         own = name.split(".")[2] if name.startswith("blk") else ""
         ordered = interleave(data, heads[own]) if arch == "llama" and own in heads else data
-        writer.add_tensor(name, gguf.quantize(ordered, kind), raw_dtype=kind)
+        stored = name.replace("ffn_norm", "post_attention_norm") if arch == "glm4moe" else name
+        writer.add_tensor(stored, gguf.quantize(ordered, kind), raw_dtype=kind)
         tensor.copy_(torch.from_numpy(gguf.dequantize(gguf.quantize(data, kind), kind)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

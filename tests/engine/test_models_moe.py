@@ -14,6 +14,7 @@ from tiny_models import load_reference, prompt, reference_logits
 
 from headrace.engine.loading.checkpoint import open_checkpoint
 from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.models.registry import from_gguf
 
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
@@ -38,10 +39,20 @@ def test_narrow_experts_are_computed_in_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_0"])
-@pytest.mark.parametrize("variant", ["qwen3_moe", "mixtral", "qwen2_moe"])
+@pytest.mark.parametrize("variant", ["qwen3_moe", "mixtral", "qwen2_moe", "dots1", "glm4_moe"])
 def test_gguf_experts_of_one_tensor(variant: str, kind: str, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     model = export_moe(variant, path, gguf.GGMLQuantizationType[kind])
+    decoder = open_checkpoint(path).build(reference_ops(), 64)
+    ids = prompt(20)
+    torch.testing.assert_close(logits_of(decoder, ids), reference_logits(model, ids), atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("variant", ["dots1-window", "glm4_moe-bias"])
+def test_ggufs_of_other_settings(variant: str, tmp_path: Path) -> None:
+    """No norms on heads, biases, shares that don't sum to 1, no dense layer."""
+    path = tmp_path / "m.gguf"
+    model = export_moe(variant, path, gguf.GGMLQuantizationType.F32, sliding_window=None)
     decoder = open_checkpoint(path).build(reference_ops(), 64)
     ids = prompt(20)
     torch.testing.assert_close(logits_of(decoder, ids), reference_logits(model, ids), atol=2e-4, rtol=0)
@@ -96,21 +107,34 @@ def test_impossible_settings_of_shared_experts_are_refused(change: dict[str, Any
 
 
 def test_a_layer_that_drafts_is_left_unread(tmp_path: Path) -> None:
-    """GLM-4.5-Air has 46 layers, and a 47th for drafting."""
+    import json
+
     from safetensors.torch import load_file, save_file
 
     model = save_moe("glm4_moe", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     assert tensors["model.layers.1.mlp.gate.e_score_correction_bias"].abs().min() > 0
-    extra = {"model.layers.46.eh_proj.weight": torch.ones(2, 4), "model.layers.46.enorm.weight": torch.ones(2)}
+    extra = {"model.layers.3.eh_proj.weight": torch.ones(2, 4), "model.layers.3.enorm.weight": torch.ones(2)}
+    config = json.loads((tmp_path / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     save_file({**tensors, **extra}, tmp_path / "model.safetensors", {"format": "pt"})
     ids = prompt(9)
     found = logits_of(open_checkpoint(tmp_path).build(reference_ops(), 64), ids)
     torch.testing.assert_close(found, reference_logits(model, ids), atol=2e-4, rtol=0)
-    unknown = {"model.layers.45.enorm.weight": torch.ones(2)}
+    unknown = {"model.layers.4.enorm.weight": torch.ones(2)}
     save_file({**tensors, **unknown}, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UnsupportedModel, match=r"layers\.45\.enorm"):
+    with pytest.raises(UnsupportedModel, match=r"layers\.4\.enorm"):
         open_checkpoint(tmp_path).build(reference_ops(), 64)
+
+
+def test_a_gguf_counts_the_layer_that_drafts(tmp_path: Path) -> None:
+    export_moe("glm4_moe", tmp_path / "m.gguf", gguf.GGMLQuantizationType.F32)
+    metadata = dict(open_checkpoint(tmp_path / "m.gguf").metadata)
+    config = from_gguf(metadata | {"glm4moe.nextn_predict_layers": 1, "glm4moe.block_count": 4})[1]
+    assert (len(config.layers), config.draft_layers) == (3, 1)
+    assert [layer.dense for layer in config.layers] == [True, False, False]
+    with pytest.raises(UnsupportedModel, match="expert_gating_func = 1 is not supported"):
+        from_gguf(metadata | {"glm4moe.expert_gating_func": 1})
 
 
 def test_experts_of_a_family_without_them_are_refused(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_quantised_shared_expert(variant: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
-@pytest.mark.parametrize("variant", ["qwen3_moe", "qwen2_moe"])
+@pytest.mark.parametrize("variant", ["qwen3_moe", "qwen2_moe", "dots1"])
 def test_gguf_experts(variant: str, kind: str, tmp_path: Path) -> None:
     export_moe(variant, tmp_path / "model.gguf", Type[kind], moe_intermediate_size=96)
     check(tmp_path / "model.gguf", tmp_path)

@@ -197,7 +197,10 @@ class Assembly:
         if self.config.tied:
             known.append(re.compile(re.escape(self.names.head) + r"\.weight"))
         used = self.source.used
+        layer, count = self.names.input_norm.partition("{i}")[0], len(self.config.layers)
+        drafting = tuple(f"{layer}{index}." for index in range(count, count + self.config.draft_layers))
         rest = [name for name in self.source.names if name not in used and not any(p.fullmatch(name) for p in known)]
+        rest = [name for name in rest if not name.startswith(drafting)]
         if rest:
             shown = ", ".join(sorted(rest)[:4])
             raise UnsupportedModel(

@@ -77,6 +77,8 @@ class DecoderConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     moe: MoE | None = None
+    draft_layers: int = 0
+    """Layers that checkpoints have behind the last, to draft further tokens: they are not read."""
 
     @property
     def scale(self) -> float:

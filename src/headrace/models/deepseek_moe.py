@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.errors import CheckpointError
 from headrace.kernels.moe.routing import Routing
-from headrace.models import hf
+from headrace.models import gguf, hf
 from headrace.models.config import DecoderConfig
 from headrace.models.family import GGUF_NAMES, HF_NAMES, Family
 from headrace.models.moe import MoE
-from headrace.models.moe_settings import with_experts
+from headrace.models.moe_settings import GGUF_KEYS, with_experts
 from headrace.models.settings import Settings
 
 __all__ = ["DOTS1", "GLM4_MOE"]
@@ -29,8 +29,14 @@ _NAMES = replace(
     shared_up=_SHARED + "up_proj",
     shared_down=_SHARED + "down_proj",
 )
-_DRAFTING = r"model\.layers\.(46|92)\..*"
-"""GLM's layer behind the last, which drafts a further token, in either size."""
+_GGUF_NAMES = replace(GGUF_NAMES, router_bias="blk.{i}.exp_probs_b.bias")
+_GLM_GGUF_NAMES = replace(_GGUF_NAMES, mlp_norm="blk.{i}.post_attention_norm")
+_GGUF_KEYS = GGUF_KEYS | {
+    "expert_gating_func", "expert_group_count", "expert_group_used_count", "expert_shared_count", "expert_weights_norm",
+    "expert_weights_scale", "leading_dense_block_count", "nextn_predict_layers",
+}  # fmt: skip
+_SIGMOID = 2
+"""GGUF's number of the gating function."""
 
 
 def _moe(settings: Settings, renormalize: bool) -> MoE:
@@ -43,19 +49,33 @@ def _moe(settings: Settings, renormalize: bool) -> MoE:
         settings.integer("n_group", 1),
         settings.integer("topk_group", 1),
     )
+    return _checked(count, width, routing, settings.integer("n_shared_experts", 1))
+
+
+def _gguf_moe(settings: Settings, arch: str) -> MoE:
+    settings.refuse(arch, {"expert_gating_func": _SIGMOID})
+    routing = Routing(
+        settings.integer("expert_used_count"),
+        "sigmoid",
+        settings.flag("expert_weights_norm", False),
+        settings.number("expert_weights_scale", 1.0),
+        settings.integer("expert_group_count", 1),
+        settings.integer("expert_group_used_count", 1),
+    )
+    count, width = settings.integer("expert_count"), settings.integer("expert_feed_forward_length")
+    return _checked(count, width, routing, settings.integer("expert_shared_count", 1))
+
+
+def _checked(count: int, width: int, routing: Routing, shared: int) -> MoE:
     if not routing.fits(count):
         chosen = f"{routing.top_k} experts a token out of {routing.top_groups} of {routing.groups} groups"
         raise CheckpointError(f"{chosen}, but there are {count} experts")
-    return MoE(count, width, routing, shared=width * settings.integer("n_shared_experts", 1), biased=True)
+    return MoE(count, width, routing, shared=width * shared, biased=True)
 
 
-def _with_experts(dense: DecoderConfig, settings: Settings, moe: MoE, first: int) -> DecoderConfig:
-    """The first layers, `first` of them where the settings don't say, stay dense."""
-    given = settings.get("first_k_dense_replace")
-    plain = first if given is None else given
-    if isinstance(plain, bool) or not isinstance(plain, int) or plain < 0:
-        raise CheckpointError(f"field 'first_k_dense_replace' is {str(plain)[:60]}: expected a number of layers")
-    return with_experts(dense, moe, [index >= plain for index in range(len(dense.layers))])
+def _with_experts(dense: DecoderConfig, moe: MoE, first: int) -> DecoderConfig:
+    """The first layers stay dense."""
+    return with_experts(dense, moe, [index >= first for index in range(len(dense.layers))])
 
 
 def _dots1(config: Mapping[str, Any]) -> DecoderConfig:
@@ -66,7 +86,7 @@ def _dots1(config: Mapping[str, Any]) -> DecoderConfig:
     types = ["sliding_attention" if index >= start else "full_attention" for index in range(count)]
     windows = hf.layer_windows(config, "dots1", types)
     dense = hf.simple_decoder(config, "dots1", windows, qk_norm=True, qkv_bias=bias, output_bias=bias)
-    return _with_experts(dense, settings, _moe(settings, renormalize=False), 0)
+    return _with_experts(dense, _moe(settings, renormalize=False), settings.count("first_k_dense_replace", 0))
 
 
 def _glm4_moe(config: Mapping[str, Any]) -> DecoderConfig:
@@ -81,13 +101,32 @@ def _glm4_moe(config: Mapping[str, Any]) -> DecoderConfig:
         ropes=(rope,),
         qk_norm=settings.flag("use_qk_norm", False),
         qkv_bias=settings.flag("attention_bias", False),
+        draft_layers=settings.count("num_nextn_predict_layers", 0),
     )
-    return _with_experts(dense, settings, _moe(settings, renormalize=True), 1)
+    return _with_experts(dense, _moe(settings, renormalize=True), settings.count("first_k_dense_replace", 1))
 
 
-def _no_gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
-    raise UnsupportedModel(f"{metadata.get('general.architecture')}: only safetensors of this family are read")
+def _gguf(metadata: Mapping[str, Any], arch: str, **more: Any) -> DecoderConfig:
+    settings = gguf.settings_of(metadata, arch, _GGUF_KEYS)
+    drafting = settings.count("nextn_predict_layers", 0)
+    dense = DecoderConfig(
+        **gguf.base_fields(settings, metadata, arch),
+        **more,
+        layers=hf.uniform_layers([None] * max(0, settings.layers("block_count") - drafting)),
+        ropes=(gguf.read_rope(settings, arch),),
+        draft_layers=drafting,
+    )
+    return _with_experts(dense, _gguf_moe(settings, arch), settings.count("leading_dense_block_count", 0))
 
 
-DOTS1 = Family("dots1", _dots1, _NAMES, _no_gguf, GGUF_NAMES)
-GLM4_MOE = Family("glm4_moe", _glm4_moe, replace(_NAMES, ignored=(*_NAMES.ignored, _DRAFTING)), _no_gguf, GGUF_NAMES)
+def _dots1_gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
+    return _gguf(metadata, "dots1", qk_norm=True)
+
+
+def _glm4_moe_gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
+    """Norms on query and key heads, which only the larger size has, are settled by the tensors that are there."""
+    return _gguf(metadata, "glm4moe")
+
+
+DOTS1 = Family("dots1", _dots1, _NAMES, _dots1_gguf, _GGUF_NAMES)
+GLM4_MOE = Family("glm4_moe", _glm4_moe, _NAMES, _glm4_moe_gguf, _GLM_GGUF_NAMES)

@@ -55,7 +55,7 @@ class Family:
     """From a config.json. Raises UnsupportedModel that names the feature."""
     hf_names: Names
     from_gguf: Callable[[Mapping[str, Any]], DecoderConfig]
-    """From a GGUF's metadata; `tied` and the biases are settled by the tensors that are there."""
+    """From a GGUF's metadata; `tied`, the biases and norms of heads are settled by the tensors that are there."""
     gguf_names: Names
     norm_offset: float = 0.0
     """Added to the norms of a Hugging Face checkpoint (Gemma stores w of 1 + w); GGUF converters have added it already."""

@@ -34,7 +34,9 @@ HF_ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
 )
 GGUF_ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
     {
+        "dots1": DOTS1,
         "gemma3": GEMMA3,
+        "glm4moe": GLM4_MOE,
         "llama": LLAMA,
         "qwen2": QWEN2,
         "qwen2moe": QWEN2_MOE,

@@ -41,6 +41,10 @@ class Settings:
             raise CheckpointError(f"field {self._prefix + key!r} is {_short(value)}: expected a positive integer")
         return value
 
+    def count(self, key: str, default: int) -> int:
+        """A layer count that may be 0."""
+        return 0 if self._present(key, default) == 0 else self.integer(key, default)
+
     def number(self, key: str, default: float | None = None) -> float:
         """A finite float."""
         value = self._present(key, default)

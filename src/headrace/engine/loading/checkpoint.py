@@ -160,6 +160,7 @@ def _open_gguf(path: Path, extensions: Extensions) -> Checkpoint:
     decoder = replace(
         decoder,
         tied=f"{names.head}.weight" not in tensors,
+        qk_norm=decoder.qk_norm or f"{names.q_norm.format(i=0)}.weight" in tensors,
         qkv_bias=decoder.qkv_bias or f"{names.q.format(i=0)}.bias" in tensors,
         output_bias=f"{names.output.format(i=0)}.bias" in tensors,
         mlp_bias=f"{names.up.format(i=0)}.bias" in tensors,
