@@ -25,19 +25,7 @@ SPECS = {spec.name: spec for spec in registry.OPS}
 COARSE = 5e-5
 
 
-def usable() -> list[str]:
-    return [isa for isa in native.ISAS if native.missing() is None and _runs(isa)]
-
-
-def _runs(isa: str) -> bool:
-    try:
-        native.load(isa)
-    except native.PlatformError:
-        return False
-    return True
-
-
-@pytest.fixture(scope="module", params=usable())
+@pytest.fixture(scope="module", params=native.usable())
 def ops(request: pytest.FixtureRequest) -> Iterator[NativeOps]:
     team = Team(native.load(request.param), 2)
     yield NativeOps(Eager(team))

@@ -26,7 +26,7 @@ from headrace.platforms.cpu.packing import Arena, Compute, PackedWeight, pack
 from headrace.quant.weights import dense, stack
 
 Tensor = torch.Tensor
-ISAS = [isa for isa in native.ISAS if native.missing() is None and hasattr(native.load().functions, f"hr_linear_{isa}")]
+ISAS = native.usable()
 COMPUTES: tuple[Compute, ...] = ("float32", "bfloat16", "int8")
 
 

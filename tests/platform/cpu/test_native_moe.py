@@ -32,7 +32,7 @@ from headrace.types import Bucket, KVLayout, LayerKV
 
 CPU = torch.device("cpu")
 Tensor = torch.Tensor
-ISAS = [isa for isa in native.ISAS if native.missing() is None and hasattr(native.load().functions, f"hr_moe_{isa}")]
+ISAS = native.usable()
 COMPUTES: tuple[Compute, ...] = ("float32", "bfloat16", "int8")
 
 

@@ -1,6 +1,5 @@
 // What this machine can do at most: reading memory, and products on registers alone. `headrace bench` sets kernels against it.
-#include "cpu_lanes.h"
-#include "headrace.h"
+#include "cpu_panel.h"
 
 namespace {
 
@@ -31,6 +30,41 @@ template <class Sum, class Step> HR_INLINE void spin(const limit_args *a, hr_ctx
     fstore(sink, total);
 }
 
+#ifdef HEADRACE_LINEAR_AMX_H
+// On tiles: a product of two is 256 of a vector with two or four columns, and four sums keep the unit busy.
+template <bool Float> inline void spin_tiles(const limit_args *a, hr_ctx *ctx) {
+    Shapes shapes;
+    alignas(64) float sums[TILES * 256] = {};
+    shapes.columns_of_sums(TILES, 16);
+    _tile_loadd(4, a->data, 64);
+    _tile_loadd(5, a->data, 64);
+    _tile_loadd(6, a->data, 64);
+    _tile_loadd(7, a->data, 64);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t n = 0; n < a->rounds * CHAINS; n += TILES * 256) {
+        if constexpr (Float) {
+            _tile_dpbf16ps(0, 4, 7);
+            _tile_dpbf16ps(1, 5, 7);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_dpbf16ps(3, 6, 7);
+        } else {
+            _tile_dpbsud(0, 4, 7);
+            _tile_dpbsud(1, 5, 7);
+            _tile_dpbsud(2, 4, 7);
+            _tile_dpbsud(3, 6, 7);
+        }
+    }
+    _tile_stored(0, sums, 64);
+    _tile_stored(1, sums + 256, 64);
+    _tile_stored(2, sums + 512, 64);
+    _tile_stored(3, sums + 768, 64);
+    fstore(a->sink + 16 * ctx->tid, fload(sums));
+}
+#endif
+
 }  // namespace
 
 HR_KERNEL(limit_read) {
@@ -55,6 +89,9 @@ HR_KERNEL(limit_f32) {
 
 HR_KERNEL(limit_bf16) {
     const auto *a = (const limit_args *)args;
+#ifdef HEADRACE_LINEAR_AMX_H
+    return spin_tiles<true>(a, ctx);
+#endif
     C x = cload(a->sink + 16 * ctx->tid);
     int32_t pair = load_i32(a->data);
     spin(a, ctx, fset(1.0f), [=](F sum) { return bf_dot(sum, x, &pair); });
@@ -62,6 +99,9 @@ HR_KERNEL(limit_bf16) {
 
 HR_KERNEL(limit_int8) {
     const auto *a = (const limit_args *)args;
+#ifdef HEADRACE_LINEAR_AMX_H
+    return spin_tiles<false>(a, ctx);
+#endif
     C x = cload(a->sink + 16 * ctx->tid);
     int32_t quad = load_i32(a->data);
     spin(a, ctx, iset16(1), [=](I sum) { return dot<true>(sum, x, &quad); });

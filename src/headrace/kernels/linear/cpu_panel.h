@@ -184,9 +184,23 @@ HR_INLINE int64_t panel_scratch(int64_t columns) {
     return steps > CHUNK * 16 ? steps : CHUNK * 16;
 }
 
+}  // namespace
+
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
+#include "cpu_amx.h"
+#elif defined(HR_AMX_EMULATED)
+#include "amx_emulated.h"
+#include "cpu_amx.h"
+#endif
+
+namespace {
+
 inline void panel_product(const hr_part *part, int64_t index, int64_t columns, Rows in, const Out &out, float *scratch) {
     const uint8_t *panel = part->panels + index * part->panel_bytes;
     int64_t wide = padded(columns);
+#ifdef HEADRACE_LINEAR_AMX_H
+    if (amx_product(part, panel, columns, in, out, scratch)) return;
+#endif
     if (part->arith == HR_ARITH_F8) return panel_f8(part, panel, columns, in, out, scratch);
     if (part->arith == HR_ARITH_F32) return panel_f32(part, panel, columns, in, out, scratch);
     if (part->arith == HR_ARITH_BF16) return for_tiles(in.count, TileBf16{panel, (columns + 1) / 2, in, &out});

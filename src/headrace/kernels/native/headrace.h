@@ -63,7 +63,7 @@ void hr_barrier(hr_ctx *ctx);
 }
 #endif
 
-// A kernel `name` is compiled once per instruction set (HR_ISA: generic, v3, v4, v4bf16, dotprod) and exported as hr_<name>_<isa>.
+// A kernel `name` is compiled once per instruction set (HR_ISA: generic, v3, v4, v4bf16, amx, dotprod) and exported as hr_<name>_<isa>.
 #define HR_PASTE_(name, isa) hr_##name##_##isa
 #define HR_PASTE(name, isa) HR_PASTE_(name, isa)
 #define HR_EXPORT __attribute__((visibility("default")))

@@ -11,12 +11,14 @@ from typing import Any
 import headrace
 from headrace.errors import PlatformError
 
-__all__ = ["ISAS", "Copy", "Library", "describe", "find", "load", "missing"]
+__all__ = ["ISAS", "Copy", "Library", "describe", "find", "load", "missing", "usable"]
 
-ISAS = ("v4bf16", "v4", "v3", "dotprod", "generic")
-"""Instruction sets the library may hold, best first: AVX-512 with BF16, AVX-512 with VNNI, AVX2; Arm's dot products; any
-processor (SSE2, NEON)."""
-_LEVEL = {"generic": 0, "v3": 1, "v4": 2, "v4bf16": 3, "dotprod": 4}
+ISAS = ("amx", "v4bf16", "v4", "v3", "dotprod", "generic")
+"""Instruction sets the library may hold, best first: AMX's tiles, AVX-512 with BF16, AVX-512 with VNNI, AVX2; Arm's dot products;
+any processor (SSE2, NEON)."""
+_LEVEL = {"generic": 0, "v3": 1, "v4": 2, "v4bf16": 3, "dotprod": 4, "amx": 5}
+_UNDER = {"amx": "v4bf16"}
+"""Whose kernels serve where an instruction set has none of its own: tiles are for products."""
 _NAME = "libheadrace_cpu.so"
 
 
@@ -37,6 +39,8 @@ class Library:
     def kernel(self, name: str) -> int:
         """Address of a kernel. Raises PlatformError where the library has none of that name."""
         symbol = f"hr_{name}_{self.isa}"
+        if not hasattr(self.functions, symbol):
+            symbol = f"hr_{name}_{_UNDER.get(self.isa, self.isa)}"
         try:
             found = ctypes.cast(getattr(self.functions, symbol), ctypes.c_void_p).value
         except AttributeError:
@@ -71,6 +75,20 @@ def missing() -> str | None:
     return None
 
 
+def usable() -> list[str]:
+    """Instruction sets that the library holds and this processor runs, best first; none where there is no library."""
+    path = find()
+    if path is None or missing() is not None:
+        return []
+    functions = _open(path)
+    return [name for name in ISAS if _holds(functions, name) and functions.hr_cpu_has(_LEVEL[name])]
+
+
+def _holds(functions: ctypes.CDLL, isa: str) -> bool:
+    # Of those that go with another's kernels, a product tells.
+    return all(hasattr(functions, f"hr_{name}") for name in (f"linear_{isa}", f"rms_norm_{_UNDER.get(isa, isa)}"))
+
+
 def load(isa: str | None = None) -> Library:
     """The library for `isa`, or for the best one that it has and the processor runs.
 
@@ -81,13 +99,12 @@ def load(isa: str | None = None) -> Library:
         raise PlatformError(f"cpu: {reason}")
     path = find()
     assert path is not None
-    functions = _open(path)
-    usable = [name for name in ISAS if functions.hr_cpu_has(_LEVEL[name]) and hasattr(functions, f"hr_rms_norm_{name}")]
-    if isa is not None and isa not in usable:
-        raise PlatformError(f"cpu: instruction set {isa!r} does not run here: choose one of {', '.join(usable)}")
-    if not usable:
+    found = usable()
+    if isa is not None and isa not in found:
+        raise PlatformError(f"cpu: instruction set {isa!r} does not run here: choose one of {', '.join(found)}")
+    if not found:
         raise PlatformError(f"cpu: {path} holds no kernels for this processor: install headrace again")
-    return Library(path, isa or usable[0], functions)
+    return Library(path, isa or found[0], _open(path))
 
 
 def describe() -> tuple[tuple[str, str], ...]:
