@@ -22,8 +22,10 @@ from headrace.platforms.cpu.native_moe import NativeMoE
 from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.native_split import split_table
 from headrace.platforms.cpu.native_team import Team, TicketPending
+from headrace.platforms.cpu.numa import Placement
 from headrace.platforms.cpu.packed_forms import CpuPackedForms
 from headrace.platforms.cpu.packing import Compute
+from headrace.platforms.cpu.tape import Tape
 from headrace.platforms.cpu.tape_executable import TapeExecutable
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
 from headrace.platforms.torch_device import TorchDevice
@@ -71,6 +73,7 @@ class NativeDevice(TorchDevice):
         collectives = frozenset() if self._world is None else COLLECTIVES
         super().__init__(torch.device("cpu"), replace(CAPABILITIES, collectives=collectives), 1)
         self.team = Team(load(isa), threads, (rank, world_size))
+        self._placement = Placement(self.team.cpus)
         self._ops = NativeOps(Eager(self.team))
         self._compute = _COMPUTE[dtype]
         matrices = NativeLinear(self._ops, self._compute)
@@ -127,9 +130,9 @@ class NativeDevice(TorchDevice):
         return kv
 
     def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
-        """A tape, recorded at the first call."""
+        """A tape, recorded at the first call; the weights that it reads are then where its threads are."""
         self._check_open()
-        return TapeExecutable(self.team, step_fn, bucket, self._swap)
+        return TapeExecutable(self.team, step_fn, bucket, self._swap, self._place)
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
         return self._table.get(spec.name)
@@ -163,6 +166,10 @@ class NativeDevice(TorchDevice):
         self.team.close()
         if self._world is not None:
             self._world.close()
+
+    def _place(self, tape: Tape) -> None:
+        self.wait()
+        self._placement.place(tape.products)
 
     def _swap(self, launcher: Launcher) -> Launcher:
         before, self._ops.launcher = self._ops.launcher, launcher

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from headrace.errors import DeviceLost, PlatformError
 from headrace.platforms.cpu.native import Copy, Library
 from headrace.platforms.cpu.native_handle import TeamHandle
+from headrace.platforms.cpu.numa import by_node
 from headrace.platforms.host import cpu_quota
 
 __all__ = ["NUM_SIZES", "Team", "TicketPending", "allowed_cores"]
@@ -56,19 +57,20 @@ class Team:
     """Threads, one native queue, scratch memory. Methods may be called from any Python thread; `close` once nothing follows.
 
     `threads` None: one a physical core. `share` (rank, ranks): so many teams divide the cores. Threads are pinned where they
-    take every core that is the team's; a smaller team is left to the system, so that two of them don't share a core while others
+    take every core that is the team's (`cpus`, thread by thread; else empty); a smaller team is left to the system, so that two of them don't share a core while others
     idle.
     """
 
     def __init__(self, library: Library, threads: int | None = None, share: tuple[int, int] = (0, 1)) -> None:
         rank, ranks = share
-        every = allowed_cores()
+        every = by_node(allowed_cores())
         most = max(1, len(every) // ranks)
         cores = every[rank * most : (rank + 1) * most]
         self.threads = threads or most
         self.library = library
         # What a limit leaves may be any of the cores: the system chooses.
         pin = self.threads == len(cores) and cpu_quota() is None
+        self.cpus: tuple[int, ...] = tuple(cores) if pin else ()
         cpus = (ctypes.c_int32 * self.threads)(*(cores if pin else [-1] * self.threads))
         # A team larger than the machine must not spin: those it waits for need the cores.
         spin = _SPIN_NS if self.threads * ranks <= len(every) else 0

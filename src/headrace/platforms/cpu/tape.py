@@ -70,6 +70,8 @@ class Tape:
         self.handle: int = functions.hr_tape_new()
         self._entries: list[_Entry] = []
         self._keep: list[Any] = []
+        self.products: list[tuple[str, PackedWeight]] = []
+        """Kernels and the matrices that they read, in order."""
         # Not at exit: the team may be running it.
         weakref.finalize(self, functions.hr_tape_free, self.handle).atexit = False
 
@@ -79,6 +81,7 @@ class Tape:
             raise PlatformError("cpu: no memory for a tape")
         self._entries.append(entry)
         self._keep.extend(keep)
+        self.products += [(kernel, x) for x in keep if isinstance(x, PackedWeight)]
 
     def profiling(self, on: bool) -> None:
         """Measure every operator from the next launch on. Not while a launch is under way."""

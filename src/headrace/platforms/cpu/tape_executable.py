@@ -13,7 +13,7 @@ from headrace.platforms.cpu.native import Copy
 from headrace.platforms.cpu.native_args import FIXED, Dim
 from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_team import Sizes, Team
-from headrace.platforms.cpu.tape import OpProfile, Recorder
+from headrace.platforms.cpu.tape import OpProfile, Recorder, Tape
 from headrace.platforms.interface import KV, StepFn, Tensor
 from headrace.types import Bucket
 
@@ -45,10 +45,17 @@ class _Recorded:
 
 
 class TapeExecutable:
-    """`swap(launcher)` exchanges the operators' launcher and returns the one before."""
+    """`swap(launcher)` exchanges the operators' launcher and returns the one before; `recorded(tape)` is called before it runs."""
 
-    def __init__(self, team: Team, step_fn: StepFn, bucket: Bucket, swap: Callable[[Launcher], Launcher]) -> None:
-        self._team, self._step_fn, self._bucket, self._swap = team, step_fn, bucket, swap
+    def __init__(
+        self,
+        team: Team,
+        step_fn: StepFn,
+        bucket: Bucket,
+        swap: Callable[[Launcher], Launcher],
+        recorded: Callable[[Tape], None],
+    ) -> None:
+        self._team, self._step_fn, self._bucket, self._swap, self._recorded = team, step_fn, bucket, swap, recorded
         self._tape: _Recorded | None = None
         self._last: dict[str, Tensor] = {}
         self._sizes: list[int] = [0] * 5
@@ -145,6 +152,7 @@ class TapeExecutable:
             raise PlatformError(f"cpu: recording a step: {type(error).__name__}: {error}") from error
         finally:
             self._swap(before)
+        self._recorded(recorder.tape)
         self._tape = _Recorded(recorder, kv, buffers, dict(outputs), frozenset(flexible))
         self._last, self._narrowed = {}, None
         self._copies = (Copy * max(len(buffers), 1))()

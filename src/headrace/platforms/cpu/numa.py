@@ -1,0 +1,133 @@
+"""On a machine of several memory nodes, packed weights lie where the threads that read them run.
+
+Whoever writes a page first decides its node, and whoever packs or reads a file runs anywhere. So once a step is recorded, each
+piece of its weights is written anew by a thread on the node that will read it. Nothing here asks the system for more than a
+process may always do; moving pages between nodes is often forbidden in containers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from headrace.platforms.cpu.packing import PackedPart, PackedWeight
+
+__all__ = ["BLOCK", "Placement", "by_node", "nodes"]
+
+BLOCK = 2 << 20
+"""Bytes that are moved at a time: a huge page, which lies on one node."""
+_NODES = Path("/sys/devices/system/node")
+_WRITERS = 4
+"""Threads a node that move blocks."""
+
+Blocks = Sequence[tuple[int, int]]
+"""(address, bytes)"""
+
+
+def nodes(root: Path = _NODES) -> dict[int, int]:
+    """Node of each CPU; empty where the system tells of none."""
+    found: dict[int, int] = {}
+    for path in root.glob("node[0-9]*/cpulist"):
+        node = int(path.parent.name.removeprefix("node"))
+        try:
+            text = path.read_text()
+        except OSError:
+            continue
+        for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+            found.update(dict.fromkeys(range(int(first), int(last or first) + 1), node))
+    return found
+
+
+def by_node(cpus: Sequence[int], root: Path = _NODES) -> list[int]:
+    """CPUs of one node next to each other: neighbours in a team read neighbouring runs of a weight, and ranks take slices."""
+    node_of = nodes(root)
+    return sorted(cpus, key=lambda cpu: node_of.get(cpu, 0))
+
+
+class Placement:
+    """Of the weights that a team reads whose thread i is pinned to `cpus[i]`; nothing happens where none is pinned or the machine
+    has one node. Used from one thread, while no kernel of the team runs."""
+
+    def __init__(
+        self, cpus: Sequence[int], root: Path = _NODES, move: Callable[[Blocks, Sequence[int]], None] | None = None
+    ) -> None:
+        """`move(blocks, cpus)` lets threads on these CPUs write the blocks anew."""
+        node_of = nodes(root)
+        several = len(set(node_of.values())) > 1 and all(cpu in node_of for cpu in cpus)
+        self._nodes = [node_of[cpu] for cpu in cpus] if several else []
+        self._cpus: dict[int, list[int]] = {}
+        for cpu, node in zip(cpus, self._nodes, strict=False):
+            self._cpus.setdefault(node, []).append(cpu)
+        self._move = move or _move
+        self._placed: weakref.WeakSet[PackedWeight] = weakref.WeakSet()
+
+    def place(self, products: Iterable[tuple[str, PackedWeight]]) -> int:
+        """(kernel, weight) of a step; each weight is placed once. Returns the bytes that were moved."""
+        owners: dict[tuple[int, int], int] = {}
+        for kernel, weight in products if self._nodes else ():
+            # An embedding reads few rows. A table that is also the head is placed for that.
+            if kernel != "embedding" and weight not in self._placed:
+                self._placed.add(weight)
+                owners.update(self._spread(weight) if kernel == "moe" else self._by_runs(weight))
+        blocks: dict[int, list[tuple[int, int]]] = {node: [] for node in self._cpus}
+        for block, node in owners.items():
+            blocks[node].append(block)
+        for node, mine in blocks.items():
+            if mine:
+                self._move(mine, self._cpus[node])
+        return sum(size for _, size in owners)
+
+    def _by_runs(self, weight: PackedWeight) -> Iterator[tuple[tuple[int, int], int]]:
+        """Every thread reads one run of all panels (`hr_share`)."""
+        total, before, threads = sum(len(part.panels) for part in weight.parts), 0, len(self._nodes)
+        for part in weight.parts:
+            start, each = part.panels.data_ptr(), part.panels.shape[1]
+            for address, size in _blocks(part):
+                middle = min(max(address + size // 2 - start, 0), part.panels.numel() - 1)
+                panel = before + middle // each
+                # The thread t of which total t // threads <= panel < total (t + 1) // threads.
+                yield (address, size), self._nodes[((panel + 1) * threads - 1) // total]
+            before += len(part.panels)
+
+    def _spread(self, weight: PackedWeight) -> Iterator[tuple[tuple[int, int], int]]:
+        """Which threads read an expert depends on the tokens: every node gets as much."""
+        every = sorted(self._cpus)
+        for part in weight.parts:
+            for address, size in _blocks(part):
+                yield (address, size), every[address // BLOCK % len(every)]
+
+
+def _blocks(part: PackedPart) -> Iterator[tuple[int, int]]:
+    """Huge pages of which the panels hold a piece, without what is not of the same storage."""
+    storage = part.panels.untyped_storage()
+    page = mmap.PAGESIZE
+    low, high = -(-storage.data_ptr() // page) * page, (storage.data_ptr() + storage.nbytes()) // page * page
+    begin = part.panels.data_ptr()
+    for block in range(begin // BLOCK * BLOCK, begin + part.panels.numel(), BLOCK):
+        first, last = max(block, low), min(block + BLOCK, high)
+        if first < last:
+            yield first, last - first
+
+
+def _move(blocks: Blocks, cpus: Sequence[int]) -> None:
+    with ThreadPoolExecutor(_WRITERS, initializer=os.sched_setaffinity, initargs=(0, cpus)) as pool:
+        for part in [pool.submit(_write_anew, blocks[i::_WRITERS]) for i in range(_WRITERS)]:
+            part.result()
+
+
+def _write_anew(blocks: Blocks) -> None:
+    """By the calling thread: copied away, given back to the system, written to what it gives instead. A block that the system
+    keeps (it may be locked) stays where it is."""
+    give_back = ctypes.CDLL(None).madvise
+    room = mmap.mmap(-1, BLOCK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    aside = ctypes.addressof(ctypes.c_char.from_buffer(room))
+    for address, size in blocks:
+        ctypes.memmove(aside, address, size)
+        if give_back(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_DONTNEED) == 0:
+            ctypes.memmove(address, aside, size)
