@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -318,3 +321,24 @@ def test_another_way_to_cut_is_another_part(checkpoint: Path, monkeypatch: pytes
         cache.wait()
         names.append({entry.path.name for entry in kept(checkpoint.parent / "packed")})
     assert names[0] < names[1]
+
+
+def test_one_of_several_ranks_reads_the_checkpoint(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, begun = [], threading.Event()
+    sha256 = content._sha256
+
+    def slow(file: Path) -> str:
+        reads.append(file)
+        begun.set()
+        time.sleep(0.1)  # the others come while it reads
+        return sha256(file)
+
+    monkeypatch.setattr(content, "_sha256", slow)
+    index = checkpoint.parent / "packed" / "contents.json"
+    made = [Contents(index) for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(made[0].digest, [checkpoint])
+        begun.wait()
+        others = [pool.submit(one.digest, [checkpoint]) for one in made[1:]]
+        assert {first.result(), *(other.result() for other in others)} == {first.result()}
+    assert reads == [checkpoint]

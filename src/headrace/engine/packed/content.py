@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,15 @@ class Contents:
         return _together(files, digests)
 
     def digest(self, files: Sequence[Path]) -> str:
-        """The same, reading what is not known. Raises OSError."""
+        """The same, reading what is not known; of several ranks that want the same, one reads. Raises OSError."""
+        known = self.known(files)
+        if known is not None:
+            return known
+        with _alone(self._index):
+            self._known |= _read(self._index)
+            return self._digest(files)
+
+    def _digest(self, files: Sequence[Path]) -> str:
         digests, changed = [], False
         for file in files:
             name, stamp = str(file.absolute()), _stamp(file)
@@ -65,6 +74,20 @@ class Contents:
         self._index.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self._index) as file:
             file.write(json.dumps(kept).encode())
+
+
+@contextlib.contextmanager
+def _alone(index: Path) -> Iterator[None]:
+    """One process at a time, where the system has such locks; they end with their holder."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    index.parent.mkdir(parents=True, exist_ok=True)
+    with index.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _stamp(file: Path) -> list[int]:
