@@ -76,10 +76,10 @@ def test_flashinfer_computes_the_references_attention_from_what_it_is_handed(see
     found, wanted = operator(**call), attention(**call)
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
     assert nmse(found, wanted) <= TOLERANCE[str(found.dtype).removeprefix("torch.")]
-    # A sequence with one query each: the wrapper for decodes, of tensor cores where heads share much.
-    seqs = len(call["batch"].context_lens)
+    # Where no sequence has more than one query: the wrapper for decodes, of tensor cores where heads share much.
+    queries = call["batch"].query_start.diff()
     kinds = [type(wrapper).__name__ for wrapper in library.wrappers]
-    assert kinds == ([] if not seqs else ["Decode"] if len(call["q"]) == seqs else ["Prefill"])
+    assert kinds == ([] if not queries.any() else ["Decode"] if queries.max() == 1 else ["Prefill"])
     if kinds == ["Decode"]:
         plan = library.wrappers[0].plans[0]
         assert library.wrappers[0].cores is (plan["num_qo_heads"] // plan["num_kv_heads"] > 2)
@@ -95,6 +95,17 @@ def test_pages_lie_one_after_the_other_and_the_last_says_how_full_it_is() -> Non
     tables = batch.block_tables.tolist()
     assert pages.indices.tolist() == [*tables[0], *tables[1], tables[2][0]]
     assert not pages.decodes
+
+
+def test_a_sequence_without_a_query_is_left_out() -> None:
+    rng = np.random.default_rng(2)
+    batch = random.batch(rng, random.Shape((0, 2, 0, 1), (5, 15, 0, 3), 16), HOST)
+    pages = pages_of(batch, 16)
+    assert pages.query_start.tolist() == [0, 2, 3]
+    assert pages.indptr.tolist() == [0, 2, 3]
+    assert pages.last_page_len.tolist() == [1, 4]
+    tables = batch.block_tables.tolist()
+    assert pages.indices.tolist() == [*tables[1][:2], tables[3][0]]
 
 
 def test_what_is_padded_is_left_out() -> None:

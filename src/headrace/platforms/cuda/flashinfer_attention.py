@@ -59,15 +59,18 @@ class Kind:
 
 
 def pages_of(batch: Batch, page_size: int) -> Pages:
-    """Waits for the device: the lengths are read on the host."""
+    """Waits for the device: the lengths are read on the host. Sequences without a query in this step are left out."""
     tokens, seqs = (int(size) for size in batch.sizes[:2])
     lengths = torch.cat([batch.query_start[: seqs + 1], batch.context_lens[:seqs]]).cpu()
-    query_start, context = lengths[: seqs + 1], lengths[seqs + 1 :].long()
+    starts, context = lengths[: seqs + 1], lengths[seqs + 1 :].long()
+    asking = starts.diff().nonzero()[:, 0]
+    context = context[asking]
     counts = (context + page_size - 1) // page_size
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    row = torch.repeat_interleave(torch.arange(seqs), counts)
-    place = torch.stack([row, torch.arange(len(row)) - indptr[row]]).to(batch.block_tables.device)
+    row = torch.repeat_interleave(torch.arange(len(asking)), counts)
+    place = torch.stack([asking[row], torch.arange(len(row)) - indptr[row]]).to(batch.block_tables.device)
     last = context - (counts - 1) * page_size
+    query_start = torch.cat([starts[asking], starts[-1:]])
     return Pages(tokens, query_start, indptr.int(), batch.block_tables[place[0], place[1]], last.int())
 
 
@@ -101,7 +104,7 @@ class FlashInferAttention(Shared):
     ) -> Tensor:
         """See `ops.Ops.attention`."""
         shape = kv.layout.layers[layer]
-        why = _unfit(q, kv, shape.head_dim, sinks, alibi)
+        why = _unfit(q, kv, layer, sinks, alibi)
         if why:
             served: Tensor = self._elsewhere(why)(q, batch, kv, layer, scale, window, soft_cap, sinks, alibi)
             return served
@@ -162,11 +165,12 @@ def operators(
     return {"attention": FlashInferAttention(library, others["attention"], device)}
 
 
-def _unfit(q: Tensor, kv: TorchKV, head_dim: int, sinks: Tensor | None, alibi: Tensor | None) -> str:
+def _unfit(q: Tensor, kv: TorchKV, layer: int, sinks: Tensor | None, alibi: Tensor | None) -> str:
     """Why a call is not for FlashInfer's paged wrappers; empty where it is."""
+    head_dim = kv.layout.layers[layer].head_dim
     if q.dtype not in (torch.float16, torch.bfloat16):
         return f"queries are {str(q.dtype).removeprefix('torch.')}, and it computes in 16 bits"
-    if kv.keys[0].dtype != q.dtype:
+    if kv.keys[layer].dtype != q.dtype:
         return f"the cache is {kv.layout.dtype} and the queries are {str(q.dtype).removeprefix('torch.')}"
     if head_dim not in _HEADS:
         return f"heads have {head_dim} elements, and it has kernels for {', '.join(map(str, _HEADS))}"
