@@ -121,10 +121,11 @@ class ShmCommunicator(RestCommunicator):
         wide = torch.float32 if x.is_floating_point() and x.element_size() < 4 else x.dtype
         for part in self._parts(source):
             first, *rest = self._segment.exchange(source[part])
-            total = first.to(wide, copy=True)
+            total = target[part].copy_(first) if wide == x.dtype else first.to(wide)
             for other in rest:
                 total += other
-            target[part] = total
+            if wide != x.dtype:
+                target[part] = total
         return out
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
