@@ -72,7 +72,7 @@ def test_what_fails_is_shown_at_its_smallest() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_each_fault_is_caught_by_name(fault: type[Sound]) -> None:
     tier, name = FAULTS[fault]
-    report = run(Target(Backend(fault), examples=6))
+    report = run(Target(Backend(fault), examples=6 if tier == "operators" else 1))
     failed = [outcome for outcome in report.outcomes if outcome.result == "failed"]
     assert not report.ok
     assert {outcome.tier for outcome in failed} == {tier}, report.table()

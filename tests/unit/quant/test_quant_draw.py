@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.kernels.linear.activation import ACTIVATIONS, quantize_activation
 from headrace.platforms.cpu.packing_schemes import Coded, Dense, read
-from headrace.quant.draw import quantised
+from headrace.quant.draw import Quantised, quantised
 from headrace.quant.gguf import GGUF_TYPES
 from headrace.types import QUANT_FORMATS
 
@@ -69,3 +70,10 @@ def test_the_native_kernels_have_a_form_of_it(form: str) -> None:
     found = read(weight)
     if weights.group != 8:  # a run too short for a step
         assert isinstance(found, Coded) or (isinstance(found, Dense) and found.scales is not None)
+
+
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+def test_inputs_of_no_rows_are_rounded_to_none(activation: str) -> None:
+    """The generators draw steps without tokens."""
+    weight = Quantised("int8", activation=activation)(np.random.default_rng(0), 16, 128, CPU, "float32", bias=False)
+    assert quantize_activation(torch.zeros(0, 128), weight).shape == (0, 128)
