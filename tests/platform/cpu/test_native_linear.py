@@ -88,10 +88,10 @@ def exact(x: Tensor, weight: Weight) -> Tensor:
 @pytest.mark.parametrize("compute", COMPUTES)
 def test_matches_reference(kernels: Kernels, name: str, compute: Compute) -> None:
     rng = np.random.default_rng([len(name), len(compute)])
-    for _ in range(2):
+    for few in (True, False):
         weight = MAKERS[name](rng, int(rng.integers(1, 70)), int(rng.integers(1, 400)))
         weight.bias = make.normal(rng, weight.shape[0]) if rng.integers(2) else None
-        x = make.normal(rng, int(rng.choice([1, 2, 5, 11, 20])), weight.shape[1])
+        x = make.normal(rng, int(rng.choice([1, 2, 5, 11, 20]) if few else rng.integers(65, 140)), weight.shape[1])
         assert error(kernels.linear(x, weight, compute), exact(x, weight)) < limit(weight, compute)
 
 
@@ -212,15 +212,26 @@ def test_only_schemes_of_weights_alone_keep_inputs_wide(best: dict[int, Kernels]
         assert 1e-6 < error(best[1].linear(one, narrow), exact(one, narrow)) < 2e-3
 
 
-def test_no_rows(kernels: Kernels) -> None:
-    rng = np.random.default_rng(9)
-    for name in ("q4_1", "bfloat16", "float32"):
-        weight = MAKERS[name](rng, 20, 64)
-        assert kernels.linear(torch.empty(0, weight.shape[1]), weight).shape == (0, 20)
-        assert kernels.by["int8"].embedding(torch.empty(0, dtype=torch.int32), weight, 1.0).shape == (
-            0,
-            weight.shape[1],
-        )
+@pytest.mark.parametrize("name", MAKERS)
+def test_no_rows(kernels: Kernels, name: str) -> None:
+    weight = MAKERS[name](np.random.default_rng(9), 20, 64)
+    for compute in COMPUTES:
+        assert kernels.linear(torch.empty(0, weight.shape[1]), weight, compute).shape == (0, 20)
+    none = torch.empty(0, dtype=torch.int32)
+    assert kernels.by["int8"].embedding(none, weight, 1.0).shape == (0, weight.shape[1])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("rows", [0, 97])
+def test_rounded_inputs_of_no_rows_and_of_many(kernels: Kernels, activation: str, rows: int) -> None:
+    rng = np.random.default_rng([rows, len(activation)])
+    weight = MAKERS[ACTIVATIONS[activation][0]](rng, int(rng.integers(1, 70)), int(rng.integers(1, 400)))
+    weight.activation = activation
+    weight.tensors |= {"input_scale": torch.tensor([0.02]), "input_global_scale": torch.tensor([500.0])}
+    x = make.normal(rng, rows, weight.shape[1])
+    found = kernels.linear(x, weight)
+    assert found.shape == (rows, weight.shape[0])
+    assert error(found, product(x, weight)) < limit(weight, "int8")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
