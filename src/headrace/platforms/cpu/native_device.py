@@ -43,6 +43,7 @@ CAPABILITIES = Capabilities(
     host_memory=True,
     attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
 )
+_NO_KERNEL = "no native kernel, and recorded steps take no reference: HEADRACE_NATIVE=0 serves it, slowly"
 _COMPUTE: dict[str | None, Compute] = {
     None: "int8", "quantized": "int8", "bfloat16": "bfloat16", "float16": "float32", "float32": "float32",
 }  # fmt: skip
@@ -154,7 +155,7 @@ class NativeDevice(TorchDevice):
         the team had work. `packed_forms`: how the engine may keep
         packed weights."""
         if name == "op_reasons":
-            return {spec.name: "there is no native kernel of it" for spec in OPTIONAL if spec.name not in self._table}
+            return {spec.name: _NO_KERNEL for spec in OPTIONAL if spec.name not in self._table}
         if name == "busy_seconds":
             return lambda: self.team.busy_seconds
         if name == "packed_forms":
