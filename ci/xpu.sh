@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What of the XPU platform can be proven without an Intel GPU: numerics of the Triton operators by interpreter, the platform's own
-# code on the fake device, and the kernels compiled to SPIR-V by Intel's fork of Triton. Its only wheel is a beta for an older
-# Triton than ours, kept in a folder of its own: what it refuses is shown, and fails the script only where STRICT=1.
+# code on the fake device, and, by Intel's fork of Triton, launches down to a driver without a device and every kernel as SPIR-V.
+# Its only wheel is a beta for an older Triton than ours, kept in a folder of its own: what it refuses to compile is shown, and fails
+# the script only where STRICT=1.
 #
 # Usage: ci/xpu.sh [file for the SPIR-V report]
 #   PYTHON=python3.12   an interpreter with headrace[dev] installed; default .venv/bin/python
@@ -31,6 +32,7 @@ tests tests/platform/triton -m 'not slow'
 tests tests/platform/xpu tests/platform/accelerator -k 'xpu'
 
 if [[ -d $site ]] || "$python" -m pip install --quiet --no-deps --target "$site" "$fork"; then
+  PYTHONPATH=$site tests tests/platform/accelerator/test_accelerator_launch.py -k xpu
   PYTHONPATH=$site TRITON_CACHE_DIR=build/xpu/cache TRITON_INTERPRET=0 \
     "$python" -W ignore ci/xpu_spirv.py ${1:+"$1"} 2>&1 | tee "$log"
   passed=$((passed + $(count passed)))

@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 
 from headrace.kernels.tritonlib.chips import Chip
 from headrace.kernels.tritonlib.code import _specialise as specialise
+from headrace.kernels.tritonlib.occupancy import Multiprocessor
 from headrace.kernels.tritonlib.shipped import Recorded, recorded
 from headrace.platforms.xpu.chips import Properties, capabilities
 
@@ -30,13 +31,15 @@ DRIVER = {
     "has_bfloat16_conversions": True,
 }
 """What the driver would say of a Data Center GPU Max."""
+_UNKNOWN = Multiprocessor(8, 1)
+"""SPIR-V has no registers yet: the driver assigns them, and nothing here reads this."""
 MATRIX = re.compile(r"matrix_mad_k\d+\w*")
 
 
 def chip() -> Chip:
     extra = dict(capabilities(Properties("Data Center GPU Max", (16, 32), 64, shared_memory=131072)).extra)
     tile, stages = extra["triton_tile"], extra["triton_stages"]
-    return Chip("pvc", "xpu", "pvc", extra["triton_lanes"], extra["shared_memory"], "", tile, stages, {})
+    return Chip("pvc", "xpu", "pvc", extra["triton_lanes"], extra["shared_memory"], "", tile, stages, _UNKNOWN, {})
 
 
 def compile_one(launch: Recorded, target: GPUTarget) -> tuple[int, int, str]:
@@ -58,10 +61,14 @@ def line(launch: Recorded, target: GPUTarget, shared: int) -> tuple[bool, str]:
     return not trouble, f"{launch.name:40} {size:7} bytes {local:6} local {matrix}{trouble}"
 
 
-def main(report: str | None = None) -> None:
-    # It asks the SYCL runtime for the architecture's name, which only its native code needs.
+def ask_no_runtime() -> None:
+    """The fork asks the SYCL runtime for the architecture's name, which only its native code needs."""
     made: Any = backends["intel"].compiler.__init__
     made.__globals__["compile_module_from_src"] = lambda *_: SimpleNamespace(parse_device_arch=lambda number: "")
+
+
+def main(report: str | None = None) -> None:
+    ask_no_runtime()
     device = chip()
     lines = []
     for launch in recorded(device):

@@ -1,6 +1,6 @@
 """Launches through a platform's own device and Triton's own dispatch, down to a driver that writes them down.
 
-Usage: launch_main.py cuda|rocm FOLDER. A process of its own: kernels here are compiled, not interpreted. Prints JSON.
+Usage: launch_main.py cuda|rocm|xpu FOLDER. A process of its own: kernels here are compiled, not interpreted. Prints JSON.
 """
 
 from __future__ import annotations
@@ -64,13 +64,23 @@ class Session:
         }
 
 
+def intel_target(lanes: int) -> tuple[str, Any, int]:
+    """For Intel's fork of triton, which takes what the driver says of a chip for its name, and asks the runtime nothing more."""
+    sys.path.append(str(Path(__file__).parents[3] / "ci"))
+    import xpu_spirv
+
+    xpu_spirv.ask_no_runtime()
+    return "xpu", xpu_spirv.DRIVER, lanes
+
+
 def main(vendor: str, folder: str) -> None:
     (chosen,) = (v for v in VENDORS if v.name == vendor)
     platform, module = chosen.open(Path(folder), source=triton_operators)
     device = platform.open(0, {"graph_tokens": 0, "dtype": "bfloat16"})
     assert isinstance(device, AcceleratorDevice)
     extra = dict(device.capabilities().extra)
-    driver = FakeDriver(module, extra["triton_target"], extra["shared_memory"])
+    target = intel_target(extra["triton_lanes"]) if vendor == "xpu" else extra["triton_target"]
+    driver = FakeDriver(module, target, extra["shared_memory"])
     triton.runtime.driver.set_active(driver)
     session = Session(device, driver)
     wide, norm = torch.zeros(64, 512, dtype=torch.bfloat16), torch.ones(512)
@@ -81,13 +91,16 @@ def main(vendor: str, folder: str) -> None:
     session.call("unaligned", "rms_norm", x=odd, weight=norm, eps=1e-5)
     session.call("float16", "rms_norm", x=wide[:4].half(), weight=norm, eps=1e-5)
     weight = Weight("bfloat16", (256, 512), {"weight": torch.zeros(256, 512, dtype=torch.bfloat16)}, Weight.dequantize)
-    for rows in (3, 40, 64):
+    codes = {"codes": torch.zeros(256, 512, dtype=torch.int8), "scales": torch.ones(256, 16)}
+    coded = Weight("int8", (256, 512), codes, Weight.dequantize)
+    for rows in (3, 1, 40, 64):
         session.call(f"linear {rows}", "linear", x=wide[:rows], weight=weight)
+        session.call(f"coded {rows}", "linear", x=wide[:rows], weight=coded)
     arguments = attention_inputs(np.random.default_rng(3), torch.device("cpu"), "bfloat16")
     session.call("attention", "attention", **arguments)
     session.call("attention again", "attention", **arguments)
     device.close()
-    print(json.dumps({"target": extra["triton_target"], "calls": session.calls}))
+    print(json.dumps({"target": target, "calls": session.calls}))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from headrace.kernels.tritonlib import report
 from headrace.kernels.tritonlib.chips import CHIPS
-from headrace.kernels.tritonlib.report import faults_of, render, write
+from headrace.kernels.tritonlib.report import faults_of, gone, render, write
 
 BASELINE = Path(__file__).parents[3] / "docs" / "results" / "triton-compile.json"
 KERNELS = (
@@ -30,12 +31,18 @@ KERNELS = (
 def _report(*arguments: str) -> tuple[int, str]:
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     command = [sys.executable, "-W", "ignore", "-m", "headrace.kernels.tritonlib.report", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
+QUICK = ("sm_90", "sm_100", "gfx942", "gfx950", "gfx1100")
+"""Chips that the suite compiles for, each kernel once: 15 to 20 s of a core for one of AMD's, 35 to 40 for one of NVIDIA's. They are
+the generations of matrix units that differ most in what triton makes of a product: HGMMA, UTCHMMA in tensor memory, v_mfma with the
+E4M3 of either kind, v_wmma. The other five, and every case, are for ci/cuda.sh and ci/rocm.sh."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("chip", QUICK)
 def test_every_kernel_fits_the_chip(chip: str, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     code, told = _report("--chips", chip, "--core", "--baseline", str(BASELINE), "--write", str(result))
@@ -55,7 +62,8 @@ def test_the_baseline_knows_every_chip_and_is_clean() -> None:
 
 
 def _row(**given: Any) -> dict[str, Any]:
-    return {"registers": 100, "spills": 0, "shared": 1000, "matrix": "HGMMA", "wants": "float16", **given}
+    row = {"registers": 100, "spills": 0, "shared": 1000, "occupancy": 16, "matrix": "HGMMA", "wants": "float16"}
+    return {**row, **given}
 
 
 @pytest.mark.parametrize(
@@ -68,6 +76,9 @@ def _row(**given: Any) -> dict[str, Any]:
         ({"matrix": "HMMA"}, None, "no HGMMA, only HMMA"),
         ({"matrix": ""}, None, "no HGMMA, only no matrix instruction"),
         ({"registers": 109}, _row(), "109 registers, 100 before"),
+        ({"occupancy": 12}, _row(), "12 warps at once, 16 before"),
+        ({"occupancy": 12}, None, None),
+        ({"occupancy": 20}, _row(), None),
         ({"matrix": "", "wants": ""}, _row(), "no matrix instruction, HGMMA before"),
     ],
 )
@@ -82,6 +93,36 @@ def test_a_kernel_that_does_not_compile_is_a_fault() -> None:
     row = {"error": "CompilationError: fp8e4nv not supported"}
     assert faults_of(CHIPS["sm_80"], row, _row()) == [row["error"]]
     assert "FAILED: CompilationError" in render(CHIPS["sm_80"], "case/kernel", row, [row["error"]])
+
+
+def test_a_kernel_that_is_gone_is_a_fault_unless_the_report_is_quick() -> None:
+    before = {"a/k": _row(), "b/k": _row()}
+    assert gone(before, {"a/k": _row(), "c/k": _row()}, core_only=False) == ["b/k"]
+    assert gone(before, {"a/k": _row()}, core_only=True) == []
+
+
+@pytest.mark.parametrize(("arguments", "last"), [((), "1 passed, 1 failed"), (("--core",), "1 passed, 0 failed")])
+def test_the_report_counts_what_is_gone(
+    arguments: tuple[str, ...],
+    last: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("triton")
+
+    def measure(chip: Any, core_only: bool, told: Any) -> dict[str, Any]:
+        told("a/k", _row())
+        return {"a/k": _row()}
+
+    path = tmp_path / "before.json"
+    write(path, {"sm_90": {"a/k": _row(), "b/k": _row()}})
+    monkeypatch.setattr(report, "measure", measure)
+    code = report.main(["--chips", "sm_90", "--baseline", str(path), *arguments])
+    told = capsys.readouterr().out.splitlines()
+    assert (code, told[-1]) == (int(not arguments), last)
+    assert "16 of 64 warps HGMMA" in told[0]
+    assert [line.split()[1:] for line in told[1:-1]] == ([] if arguments else [["b/k", "FAILED:", "is", "gone"]])
 
 
 def test_the_result_is_read_back(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from headrace.kernels.attention.triton_tile import attend, finish, load_queries,
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.ops import Batch
 from headrace.kernels.tritonlib.config import Config
-from headrace.kernels.tritonlib.device import jit, next_power
+from headrace.kernels.tritonlib.device import jit, jit_varying, next_power
 from headrace.kernels.tritonlib.paged import stored, stored_scales
 
 __all__ = ["SPLIT", "Step", "attention", "combine_kernel", "decode_kernel", "prefill_kernel", "step_of"]
@@ -54,7 +54,7 @@ def step_of(pad: int, group: int, wide: bool, alibi: bool, config: Config) -> St
     return Step(rows, keys, warps, next_power(group, 16), max(warps // 2, 1), stages)
 
 
-@jit
+@jit_varying("table_width")
 def decode_kernel(
     q: tensor, part_out: tensor, part_peak: tensor, part_norm: tensor, keys: tensor, values: tensor, key_scales: tensor,
     value_scales: tensor, query_start: tensor, context_lens: tensor, block_tables: tensor, table_width: int,
@@ -84,7 +84,7 @@ def decode_kernel(
         tl.store(part_out + place[:, None] * SIZE + dim[None, :], out, there[:, None] & (dim < SIZE)[None, :])
 
 
-@jit
+@jit_varying("splits")
 def combine_kernel(
     part_out: tensor, part_peak: tensor, part_norm: tensor, out: tensor, sinks: tensor, query_start: tensor,
     context_lens: tensor, window: int, splits: int, Q_HEADS: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr,
@@ -119,7 +119,7 @@ def _sequence_of(query_start: tensor, seqs: tensor, tile: tensor, TILE: tl.const
     return low
 
 
-@jit
+@jit_varying("table_width")
 def prefill_kernel(
     q: tensor, out: tensor, keys: tensor, values: tensor, key_scales: tensor, value_scales: tensor, sizes: tensor,
     query_start: tensor, context_lens: tensor, block_tables: tensor, table_width: int, alibi: tensor, sinks: tensor,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -11,37 +10,17 @@ import triton.language as tl
 
 from headrace.kernels.linear.activation import quantize_activation
 from headrace.kernels.linear.triton_inputs import Inputs, prepare
-from headrace.kernels.linear.triton_pack import NO_OFFSET, Packed, packed
+from headrace.kernels.linear.triton_pack import OFFSET_ADDEND, Packed, packed
 from headrace.kernels.linear.triton_product import coded_kernel, dense_kernel
+from headrace.kernels.linear.triton_tile import Tile, coded_tile, dense_tile, math_of
 from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.weight import Weight
 
-__all__ = ["FLOATS", "Tile", "linear", "math_of", "pack", "product", "tile_of"]
+__all__ = ["FLOATS", "linear", "pack", "product"]
 
 Tensor = torch.Tensor
-_LEAST = 32
-"""Depth of a matrix instruction on 8-bit codes."""
 FLOATS = MappingProxyType({torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16})
 """Triton's names of torch's types."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Rows, columns and depth of one step of a program."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int = 4
-
-
-def tile_of(rows: int, depth: int, wide: bool, config: Config) -> Tile:
-    """The tile for `rows` inputs; the same for all where results must not depend on the batch. float32 takes registers instead."""
-    if wide:
-        return Tile(32, 32, min(depth, 32))
-    if config.batch_invariant:
-        return Tile(64, 64, depth)
-    return Tile(16, 32, depth) if rows <= 16 else Tile(64, 128, depth, 8)
 
 
 def linear(x: Tensor, weight: Weight, *, config: Config) -> Tensor:
@@ -99,28 +78,14 @@ def _launch(kernel: Any, args: dict[str, Any], tile: Tile, config: Config) -> No
 
 def _dense(x: Tensor, part: Packed, shared: dict[str, Any], config: Config) -> None:
     wide = x.dtype == torch.float32 or x.dtype != part.codes.dtype
-    tile = tile_of(shared["rows"], 64, wide, config)
+    tile = dense_tile(shared["rows"], wide, config)
     _launch(dense_kernel, {**shared, "x": x, "weight": part.codes, "WIDE": wide}, tile, config)
-
-
-def math_of(inputs: Inputs, part: Packed, config: Config) -> str:
-    """What is multiplied: codes where the matrix unit takes both sides' type, else floats as wide as the activations."""
-    if part.offset == NO_OFFSET and inputs.codes.dtype == torch.int8 and part.kind == "int8":
-        return "int8" if part.unit >= _LEAST else "float"
-    if config.fp8 and inputs.codes.dtype == torch.uint8 and part.kind == "fp8":
-        return config.fp8 if part.unit >= _LEAST else "float"
-    return "float"
 
 
 def _coded(inputs: Inputs, part: Packed, shared: dict[str, Any], dtype: torch.dtype, config: Config) -> None:
     assert part.scales is not None
     math = math_of(inputs, part, config)
-    depth = part.unit
-    if math != "float":
-        depth = 128 if part.group % 128 == 0 or part.scales.shape[0] == 1 else part.unit
-    tile = tile_of(shared["rows"], depth, math == "float" and dtype == torch.float32, config)
-    if math == "float":  # dequantising takes registers
-        tile = Tile(tile.rows, min(tile.columns, 64), tile.depth if part.kind in ("int8", "fp8") else part.unit, 8)
+    tile = coded_tile(shared["rows"], part, math, dtype, config)
     args = {
         **shared,
         "x": inputs.codes,
@@ -134,7 +99,7 @@ def _coded(inputs: Inputs, part: Packed, shared: dict[str, Any], dtype: torch.dt
         "GROUP": part.group,
         "X_GROUP": inputs.group,
         "OFFSET": part.offset,
-        "LATE": part.scales.shape[0] == 1 and part.offset != 2,
+        "LATE": part.scales.shape[0] == 1 and part.offset != OFFSET_ADDEND,
         "FOUR": part.kind in ("int4", "fp4"),
         "MATH": math,
         "FLOAT": FLOATS[dtype],

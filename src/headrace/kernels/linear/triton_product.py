@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton.language as tl
 from triton.language import tensor
 
-from headrace.kernels.tritonlib.device import decode_e4m3, jit, tanh
+from headrace.kernels.tritonlib.device import decode_e4m3, jit, jit_varying, tanh
 
 __all__ = ["coded_kernel", "dense_kernel", "four_bits", "step"]
 
@@ -29,7 +29,7 @@ def _finish(
     tl.store(target, total.to(out.dtype.element_ty), inside)
 
 
-@jit
+@jit_varying("rows")
 def dense_kernel(
     x: tensor, weight: tensor, bias: tensor, picks: tensor, out: tensor, rows: int, columns: int, depth: int,
     out_stride: int, soft_cap: float, CAP: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr,
@@ -99,7 +99,7 @@ def step(
     return total + part
 
 
-@jit
+@jit_varying("rows")
 def coded_kernel(
     x: tensor, codes: tensor, scales: tensor, offsets: tensor, x_scales: tensor, order: tensor, bias: tensor,
     picks: tensor, out: tensor, rows: int, columns: int, depth: int, x_groups: int, out_stride: int, soft_cap: float,
@@ -119,7 +119,7 @@ def coded_kernel(
             at = k if order is None else tl.load(order + k, k < depth, 0)
             here = x_in if EVEN else x_in & (k < depth)[None, :]
             a = tl.load(x_row + at[None, :], here, 0)
-            if x.dtype.element_ty == tl.uint8 and MATH == "float":
+            if MATH == "float" and x.dtype.element_ty == tl.uint8:
                 a = decode_e4m3(a)
             if FOUR:
                 run = codes + (tl.zeros([1], tl.int64) + start // 2)[:, None] * columns

@@ -18,7 +18,7 @@ from headrace.kernels.attention.triton import combine_kernel
 from headrace.kernels.attention.triton_tile import finish, merge, start_state
 from headrace.kernels.ops import Batch
 from headrace.kernels.tritonlib.config import Config
-from headrace.kernels.tritonlib.device import as_float, jit, next_power
+from headrace.kernels.tritonlib.device import as_float, jit, jit_varying, next_power
 
 __all__ = ["SPLIT", "Step", "latent_decode_kernel", "latent_prefill_kernel", "mla", "step_of"]
 
@@ -105,7 +105,7 @@ def attend_latents(
     return peak, norm, out
 
 
-@jit
+@jit_varying("table_width")
 def latent_decode_kernel(
     q: tensor, part_out: tensor, part_peak: tensor, part_norm: tensor, rows: tensor, scales: tensor, query_start: tensor,
     context_lens: tensor, block_tables: tensor, table_width: int, scale: float, HEADS: tl.constexpr, RANK: tl.constexpr,
@@ -129,7 +129,7 @@ def latent_decode_kernel(
         tl.store(part_out + place[:, None] * RANK + dim[None, :], out, there[:, None] & (dim < RANK)[None, :])
 
 
-@jit
+@jit_varying("table_width")
 def latent_prefill_kernel(
     q: tensor, out: tensor, rows: tensor, scales: tensor, sizes: tensor, positions: tensor, token_seq: tensor,
     query_start: tensor, block_tables: tensor, table_width: int, scale: float, HEADS: tl.constexpr, RANK: tl.constexpr,

@@ -8,9 +8,10 @@ import torch
 
 from headrace.errors import PlatformError
 from headrace.kernels.linear.activation import quantize_activation
-from headrace.kernels.linear.triton import FLOATS, Tile, math_of, tile_of
+from headrace.kernels.linear.triton import FLOATS
 from headrace.kernels.linear.triton_inputs import prepare
 from headrace.kernels.linear.triton_pack import OFFSET_ADDEND
+from headrace.kernels.linear.triton_tile import Tile, coded_tile, dense_tile, math_of
 from headrace.kernels.moe.reference import moe as by_reference
 from headrace.kernels.moe.routing import Routing
 from headrace.kernels.moe.triton_pack import Experts, experts
@@ -52,7 +53,7 @@ def moe(
     tokens, count, pairs = len(x), router.shape[1], len(x) * routing.top_k
     chosen, shares = choose(router, bias, routing, config)
     wide = x.dtype == torch.float32 or any(p.form.kind == "dense" and p.codes.dtype != x.dtype for p in (first, second))
-    rows = tile_of(-(-pairs // count), 64, wide, config).rows  # of a usual expert
+    rows = dense_tile(-(-pairs // count), wide, config).rows  # of a usual expert
     blocks = sort(chosen, count, rows, config)
     hidden = x.new_empty(pairs, down.shape[1])
     _product(x, first, gate_up.bias, blocks, hidden, routing.top_k, kind, config)
@@ -104,7 +105,7 @@ def _dense(x: Tensor, part: Experts, shared: dict[str, Any], config: Config) -> 
     if part.form.source is not None:
         x = quantize_activation(x, part.form.source).to(x.dtype)
     wide = x.dtype == torch.float32 or x.dtype != part.codes.dtype
-    tile = tile_of(shared["order"].shape[1], 64, wide, config)
+    tile = dense_tile(shared["order"].shape[1], wide, config)
     even = shared["depth"] % tile.depth == 0
     _launch(expert_dense_kernel, {**shared, "x": x, "weight": part.codes, "WIDE": wide, "EVEN": even}, tile, config)
 
@@ -114,10 +115,7 @@ def _coded(x: Tensor, part: Experts, shared: dict[str, Any], config: Config) -> 
     assert form.scales is not None
     inputs = prepare(x, form.source, config)
     math, groups = math_of(inputs, form, config), form.scales.shape[0]
-    depth = 128 if math != "float" and (form.group % 128 == 0 or groups == 1) else form.unit
-    tile = tile_of(shared["order"].shape[1], depth, math == "float" and x.dtype == torch.float32, config)
-    if math == "float":  # dequantising takes registers
-        tile = Tile(tile.rows, tile.columns, tile.depth if form.kind in ("int8", "fp8") else form.unit, 8)
+    tile = coded_tile(shared["order"].shape[1], form, math, x.dtype, config)
     args = {
         **shared,
         "x": inputs.codes,

@@ -10,7 +10,7 @@ from triton.language import tensor
 
 from headrace.kernels.gated_activation.triton import activate
 from headrace.kernels.linear.triton_product import four_bits, step
-from headrace.kernels.tritonlib.device import decode_e4m3, jit
+from headrace.kernels.tritonlib.device import decode_e4m3, jit, jit_varying
 
 __all__ = ["expert_coded_kernel", "expert_dense_kernel", "mix_kernel"]
 
@@ -90,7 +90,7 @@ def _codes(
     return w
 
 
-@jit
+@jit_varying("rows")
 def expert_coded_kernel(
     x: tensor, codes: tensor, scales: tensor, offsets: tensor, x_scales: tensor, columns_order: tensor, bias: tensor,
     order: tensor, owner: tensor, out: tensor, columns: int, depth: int, divide: int, size: int, groups: int,
@@ -121,7 +121,7 @@ def expert_coded_kernel(
                 own = part + side
                 at = k if columns_order is None else tl.load(columns_order + own * depth + k, k < depth, 0)
                 a = tl.load(x_row + at[None, :], x_in, 0)
-                if x.dtype.element_ty == tl.uint8 and MATH == "float":
+                if MATH == "float" and x.dtype.element_ty == tl.uint8:
                     a = decode_e4m3(a)
                 w = _codes(codes, own, size, k, column, columns, depth, start, lane, w_in, half == 1, KIND, FOUR, MATH)
                 s = scales + own * groups * columns

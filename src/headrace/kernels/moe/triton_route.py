@@ -14,7 +14,7 @@ from triton.language import tensor
 
 from headrace.kernels.moe.routing import Routing
 from headrace.kernels.tritonlib.config import Config
-from headrace.kernels.tritonlib.device import jit, next_power
+from headrace.kernels.tritonlib.device import jit, jit_varying, next_power
 
 __all__ = ["Blocks", "blocks_kernel", "choose", "pairs_kernel", "route_kernel", "sort"]
 
@@ -90,7 +90,7 @@ def route_kernel(
     tl.store(shares + token * K + rank, parts * scale, rank < K)
 
 
-@jit
+@jit_varying("pairs")
 def pairs_kernel(chosen: tensor, counts: tensor, pairs: int, BLOCK: tl.constexpr) -> None:
     """A program an expert: how many pairs chose it."""
     expert, total = tl.program_id(0), tl.zeros([BLOCK], tl.int32)
@@ -100,7 +100,7 @@ def pairs_kernel(chosen: tensor, counts: tensor, pairs: int, BLOCK: tl.constexpr
     tl.store(counts + expert, tl.sum(total, 0))
 
 
-@jit
+@jit_varying("pairs", "blocks")
 def blocks_kernel(
     chosen: tensor, counts: tensor, order: tensor, owner: tensor, pairs: int, experts: int, blocks: int,
     ROWS: tl.constexpr, EPAD: tl.constexpr, BLOCK: tl.constexpr,

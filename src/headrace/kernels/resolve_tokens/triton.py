@@ -8,14 +8,14 @@ from triton.language import tensor
 
 from headrace.kernels.ops import Batch
 from headrace.kernels.tritonlib.config import Config
-from headrace.kernels.tritonlib.device import jit
+from headrace.kernels.tritonlib.device import jit_varying
 
 __all__ = ["resolve_kernel", "resolve_tokens"]
 
 _BLOCK = 128
 
 
-@jit
+@jit_varying("padded")
 def resolve_kernel(
     sizes: tensor, ids: tensor, positions: tensor, token_seq: tensor, slots: tensor, history: tensor, out: tensor,
     padded: int, width: int, BLOCK: tl.constexpr,

@@ -10,7 +10,7 @@ from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
 from headrace.kernels.sample.triton_constrain import bias_kernel, clean, clean_kernel, count_kernel, penalise_kernel
 from headrace.kernels.sample.triton_draw import best_of, draw, last
 from headrace.kernels.tritonlib.config import Config
-from headrace.kernels.tritonlib.device import jit, next_power
+from headrace.kernels.tritonlib.device import jit, jit_varying, next_power
 
 __all__ = ["choose_kernel", "sample", "score_kernel"]
 
@@ -60,7 +60,7 @@ def _raw(row: tensor, at: tensor, vocab: tensor, none: tensor) -> tensor:
     return tl.where(none & (at < vocab), 0.0, x)
 
 
-@jit
+@jit_varying("alternatives")
 def score_kernel(
     logits: tensor, dead: tensor, chosen: tensor, logprobs: tensor, ranks: tensor, top_ids: tensor,
     top_logprobs: tensor, sizes: tensor, vocab: int, alternatives: int, BLOCK: tl.constexpr,

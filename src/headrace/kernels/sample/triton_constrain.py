@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton.language as tl
 from triton.language import tensor
 
-from headrace.kernels.tritonlib.device import jit
+from headrace.kernels.tritonlib.device import jit, jit_varying
 
 __all__ = ["bias_kernel", "clean", "clean_kernel", "count_kernel", "penalise_kernel"]
 
@@ -73,7 +73,7 @@ def count_kernel(
             tl.atomic_add(target, tl.zeros([BLOCK], tl.int32) + 1, known & (place >= prompt))
 
 
-@jit
+@jit_varying("biases")
 def bias_kernel(
     work: tensor, sizes: tensor, bias_row: tensor, bias_token: tensor, bias_value: tensor, vocab: int, biases: int,
     BLOCK: tl.constexpr,

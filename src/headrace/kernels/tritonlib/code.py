@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from headrace.kernels.tritonlib.chips import Chip
+from headrace.kernels.tritonlib.occupancy import resident_warps
 from headrace.kernels.tritonlib.shipped import Recorded
 
 __all__ = ["Code", "compile_for"]
@@ -36,6 +37,8 @@ class Code:
     """Registers that do not fit and go through memory: instructions, or registers where the assembler counts those."""
     shared: int
     """Bytes a block."""
+    occupancy: int
+    """Warps that a multiprocessor keeps at once, of `Chip.unit.most`."""
     matrix: str
     """The matrix instructions in it, sorted; empty: none."""
 
@@ -46,24 +49,29 @@ def compile_for(launch: Recorded, chip: Chip) -> Code:
     source = ASTSource(launch.kernel, signature, constants, attributes)
     options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": False}
     compiled = triton.compile(source, target=GPUTarget(chip.backend, chip.arch, chip.lanes), options=options)
-    shared = int(compiled.metadata.shared)
     if "cubin" in compiled.asm:
-        return _read_cubin(compiled.asm["cubin"], shared)
-    return _read_assembly(compiled.asm["amdgcn"], shared)
+        registers, spills, matrix = _read_cubin(compiled.asm["cubin"])
+    else:
+        registers, spills, matrix = _read_assembly(compiled.asm["amdgcn"])
+    shared, columns = int(compiled.metadata.shared), int(getattr(compiled.metadata, "tmem_size", 0) or 0)
+    occupancy = resident_warps(chip.unit, int(compiled.metadata.num_warps), registers, shared, columns)
+    return Code(registers, spills, shared, occupancy, matrix)
 
 
 def _specialise(launch: Recorded) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
-    """Types, constants and divisibility, by the rules of triton's own dispatch: ints of 1 and None are constants, 16 divides."""
+    """Types, constants and divisibility, by the rules of triton's own dispatch: ints of 1 and None are constants, 16 divides, but for
+    ints that the kernel says vary."""
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
     for index, parameter in enumerate(launch.kernel.params):
         name, value = parameter.name, launch.args[parameter.name]
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+        fixed = not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (fixed and type(value) is int and value == 1):
             signature[name], constants[name] = "constexpr", value
             continue
         signature[name] = _type(value)
-        if _divides(value):
+        if fixed and _divides(value):
             attributes[(index,)] = [["tt.divisibility", 16]]
     return signature, constants, attributes
 
@@ -81,7 +89,8 @@ def _divides(value: Any) -> bool:
     return isinstance(value, int) and value % 16 == 0
 
 
-def _read_cubin(cubin: bytes, shared: int) -> Code:
+def _read_cubin(cubin: bytes) -> tuple[int, int, str]:
+    """Registers, spills and matrix instructions."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
@@ -89,15 +98,17 @@ def _read_cubin(cubin: bytes, shared: int) -> Code:
         code = _tool("nvdisasm", "-c", path)
     registers = max(map(int, re.findall(r"REG:(\d+)", usage)))
     spills = len(re.findall(r"\b(?:STL|LDL)\b", code))
-    return Code(registers, spills, shared, _names(r"\b(UTC[HIQO]MMA|[HIQO]G?MMA)\b", code))
+    return registers, spills, _names(r"\b(UTC[HIQO]MMA|[HIQO]G?MMA)\b", code)
 
 
-def _read_assembly(text: str, shared: int) -> Code:
+def _read_assembly(text: str) -> tuple[int, int, str]:
+    """As `_read_cubin`."""
+
     def number(name: str) -> int:
         return max(map(int, re.findall(rf"\.{name}:\s+(\d+)", text)), default=0)
 
     spills = number("vgpr_spill_count")  # scalar ones go to lanes of a vector register, not to memory
-    return Code(number("vgpr_count"), spills, shared, _names(r"\b(v_(?:s?mfmac?|wmma)_\w+)", text))
+    return number("vgpr_count"), spills, _names(r"\b(v_(?:s?mfmac?|wmma)_\w+)", text)
 
 
 def _names(pattern: str, text: str) -> str:

@@ -9,12 +9,19 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
-__all__ = ["as_float", "decode_e4m3", "encode_e4m3", "jit", "next_power", "tanh", "to_int8"]
+__all__ = ["as_float", "decode_e4m3", "encode_e4m3", "jit", "jit_varying", "next_power", "tanh", "to_int8"]
 
 
 def jit(function: Callable[..., Any]) -> Any:
     """`triton.jit` with a type: a kernel, or a function that kernels call."""
     return triton.jit(function)
+
+
+def jit_varying(*names: str) -> Callable[[Callable[..., Any]], Any]:
+    """As `jit`, for a kernel whose whole numbers `names` follow the batch: where one is 1 or divides by 16, triton would compile it
+    once more, in the middle of serving."""
+    made: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=names)
+    return made
 
 
 def next_power(n: int, least: int = 1) -> int:

@@ -3,7 +3,8 @@
     python -m headrace.kernels.tritonlib.report [--chips sm_90,gfx942] [--core] [--baseline FILE | --write FILE]
 
 Ends with `N passed, M failed`. Always held: no spills, shared memory within the chip's limit, the expected matrix instruction.
-With a baseline made by the same triton also: not more registers than there, and no matrix instruction lost.
+With a baseline made by the same triton also: not more registers or fewer warps at once than there, no matrix instruction lost, and,
+without --core, no kernel gone.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import Any
 
 from headrace.kernels.tritonlib.chips import CHIPS, Chip
 
-__all__ = ["faults_of", "main", "measure", "render", "write"]
+__all__ = ["faults_of", "gone", "main", "measure", "render", "write"]
 
 Row = dict[str, Any]
-"""registers, spills, shared, matrix (as `code.Code`) and `wants`, the operands whose instruction is expected; or error."""
+"""registers, spills, shared, occupancy, matrix (as `code.Code`) and `wants`, the operands whose instruction is expected; or error."""
 SLACK = 8
 """Registers a kernel may grow by before it counts as a regression: the allocator moves that much by itself."""
 
@@ -61,18 +62,27 @@ def faults_of(chip: Chip, row: Row, before: Row | None) -> list[str]:
     if before and "error" not in before:
         if row["registers"] > before["registers"] + SLACK:
             found.append(f"{row['registers']} registers, {before['registers']} before")
+        if row["occupancy"] < before["occupancy"]:
+            found.append(f"{row['occupancy']} warps at once, {before['occupancy']} before")
         if before["matrix"] and not row["matrix"]:
             found.append(f"no matrix instruction, {before['matrix']} before")
     return found
+
+
+def gone(known: Iterable[str], found: Mapping[str, Row], core_only: bool) -> list[str]:
+    """Kernels of the baseline that nothing compiles any more. A quick report, which leaves most of them out, misses none."""
+    return [] if core_only else [kernel for kernel in known if kernel not in found]
 
 
 def render(chip: Chip, name: str, row: Row, faults: Iterable[str]) -> str:
     """One line of the table."""
     trouble = "; ".join(faults)
     if "error" in row:
-        return f"{chip.name:8} {name:46} {'':28} FAILED: {trouble}"
-    share = f"{row['shared']:6} of {chip.shared}"
-    line = f"{chip.name:8} {name:46} {row['registers']:3} regs {row['spills']:3} spills {share:17} {row['matrix']}"
+        return f"{chip.name:8} {name:46} FAILED: {trouble}"
+    share, warps = f"{row['shared']:6} of {chip.shared} bytes", f"{row['occupancy']:2} of {chip.unit.most} warps"
+    line = (
+        f"{chip.name:8} {name:46} {row['registers']:3} regs {row['spills']:3} spills {share:22} {warps} {row['matrix']}"
+    )
     return f"{line} FAILED: {trouble}" if trouble else line
 
 
@@ -109,6 +119,9 @@ def main(argv: Sequence[str]) -> int:
             print(render(chip, kernel, row, faults), flush=True)
 
         results[name] = measure(chip, options.core, tell)
+        for kernel in gone(known, results[name], options.core):
+            failed += 1
+            print(f"{name:8} {kernel:46} FAILED: is gone", flush=True)
     if options.write:
         write(options.write, results)
     if options.baseline and not same:
