@@ -57,8 +57,8 @@ class Team:
     """Threads, one native queue, scratch memory. Methods may be called from any Python thread; `close` once nothing follows.
 
     `threads` None: one a physical core. `share` (rank, ranks): so many teams divide the cores. Threads are pinned where they
-    take every core that is the team's (`cpus`, thread by thread; else empty); a smaller team is left to the system, so that two of them don't share a core while others
-    idle.
+    take every core that is the team's (`cpus`, thread by thread; else empty); a smaller team is left to the system, so that two
+    of them don't share a core while others idle.
     """
 
     def __init__(self, library: Library, threads: int | None = None, share: tuple[int, int] = (0, 1)) -> None:
