@@ -15,9 +15,11 @@ from headrace.kernels.ops import Batch
 from headrace.kernels.weight import Weight
 from headrace.types import KVLayout, LayerKV
 
-__all__ = ["DTYPES", "PLAIN", "Plain", "Shape", "Weights", "batch", "cache", "normal", "weight"]
+__all__ = ["DTYPES", "HEAD_SIZES", "PLAIN", "Plain", "Shape", "Weights", "batch", "cache", "normal", "weight"]
 
 Tensor = torch.Tensor
+HEAD_SIZES = (8, 16, 24, 40, 64, 64, 80, 96, 128, 128, 192, 256)
+"""Of which generators draw, the usual ones more often; some are no power of two, some no multiple of 16."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -31,9 +33,9 @@ class Shape:
 
     @staticmethod
     def draw(rng: np.random.Generator, longest: int = 150) -> Shape:
-        """No sequence at all, decodes, chunks and whole prompts."""
+        """No sequence at all, decodes, chunks and whole prompts, and sequences that have no token in this step."""
         count = int(rng.integers(0, 5))
-        fresh = tuple(int(rng.choice((1, 1, int(rng.integers(1, 40))))) for _ in range(count))
+        fresh = tuple(_fresh(rng) for _ in range(count))
         before = tuple(int(rng.choice((0, int(rng.integers(0, longest))))) for _ in range(count))
         return Shape(fresh, before, int(rng.choice([16, 32, 64, 128])))
 
@@ -41,6 +43,12 @@ class Shape:
     def blocks(self) -> int:
         """Blocks of a table row."""
         return max([-(-(a + b) // self.block_size) for a, b in zip(self.fresh, self.before, strict=True)], default=1)
+
+
+def _fresh(rng: np.random.Generator) -> int:
+    """A decode three times in five, else a chunk, or a few tokens: none at all now and then."""
+    chunk, few = int(rng.integers(1, 40)), int(rng.integers(0, 40)) % 5
+    return int(rng.choice((1, 1, 1, chunk, few)))
 
 
 def normal(rng: np.random.Generator, *shape: int, device: torch.device, dtype: str = "float32") -> Tensor:
@@ -93,7 +101,7 @@ PLAIN = Plain()
 
 
 def batch(rng: np.random.Generator, shape: Shape, device: torch.device, vocab: int = 100) -> Batch:
-    """Blocks are dealt at random, never block 0; the rows are each sequence's last token and some others."""
+    """Blocks are dealt at random, never block 0; the rows are the last token of each sequence that has one, and some others."""
     count = len(shape.fresh)
     tables = rng.permutation(np.arange(1, 1 + count * shape.blocks)).reshape(count, shape.blocks)
     positions = [np.arange(b, b + a) for a, b in zip(shape.fresh, shape.before, strict=True)]
@@ -102,7 +110,8 @@ def batch(rng: np.random.Generator, shape: Shape, device: torch.device, vocab: i
     ]
     ends = np.cumsum([0, *shape.fresh])
     total = int(ends[-1])
-    rows = np.union1d(ends[1:] - 1, rng.integers(0, total, 2) if total else [])
+    last = ends[1:][np.diff(ends) > 0] - 1
+    rows = np.union1d(last, rng.integers(0, total, 2) if total else [])
 
     def ints(values: npt.ArrayLike) -> Tensor:
         return torch.from_numpy(np.asarray(values, dtype=np.int32)).to(device)

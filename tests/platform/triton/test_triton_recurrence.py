@@ -95,7 +95,9 @@ def _given(name: str, dtype: str, shape: random.Shape) -> dict[str, Any]:
     draw = next(
         given
         for given in draws
-        if len(given["batch"].slots) == 2 and (name == "causal_conv1d" or given["state"].shape[1] == 2)
+        if len(given["batch"].slots) == 2
+        and int(given["batch"].sizes[0]) > 0
+        and (name == "causal_conv1d" or given["state"].shape[1] == 2)
     )
     tokens = sum(shape.fresh)
     fresh = {

@@ -15,7 +15,7 @@ __all__ = ["generate"]
 
 def generate(rng: np.random.Generator, device: torch.device, dtype: str) -> dict[str, Any]:
     shape = random.Shape.draw(rng)
-    kv_heads, size = int(rng.integers(1, 4)), int(rng.choice([8, 16, 40, 64, 128]))
+    kv_heads, size = int(rng.integers(1, 4)), int(rng.choice(random.HEAD_SIZES))
     q_heads = kv_heads * int(rng.integers(1, 5))
     store = str(rng.choice([dtype, dtype, "int8", "float8_e4m3"]))
     return {
