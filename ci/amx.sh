@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# AMX without a processor that has it: the real kernels are compiled and looked into, and the same sources with the tile
+# AMX without a processor that has it: the real kernels are compiled and looked into (test_native_amx.py runs them instruction by
+# instruction), and the same sources with the tile
 # instructions in plain C++ (tests/platform/cpu/amx_emulated.h) run every test of products: first under the sanitizers from a file
 # of calls (replay.cpp), whose every buffer ends where its memory ends, then from Python, against the references and for equal bits.
 #

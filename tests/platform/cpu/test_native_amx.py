@@ -1,4 +1,5 @@
-"""Products on tiles: emulated here (amx_emulated.h), held to the vectors' bits and to the references; and the real instructions."""
+"""Products on tiles, held to the vectors' bits and to the references: the sources with emulated tiles (amx_emulated.h), and the
+library's own code, whose tile instructions are caught and emulated one by one (amx_trap.cpp)."""
 
 from __future__ import annotations
 
@@ -71,7 +72,25 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> native.Library:
 
 
 @pytest.fixture(scope="module")
-def tiles(library: native.Library) -> Iterator[dict[int, Kernels]]:
+def trapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[native.Library]:
+    """The library's own tiles, on a processor without."""
+    path, installed = tmp_path_factory.mktemp("amx") / "trap.so", native.find()
+    assert installed is not None
+    functions = native._open(installed)
+    if not hasattr(functions, "hr_linear_amx") or "amx" in native.usable() or BASE != "v4bf16":
+        pytest.skip("needs a library with AMX, on a processor that has all but that")
+    flags = f"-std=gnu++17 -O1 -w -shared -fPIC -I{HERE}".split()
+    subprocess.run(["c++", *flags, str(HERE / "amx_trap.cpp"), "-o", str(path)], check=True)
+    trap = ctypes.CDLL(str(path))
+    trap.amx_trap()
+    yield native.Library(installed, "amx", functions)
+    trap.amx_untrap()
+    assert trap.amx_trapped() > 1000
+
+
+@pytest.fixture(scope="module", params=["library", "trapped"])
+def tiles(request: pytest.FixtureRequest) -> Iterator[dict[int, Kernels]]:
+    library = request.getfixturevalue(request.param)
     made = {threads: Kernels(library, threads) for threads in (1, 3)}
     yield made
     for kernels in made.values():

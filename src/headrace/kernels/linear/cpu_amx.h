@@ -15,7 +15,7 @@ constexpr int64_t TILE_STEPS = 8;     // steps of a panel that are expanded at a
 constexpr int64_t TILED_FROM = 16;    // rows from which on integer products are on tiles
 
 // The compiler does not know that loading a tile reads memory: what was written for it must be written by now.
-HR_INLINE void written() { __asm__ volatile("" ::: "memory"); }
+HR_INLINE void written(const void *p) { __asm__ volatile("" ::"r"(p) : "memory"); }
 
 // The shapes of the eight registers, given back at the end: a processor with tiles in use rests less deeply.
 class Shapes {
@@ -32,7 +32,7 @@ class Shapes {
     }
     void load(int64_t wanted) {
         key = wanted;
-        written();
+        written(&config);
         _tile_loadconfig(&config);
     }
 
@@ -106,7 +106,8 @@ template <bool Float>
 inline void add_columns(Shapes &shapes, const uint8_t *w, int64_t steps, const char *x, int64_t stride, int64_t rows, void *sums) {
     int64_t tiles = (rows + 15) / 16;
     shapes.columns_of_sums(tiles, rows - 16 * (tiles - 1));
-    written();
+    written(w);
+    written(sums);
     switch (tiles) {
     case 1: return add_products<Float, 1>(w, steps, x, stride, (char *)sums);
     case 2: return add_products<Float, 2>(w, steps, x, stride, (char *)sums);
@@ -203,7 +204,7 @@ template <class Codes> inline void amx_i8_row(const hr_part *part, const uint8_t
 // The integer sums of `count` steps of up to 16 rows, [count][16][16].
 template <bool Rest, int Columns>
 inline void step_sums(const uint8_t *w, int64_t count, const char *x, int64_t stride, char *sums) {
-    written();
+    written(w);
     for (int64_t i = 0; i < count; i++, w += 16 * Columns, x += Columns, sums += 1024) {
         if constexpr (Rest) {
             _tile_zero(2);
