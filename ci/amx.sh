@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # AMX without a processor that has it: the real kernels are compiled and looked into (test_native_amx.py runs them instruction by
-# instruction), and the same sources with the tile
-# instructions in plain C++ (tests/platform/cpu/amx_emulated.h) run every test of products: first under the sanitizers from a file
-# of calls (replay.cpp), whose every buffer ends where its memory ends, then from Python, against the references and for equal bits.
+# instruction), and the same sources with the tile instructions in plain C++ (tests/platform/cpu/amx_emulated.h) run every test of
+# products: first under the sanitizers from a file of calls (replay.cpp), whose every buffer ends where its memory ends, then from
+# Python, against the references and for equal bits.
 #
 # Usage: ci/amx.sh [instruction set whose vectors stand beside the tiles: v4bf16, v4, v3 or generic; default the best that runs here]
 # The last line is `N passed, N failed`.
