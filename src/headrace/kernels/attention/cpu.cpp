@@ -42,9 +42,9 @@ struct Plan {
         tile_tokens = TILE_ROWS / a->sub_rows > 1 ? TILE_ROWS / a->sub_rows : 1;
         int64_t total = 0;
         for (int64_t s = 0; s < seqs(); s++) total += segments(s) * heads * ((tokens(s) + tile_tokens - 1) / tile_tokens);
-        grain = total / (4 * c->nthreads);
+        grain = total / (4 * c->parts);
         if (grain < 1) grain = 1;
-        if (c->nthreads == 1) grain = 1 << 30;
+        if (c->parts == 1) grain = 1 << 30;
         slots = c->shared_bytes / (a->state * 4);
     }
     // Move to the sequence (or bundle) of unit `index`, which only grows; false behind the last.
@@ -156,7 +156,7 @@ void run(const Plan &p, hr_ctx *ctx, const Unit &u) {
 void join(const Plan &p, hr_ctx *ctx, int64_t s, int64_t slot) {
     const Args *a = p.a;
     int64_t n = p.segments(s), rows = p.tokens(s) * a->sub_rows;
-    for (int64_t i = (ctx->tid + s) % ctx->nthreads; i < p.heads * rows; i += ctx->nthreads) {
+    for (int64_t i = (ctx->part + s) % ctx->parts; i < p.heads * rows; i += ctx->parts) {
         int64_t head = i / rows, r = i % rows;
         Tile t(a, ctx, s, head, 0, p.tile_tokens);
         if (r >= t.rows) continue;
@@ -174,14 +174,14 @@ HR_KERNEL(attention) {
         *ctx->error = HR_ERROR_SCRATCH;
         return;
     }
-    Plan work(a, ctx);
-    for (int64_t i = hr_next(ctx); work.seek(i); i = hr_next(ctx)) run(work, ctx, work.unit(i));
+    if (ctx->phase == 0) {
+        Plan work(a, ctx);
+        for (int64_t i = hr_next(ctx); work.seek(i); i = hr_next(ctx)) run(work, ctx, work.unit(i));
+    }
     Plan rest(a, ctx);
-    bool any = false;
     for (int64_t i = 0; rest.seek(i); i = rest.base + rest.units) {
         if (!rest.taken) continue;
-        if (!any) hr_barrier(ctx);
-        any = true;
+        if (ctx->phase == 0) return hr_again(ctx);
         int64_t slot = rest.slot;
         for (int64_t j = 0; j < rest.members; slot += rest.states(rest.seq + j++)) join(rest, ctx, rest.seq + j, slot);
     }

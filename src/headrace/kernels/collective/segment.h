@@ -115,29 +115,29 @@ inline int32_t meet(const hr_segment *s, u32 turn, int64_t bytes) {
     return error;
 }
 
-// Run `put(slot, begin, bytes)` and then `take(turn, begin, bytes)` for every part of `bytes` that fits a slot; `begin` counts bytes.
-// Both are called by every thread of the team.
+// `put(slot, begin, bytes)` and then `take(turn, begin, bytes)` for every part of `bytes` that fits a slot; `begin` counts bytes. Both
+// are called in every part of the team. Odd phases wait for the other ranks, the one thing in a kernel that waits.
 template <class Put, class Take>
 inline void exchange(const hr_segment *s, hr_ctx *ctx, int64_t bytes, Put put, Take take) {
     Line *own = line_of(s, s->rank);
     u32 turn = own->turn.load();
-    if (*ctx->error) {  // of an operator before this one
-        if (ctx->tid == 0) own->failed.store(1);
+    if (*ctx->error) {  // of an operator before this one, or of this one's last phase
+        if (ctx->phase == 0 && ctx->part == 0) own->failed.store(1);
         return;
     }
-    for (int64_t begin = 0; begin < bytes; begin += s->slot_bytes) {
-        int64_t part = bytes - begin < s->slot_bytes ? bytes - begin : s->slot_bytes;
-        turn++;
-        put(slot_of(s, turn, s->rank), begin, part);
-        hr_barrier(ctx);
-        if (ctx->tid == 0) {
-            int32_t error = meet(s, turn, part);
+    auto size = [&](int64_t begin) { return bytes - begin < s->slot_bytes ? bytes - begin : s->slot_bytes; };
+    int64_t begin = ctx->phase / 2 * s->slot_bytes;  // of what is put now; what was put in the phase before is taken
+    if (ctx->phase % 2) {
+        if (ctx->part == 0) {
+            int32_t error = meet(s, turn + 1, size(begin));
             if (error) *ctx->error = error;
         }
-        hr_barrier(ctx);
-        if (*ctx->error) return;
-        take(turn, begin, part);
+        return hr_again(ctx);
     }
+    if (begin) take(turn, begin - s->slot_bytes, size(begin - s->slot_bytes));
+    if (begin >= bytes) return;
+    put(slot_of(s, turn + 1, s->rank), begin, size(begin));
+    hr_again(ctx);
 }
 
 }  // namespace

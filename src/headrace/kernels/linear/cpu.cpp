@@ -1,4 +1,4 @@
-// Linear: rows are prepared once for all panels, panels are dealt to threads, and each panel is read once for a block of rows.
+// Linear: rows are prepared once for all panels, work is dealt to threads, and each panel is read once for a block of rows.
 #include "cpu_run.h"
 
 #include "cpu_panel.h"
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t FEW_ROWS = 64;           // up to here a product is bound by memory: every thread streams one run of panels
 constexpr int64_t ALONE = 1 << 13;         // inputs that each thread prepares for itself rather than wait for others
-constexpr int64_t MOST_ROWS = 512;         // rows that are prepared at a time
+constexpr int64_t MOST_ROWS = 1024;        // rows that are prepared at a time
 constexpr int64_t BLOCK = 128;             // rows of a unit of work
 
 struct Call {
@@ -75,38 +75,44 @@ void one_panel(const Call &c, int64_t panel, int64_t begin, int64_t end) {
     if (c.soft_cap != 0.0f) cap(out, end - begin, c.soft_cap);
 }
 
-// Few rows: no barrier where the inputs are small, and a run of panels a thread.
+// Few rows: no phase before the products where the inputs are small, and a run of panels a part.
 void run_few(Call &c) {
+    int64_t begin, end;
     if (c.count * c.columns <= ALONE && c.bytes * c.count + panel_scratch(c.columns) * 4 <= c.ctx->scratch_bytes) {
         c.prepared = c.ctx->scratch + panel_scratch(c.columns) * 4;
         prepare(c, 0, c.count);
-    } else {
-        int64_t begin, end;
+    } else if (c.ctx->phase == 0) {
         hr_share(c.ctx, c.count, 1, &begin, &end);
         prepare(c, begin, end);
-        hr_barrier(c.ctx);
+        return hr_again(c.ctx);
     }
-    int64_t begin, end;
     hr_share(c.ctx, c.panels, 1, &begin, &end);
     for (int64_t p = begin; p < end; p++) one_panel(c, p, 0, c.count);
 }
 
-// Many rows: units of work are taken one by one. A thread that took one of the next pass keeps it until then.
+// Many rows: a part takes blocks of the rows that it prepared, against every panel, then what others have left of theirs.
+void run_blocks(const Call &c, int64_t part) {
+    int64_t begin, end;
+    hr_share_of(c.ctx, part, c.count, 1, &begin, &end);
+    int64_t blocks = (end - begin + BLOCK - 1) / BLOCK, rows = end - begin;
+    for (int64_t unit = hr_next_of(c.ctx, part); unit < blocks * c.panels; unit = hr_next_of(c.ctx, part)) {
+        int64_t block = unit / c.panels;
+        one_panel(c, unit % c.panels, begin + rows * block / blocks, begin + rows * (block + 1) / blocks);
+    }
+}
+
+// Two phases for so many rows as fit.
 void run_many(Call &c, int64_t total, int64_t fit) {
-    int64_t done = 0, unit = hr_next(c.ctx);
-    for (c.first = 0; c.first < total; c.first += fit) {
-        c.count = total - c.first < fit ? total - c.first : fit;
-        int64_t begin, end, blocks = (c.count + BLOCK - 1) / BLOCK;
-        if (c.first) hr_barrier(c.ctx);
+    c.first = c.ctx->phase / 2 * fit;
+    c.count = total - c.first < fit ? total - c.first : fit;
+    if (c.ctx->phase % 2 == 0) {
+        int64_t begin, end;
         hr_share(c.ctx, c.count, 1, &begin, &end);
         prepare(c, begin, end);
-        hr_barrier(c.ctx);
-        for (; unit < done + c.panels * blocks; unit = hr_next(c.ctx)) {
-            int64_t block = (unit - done) % blocks * BLOCK;
-            one_panel(c, (unit - done) / blocks, block, block + BLOCK < c.count ? block + BLOCK : c.count);
-        }
-        done += c.panels * blocks;
+        return hr_again(c.ctx);
     }
+    for (int64_t i = 0; i < c.ctx->parts; i++) run_blocks(c, (c.ctx->part + i) % c.ctx->parts);
+    if (c.first + c.count < total) hr_again(c.ctx);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ HR_INLINE F as_floats(I v) { return to_f(v); }
 
 // Chains that differ from the start, so that none can be left out.
 template <class Sum, class Step> HR_INLINE void spin(const limit_args *a, hr_ctx *ctx, Sum unit, Step step) {
-    float *sink = a->sink + 16 * ctx->tid;
+    float *sink = a->sink + 16 * ctx->part;
     Sum sums[CHAINS];
     sums[0] = unit;
     for (int i = 1; i < CHAINS; i++) sums[i] = step(sums[i - 1]);
@@ -61,7 +61,7 @@ template <bool Float> inline void spin_tiles(const limit_args *a, hr_ctx *ctx) {
     _tile_stored(1, sums + 256, 64);
     _tile_stored(2, sums + 512, 64);
     _tile_stored(3, sums + 768, 64);
-    fstore(a->sink + 16 * ctx->tid, fload(sums));
+    fstore(a->sink + 16 * ctx->part, fload(sums));
 }
 #endif
 
@@ -78,12 +78,12 @@ HR_KERNEL(limit_read) {
             all = cor(all, cload(a->data + i + j));
         }
     }
-    fstore(a->sink + 16 * ctx->tid, column<0>(all));
+    fstore(a->sink + 16 * ctx->part, column<0>(all));
 }
 
 HR_KERNEL(limit_f32) {
     const auto *a = (const limit_args *)args;
-    F x = fload(a->sink + 16 * ctx->tid);
+    F x = fload(a->sink + 16 * ctx->part);
     spin(a, ctx, fset(1.0f), [=](F sum) { return ffma(x, x, sum); });
 }
 
@@ -92,7 +92,7 @@ HR_KERNEL(limit_bf16) {
 #ifdef HEADRACE_LINEAR_AMX_H
     return spin_tiles<true>(a, ctx);
 #endif
-    C x = cload(a->sink + 16 * ctx->tid);
+    C x = cload(a->sink + 16 * ctx->part);
     int32_t pair = load_i32(a->data);
     spin(a, ctx, fset(1.0f), [=](F sum) { return bf_dot(sum, x, &pair); });
 }
@@ -102,7 +102,7 @@ HR_KERNEL(limit_int8) {
 #ifdef HEADRACE_LINEAR_AMX_H
     return spin_tiles<false>(a, ctx);
 #endif
-    C x = cload(a->sink + 16 * ctx->tid);
+    C x = cload(a->sink + 16 * ctx->part);
     int32_t quad = load_i32(a->data);
     spin(a, ctx, iset16(1), [=](I sum) { return dot<true>(sum, x, &quad); });
 }

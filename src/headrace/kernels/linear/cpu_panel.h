@@ -17,6 +17,17 @@ struct Out {
     inline __attribute__((always_inline)) void put(int64_t r, F v) const {
         fstore_n(y + r * stride, bias ? fadd(v, fload_n(bias, rows)) : v, rows);
     }
+    template <int R> inline __attribute__((always_inline)) void put_rows(int64_t r, const F *v) const {
+        float *to = y + r * stride;
+        const int64_t step = stride;
+        if (rows >= 16 && !bias) {
+#pragma GCC unroll 8
+            for (int i = 0; i < R; i++) fstore(to + i * step, v[i]);
+        } else {
+#pragma GCC unroll 8
+            for (int i = 0; i < R; i++) put(r + i, v[i]);
+        }
+    }
 };
 
 struct Rows {
@@ -46,9 +57,9 @@ template <class Codes, int Columns, bool Min> struct TileI8 {
         const int8_t *x = (const int8_t *)in.x + r * in.stride;
         tile_i8<Codes, Columns, Min, R>(codes, from, wide / Columns, offset_bits, scales, addends, x, in.stride,
                                         (const Step *)(x + wide), sums);
-        if (!pair)
-            for (int i = 0; i < R; i++) out->put(r + i, sums[i]);
+        if (!pair) out->put_rows<R>(r, sums);
         else
+#pragma GCC unroll 8
             for (int i = 0; i + 1 < R; i += 2) out->put((r + i) / 2, fadd(sums[i], sums[i + 1]));
     }
 };
@@ -67,7 +78,7 @@ template <class Codes> struct TileI8Row {
         const int8_t *x = (const int8_t *)in.x + r * in.stride;
         tile_i8_row<Codes, R>(codes, from, wide / 32, offset_bits, scale, row_sums, x, in.stride,
                               (const Step *)(x + wide), sums);
-        for (int i = 0; i < R; i++) out->put(r + i, sums[i]);
+        out->template put_rows<R>(r, sums);
     }
 };
 
@@ -78,9 +89,10 @@ struct TileBf16 {
     const Out *out;
     template <int R> inline void run(int64_t r) const {
         F sums[R];
+#pragma GCC unroll 8
         for (int i = 0; i < R; i++) sums[i] = fzero();
         tile_bf16<R>(panel, pairs, (const uint8_t *)in.x + r * in.stride, in.stride, sums);
-        for (int i = 0; i < R; i++) out->put(r + i, sums[i]);
+        out->template put_rows<R>(r, sums);
     }
 };
 
@@ -94,12 +106,14 @@ struct TileF8 {
     const Out *out;
     template <int R> inline void run(int64_t r) const {
         F sums[R], before[R];
+#pragma GCC unroll 8
         for (int i = 0; i < R; i++) {
             before[i] = begin ? fload_n(out->y + (r + i) * out->stride, out->rows) : fzero();
             sums[i] = stepped ? fzero() : before[i];
         }
         const char *x = in.x + r * in.stride;
         tile_bf16<R>(w, (end - begin + 1) / 2, (const uint8_t *)x + 2 * begin, in.stride, sums);
+#pragma GCC unroll 8
         for (int i = 0; i < R; i++) {
             const float *scales = (const float *)(x + i * in.stride + 2 * wide);
             F unit = fmul(scale, fset(scales[stepped ? begin / CHUNK : 0]));
@@ -120,8 +134,10 @@ struct TileF32 {
     const Out *out;
     template <int R> inline void run(int64_t r) const {
         F sums[R];
+#pragma GCC unroll 8
         for (int i = 0; i < R; i++) sums[i] = begin ? fload_n(out->y + (r + i) * out->stride, out->rows) : fzero();
         tile_f32<R>(w, columns, (const float *)(in.x + r * in.stride) + begin, in.stride / 4, sums);
+#pragma GCC unroll 8
         for (int i = 0; i < R; i++) {
             if (last) out->put(r + i, sums[i]);
             else fstore_n(out->y + (r + i) * out->stride, sums[i], out->rows);

@@ -52,6 +52,7 @@ inline void tile_i8(Codes codes, const Stream &from, int64_t steps, int offset_b
                     const int8_t *x, int64_t stride, const Step *info, F *out) {
     const uint8_t *p = from.codes;
     F acc[R];
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) acc[r] = fzero();
     for (int64_t t = 0; t < steps; t++) {
         I sums[R];
@@ -72,6 +73,7 @@ inline void tile_i8(Codes codes, const Stream &from, int64_t steps, int offset_b
         p += Columns * 2 * Codes::BITS;
         x += Columns;
     }
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) out[r] = acc[r];
 }
 
@@ -81,6 +83,7 @@ inline void tile_i8_row(Codes codes, const Stream &from, int64_t steps, int offs
                         int64_t stride, const Step *info, F *out) {
     const uint8_t *p = from.codes;
     I sums[R];
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         const Step *s = (const Step *)((const char *)info + r * stride);
         sums[r] = offset_bits < 0 ? iset16(0) : ishl(iset16(s->minus_sum), offset_bits);
@@ -89,6 +92,7 @@ inline void tile_i8_row(Codes codes, const Stream &from, int64_t steps, int offs
         dot_quads<Codes, R, 0, 8>(codes, p, from.ahead(p), x, stride, sums);
         from.fetch_tail(t);
     }
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         const Step *s = (const Step *)((const char *)info + r * stride);
         I exact = isub(sums[r], imul(iset16(s->zero), row_sums));
@@ -99,6 +103,7 @@ inline void tile_i8_row(Codes codes, const Stream &from, int64_t steps, int offs
 // Adds to what `out` holds.
 template <int R> inline void tile_bf16(const uint8_t *p, int64_t pairs, const uint8_t *x, int64_t stride, F *out) {
     F acc[R];
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) acc[r] = out[r];
     for (int64_t k = 0; k < pairs; k++, p += 64, x += 4) {
         C w = cload(p);
@@ -106,12 +111,14 @@ template <int R> inline void tile_bf16(const uint8_t *p, int64_t pairs, const ui
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) acc[r] = bf_dot(acc[r], w, x + r * stride);
     }
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) out[r] = acc[r];
 }
 
 // Adds to what `out` holds.
 template <int R> inline void tile_f32(const float *w, int64_t columns, const float *x, int64_t stride, F *out) {
     F acc[R];
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) acc[r] = out[r];
     for (int64_t k = 0; k < columns; k++, w += 16) {
         F v = fload(w);
@@ -119,6 +126,7 @@ template <int R> inline void tile_f32(const float *w, int64_t columns, const flo
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) acc[r] = ffma(v, fset(x[r * stride + k]), acc[r]);
     }
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) out[r] = acc[r];
 }
 

@@ -16,7 +16,6 @@ struct Call {
     const hr_moe_args *a;
     hr_ctx *ctx;
     int64_t begin, end;        // pairs of this pass, by their place in the order
-    int64_t unit, done;        // of the work that is dealt
     bool dealt;
     float *scratch, *gate, *up;
 };
@@ -75,30 +74,26 @@ template <class Source> void prepare(const Call &c, const Product &p, Source sou
                 prepare_row(p.input(e, i), source(begin), p.weight->columns, c.scratch, row);
             }
     }
-    hr_barrier(c.ctx);
 }
 
 // work(group, panel, first row, rows) for every panel of every expert that has pairs. Which thread does what is up to chance
-// where units are dealt; a thread that took one of what follows keeps it.
-template <class Work> void for_panels(Call &c, int64_t panels, Work work) {
+// where units are dealt.
+template <class Work> void for_panels(const Call &c, int64_t panels, Work work) {
     int64_t unit, stop, before = 0, total = 0;
     auto blocks_of = [](const Group &g) { return g.rows() > 0 ? (g.rows() + BLOCK - 1) / BLOCK : 0; };
     for (int64_t e = 0; e < c.a->experts; e++) total += panels * blocks_of(group_of(c, e));
     hr_share(c.ctx, total, 1, &unit, &stop);
-    if (c.dealt) unit = c.unit - c.done;
+    if (c.dealt) unit = hr_next(c.ctx), stop = total;
     for (int64_t e = 0; e < c.a->experts; e++) {
         Group g = group_of(c, e);
         int64_t blocks = blocks_of(g), units = panels * blocks;
-        while (unit < (c.dealt ? total : stop) && unit < before + units) {
+        while (unit < stop && unit < before + units) {
             int64_t block = (unit - before) % blocks, row = g.rows() * block / blocks;
             work(g, (unit - before) / blocks, row, g.rows() * (block + 1) / blocks - row);
-            if (c.dealt) c.unit = hr_next(c.ctx);
-            unit = c.dealt ? c.unit - c.done : unit + 1;
+            unit = c.dealt ? hr_next(c.ctx) : unit + 1;
         }
         before += units;
     }
-    c.done += total;
-    hr_barrier(c.ctx);
 }
 
 int64_t rows_of(const hr_part *part, int64_t panel) {
@@ -119,9 +114,13 @@ template <int Kind> void gate_block(const Call &c, int64_t place, int64_t rows, 
     }
 }
 
-void gate_up(Call &c, const Product &p) {
+void prepare_gate_up(const Call &c, const Product &p) {
     const hr_moe_args *a = c.a;
     prepare(c, p, [=](int64_t place) { return a->x + a->order[place] / a->top_k * (int64_t)a->columns; });
+}
+
+void gate_up(const Call &c, const Product &p) {
+    const hr_moe_args *a = c.a;
     for_panels(c, (a->width + 15) / 16, [&](const Group &g, int64_t panel, int64_t row, int64_t rows) {
         int64_t columns = rows_of(p.part(g.expert, 0), panel);
         for (int64_t i = 0; i < 2; i++) {
@@ -135,9 +134,13 @@ void gate_up(Call &c, const Product &p) {
     });
 }
 
-void down(Call &c, const Product &p) {
+void prepare_down(const Call &c, const Product &p) {
     const hr_moe_args *a = c.a;
     prepare(c, p, [=](int64_t place) { return a->hidden + place * a->width; });
+}
+
+void down(const Call &c, const Product &p) {
+    const hr_moe_args *a = c.a;
     for_panels(c, (a->columns + 15) / 16, [&](const Group &g, int64_t panel, int64_t row, int64_t rows) {
         const hr_part *part = p.part(g.expert, 0);
         float *y = a->out + (g.begin + row) * a->columns + panel * 16;
@@ -165,13 +168,13 @@ void combine(const Call &c, int64_t tokens) {
     }
 }
 
+// The phases that choose experts: one of all parts where tokens are many, then one that sorts.
 void route(const Call &c, int64_t tokens) {
-    int64_t begin = 0, end = c.ctx->tid == 0 ? tokens : 0;
-    if (tokens > ALONE) hr_share(c.ctx, tokens, 1, &begin, &end);
+    bool many = tokens > ALONE, sorts = c.ctx->phase == many;
+    int64_t begin = 0, end = c.ctx->part == 0 && !many ? tokens : 0;
+    if (!sorts) hr_share(c.ctx, tokens, 1, &begin, &end);
     for (int64_t t = begin; t < end; t++) route_token(c.a, t, c.ctx->scratch);
-    if (tokens > ALONE) hr_barrier(c.ctx);
-    if (c.ctx->tid == 0) sort_pairs(c.a, tokens * c.a->top_k);
-    hr_barrier(c.ctx);
+    if (sorts && c.ctx->part == 0) sort_pairs(c.a, tokens * c.a->top_k);
 }
 
 }  // namespace
@@ -188,14 +191,19 @@ HR_KERNEL(moe) {
         return;
     }
     float *scratch = (float *)ctx->scratch;
-    Call c = {a, ctx, 0, 0, 0, 0, pairs > FEW_PAIRS, scratch, scratch + floats, scratch + floats + BLOCK * 16};
+    Call c = {a, ctx, 0, 0, pairs > FEW_PAIRS, scratch, scratch + floats, scratch + floats + BLOCK * 16};
     fit = fit < MOST_PAIRS ? fit : MOST_PAIRS;
-    route(c, tokens);
-    if (c.dealt) c.unit = hr_next(ctx);
-    for (; c.begin < pairs; c.begin = c.end) {
-        c.end = c.begin + fit < pairs ? c.begin + fit : pairs;
-        gate_up(c, first);
-        down(c, second);
+    // The phases of the choice, then four a pass, then the sums.
+    int64_t at = ctx->phase - (tokens > ALONE ? 2 : 1);
+    c.begin = at / 4 * fit;
+    c.end = c.begin + fit < pairs ? c.begin + fit : pairs;
+    if (at >= 0 && c.begin >= pairs) return combine(c, tokens);
+    hr_again(ctx);
+    if (at < 0) return route(c, tokens);
+    switch (at % 4) {
+    case 0: return prepare_gate_up(c, first);
+    case 1: return gate_up(c, first);
+    case 2: return prepare_down(c, second);
+    case 3: return down(c, second);
     }
-    combine(c, tokens);
 }

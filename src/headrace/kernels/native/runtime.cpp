@@ -1,8 +1,10 @@
 // The runtime: a team of threads that executes submitted jobs in order.
 //
-// One native thread, the team's first, takes jobs from a queue; each job is host copies, then a tape (or one kernel) that the
-// whole team runs with a barrier after every operator, then host copies. Nobody in Python waits between two jobs. Waiting
-// threads spin for a bounded time and then sleep on a futex, since other processes need the cores too.
+// A job is host copies, then a tape (or one kernel). Operators run in phases of as many parts as there are threads. A thread takes
+// its own part, then any that nobody has begun; whoever ends a phase's last part begins the next phase, and whoever ends a job
+// takes the next one from the queue. So no thread is waited for unless it is in the middle of a part: the loop, the server
+// and others need the cores, too, and a thread that stands aside for them costs the others only its own work. Nobody in
+// Python waits between two jobs. Threads with nothing to do spin for a bounded time and then sleep on a futex.
 #include "headrace.h"
 #include "sync.h"
 
@@ -55,105 +57,181 @@ struct Job {
     hr_copy *copy;
 };
 
+// A thread that gives way is away until the system lets it go on: no longer than LONG_NS, or it asks for twice as long before it
+// gives way again, so that a neighbour who computes all the time gets the core as often as the system would have it, not oftener.
+constexpr u64 GIVE_WAY_NS = 50000, MOST_GIVE_WAY_NS = 20000000, LONG_NS = 500000;
+
 struct Team;
 struct Member {
     Team *team;
     pthread_t thread;
     hr_ctx ctx;
-    int cpu;
+    int cpu, index;
+    u64 gave_way, every;  // when it last did, and the time until it does again
+};
+
+struct alignas(64) Part {
+    std::atomic<u32> begun{0};  // the last turn of this part that somebody has taken
 };
 
 struct Team {
     int n;
     u64 spin_ns;
     Member *members;
+    Part *parts;
     char *arena;
     int64_t arena_bytes;
-    Barrier barrier;
+
+    // A phase is a turn: what follows is written before `turn` moves to it, by the only thread that works then.
+    Event turn;
+    alignas(64) std::atomic<u32> active{0};  // the last turn that has parts to do
+    std::atomic<bool> ended{false};
+    Job *job = nullptr;
+    Op *ops = nullptr;
+    int64_t op = 0, count = 0;
+    int32_t phase = 0;
+    bool profile = false;
+    u64 job_start = 0, op_start = 0;
+    int64_t *counters;
+    alignas(64) std::atomic<int> parts_done{0};
+
     alignas(64) std::atomic<u64> done{0};
     Event finished;
-    Event submitted;
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     Job *head = nullptr, *tail = nullptr;
     u64 tickets = 0;
+    bool idle = true;  // nobody runs a job; who changes that under the lock begins the next one
     bool closed = false;
     pid_t process = getpid();  // whose the threads are: a fork has none
     std::atomic<u64> busy_ns{0};
     Event started;
     bool failed = false;  // some thread could not be started
-    alignas(64) Job *job = nullptr;  // what the team runs now; null: the end
-    alignas(64) int64_t counters[2][8] = {};
     alignas(64) int32_t error = 0;
 };
 
-void run_ops(Member *m, Job *job) {
-    Team *team = m->team;
-    Op *ops = job->tape ? job->tape->ops : &job->single;
-    int64_t count = job->tape ? job->tape->count : 1;
-    bool profile = job->tape && job->tape->profile && m->ctx.tid == 0;
-    m->ctx.sizes = job->sizes;
-    u64 start = profile ? now_ns() : 0;
-    for (int64_t i = 0; i < count; i++) {
-        m->ctx.counter = team->counters[i & 1];
-        ops[i].fn(ops[i].args, &m->ctx);
-        // The other counter was last used an operator ago and is next used an operator from now.
-        if (m->ctx.tid == 0) team->counters[(i + 1) & 1][0] = 0;
-        team->barrier.wait((u32)team->n, team->spin_ns);
-        if (profile) {
-            u64 t = now_ns();
-            ops[i].ns += t - start;
-            start = t;
-        }
-    }
+void begin_turn(Team *team) {
+    for (int i = 0; i < team->n; i++) team->counters[i * HR_COUNTER_STRIDE] = 0;
+    team->parts_done.store(0, std::memory_order_relaxed);
+    team->active.store(team->turn.word.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    team->turn.advance();
 }
 
-// The next job; null once the team is closed and all have been taken.
+void end_job(Team *team, Job *job) {
+    if (job->tape) job->tape->runs++;
+    team->busy_ns.fetch_add(now_ns() - team->job_start, std::memory_order_relaxed);
+    free(job);
+    team->done.fetch_add(1);
+    team->finished.advance();
+}
+
+// The next job, of which the caller is in charge then; null where there is none, and the team is idle.
 Job *take(Team *team) {
-    for (;;) {
-        u32 seen = team->submitted.word.load();
-        pthread_mutex_lock(&team->lock);
-        Job *job = team->head;
-        if (job) {
-            team->head = job->next;
-            if (!team->head) team->tail = nullptr;
-        }
-        bool end = !job && team->closed;
-        pthread_mutex_unlock(&team->lock);
-        if (job || end) return job;
-        team->submitted.await(seen, team->spin_ns);
+    pthread_mutex_lock(&team->lock);
+    Job *job = team->head;
+    if (job) {
+        team->head = job->next;
+        if (!team->head) team->tail = nullptr;
     }
+    team->idle = !job;
+    bool end = !job && team->closed;
+    pthread_mutex_unlock(&team->lock);
+    if (end) {
+        team->ended.store(true);
+        team->turn.advance();
+    }
+    return job;
 }
 
-void *lead(Member *m) {
-    Team *team = m->team;
-    while (Job *job = take(team)) {
-        u64 start = now_ns();
+// Begin jobs until one has operators, which the team then runs, or none is left.
+void begin_jobs(Team *team, Job *job) {
+    for (; job; job = take(team)) {
+        team->job_start = now_ns();
         for (int64_t i = 0; i < job->copies; i++) memcpy(job->copy[i].dst, job->copy[i].src, (size_t)job->copy[i].bytes);
-        // Without an operator there is no barrier at the end, which must come before the job is freed.
-        if ((job->tape && job->tape->count) || job->single.fn) {
-            team->job = job;
-            team->counters[0][0] = team->counters[1][0] = 0;
-            team->barrier.wait((u32)team->n, team->spin_ns);
-            run_ops(m, job);
-            if (job->tape) job->tape->runs++;
-        }
-        free(job);
-        team->busy_ns.fetch_add(now_ns() - start, std::memory_order_relaxed);
-        team->done.fetch_add(1);
-        team->finished.advance();
+        team->job = job;
+        team->ops = job->tape ? job->tape->ops : &job->single;
+        team->count = job->tape ? job->tape->count : job->single.fn ? 1 : 0;
+        team->op = team->phase = 0;
+        team->profile = job->tape && job->tape->profile;
+        team->op_start = team->profile ? now_ns() : 0;
+        if (team->count) return begin_turn(team);
+        end_job(team, job);
     }
-    team->job = nullptr;
-    team->barrier.wait((u32)team->n, team->spin_ns);
-    return nullptr;
 }
 
-void *follow(Member *m) {
+// By the thread that ended the last part of a phase.
+void end_turn(Team *team, bool again) {
+    if (again) {
+        team->phase++;
+        return begin_turn(team);
+    }
+    if (team->profile) {
+        u64 now = now_ns();
+        team->ops[team->op].ns += now - team->op_start;
+        team->op_start = now;
+    }
+    team->phase = 0;
+    if (++team->op < team->count) return begin_turn(team);
+    end_job(team, team->job);
+    begin_jobs(team, take(team));
+}
+
+void run_part(Member *m, int part) {
+    Team *team = m->team;
+    Op *op = team->ops + team->op;
+    m->ctx.sizes = team->job->sizes;
+    m->ctx.part = part;
+    m->ctx.phase = team->phase;
+    m->ctx.again = 0;
+    op->fn(op->args, &m->ctx);
+    if (team->parts_done.fetch_add(1, std::memory_order_acq_rel) + 1 == team->n) end_turn(team, m->ctx.again);
+}
+
+// Take what nobody has begun of turn t. A turn ends when all its parts have been done, so a part that could be taken
+// keeps the turn as it is, and who comes late finds that every part has begun this turn or a later one.
+void take_parts(Member *m, u32 t) {
+    Team *team = m->team;
+    for (int i = 0; i < team->n; i++) {
+        int part = (m->index + i) % team->n;
+        u32 begun = team->parts[part].begun.load(std::memory_order_acquire);
+        if ((int32_t)(t - begun) > 0 && team->parts[part].begun.compare_exchange_strong(begun, t)) run_part(m, part);
+    }
+}
+
+void give_way_at_times(Member *m, u64 now) {
+    if (!m->team->spin_ns || now - m->gave_way < m->every) return;
+    give_way();
+    m->gave_way = now_ns();
+    bool away = m->gave_way - now > LONG_NS;
+    m->every = !away ? GIVE_WAY_NS : m->every * 2 < MOST_GIVE_WAY_NS ? m->every * 2 : MOST_GIVE_WAY_NS;
+}
+
+// Until the turn is over. Giving way while there is nothing to do costs nothing.
+void await_turn(Member *m, u32 t) {
+    Team *team = m->team;
+    u64 start = 0;
+    for (;;) {
+        for (int i = 0; i < 64; i++) {
+            if (team->turn.word.load(std::memory_order_acquire) != t) return;
+            relax();
+        }
+        u64 now = now_ns();
+        if (!start) start = now;
+        if (now - start >= team->spin_ns) break;
+        give_way_at_times(m, now);
+    }
+    team->turn.await(t, 0);
+}
+
+void work(Member *m) {
     Team *team = m->team;
     for (;;) {
-        team->barrier.wait((u32)team->n, team->spin_ns);
-        Job *job = team->job;
-        if (!job) return nullptr;
-        run_ops(m, job);
+        u32 t = team->turn.word.load(std::memory_order_acquire);
+        if (team->ended.load()) return;
+        if (team->active.load(std::memory_order_acquire) == t) {
+            take_parts(m, t);
+            give_way_at_times(m, now_ns());
+        }
+        await_turn(m, t);
     }
 }
 
@@ -163,8 +241,11 @@ void *member_main(void *arg) {
     if (m->team->failed) return nullptr;
 #ifdef __linux__
     char name[16] = "hr-cpu-0";
-    name[7] = (char)('0' + m->ctx.tid % 10);
+    name[7] = (char)('0' + m->index % 10);
     pthread_setname_np(pthread_self(), name);
+    // Whatever the thread is that opened the device.
+    sched_param normal = {};
+    pthread_setschedparam(pthread_self(), SCHED_OTHER, &normal);
     if (m->cpu >= 0) {
         cpu_set_t set;
         CPU_ZERO(&set);
@@ -172,32 +253,42 @@ void *member_main(void *arg) {
         pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
     }
 #endif
-    return m->ctx.tid == 0 ? lead(m) : follow(m);
+    work(m);
+    return nullptr;
 }
 
 // In a forked process nobody takes jobs, and the lock may be held for ever.
 bool forked(const Team *team) { return getpid() != team->process; }
 
+// Where the team is idle, the caller begins the job: it does the copies itself and wakes the threads.
 u64 submit(Team *team, Job *job) {
     u64 ticket = 0;
+    Job *next = nullptr;
     if (!forked(team)) {
         pthread_mutex_lock(&team->lock);
         if (!team->closed) {
-            if (team->tail) team->tail->next = job;
-            else team->head = job;
-            team->tail = job;
             ticket = ++team->tickets;
+            if (team->idle) {
+                team->idle = false;
+                next = job;
+            } else {
+                if (team->tail) team->tail->next = job;
+                else team->head = job;
+                team->tail = job;
+            }
         }
         pthread_mutex_unlock(&team->lock);
     }
-    if (ticket) team->submitted.advance();
-    else free(job);
+    if (!ticket) free(job);
+    if (next) begin_jobs(team, next);
     return ticket;
 }
 
 void destroy(Team *team) {
     if (team->arena) munmap(team->arena, (size_t)team->arena_bytes);
     free(team->members);
+    free(team->parts);
+    free(team->counters);
     team->~Team();
     free(team);
 }
@@ -232,11 +323,6 @@ Job *new_job(const int32_t *sizes, const hr_copy *copies, int64_t ncopies, const
 
 extern "C" {
 
-void hr_barrier(hr_ctx *ctx) {
-    Team *team = (Team *)ctx->team;
-    if (team) team->barrier.wait((u32)team->n, team->spin_ns);
-}
-
 // Start `threads` threads; cpus[i] >= 0 pins thread i. Scratch is virtual until touched. Null: no memory or no threads.
 HR_EXPORT void *hr_team_new(int32_t threads, const int32_t *cpus, int64_t scratch, int64_t shared, int64_t spin_ns) {
     void *mem = aligned_alloc(64, (sizeof(Team) + 63) & ~(size_t)63);
@@ -245,6 +331,8 @@ HR_EXPORT void *hr_team_new(int32_t threads, const int32_t *cpus, int64_t scratc
     team->n = threads;
     team->spin_ns = (u64)spin_ns;
     team->members = (Member *)calloc((size_t)threads, sizeof(Member));
+    team->parts = (Part *)aligned_alloc(64, (size_t)threads * sizeof(Part));
+    team->counters = (int64_t *)aligned_alloc(64, (size_t)threads * HR_COUNTER_STRIDE * sizeof(int64_t));
     team->arena_bytes = shared + scratch * threads;
     int flags = MAP_PRIVATE | MAP_ANONYMOUS;
 #ifdef MAP_NORESERVE
@@ -252,13 +340,19 @@ HR_EXPORT void *hr_team_new(int32_t threads, const int32_t *cpus, int64_t scratc
 #endif
     void *arena = mmap(nullptr, (size_t)team->arena_bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
     team->arena = arena == MAP_FAILED ? nullptr : (char *)arena;
-    if (!team->arena || !team->members) return destroy(team), nullptr;
+#ifdef MADV_HUGEPAGE
+    if (team->arena) madvise(arena, (size_t)team->arena_bytes, MADV_HUGEPAGE);
+#endif
+    if (!team->arena || !team->members || !team->parts || !team->counters) return destroy(team), nullptr;
     for (int i = 0; i < threads; i++) {
         Member *m = &team->members[i];
+        new (&team->parts[i]) Part();
         m->team = team;
+        m->index = i;
+        m->every = GIVE_WAY_NS;
         m->cpu = cpus ? cpus[i] : -1;
-        m->ctx = hr_ctx{nullptr,     i,      threads,          team,        team->arena + shared + scratch * i, scratch,
-                        team->arena, shared, team->counters[0], &team->error};
+        m->ctx = hr_ctx{nullptr, 0, threads, 0, 0, team->arena + shared + scratch * i, scratch, team->arena, shared,
+                        team->counters, &team->error};
     }
     sigset_t all, old;
     sigfillset(&all);  // signals are Python's, but for those that a thread brings upon itself: they must be seen
@@ -275,11 +369,14 @@ HR_EXPORT void hr_team_close(void *handle) {
     Team *team = (Team *)handle;
     if (forked(team)) return;
     pthread_mutex_lock(&team->lock);
-    bool again = team->closed;
+    bool again = team->closed, idle = team->idle;
     team->closed = true;
     pthread_mutex_unlock(&team->lock);
     if (again) return;
-    team->submitted.advance();
+    if (idle) {
+        team->ended.store(true);
+        team->turn.advance();
+    }
     for (int i = 0; i < team->n; i++) pthread_join(team->members[i].thread, nullptr);
 }
 
@@ -368,7 +465,7 @@ typedef struct hr_copy_blocks_args {
 // A kernel: copy whole blocks; all sources are read before a destination is written.
 HR_EXPORT void hr_copy_blocks(const void *args, hr_ctx *ctx) {
     const hr_copy_blocks_args *a = (const hr_copy_blocks_args *)args;
-    for (int64_t i = ctx->tid; i < a->count; i += ctx->nthreads) {
+    for (int64_t i = ctx->part; i < a->count; i += ctx->parts) {
         int64_t bytes = a->bytes[i];
         if (a->num_pairs * bytes > ctx->scratch_bytes) {
             *ctx->error = HR_ERROR_SCRATCH;

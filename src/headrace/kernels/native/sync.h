@@ -7,6 +7,7 @@
 #include <atomic>
 #ifdef __linux__
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -21,6 +22,13 @@ inline void relax() {
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
+#endif
+}
+
+// Let others have this core for a moment.
+inline void give_way() {
+#ifdef __linux__
+    sched_yield();
 #endif
 }
 
@@ -69,22 +77,6 @@ struct Event {
             if (timeout) break;
         }
         sleepers.fetch_sub(1);
-    }
-};
-
-struct Barrier {
-    Event released;
-    alignas(64) std::atomic<u32> arrived{0};
-
-    void wait(u32 n, u64 spin_ns) {
-        if (n == 1) return;
-        u32 seen = released.word.load(std::memory_order_relaxed);
-        if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == n) {
-            arrived.store(0, std::memory_order_relaxed);
-            released.advance();
-        } else {
-            released.await(seen, spin_ns);
-        }
     }
 };
 

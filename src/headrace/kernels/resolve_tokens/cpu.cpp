@@ -10,7 +10,7 @@ struct resolve_tokens_args {
 
 HR_KERNEL(resolve_tokens) {
     const auto *a = (const resolve_tokens_args *)args;
-    if (ctx->tid) return;
+    if (ctx->part) return;
     for (int64_t t = 0; t < ctx->sizes[HR_T]; t++) {
         int32_t seq = a->token_seq[t];
         int64_t slot = seq >= 0 && seq < ctx->sizes[HR_S] ? a->slots[seq] : -1, position = a->positions[t];

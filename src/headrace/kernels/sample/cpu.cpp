@@ -228,6 +228,14 @@ struct Row {
     }
 };
 
+void remember(const Args *a, int64_t rows) {
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t slot = a->slot[r], position = a->position[r];
+        if (a->target[r] != -1 || position < 0 || position >= a->history_width || slot < 0 || slot >= a->history_rows) continue;
+        a->history[slot * a->history_width + position] = a->tokens[r];
+    }
+}
+
 }  // namespace
 
 HR_KERNEL(sample) {
@@ -237,18 +245,13 @@ HR_KERNEL(sample) {
         return;
     }
     int64_t rows = ctx->sizes[HR_R];
+    if (ctx->phase) return ctx->part ? void() : remember(a, rows);
+    hr_again(ctx);
     for (int64_t r = hr_next(ctx); r < rows; r = hr_next(ctx)) {
         Row row(a, ctx, r);
         bool sampled = a->target[r] == -1;
         int64_t token = sampled ? row.choose(ctx->sizes[HR_B]) : a->target[r];
         if (a->num_logprobs >= 0) row.score(token);
         a->tokens[r] = sampled ? (int32_t)token : -1;
-    }
-    hr_barrier(ctx);
-    if (ctx->tid) return;
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t slot = a->slot[r], position = a->position[r];
-        if (a->target[r] != -1 || position < 0 || position >= a->history_width || slot < 0 || slot >= a->history_rows) continue;
-        a->history[slot * a->history_width + position] = a->tokens[r];
     }
 }
