@@ -145,7 +145,11 @@ class Ops(Protocol):
 
 
 class OptionalOps(Protocol):
-    """Operators that only some architectures call (`registry.OPTIONAL`); bound as those of `Ops` are."""
+    """Operators that only some architectures call, or that do the work of several (`registry.OPTIONAL`); bound as those of `Ops`
+    are."""
+
+    def gated_linear(self, x: Tensor, weight: Weight, kind: str) -> Tensor:
+        """[T, F] of a weight [2F, K]: gated_activation(linear(x, weight), kind)."""
 
     def mla(self, q: Tensor, batch: Batch, latents: Tensor, scales: Tensor | None, rank: int, scale: float) -> Tensor:
         """[T, Hq R]: causal multi-head latent attention in its absorbed form. A row of the paged cache `latents`

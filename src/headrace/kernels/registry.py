@@ -15,6 +15,7 @@ from headrace.kernels import (
     embedding,
     gated_activation,
     gated_delta_rule,
+    gated_linear,
     linear,
     logits,
     mamba2_scan,
@@ -29,7 +30,7 @@ from headrace.kernels.ops import Ops
 from headrace.kernels.spec import OpSpec
 from headrace.kernels.weight import Weight
 
-__all__ = ["OPS", "OPTIONAL", "Binding", "ByReference", "OpSource", "bind", "binding", "pack"]
+__all__ = ["OPS", "OPTIONAL", "Binding", "ByReference", "Composed", "OpSource", "bind", "binding", "pack"]
 
 _log = logging.getLogger(__name__)
 _FOLDERS = (
@@ -46,10 +47,12 @@ _FOLDERS = (
 )
 OPS: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _FOLDERS)
 """Every operator that any model may call, in the order in which a step calls them."""
-_OPTIONAL_FOLDERS: tuple[Any, ...] = (moe, mla, gated_delta_rule, mamba2_scan, causal_conv1d)
+_OPTIONAL_FOLDERS: tuple[Any, ...] = (gated_linear, moe, mla, gated_delta_rule, mamba2_scan, causal_conv1d)
 OPTIONAL: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _OPTIONAL_FOLDERS)
-"""Operators that only some architectures call. A device declares one by having a form of it; else the reference serves."""
+"""Operators that only some architectures call, or that do the work of several at once. A device declares one by having a form of it;
+else those that it can be composed of serve, or the reference."""
 _DEFAULT_REASON, _OWN_REASON = "the device has no form of its own", "the device's own form"
+_COMPOSED_REASON = "out of the device's other operators"
 
 
 class OpSource(Protocol):
@@ -96,6 +99,18 @@ class ByReference:
         return self._spec.reference(*args, **kwargs)
 
 
+class Composed:
+    """An optional operator put together out of bound ones."""
+
+    tag = "composed"
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
 def binding(device: OpSource) -> Binding:
     """The device's operator or the reference for each spec, without a word in the log.
 
@@ -111,11 +126,14 @@ def binding(device: OpSource) -> Binding:
         callables[spec.name] = own or spec.reference
         tags[spec.name] = "reference" if own is None else str(getattr(own, "tag", type(device).__name__))
         reasons[spec.name] = why.get(spec.name, _DEFAULT_REASON if own is None else _OWN_REASON)
+    bound = Binding(callables, tags, reasons, optional, optional_reasons)
     for spec in OPTIONAL:
-        own = _own(device, spec)
-        reason = why.get(spec.name, _DEFAULT_REASON if own is None else _OWN_REASON)
+        own, reason = _own(device, spec), _OWN_REASON
+        if own is None and spec.compose is not None:
+            own, reason = Composed(spec.compose(bound)), _COMPOSED_REASON
+        reason = why.get(spec.name, _DEFAULT_REASON if own is None else reason)
         optional[spec.name], optional_reasons[spec.name] = own or ByReference(spec, reason), reason
-    return Binding(callables, tags, reasons, optional, optional_reasons)
+    return bound
 
 
 def _own(device: OpSource, spec: OpSpec) -> Callable[..., Any] | None:

@@ -28,6 +28,9 @@ class OpSpec:
     `kernels.random.Weights`, which draws it in another format."""
     tolerance: Mapping[str, float]
     """Largest normalised mean squared error against the reference in float32, by dtype of the inputs."""
+    compose_path: str = ""
+    """For an operator that others can be put together to: `compose(ops) -> callable`, out of bound operators. It serves a device
+    that has no form of the whole."""
 
     @property
     def reference(self) -> Callable[..., Any]:
@@ -36,6 +39,11 @@ class OpSpec:
     @property
     def generate(self) -> Callable[..., dict[str, Any]]:
         return _resolve(self.generate_path)
+
+
+    @property
+    def compose(self) -> Callable[[Any], Callable[..., Any]] | None:
+        return _resolve(self.compose_path) if self.compose_path else None
 
 
 def _resolve(path: str) -> Callable[..., Any]:

@@ -124,24 +124,24 @@ class Decoder:
         return self._sum(ops.linear(out, layer.output))
 
     def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
-        ops = self._ops
+        ops, optional = self._ops, cast(OptionalOps, self._ops)
         moe = self.config.moe
         if layer.router is not None and moe is not None:
             scores = ops.linear(x, layer.router)
             kind = self.config.activation
-            experts = cast(OptionalOps, ops).moe
+            experts = optional.moe
             chosen = experts(x, scores, layer.gate_up, layer.down, layer.router_bias, moe.routing, kind)
             return self._sum(chosen if layer.shared is None else self._add_shared(chosen, x, layer, layer.shared))
-        hidden = ops.gated_activation(ops.linear(x, layer.gate_up), self.config.activation)
+        hidden = optional.gated_linear(x, layer.gate_up, self.config.activation)
         return self._sum(ops.linear(hidden, layer.down))
 
     def _add_shared(self, chosen: Tensor, x: Tensor, layer: LayerWeights, shared: SharedExpert) -> Tensor:
-        ops, kind = self._ops, self.config.activation
+        ops, optional, kind = self._ops, cast(OptionalOps, self._ops), self.config.activation
         if shared.share is None:
-            own = ops.linear(ops.gated_activation(ops.linear(x, shared.gate_up), kind), shared.down)
+            own = ops.linear(optional.gated_linear(x, shared.gate_up, kind), shared.down)
         else:
-            score, mixture = ops.linear(x, shared.share), cast(OptionalOps, ops).moe
-            own = mixture(x, score, shared.gate_up, shared.down, None, SHARED_ROUTING, kind)
+            score = ops.linear(x, shared.share)
+            own = optional.moe(x, score, shared.gate_up, shared.down, None, SHARED_ROUTING, kind)
         # The one operator that adds also normalises: that half is not used.
         return ops.add_rms_norm(own, chosen, layer.mlp_norm, self.config.norm_eps)[1]
 

@@ -105,15 +105,6 @@ const float *bias_of(const hr_packed *w, const hr_part *part, int64_t panel) {
     return w->bias ? w->bias + part->column + panel * 16 : nullptr;
 }
 
-template <int Kind> void gate_block(const Call &c, int64_t place, int64_t rows, int64_t panel, int64_t columns) {
-    for (int64_t r = 0; r < rows; r++) {
-        float *h = c.a->hidden + (place + r) * c.a->width + panel * 16;
-        const float *gate = c.gate + r * 16, *up = c.up + r * 16;
-        for (int64_t i = 0; i < columns; i += W)
-            vstore_n(h + i, activate<Kind>(vload_n(gate + i, columns - i)) * vload_n(up + i, columns - i), columns - i);
-    }
-}
-
 void prepare_gate_up(const Call &c, const Product &p) {
     const hr_moe_args *a = c.a;
     prepare(c, p, [=](int64_t place) { return a->x + a->order[place] / a->top_k * (int64_t)a->columns; });
@@ -128,9 +119,8 @@ void gate_up(const Call &c, const Product &p) {
             Out out = {i ? c.up : c.gate, 16, columns, bias_of(p.weight, part, panel)};
             panel_product(part, panel, a->columns, prepared_rows(c, p, g, i, row, rows), out, c.scratch);
         }
-        if (a->kind == 0) gate_block<0>(c, g.begin + row, rows, panel, columns);
-        else if (a->kind == 1) gate_block<1>(c, g.begin + row, rows, panel, columns);
-        else gate_block<2>(c, g.begin + row, rows, panel, columns);
+        float *h = a->hidden + (g.begin + row) * a->width + panel * 16;
+        activate_block(a->kind, c.gate, c.up, rows, columns, h, a->width);
     });
 }
 

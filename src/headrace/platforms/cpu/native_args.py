@@ -9,6 +9,7 @@ from typing import Any
 from headrace.platforms.cpu.native_kv import KVArgs
 
 __all__ = [
+    "ACTIVATIONS",
     "FIXED",
     "AddRmsNormArgs",
     "AttentionArgs",
@@ -22,6 +23,8 @@ __all__ = [
 ]
 
 FIXED = -1
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+"""Numbers of the gate's functions."""
 Field = tuple[str, Any]
 
 

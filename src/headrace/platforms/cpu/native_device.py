@@ -83,6 +83,7 @@ class NativeDevice(TorchDevice):
             "linear": matrices.pack,
             "logits": matrices.pack,
             "embedding": matrices.pack_table,
+            "gated_linear": matrices.pack,
             "moe": experts.pack,
         }
         tag = f"native {self.team.library.isa}"

@@ -10,11 +10,12 @@ import torch
 
 from headrace.kernels.ops import Batch
 from headrace.kernels.weight import Weight
-from headrace.platforms.cpu.native_args import Dim
+from headrace.platforms.cpu.native_args import ACTIVATIONS, Dim
 from headrace.platforms.cpu.native_launch import Launcher
+from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.packing import Arena, Compute, PackedWeight, pack
 
-__all__ = ["KEY", "EmbeddingArgs", "LinearArgs", "LogitsArgs", "NativeLinear"]
+__all__ = ["KEY", "EmbeddingArgs", "GatedLinearArgs", "LinearArgs", "LogitsArgs", "NativeLinear"]
 
 Tensor = torch.Tensor
 KEY = "cpu:packed:{}"
@@ -31,6 +32,10 @@ class LinearArgs(ctypes.Structure):
 
 class LogitsArgs(ctypes.Structure):
     _fields_ = (("linear", LinearArgs), ("rows", ctypes.c_void_p), ("soft_cap", ctypes.c_float))
+
+
+class GatedLinearArgs(ctypes.Structure):
+    _fields_ = (("linear", LinearArgs), ("kind", ctypes.c_int32))
 
 
 class EmbeddingArgs(ctypes.Structure):
@@ -61,7 +66,12 @@ class NativeLinear:
         self._arena = Arena()
 
     def table(self) -> Mapping[str, Callable[..., Any]]:
-        return {"linear": self.linear, "logits": self.logits, "embedding": self.embedding}
+        return {
+            "linear": self.linear,
+            "gated_linear": self.gated_linear,
+            "logits": self.logits,
+            "embedding": self.embedding,
+        }
 
     def pack(self, weight: Weight) -> None:
         """For `linear` and `logits`."""
@@ -85,6 +95,19 @@ class NativeLinear:
             y = launcher.empty(rows, (x.shape[0], weight.shape[0]))
             args = _linear_args(wide, y, packed, rows)
             launcher.call("linear", args, (wide, y, packed))
+            return y.to(x.dtype)
+
+    def gated_linear(self, x: Tensor, weight: Weight, kind: str) -> Tensor:
+        """See `ops.OptionalOps.gated_linear`. As two kernels where the weight's halves don't lie in panels of their own."""
+        launcher = self._owner.launcher
+        packed, half = self.packed(weight), weight.shape[0] // 2
+        if kind not in ACTIVATIONS or not packed.halves:
+            return NativeOps(launcher).gated_activation(self.linear(x, weight), kind)
+        with launcher.own():
+            wide, rows = _plain(x), launcher.rows(x)
+            y = launcher.empty(rows, (x.shape[0], half))
+            args = GatedLinearArgs(_linear_args(wide, y, packed, rows), ACTIVATIONS[kind])
+            launcher.call("gated_linear", args, (wide, y, packed))
             return y.to(x.dtype)
 
     def logits(self, x: Tensor, batch: Batch, head: Weight, soft_cap: float | None) -> Tensor:

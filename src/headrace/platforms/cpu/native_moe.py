@@ -10,7 +10,7 @@ import torch
 from headrace.errors import PlatformError
 from headrace.kernels.moe.routing import Routing
 from headrace.kernels.weight import Weight
-from headrace.platforms.cpu.native_args import FIXED, Dim
+from headrace.platforms.cpu.native_args import ACTIVATIONS, FIXED, Dim
 from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_linear import HasLauncher, NativeLinear
 from headrace.platforms.cpu.packing import PackedWeight
@@ -18,7 +18,6 @@ from headrace.platforms.cpu.packing import PackedWeight
 __all__ = ["MoEArgs", "NativeMoE"]
 
 Tensor = torch.Tensor
-_KINDS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _BUFFERS = ("chosen", "shares", "order", "place", "first", "hidden", "out")
 _NUMBERS = (
     "experts", "top_k", "columns", "width", "sigmoid", "renormalize", "groups", "top_groups", "group_best", "kind",
@@ -51,8 +50,8 @@ class NativeMoE:
     ) -> Tensor:
         """See `ops.OptionalOps.moe`. Raises PlatformError for weights that are not `router`'s number of experts."""
         experts, columns, width = router.shape[1], x.shape[1], down.shape[1]
-        if kind not in _KINDS:
-            raise PlatformError(f"moe: kind {kind!r}: choose one of {', '.join(_KINDS)}")
+        if kind not in ACTIVATIONS:
+            raise PlatformError(f"moe: kind {kind!r}: choose one of {', '.join(ACTIVATIONS)}")
         launcher = self._owner.launcher
         with launcher.own():
             given = [x.float().contiguous(), router.float().contiguous()]
@@ -65,7 +64,7 @@ class NativeMoE:
                 *(t.data_ptr() for t in given), None if offsets is None else offsets.data_ptr(), y.data_ptr(),
                 *(weight.address for weight in packed), *(t.data_ptr() for t in buffers), rows, experts, routing.top_k,
                 columns, width, routing.score == "sigmoid", routing.renormalize, routing.groups, routing.top_groups,
-                routing.group_best, _KINDS[kind], routing.scale,
+                routing.group_best, ACTIVATIONS[kind], routing.scale,
             )  # fmt: skip
             keep: list[Any] = [*given, y, *buffers, *packed]
             launcher.call("moe", args, keep if offsets is None else [*keep, offsets])

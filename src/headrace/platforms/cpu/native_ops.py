@@ -21,7 +21,6 @@ from headrace.platforms.cpu.native_launch import Launcher
 __all__ = ["NativeOps"]
 
 Tensor = torch.Tensor
-_KINDS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _SUB_ROWS = 16
 """Query heads of one unit of attention at most."""
 
@@ -86,13 +85,13 @@ class NativeOps:
             return y.to(x.dtype), total
 
     def gated_activation(self, x: Tensor, kind: str) -> Tensor:
-        if kind not in _KINDS:
-            raise PlatformError(f"gated_activation: kind {kind!r}: choose one of {', '.join(_KINDS)}")
+        if kind not in args.ACTIVATIONS:
+            raise PlatformError(f"gated_activation: kind {kind!r}: choose one of {', '.join(args.ACTIVATIONS)}")
         with self.launcher.own():
             wide, width = _plain(x), x.shape[1] // 2
             rows = self.launcher.rows(x)
             y = self.launcher.empty(rows, (x.shape[0], width))
-            packed = args.GatedActivationArgs(wide.data_ptr(), y.data_ptr(), rows, width, _KINDS[kind])
+            packed = args.GatedActivationArgs(wide.data_ptr(), y.data_ptr(), rows, width, args.ACTIVATIONS[kind])
             self.launcher.call("gated_activation", packed, (wide, y))
             return y.to(x.dtype)
 

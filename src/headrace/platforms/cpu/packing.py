@@ -129,6 +129,14 @@ class PackedWeight:
         return next(kind for kind in ("float32", "bfloat16", "int8") if kind in kinds)
 
     @cached_property
+    def halves(self) -> bool:
+        """Whether panel i of the first half of the rows and panel i of the second hold the same rows of each."""
+        rows, middle = [part.rows for part in self.parts], len(self.parts) // 2
+        if len(rows) == 1:
+            return rows[0] % 32 == 0
+        return rows[:middle] == rows[middle:]
+
+    @cached_property
     def address(self) -> int:
         keys = list(dict.fromkeys(part.input_key for part in self.parts))
         inputs = (_InputArgs * len(keys))()
