@@ -48,7 +48,8 @@ def test_a_decode_step(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = report_of(model, capsys, "--context", "40")
     assert (report["tokens"], report["context"], report["model"]) == (1, 40, "tiny")
     wanted = {
-        "linear": 4 * LAYERS,
+        "linear": 3 * LAYERS,
+        "gated_linear": LAYERS,
         "attention": LAYERS,
         "rotary_cache": LAYERS,
         "logits": 1,

@@ -217,7 +217,7 @@ struct Tile {
         vf shift = vset(-now[r]), factor = vset(Extras ? LOG2E : a->scale * LOG2E), total = {};
         for (int64_t i = 0; i < 16 * n; i += W) {
             vf x = vfma(vload(s + i), factor, shift);
-            vf p = pairs ? vexp2<4>(x) : vexp2<5>(x);
+            vf p = pairs ? vexp2<3>(x) : vexp2<5>(x);  // bfloat16 keeps 8 bits of it
             total = total + p;
             if (Extras && vs) p = p > 0.0f ? p * vload(vs + i) : vf{};
             put_weights(r, i, p);

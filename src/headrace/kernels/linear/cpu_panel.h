@@ -84,14 +84,16 @@ template <class Codes> struct TileI8Row {
 
 struct TileBf16 {
     const uint8_t *panel;
-    int64_t pairs;
+    int64_t pairs, panel_bytes;
     Rows in;
     const Out *out;
     template <int R> inline void run(int64_t r) const {
+        // Memory is idle while a panel is read again: the last time fetches the next panel.
+        int64_t ahead = r > 0 && r + R == in.count ? panel_bytes : AHEAD;
         F sums[R];
 #pragma GCC unroll 8
         for (int i = 0; i < R; i++) sums[i] = fzero();
-        tile_bf16<R>(panel, pairs, (const uint8_t *)in.x + r * in.stride, in.stride, sums);
+        tile_bf16<R>(panel, pairs, ahead, (const uint8_t *)in.x + r * in.stride, in.stride, sums);
         out->template put_rows<R>(r, sums);
     }
 };
@@ -112,7 +114,7 @@ struct TileF8 {
             sums[i] = stepped ? fzero() : before[i];
         }
         const char *x = in.x + r * in.stride;
-        tile_bf16<R>(w, (end - begin + 1) / 2, (const uint8_t *)x + 2 * begin, in.stride, sums);
+        tile_bf16<R>(w, (end - begin + 1) / 2, AHEAD, (const uint8_t *)x + 2 * begin, in.stride, sums);
 #pragma GCC unroll 8
         for (int i = 0; i < R; i++) {
             const float *scales = (const float *)(x + i * in.stride + 2 * wide);
@@ -219,7 +221,7 @@ inline void panel_product(const hr_part *part, int64_t index, int64_t columns, R
 #endif
     if (part->arith == HR_ARITH_F8) return panel_f8(part, panel, columns, in, out, scratch);
     if (part->arith == HR_ARITH_F32) return panel_f32(part, panel, columns, in, out, scratch);
-    if (part->arith == HR_ARITH_BF16) return for_tiles(in.count, TileBf16{panel, (columns + 1) / 2, in, &out});
+    if (part->arith == HR_ARITH_BF16) return for_tiles(in.count, TileBf16{panel, (columns + 1) / 2, part->panel_bytes, in, &out});
     switch (part->code) {
     case HR_CODE_4:
         if (part->has_table) panel_i8_any<Codes4Table>(part, panel, wide, in, out, scratch);

@@ -101,13 +101,13 @@ inline void tile_i8_row(Codes codes, const Stream &from, int64_t steps, int offs
 }
 
 // Adds to what `out` holds.
-template <int R> inline void tile_bf16(const uint8_t *p, int64_t pairs, const uint8_t *x, int64_t stride, F *out) {
+template <int R> inline void tile_bf16(const uint8_t *p, int64_t pairs, int64_t ahead, const uint8_t *x, int64_t stride, F *out) {
     F acc[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) acc[r] = out[r];
     for (int64_t k = 0; k < pairs; k++, p += 64, x += 4) {
         C w = cload(p);
-        prefetch(p + AHEAD);
+        prefetch(p + ahead);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) acc[r] = bf_dot(acc[r], w, x + r * stride);
     }

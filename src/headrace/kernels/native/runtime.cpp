@@ -1,10 +1,10 @@
 // The runtime: a team of threads that executes submitted jobs in order.
 //
-// A job is host copies, then a tape (or one kernel). Operators run in phases of as many parts as there are threads. A thread takes
-// its own part, then any that nobody has begun; whoever ends a phase's last part begins the next phase, and whoever ends a job
-// takes the next one from the queue. So no thread is waited for unless it is in the middle of a part: the loop, the server
-// and others need the cores, too, and a thread that stands aside for them costs the others only its own work. Nobody in
-// Python waits between two jobs. Threads with nothing to do spin for a bounded time and then sleep on a futex.
+// A job is host copies, then a tape (or one kernel). Operators run in phases of as many parts as there are threads. A thread does
+// its own part, and a little later those that nobody has begun; whoever ends a phase's last part begins the next phase, and
+// whoever ends a job takes the next one from the queue. So no thread is waited for unless it is in the middle of a part: the
+// loop, the server and others need the cores, too, and a thread that stands aside for them costs the others only its own
+// work. Nobody in Python waits between two jobs. Threads with nothing to do spin for a bounded time and then sleep on a futex.
 #include "headrace.h"
 #include "sync.h"
 
@@ -59,7 +59,7 @@ struct Job {
 
 // A thread that gives way is away until the system lets it go on: no longer than LONG_NS, or it asks for twice as long before it
 // gives way again, so that a neighbour who computes all the time gets the core as often as the system would have it, not oftener.
-constexpr u64 GIVE_WAY_NS = 50000, MOST_GIVE_WAY_NS = 20000000, LONG_NS = 500000;
+constexpr u64 GIVE_WAY_NS = 100000, MOST_GIVE_WAY_NS = 20000000, LONG_NS = 500000;
 
 struct Team;
 struct Member {
@@ -82,18 +82,19 @@ struct Team {
     char *arena;
     int64_t arena_bytes;
 
-    // A phase is a turn: what follows is written before `turn` moves to it, by the only thread that works then.
-    Event turn;
-    alignas(64) std::atomic<u32> active{0};  // the last turn that has parts to do
-    std::atomic<bool> ended{false};
-    Job *job = nullptr;
-    Op *ops = nullptr;
-    int64_t op = 0, count = 0;
+    // A phase is a turn. What it consists of stands beside the word that threads watch, in one cache line, and is written
+    // before the word moves, by the only thread that works then.
+    alignas(64) Event turn;
+    std::atomic<u32> active{0};  // the last turn that has parts to do
     int32_t phase = 0;
+    Op *op = nullptr, *last = nullptr;
+    const int32_t *sizes = nullptr;
+    std::atomic<bool> ended{false};
     bool profile = false;
+    alignas(64) std::atomic<int> parts_done{0};
+    alignas(64) Job *job = nullptr;
     u64 job_start = 0, op_start = 0;
     int64_t *counters;
-    alignas(64) std::atomic<int> parts_done{0};
 
     alignas(64) std::atomic<u64> done{0};
     Event finished;
@@ -110,7 +111,9 @@ struct Team {
 };
 
 void begin_turn(Team *team) {
-    for (int i = 0; i < team->n; i++) team->counters[i * HR_COUNTER_STRIDE] = 0;
+    // Lines that nobody has written to stay in every cache.
+    for (int64_t *c = team->counters; c < team->counters + team->n * HR_COUNTER_STRIDE; c += HR_COUNTER_STRIDE)
+        if (*c) *c = 0;
     team->parts_done.store(0, std::memory_order_relaxed);
     team->active.store(team->turn.word.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     team->turn.advance();
@@ -147,13 +150,15 @@ void begin_jobs(Team *team, Job *job) {
     for (; job; job = take(team)) {
         team->job_start = now_ns();
         for (int64_t i = 0; i < job->copies; i++) memcpy(job->copy[i].dst, job->copy[i].src, (size_t)job->copy[i].bytes);
+        int64_t count = job->tape ? job->tape->count : job->single.fn ? 1 : 0;
         team->job = job;
-        team->ops = job->tape ? job->tape->ops : &job->single;
-        team->count = job->tape ? job->tape->count : job->single.fn ? 1 : 0;
-        team->op = team->phase = 0;
+        team->sizes = job->sizes;
+        team->op = job->tape ? job->tape->ops : &job->single;
+        team->last = team->op + count - 1;
+        team->phase = 0;
         team->profile = job->tape && job->tape->profile;
         team->op_start = team->profile ? now_ns() : 0;
-        if (team->count) return begin_turn(team);
+        if (count) return begin_turn(team);
         end_job(team, job);
     }
 }
@@ -166,19 +171,19 @@ void end_turn(Team *team, bool again) {
     }
     if (team->profile) {
         u64 now = now_ns();
-        team->ops[team->op].ns += now - team->op_start;
+        team->op->ns += now - team->op_start;
         team->op_start = now;
     }
     team->phase = 0;
-    if (++team->op < team->count) return begin_turn(team);
+    if (team->op++ < team->last) return begin_turn(team);
     end_job(team, team->job);
     begin_jobs(team, take(team));
 }
 
 void run_part(Member *m, int part) {
     Team *team = m->team;
-    Op *op = team->ops + team->op;
-    m->ctx.sizes = team->job->sizes;
+    const Op *op = team->op;
+    m->ctx.sizes = team->sizes;
     m->ctx.part = part;
     m->ctx.phase = team->phase;
     m->ctx.again = 0;
@@ -186,15 +191,12 @@ void run_part(Member *m, int part) {
     if (team->parts_done.fetch_add(1, std::memory_order_acq_rel) + 1 == team->n) end_turn(team, m->ctx.again);
 }
 
-// Take what nobody has begun of turn t. A turn ends when all its parts have been done, so a part that could be taken
+// Do a part of turn t unless somebody has begun it. A turn ends when all its parts have been done, so a part that could be taken
 // keeps the turn as it is, and who comes late finds that every part has begun this turn or a later one.
-void take_parts(Member *m, u32 t) {
-    Team *team = m->team;
-    for (int i = 0; i < team->n; i++) {
-        int part = (m->index + i) % team->n;
-        u32 begun = team->parts[part].begun.load(std::memory_order_acquire);
-        if ((int32_t)(t - begun) > 0 && team->parts[part].begun.compare_exchange_strong(begun, t)) run_part(m, part);
-    }
+void take_part(Member *m, int part, u32 t) {
+    std::atomic<u32> &last = m->team->parts[part].begun;
+    u32 begun = last.load(std::memory_order_acquire);
+    if ((int32_t)(t - begun) > 0 && last.compare_exchange_strong(begun, t)) run_part(m, part);
 }
 
 void give_way_at_times(Member *m, u64 now) {
@@ -205,7 +207,8 @@ void give_way_at_times(Member *m, u64 now) {
     m->every = !away ? GIVE_WAY_NS : m->every * 2 < MOST_GIVE_WAY_NS ? m->every * 2 : MOST_GIVE_WAY_NS;
 }
 
-// Until the turn is over. Giving way while there is nothing to do costs nothing.
+// Until the turn is over, and meanwhile for those who have not come to their parts. Giving way while there is nothing to do
+// costs nothing.
 void await_turn(Member *m, u32 t) {
     Team *team = m->team;
     u64 start = 0;
@@ -214,6 +217,8 @@ void await_turn(Member *m, u32 t) {
             if (team->turn.word.load(std::memory_order_acquire) != t) return;
             relax();
         }
+        for (int i = 1; i < team->n && team->active.load(std::memory_order_acquire) == t; i++)
+            take_part(m, (m->index + i) % team->n, t);
         u64 now = now_ns();
         if (!start) start = now;
         if (now - start >= team->spin_ns) break;
@@ -226,9 +231,9 @@ void work(Member *m) {
     Team *team = m->team;
     for (;;) {
         u32 t = team->turn.word.load(std::memory_order_acquire);
-        if (team->ended.load()) return;
+        if (team->ended.load(std::memory_order_relaxed)) return;
         if (team->active.load(std::memory_order_acquire) == t) {
-            take_parts(m, t);
+            take_part(m, m->index, t);
             give_way_at_times(m, now_ns());
         }
         await_turn(m, t);

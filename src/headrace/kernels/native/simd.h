@@ -139,14 +139,14 @@ HR_INLINE vf vscale2(vf p, vf n) {
     return p * (vf)(k << 23);
 #endif
 }
-// 2^x, minimax polynomial on [-1/2, 1/2], exactly 1 at 0, 0 for x < -150. Relative error 1e-7 (Degree 5) or 3e-6 (4).
+// 2^x, minimax polynomial on [-1/2, 1/2], exactly 1 at 0, 0 for x < -150. Relative error 1e-7 (Degree 5), or 1e-4 (3) for x < 129.
 template <int Degree = 5> HR_INLINE vf vexp2(vf x) {
-    x = vmin(vmax(x, vset(-200.0f)), vset(129.0f));
+    x = vmax(x, vset(-200.0f));
+    if (Degree == 5) x = vmin(x, vset(129.0f));
     vf n = vround(x), r = x - n, p;
-    if (Degree == 4) {
-        p = vfma(vset(0.009582852944731712f), r, vset(0.055906426161527634f));
-        p = vfma(p, r, vset(0.24024099111557007f));
-        p = vfma(p, r, vset(0.6931241750717163f));
+    if (Degree == 3) {
+        p = vfma(vset(0.05500894784927368f), r, vset(0.2422109991312027f));
+        p = vfma(p, r, vset(0.6932829022407532f));
     } else {
         p = vfma(vset(0.001326472731307149f), r, vset(0.009671512991189957f));
         p = vfma(p, r, vset(0.05550733581185341f));

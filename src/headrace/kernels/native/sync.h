@@ -52,8 +52,8 @@ void wake_all(std::atomic<u32> *) {}
 #endif
 
 // A counter that can be waited for: the word moves, whoever slept is woken.
-struct Event {
-    alignas(64) std::atomic<u32> word{0};
+struct alignas(8) Event {
+    std::atomic<u32> word{0};
     std::atomic<u32> sleepers{0};
 
     void advance() {
