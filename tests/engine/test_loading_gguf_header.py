@@ -114,8 +114,10 @@ def sound() -> bytes:
 def test_a_sound_header_reads_whole() -> None:
     content = sound()
     header = parse_header(memoryview(content), "file")
-    metadata: dict[str, Any] = {**header.metadata, "numbers": header.metadata["numbers"].tolist()}
+    metadata: dict[str, Any] = {**header.metadata, "words": list(header.metadata["words"])}
+    metadata["numbers"] = header.metadata["numbers"].tolist()
     assert metadata == {"words": ["a", "é", ""], "numbers": [1.0, 2.0, 3.0], "on": True, "n": -5, ALIGNMENT: 32}
+    assert (len(header.metadata["words"]), header.metadata["words"][1:]) == (3, ["é", ""])
     assert header.tensors["a"].shape == (8, 4)
     assert (header.tensors["b"].shape, header.tensors["b"].size) == ((2, 32), 68)
     assert header.tensors["b"].start - header.tensors["a"].start == 128

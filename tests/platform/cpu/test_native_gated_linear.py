@@ -23,7 +23,7 @@ from headrace.platforms.cpu.native_team import Team
 from headrace.platforms.cpu.packing import Compute
 from headrace.quant.weights import stack
 
-ISAS = [isa for isa in native.ISAS if native.missing() is None and hasattr(native.load().functions, f"hr_linear_{isa}")]
+ISAS = native.usable()
 KINDS = ("silu", "gelu", "gelu_tanh")
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from headrace.errors import CheckpointError, ModelNotFound
 from headrace.quant.gguf_types import BLOCK_SIZES, FLOAT_BYTES
 
-__all__ = ["GGUFHeader", "TensorEntry", "map_gguf", "parse_header"]
+__all__ = ["GGUFHeader", "Strings", "TensorEntry", "map_gguf", "parse_header"]
 
 _MAX_DIMENSIONS = 4
 _STRING, _ARRAY = 8, 9
@@ -52,8 +54,37 @@ class TensorEntry:
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
     metadata: dict[str, Any]
-    """Numbers, booleans, strings, numpy arrays of numbers, and lists of strings."""
+    """Numbers, booleans, strings, numpy arrays of numbers, and `Strings`."""
     tensors: dict[str, TensorEntry]
+
+
+class Strings(Sequence[str]):
+    """A vocabulary's hundred thousand tokens, decoded when one is first asked for: an engine only wants to know how many."""
+
+    def __init__(self, data: memoryview, ends: Sequence[int]) -> None:
+        """`ends`: where in `data` each string ends; the next begins eight bytes later."""
+        self._data, self._ends = data, ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return self.decoded[index]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.decoded)
+
+    @cached_property
+    def decoded(self) -> list[str]:
+        start, found = 8, []
+        for end in self._ends:
+            found.append(str(self._data[start:end], "utf-8", "replace"))
+            start = end + 8
+        return found
 
 
 class _Reader:
@@ -88,22 +119,22 @@ class _Reader:
         length = self.u64(f"the length of {field}")
         return bytes(self.take(length, field)).decode("utf-8", errors="replace")
 
-    def strings(self, count: int, field: str) -> list[str]:
-        """As `string`, many times: a vocabulary has a hundred thousand of them, and a start waits for them."""
+    def strings(self, count: int, field: str) -> Strings:
+        """As `string`, many times. A start waits for this walk from one to the next."""
         data, at, end = self.data, self.at, len(self.data)
-        found = []
-        for _ in range(count):
-            start = at + 8
-            if start > end:
-                self.at = at
-                self.need(8, f"the length of {field}")
-            at = start + int.from_bytes(data[start - 8 : start], "little")
-            if at > end:
-                self.at = start
-                self.need(at - start, field)
-            found.append(str(data[start:at], "utf-8", "replace"))
-        self.at = at
-        return found
+        length_at = struct.Struct("<Q").unpack_from
+        ends = []
+        try:
+            for _ in range(count):
+                at += 8 + length_at(data, at)[0]
+                ends.append(at)
+        except (struct.error, OverflowError):
+            at = end + 1
+        if at > end:
+            self.at = max(stop for stop in (self.at, *ends) if stop <= end)
+            self.string(field)  # fails, and says where
+        first, self.at = self.at, at
+        return Strings(data[first:at], [stop - first for stop in ends])
 
     def value(self, field: str) -> Any:
         kind = self.u32(f"the type of {field}")

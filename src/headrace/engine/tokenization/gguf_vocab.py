@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
+from headrace.engine.loading.gguf_header import Strings
 from headrace.engine.tokenization.pretokenizers import pre_tokenizer
 from headrace.engine.tokenization.vocab import Vocab, byte_level_bytes, is_byte_token, sentencepiece_bytes
 from headrace.errors import CheckpointError, UnsupportedModel
@@ -39,6 +40,7 @@ class _Fields:
 
     def strings(self, name: str) -> list[str]:
         value = self.metadata.get(_KEY + name)
+        value = value.decoded if isinstance(value, Strings) else value
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise CheckpointError(f"metadata {_KEY + name!r} is missing or not a list of strings")
         return value
