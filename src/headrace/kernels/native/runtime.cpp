@@ -3,8 +3,8 @@
 // A job is host copies, then a tape (or one kernel). Operators run in phases of as many parts as there are threads. A thread does
 // its own part, and a little later those that nobody has begun; whoever ends a phase's last part begins the next phase, and
 // whoever ends a job takes the next one from the queue. So no thread is waited for unless it is in the middle of a part: the
-// loop, the server and others need the cores, too, and a thread that stands aside for them costs the others only its own
-// work. Nobody in Python waits between two jobs. Threads with nothing to do spin for a bounded time and then sleep on a futex.
+// loop, the server and others need the cores, too. Nobody in Python waits between two jobs. Threads with nothing to do spin
+// for a bounded time and then sleep on a futex.
 #include "headrace.h"
 #include "sync.h"
 
@@ -57,17 +57,12 @@ struct Job {
     hr_copy *copy;
 };
 
-// A thread that gives way is away until the system lets it go on: no longer than LONG_NS, or it asks for twice as long before it
-// gives way again, so that a neighbour who computes all the time gets the core as often as the system would have it, not oftener.
-constexpr u64 GIVE_WAY_NS = 100000, MOST_GIVE_WAY_NS = 20000000, LONG_NS = 500000;
-
 struct Team;
 struct Member {
     Team *team;
     pthread_t thread;
     hr_ctx ctx;
     int cpu, index;
-    u64 gave_way, every;  // when it last did, and the time until it does again
 };
 
 struct alignas(64) Part {
@@ -199,16 +194,7 @@ void take_part(Member *m, int part, u32 t) {
     if ((int32_t)(t - begun) > 0 && last.compare_exchange_strong(begun, t)) run_part(m, part);
 }
 
-void give_way_at_times(Member *m, u64 now) {
-    if (!m->team->spin_ns || now - m->gave_way < m->every) return;
-    give_way();
-    m->gave_way = now_ns();
-    bool away = m->gave_way - now > LONG_NS;
-    m->every = !away ? GIVE_WAY_NS : m->every * 2 < MOST_GIVE_WAY_NS ? m->every * 2 : MOST_GIVE_WAY_NS;
-}
-
-// Until the turn is over, and meanwhile for those who have not come to their parts. Giving way while there is nothing to do
-// costs nothing.
+// Until the turn is over, and meanwhile for those who have not come to their parts.
 void await_turn(Member *m, u32 t) {
     Team *team = m->team;
     u64 start = 0;
@@ -222,7 +208,6 @@ void await_turn(Member *m, u32 t) {
         u64 now = now_ns();
         if (!start) start = now;
         if (now - start >= team->spin_ns) break;
-        give_way_at_times(m, now);
     }
     team->turn.await(t, 0);
 }
@@ -232,10 +217,7 @@ void work(Member *m) {
     for (;;) {
         u32 t = team->turn.word.load(std::memory_order_acquire);
         if (team->ended.load(std::memory_order_relaxed)) return;
-        if (team->active.load(std::memory_order_acquire) == t) {
-            take_part(m, m->index, t);
-            give_way_at_times(m, now_ns());
-        }
+        if (team->active.load(std::memory_order_acquire) == t) take_part(m, m->index, t);
         await_turn(m, t);
     }
 }
@@ -354,7 +336,6 @@ HR_EXPORT void *hr_team_new(int32_t threads, const int32_t *cpus, int64_t scratc
         new (&team->parts[i]) Part();
         m->team = team;
         m->index = i;
-        m->every = GIVE_WAY_NS;
         m->cpu = cpus ? cpus[i] : -1;
         m->ctx = hr_ctx{nullptr, 0, threads, 0, 0, team->arena + shared + scratch * i, scratch, team->arena, shared,
                         team->counters, &team->error};

@@ -7,7 +7,6 @@
 #include <atomic>
 #ifdef __linux__
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -22,13 +21,6 @@ inline void relax() {
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
-#endif
-}
-
-// Let others have this core for a moment.
-inline void give_way() {
-#ifdef __linux__
-    sched_yield();
 #endif
 }
 
