@@ -233,12 +233,6 @@ void *member_main(void *arg) {
     // Whatever the thread is that opened the device.
     sched_param normal = {};
     pthread_setschedparam(pthread_self(), SCHED_OTHER, &normal);
-    if (m->cpu >= 0) {
-        cpu_set_t set;
-        CPU_ZERO(&set);
-        CPU_SET((size_t)m->cpu, &set);
-        pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
-    }
 #endif
     work(m);
     return nullptr;
@@ -280,10 +274,24 @@ void destroy(Team *team) {
     free(team);
 }
 
+void pin(const Member *m) {
+#ifdef __linux__
+    if (m->cpu < 0) return;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET((size_t)m->cpu, &set);
+    pthread_setaffinity_np(m->thread, sizeof(set), &set);
+#endif
+}
+
 // Threads wait until all have been started, and end at once where one could not be.
 bool start_members(Team *team) {
     int count = 0;
-    while (count < team->n && !pthread_create(&team->members[count].thread, nullptr, member_main, &team->members[count])) count++;
+    for (; count < team->n; count++) {
+        Member *m = &team->members[count];
+        if (pthread_create(&m->thread, nullptr, member_main, m)) break;
+        pin(m);
+    }
     team->failed = count < team->n;
     team->started.advance();
     for (int i = 0; team->failed && i < count; i++) pthread_join(team->members[i].thread, nullptr);
