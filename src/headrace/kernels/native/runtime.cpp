@@ -226,14 +226,6 @@ void *member_main(void *arg) {
     Member *m = (Member *)arg;
     m->team->started.await(0, 0);
     if (m->team->failed) return nullptr;
-#ifdef __linux__
-    char name[16] = "hr-cpu-0";
-    name[7] = (char)('0' + m->index % 10);
-    pthread_setname_np(pthread_self(), name);
-    // Whatever the thread is that opened the device.
-    sched_param normal = {};
-    pthread_setschedparam(pthread_self(), SCHED_OTHER, &normal);
-#endif
     work(m);
     return nullptr;
 }
@@ -274,8 +266,12 @@ void destroy(Team *team) {
     free(team);
 }
 
-void pin(const Member *m) {
+// By the thread that makes the team, so that whoever is handed it finds every thread in its place.
+void settle(const Member *m) {
 #ifdef __linux__
+    char name[16] = "hr-cpu-0";
+    name[7] = (char)('0' + m->index % 10);
+    pthread_setname_np(m->thread, name);
     if (m->cpu < 0) return;
     cpu_set_t set;
     CPU_ZERO(&set);
@@ -290,7 +286,7 @@ bool start_members(Team *team) {
     for (; count < team->n; count++) {
         Member *m = &team->members[count];
         if (pthread_create(&m->thread, nullptr, member_main, m)) break;
-        pin(m);
+        settle(m);
     }
     team->failed = count < team->n;
     team->started.advance();
