@@ -148,8 +148,11 @@ struct Tile {
                 extras ? adjust<true>(r, base + 16 * g0, n, scaled ? key_scales : nullptr)
                        : adjust<false>(r, base + 16 * g0, n, nullptr);
             settle(begin, end_row, extras ? LOG2E : a->scale * LOG2E);
-            for (int64_t r = begin; r < end_row; r++)
-                extras ? weigh<true>(r, n, scaled ? value_scales : nullptr) : weigh<false>(r, n, nullptr);
+            for (int64_t r = begin; r < end_row; r++) {
+                const float *vs = scaled ? value_scales : nullptr;
+                if (extras) pairs ? weigh<true, HR_PAIRS>(r, n, vs) : weigh<true, false>(r, n, vs);
+                else pairs ? weigh<false, HR_PAIRS>(r, n, vs) : weigh<false, false>(r, n, vs);
+            }
         }
         for (int64_t r = 0; r < rows; r += MR) {
 #define CALL(R) \
@@ -212,15 +215,22 @@ struct Tile {
         }
     }
     // Row r's scores become weights: exp(score - maximum).
-    template <bool Extras> void weigh(int64_t r, int64_t n, const float *vs) {
+    template <bool Extras, bool Pairs> void weigh(int64_t r, int64_t n, const float *vs) {
         const float *s = m.s + r * SEGMENT;
+        uint32_t *to = m.p + r * ldp;
         vf shift = vset(-now[r]), factor = vset(Extras ? LOG2E : a->scale * LOG2E), total = {};
         for (int64_t i = 0; i < 16 * n; i += W) {
             vf x = vfma(vload(s + i), factor, shift);
-            vf p = pairs ? vexp2<3>(x) : vexp2<5>(x);  // bfloat16 keeps 8 bits of it
+            vf p = vexp2<Pairs ? 3 : 5>(x);  // bfloat16 keeps 8 bits of it
             total = total + p;
             if (Extras && vs) p = p > 0.0f ? p * vload(vs + i) : vf{};
-            put_weights(r, i, p);
+#if HR_PAIRS
+            if (Pairs) {
+                storeu((uint16_t *)to + i, (vh)_mm512_cvtneps_pbh((__m512)p));
+                continue;
+            }
+#endif
+            vstore((float *)to + i, p);
         }
         sum[r] = vfma(sum[r], vset(keep[r]), total * vset(take[r]));
     }
@@ -235,16 +245,6 @@ struct Tile {
         }
         return x;
     }
-    inline __attribute__((always_inline)) void put_weights(int64_t r, int64_t i, vf p) {
-#if HR_PAIRS
-        if (pairs) {
-            storeu((uint16_t *)(m.p + r * ldp) + i, (vh)_mm512_cvtneps_pbh((__m512)p));
-            return;
-        }
-#endif
-        vstore((float *)(m.p + r * ldp) + i, p);
-    }
-
     void save(int64_t r, float *to) const {
         to[0] = peak[r];
         memcpy(to + 16, &sum[r], sizeof(vf));

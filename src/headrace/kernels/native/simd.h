@@ -109,6 +109,12 @@ HR_INLINE float hsum(vf v) {
     return t[0];
 }
 HR_INLINE float hmax(vf v) {
+#if defined(__AVX512F__)
+    __m256 a = _mm256_max_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+    __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+#endif
     float t[W];
     memcpy(t, &v, sizeof(v));
     for (int n = W / 2; n; n /= 2)
