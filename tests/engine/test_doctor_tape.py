@@ -57,6 +57,8 @@ def test_a_decode_step(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "embedding": 1,
     }
     assert {name: calls(report, name) for name in wanted} == wanted
+    (gated,) = (one for one in report["operators"] if one["name"] == "gated_linear")
+    assert (gated["calls"], gated["operations"]) == (LAYERS, LAYERS * 2 * 2 * INNER * HIDDEN)
     down = next(one for one in report["operators"] if one["shapes"] == f"T×{INNER} T×{HIDDEN}")
     assert (down["calls"], down["operations"]) == (LAYERS, LAYERS * 2 * INNER * HIDDEN)
     assert down["bytes"] == LAYERS * (2 * INNER * HIDDEN + 4 * (INNER + HIDDEN))

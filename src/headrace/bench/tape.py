@@ -140,9 +140,9 @@ class _Counter:
 
     def operations(self, name: str, shapes: Sequence[Sequence[Any]]) -> int:
         """Of products alone: two for each weight and row, and for each pair of query and key and of weight and value."""
-        if name in ("linear", "logits"):
-            rows = 1 if name == "logits" else self.tokens
-            return 2 * rows * int(shapes[0][1]) * int(shapes[1][1])
+        if name in ("linear", "gated_linear", "logits"):
+            rows, halves = 1 if name == "logits" else self.tokens, 2 if name == "gated_linear" else 1
+            return 2 * rows * int(shapes[0][1]) * halves * int(shapes[1][1])
         if name == "attention":
             pairs = self.tokens * self.context + self.tokens * (self.tokens + 1) // 2
             return 4 * pairs * self.decoder.num_q_heads * self.decoder.head_dim

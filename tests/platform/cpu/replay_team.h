@@ -70,6 +70,46 @@ inline void turn_kernel(const void *args, hr_ctx *ctx) {
     }
 }
 
+constexpr int64_t PHASES = 7, MOST_PARTS = 8;
+
+struct PhaseArgs {
+    int64_t (*done)[MOST_PARTS], *wrong;
+};
+
+// Each part of a phase is done once, when all parts of the one before it have been; a counter of its own starts at zero.
+inline void phase_kernel(const void *args, hr_ctx *ctx) {
+    const auto *a = (const PhaseArgs *)args;
+    bool good = ctx->phase < PHASES && ctx->part < ctx->parts && hr_next_of(ctx, ctx->part) == 0;
+    for (int32_t part = 0; good && ctx->phase && part < ctx->parts; part++)
+        good = __atomic_load_n(&a->done[ctx->phase - 1][part], __ATOMIC_RELAXED) == 1;
+    if (good && __atomic_fetch_add(&a->done[ctx->phase][ctx->part], 1, __ATOMIC_RELAXED)) good = false;
+    if (!good) __atomic_fetch_add(a->wrong, 1, __ATOMIC_RELAXED);
+    for (int spin = 0; spin < (ctx->part + 1) * 500; spin++) __asm__ volatile("");  // parts of unequal length
+    if (ctx->phase + 1 < PHASES) hr_again(ctx);
+}
+
+// Runs of one tape of kernels with phases. Returns how often something was not as it should be.
+inline int64_t phases(const Runtime &lib, void *team, int parts, int runs) {
+    constexpr int64_t KERNELS = 5;
+    static int64_t done[KERNELS][PHASES][MOST_PARTS], zero[KERNELS][PHASES][MOST_PARTS];
+    int64_t wrong = 0;
+    int32_t sizes[HR_NUM_SIZES] = {};
+    void *tape = lib.tape_new();
+    for (auto &kernel : done) {
+        PhaseArgs args = {kernel, &wrong};
+        lib.tape_add(tape, phase_kernel, &args, sizeof(args));
+    }
+    Copy reset = {done, zero, sizeof(done)};
+    for (int i = 0; i < runs; i++) {
+        lib.wait(team, lib.submit_tape(team, tape, sizes, &reset, 1));
+        for (auto &kernel : done)
+            for (auto &phase : kernel)
+                for (int part = 0; part < parts; part++) wrong += phase[part] != 1;
+    }
+    lib.tape_free(tape);
+    return wrong;
+}
+
 inline void nap(long microseconds) {
     timespec t = {0, microseconds * 1000};
     nanosleep(&t, nullptr);
@@ -105,6 +145,7 @@ template <class Tell> void test_team(const Runtime &lib, Tell tell) {
         for (int64_t spin : {0, 20000}) {
             void *team = lib.team_new(threads, nullptr, 1 << 12, 1 << 12, spin);
             tell(team && turns(lib, team, 60, true) == 0, "turns in order");
+            tell(phases(lib, team, threads, 60) == 0, "phases in order");
             lib.team_free(team);
         }
     void *team = lib.team_new(2, nullptr, 1 << 12, 1 << 12, 1000);
