@@ -100,12 +100,13 @@ class NativeLinear:
     def gated_linear(self, x: Tensor, weight: Weight, kind: str) -> Tensor:
         """See `ops.OptionalOps.gated_linear`. As two kernels where the weight's halves don't lie in panels of their own."""
         launcher = self._owner.launcher
-        packed, half = self.packed(weight), weight.shape[0] // 2
+        with launcher.own():
+            packed = self.packed(weight)
         if kind not in ACTIVATIONS or not packed.halves:
             return NativeOps(launcher).gated_activation(self.linear(x, weight), kind)
         with launcher.own():
             wide, rows = _plain(x), launcher.rows(x)
-            y = launcher.empty(rows, (x.shape[0], half))
+            y = launcher.empty(rows, (x.shape[0], weight.shape[0] // 2))
             args = GatedLinearArgs(_linear_args(wide, y, packed, rows), ACTIVATIONS[kind])
             launcher.call("gated_linear", args, (wide, y, packed))
             return y.to(x.dtype)
