@@ -74,6 +74,9 @@ class Bfloat16Ops:
         out = (_narrow(shares).double() @ values).float() / shares.sum(-1, keepdim=True)
         return out.bfloat16().transpose(0, 1).flatten(1)
 
+    def gated_linear(self, x: Tensor, weight: Weight, kind: str) -> Tensor:
+        return self.gated_activation(self.linear(x, weight), kind)
+
     def gated_activation(self, x: Tensor, kind: str) -> Tensor:
         gate, up = x.chunk(2, -1)
         return torch.nn.functional.silu(gate) * up

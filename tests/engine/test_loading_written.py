@@ -28,7 +28,7 @@ from safetensors import safe_open
 from headrace.engine.loading.checkpoint import open_checkpoint
 from headrace.kernels.linear.activation import quantize_activation
 from headrace.kernels.ops import Ops
-from headrace.kernels.registry import OPS, bind
+from headrace.kernels.registry import OPS, OPTIONAL, bind
 from headrace.kernels.tiles import root, tree_sum
 from headrace.platforms.cpu import native
 from headrace.platforms.cpu.native_device import NativeDevice
@@ -165,7 +165,7 @@ def norms_that_multiply(ops: Ops) -> Any:
     def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return rms_norm(x + residual, weight, eps), x + residual
 
-    kept = {spec.name: getattr(ops, spec.name) for spec in OPS}
+    kept = {spec.name: getattr(ops, spec.name) for spec in (*OPS, *OPTIONAL)}
     return SimpleNamespace(**kept | {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm})
 
 
