@@ -40,7 +40,7 @@ make_with "$build/address" "$base" address,undefined
 tally "$build/log"
 
 PYTHONPATH=ci "$python" -m pytest -p native_library --native-library "$build/plain/libheadrace_cpu.so" --emulated-amx-on "$base" \
-  tests/platform/cpu/test_native_{linear,moe,bits,kernels,tape}.py 2>&1 | tee "$build/log" || true
+  tests/platform/cpu/test_native_{linear,gated_linear,moe,bits,kernels,tape}.py 2>&1 | tee "$build/log" || true
 tally "$build/log"
 echo "$passed passed, $failed failed"
 [[ $failed -eq 0 ]]

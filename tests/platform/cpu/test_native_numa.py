@@ -76,6 +76,18 @@ def test_each_block_goes_to_the_node_that_reads_its_middle(tmp_path: Path) -> No
     assert all(address % BLOCK == 0 or size < BLOCK for address, size, _ in moved)
 
 
+def test_gate_and_up_of_the_same_rows_lie_together(tmp_path: Path) -> None:
+    root, (moved, move) = machine(tmp_path, "0", "1"), recorder()
+    halves = [dense(torch.zeros(4096, 1024, dtype=torch.bfloat16)) for _ in range(2)]
+    weight = pack(stack(halves), "int8", Arena())
+    Placement([0, 1], root, move).place([("gated_linear", weight)])
+    for part in weight.parts:
+        start, size = part.panels.data_ptr(), part.panels.numel()
+        inside = {a: threads for a, n, threads in moved if start <= a and a + n <= start + size}
+        assert {threads for a, threads in inside.items() if a + BLOCK <= start + size // 2} == {(0,)}
+        assert {threads for a, threads in inside.items() if a >= start + size // 2} == {(1,)}
+
+
 def test_nothing_of_another_storage_is_touched(tmp_path: Path) -> None:
     root, (moved, move) = machine(tmp_path, "0", "1"), recorder()
     arena = Arena(1 << 20)

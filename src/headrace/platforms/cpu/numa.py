@@ -74,7 +74,8 @@ class Placement:
             # An embedding reads few rows. A table that is also the head is placed for that.
             if kernel != "embedding" and weight not in self._placed:
                 self._placed.add(weight)
-                owners.update(self._spread(weight) if kernel == "moe" else self._by_runs(weight))
+                halves = 2 if kernel == "gated_linear" else 1
+                owners.update(self._spread(weight) if kernel == "moe" else self._by_runs(weight, halves))
         blocks: dict[int, list[tuple[int, int]]] = {node: [] for node in self._cpus}
         for block, node in owners.items():
             blocks[node].append(block)
@@ -83,14 +84,14 @@ class Placement:
                 self._move(mine, self._cpus[node])
         return sum(size for _, size in owners)
 
-    def _by_runs(self, weight: PackedWeight) -> Iterator[tuple[tuple[int, int], int]]:
-        """Every thread reads one run of all panels (`hr_share`)."""
-        total, before, threads = sum(len(part.panels) for part in weight.parts), 0, len(self._nodes)
+    def _by_runs(self, weight: PackedWeight, halves: int) -> Iterator[tuple[tuple[int, int], int]]:
+        """Every thread reads one run of all panels (`hr_share`), or the same run of gate and of up."""
+        total, before, threads = sum(len(part.panels) for part in weight.parts) // halves, 0, len(self._nodes)
         for part in weight.parts:
             start, each = part.panels.data_ptr(), part.panels.shape[1]
             for address, size in _blocks(part):
                 middle = min(max(address + size // 2 - start, 0), part.panels.numel() - 1)
-                panel = before + middle // each
+                panel = (before + middle // each) % total
                 # The thread t of which total t // threads <= panel < total (t + 1) // threads.
                 yield (address, size), self._nodes[((panel + 1) * threads - 1) // total]
             before += len(part.panels)
