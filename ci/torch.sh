@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The suite on another version of torch, in an environment of its own. Compiled chips are held to one Triton by ci/triton.sh
-# instead, and real models to the suite's own torch, so both are left out.
+# The suite on another version of torch, in an environment of its own, with the one Triton that the suite is held to: each torch
+# asks for another, and the interpreter of 3.5, which 2.9 asks for, does not run on the numpy of today. Compiled chips are ci/triton.sh's,
+# and real models the suite's own torch's, so both are left out.
 #
 # Usage: ci/torch.sh VERSION [pytest arguments, default: the whole suite]
 #   PYTHON=python3.12   the interpreter
@@ -13,6 +14,7 @@ venv=build/torch-$version
 [[ -x $venv/bin/python ]] || "${PYTHON:-python3}" -m venv "$venv"
 # In one call, so that nothing that comes later moves torch.
 "$venv/bin/pip" install --quiet --disable-pip-version-check "torch==$version" -e '.[dev]'
+"$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "$(grep '^triton==' constraints/cpu.txt)"
 "$venv/bin/python" - "$version" <<'PYTHON'
 import sys, torch
 assert torch.__version__.split("+")[0] == sys.argv[1], torch.__version__
