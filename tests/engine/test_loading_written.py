@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -26,10 +25,8 @@ from model_harness import logits_of, reference_ops
 from safetensors import safe_open
 
 from headrace.engine.loading.checkpoint import open_checkpoint
-from headrace.kernels.linear.activation import quantize_activation
 from headrace.kernels.ops import Ops
-from headrace.kernels.registry import OPS, OPTIONAL, bind
-from headrace.kernels.tiles import root, tree_sum
+from headrace.kernels.registry import bind
 from headrace.platforms.cpu import native
 from headrace.platforms.cpu.native_device import NativeDevice
 
@@ -39,8 +36,9 @@ REFERENCE: dict[str, Any] = json.loads((DATA / "reference.json").read_text())
 WEIGHTS_ONLY = ("ct-w4a16", "ar-auto_awq-4b-g64-asym", "ar-auto_gptq-4b-g128-sym")
 ROUNDED = {"ct-w8a8": 3e-3, "ct-fp8_dynamic": 1.5e-2, "ct-mxfp4": 0.4}
 """Normalised error of a model whose roundings have all fallen anew."""
-MISSED = {"ct-w8a8": 0, "ct-fp8_dynamic": 2, "ct-mxfp4": 0}
-"""Tokens of 24 that may differ from float32's, near-ties all of them."""
+NATIVE_MISSED = {"ct-w8a8": 0, "ct-fp8_dynamic": 2, "ct-mxfp4": 0}
+"""Tokens of 24 that may differ from float32's, near-ties all of them: the native norm adds a row's squares in another order, whose
+last bit decides where a value lies midway between two steps of the format."""
 needs_native = pytest.mark.skipif(native.missing() is not None, reason="the native kernels were not built")
 
 
@@ -146,50 +144,13 @@ def check_rounded(found: Tensor, name: str) -> int:
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_rounded_inputs_follow_transformers(directory: Path, name: str) -> None:
-    assert check_rounded(run(directory, name, reference_ops()), name) <= MISSED[name]
+    assert check_rounded(run(directory, name, reference_ops()), name) == 0
 
 
 @needs_native
 @pytest.mark.parametrize("name", ROUNDED)
 def test_native_kernels_round_inputs_alike(directory: Path, devices: dict[str, NativeDevice], name: str) -> None:
-    assert check_rounded(run(directory, name, devices["float32"]), name) <= MISSED[name]
-
-
-def norms_that_multiply(ops: Ops) -> Any:
-    """The same operators, but for norms rounded as transformers rounds them: x * (1 / root) instead of x / root."""
-
-    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = 1 / root(tree_sum(x * x) / x.shape[-1] + eps)
-        return x * scale.unsqueeze(-1) * weight
-
-    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        return rms_norm(x + residual, weight, eps), x + residual
-
-    kept = {spec.name: getattr(ops, spec.name) for spec in (*OPS, *OPTIONAL)}
-    return SimpleNamespace(**kept | {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm})
-
-
-@pytest.mark.parametrize("name", ROUNDED)
-def test_tokens_are_the_references_where_norms_round_alike(directory: Path, name: str) -> None:
-    found = run(directory, name, norms_that_multiply(reference_ops()))
-    assert torch.equal(found.argmax(-1), transformers_logits(name).argmax(-1))
-
-
-@pytest.mark.parametrize("name", ["ct-w8a8", "ct-fp8_dynamic"])
-def test_what_falls_the_other_way_lay_midway(directory: Path, name: str) -> None:
-    """The first product's inputs: where the two roundings of a norm give unlike steps, both values are within two of float32's
-    own steps of the middle."""
-    weights = open_checkpoint(directory / name).build(reference_ops(), 32).weights
-    layer, ids = weights.layers[0], torch.tensor(REFERENCE[name]["ids"])
-    x = weights.embedding.dequantize()[ids]
-    ours = reference_ops().rms_norm(x, layer.input_norm, 1e-6)
-    theirs = norms_that_multiply(reference_ops()).rms_norm(x, layer.input_norm, 1e-6)
-    one, other = (quantize_activation(value, layer.qkv.parts[0]) for value in (ours, theirs))
-    step = (one - other).abs()
-    fell = step > 1e-4 * one.abs()
-    middle = (one + other) / 2
-    assert 0 < fell.sum() < 10
-    assert ((ours - middle).abs()[fell] <= 4 * 2**-23 * middle.abs()[fell]).all()
+    assert check_rounded(run(directory, name, devices["float32"]), name) <= NATIVE_MISSED[name]
 
 
 def test_mxfp4_in_bfloat16_gives_the_references_tokens_exactly(directory: Path) -> None:

@@ -93,7 +93,7 @@ class Ops(Protocol):
         rows from there on, and ids of other rows give zeros."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """[T, D]: x / sqrt(mean(x^2) + eps) * weight."""
+        """[T, D]: x * (1 / sqrt(mean(x^2) + eps)) * weight."""
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(rms_norm(x + residual), x + residual)."""

@@ -40,7 +40,6 @@ class OpSpec:
     def generate(self) -> Callable[..., dict[str, Any]]:
         return _resolve(self.generate_path)
 
-
     @property
     def compose(self) -> Callable[[Any], Callable[..., Any]] | None:
         return _resolve(self.compose_path) if self.compose_path else None

@@ -23,10 +23,11 @@ HR_INLINE float sum_of_squares(const float *x, int64_t n) {
 }
 
 HR_INLINE void norm_row(const float *x, const float *weight, float *y, int64_t n, float squares, float eps) {
-    vf root = vset(sqrtf(squares / (float)n + eps));
+    // Times the reciprocal, as models are trained: rounded inputs that lie midway between two steps fall as theirs do.
+    vf by = vset(1.0f / sqrtf(squares / (float)n + eps));
     int64_t i = 0;
-    for (; i + W <= n; i += W) vstore(y + i, vload(x + i) / root * vload(weight + i));
-    if (i < n) vstore_n(y + i, vload_n(x + i, n - i) / root * vload_n(weight + i, n - i), n - i);
+    for (; i + W <= n; i += W) vstore(y + i, vload(x + i) * by * vload(weight + i));
+    if (i < n) vstore_n(y + i, vload_n(x + i, n - i) * by * vload_n(weight + i, n - i), n - i);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight, one row by one thread.
+// RMSNorm: y = x * (1 / sqrt(mean(x^2) + eps)) * weight, one row by one thread.
 #include "norm.h"
 
 struct rms_norm_args {

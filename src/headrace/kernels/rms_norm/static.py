@@ -10,10 +10,10 @@ Tensor = torch.Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """[..., D] in x's dtype: x / sqrt(mean(x^2) + eps) * weight, in float32."""
+    """[..., D] in x's dtype: x * (1 / sqrt(mean(x^2) + eps)) * weight, in float32."""
     wide = x.float()
     mean = (wide * wide).mean(-1, keepdim=True)
-    return (wide / torch.sqrt(mean + eps) * weight.float()).to(x.dtype)
+    return (wide * (1 / torch.sqrt(mean + eps)) * weight.float()).to(x.dtype)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
