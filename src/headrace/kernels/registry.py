@@ -120,7 +120,8 @@ def binding(device: OpSource) -> Binding:
     told = device.extension("op_reasons")
     why: Mapping[str, str] = told if isinstance(told, Mapping) else {}
     callables, tags, reasons = {}, {}, {}
-    optional, optional_reasons = {}, {}
+    optional: dict[str, Callable[..., Any]] = {}
+    optional_reasons: dict[str, str] = {}
     for spec in OPS:
         own = _own(device, spec)
         callables[spec.name] = own or spec.reference
