@@ -22,18 +22,21 @@ from linear_weights import MAKERS
 
 from headrace.kernels import registry
 from headrace.kernels.linear.reference import product
+from headrace.kernels.moe.generate import draw_routing
 from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
 from headrace.platforms.cpu.native_kv import NativeKV
 from headrace.platforms.cpu.native_launch import Eager
 from headrace.platforms.cpu.native_linear import NativeLinear
+from headrace.platforms.cpu.native_moe import NativeMoE
 from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.packing import Compute, PackedWeight
+from headrace.quant.weights import stack
 
 __all__ = ["Case", "cases", "write"]
 
 Tensor = torch.Tensor
 CPU = torch.device("cpu")
-SPECS = {spec.name: spec for spec in registry.OPS}
+SPECS = {spec.name: spec for spec in (*registry.OPS, *registry.OPTIONAL)}
 MAGIC = b"HRCASES1"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.float8_e4m3fn: 4, torch.int32: 5}
 EXACT, COARSE, STORED = 0.0, 5e-5, 1e-4
@@ -144,6 +147,43 @@ def linear_case(
     )
 
 
+def gated_linear_case(rng: np.random.Generator, name: str, compute: Compute, rows: int) -> Case:
+    half, columns = int(rng.integers(1, 70)), int(rng.integers(1, 300))
+    weight = stack([MAKERS[name](rng, half, columns) for _ in range(2)], "gate and up")
+    x, kind = make.normal(rng, rows, weight.shape[1]), str(rng.choice(["silu", "gelu", "gelu_tanh"]))
+    both = (x.double() @ weight.dequantize().double().T).float()
+    expected = SPECS["gated_activation"].reference(both, kind)
+    return take(
+        f"gated_linear {name} {compute} M={rows}",
+        lambda taker: NativeLinear(Owner(taker), compute).gated_linear(x, weight, kind),
+        lambda found, keep: [(found, expected, 1e-9 if compute == "float32" else 5e-3)],
+    )
+
+
+def moe_case(rng: np.random.Generator, name: str | None = None) -> Case:
+    """On the operator's own random inputs, or with experts in a stored form and integer arithmetic."""
+    mine, compute, limit = SPECS["moe"].generate(rng, CPU, "float32"), "float32", 1e-9
+    if name is not None:
+        experts, routing = draw_routing(rng)
+        width, columns, tokens = (
+            64 * int(rng.integers(1, 4)),
+            64 * int(rng.integers(1, 4)),
+            int(rng.choice((1, 7, 90))),
+        )
+        shapes = [(2 * experts, width, columns), (experts, columns, width)]
+        halves = [stack([MAKERS[name](rng, n, k) for _ in range(count)], "experts") for count, n, k in shapes]
+        mine |= {"x": make.normal(rng, tokens, columns), "router": make.normal(rng, tokens, experts), "bias": None}
+        mine |= {"gate_up": halves[0], "down": halves[1], "routing": routing}
+        compute, limit = "int8", 1e-2
+    expected = SPECS["moe"].reference(**copy.deepcopy(mine))
+
+    def moe(taker: Taker) -> Tensor:
+        owner = Owner(taker)
+        return NativeMoE(owner, NativeLinear(owner, compute)).moe(**mine)
+
+    return take(f"moe {name or 'float32'}", moe, lambda found, keep: [(found, expected, limit)])
+
+
 def head_cases(rng: np.random.Generator, name: str) -> Iterator[Case]:
     """The table read by rows, exactly, and multiplied as a head."""
     weight, ids = MAKERS[name](rng, 53, 200), torch.from_numpy(rng.integers(0, 53, 9, dtype=np.int32))
@@ -197,9 +237,22 @@ def _makers(rng: np.random.Generator) -> Iterator[Callable[[], Iterator[Case]]]:
         yield lambda name=name: head_cases(rng, name)
     for rows in (0, 600):  # none, and more than are prepared at a time
         yield lambda rows=rows: iter([linear_case(rng, "q4_1", "int8", rows)])
+    yield from _mlp_makers(rng)
     for activation, name in ACTIVATIONS.items():
         for rows in (1, 13):
             yield lambda a=activation, n=name, rows=rows: iter([linear_case(rng, n, "int8", rows, a)])
+
+
+def _mlp_makers(rng: np.random.Generator) -> Iterator[Callable[[], Iterator[Case]]]:
+    for name in ("q4_1", "bfloat16", "int8-g0", "fp8-row"):
+        for compute in ("float32", "int8"):
+            for rows in (0, 1, 40, 200):
+                yield lambda n=name, c=compute, rows=rows: iter([gated_linear_case(rng, n, c, rows)])
+    for _ in range(16):
+        yield lambda: iter([moe_case(rng)])
+    for name in ("q4_1", "bfloat16", "int8-g0", "mxfp4"):
+        for _ in range(4):
+            yield lambda name=name: iter([moe_case(rng, name)])
 
 
 def _tensors(value: Any) -> list[Tensor]:
