@@ -83,7 +83,7 @@ def operator_facts(
         "platform": platform.name,
         "bound": [_operator(spec, bound.tags[spec.name], bound.reasons[spec.name]) for spec in OPS],
         "optional": [
-            _operator(spec, _tag(bound, spec, device), f"{bound.optional_reasons[spec.name]}; {_OPTIONAL}")
+            _operator(spec, _tag(bound, spec, device), _why_optional(spec, bound.optional_reasons[spec.name]))
             for spec in OPTIONAL
         ],
         **extras,
@@ -92,6 +92,11 @@ def operator_facts(
 
 def _operator(spec: OpSpec, tag: str, reason: str) -> dict[str, Any]:
     return {"name": spec.name, "implementation": tag, "reason": reason, "tolerance": dict(spec.tolerance)}
+
+
+def _why_optional(spec: OpSpec, reason: str) -> str:
+    """What others can be composed to, every architecture may call."""
+    return reason if spec.compose is not None else f"{reason}; {_OPTIONAL}"
 
 
 def _tag(bound: Binding, spec: OpSpec, device: Device) -> str:

@@ -127,12 +127,14 @@ def test_every_operator_has_its_provider_its_reason_and_its_tolerance() -> None:
     assert bound["attention"]["implementation"] == "reference"
     assert bound["attention"]["reason"] == "the wheel is missing: install mill"
     optional = {fact["name"]: fact["implementation"] for fact in facts["optional"]}
-    assert optional == {spec.name: "mill-c++" if spec.name == "moe" else "reference" for spec in OPTIONAL}
+    others = {"moe": "mill-c++", "gated_linear": "composed"}
+    assert optional == {spec.name: others.get(spec.name, "reference") for spec in OPTIONAL}
     reasons = {
         fact["name"]: fact["reason"].removesuffix("; only some architectures call it") for fact in facts["optional"]
     }
     assert (reasons["mla"], reasons["moe"]) == ("mills grind no latents", "the device's own form")
     assert reasons["mamba2_scan"] == "the device has no form of its own"
+    assert reasons["gated_linear"] == "out of the device's other operators"
     assert facts["providers"] == {"Sluice": "not installed"}
     (remedy,) = remedies
     assert remedy.startswith("best: by reference, slowly: resolve_tokens, ")
