@@ -14,13 +14,7 @@ build=build/amx
 passed=0 failed=0
 mkdir -p "$build"
 
-tally() { # tally LOG: add what its last line counts; a run that ended before it could count is one failure
-  local good bad
-  good=$(tail -n 1 "$1" | grep -oE '[0-9]+ passed' | grep -oE '[0-9]+') || true
-  bad=$(tail -n 1 "$1" | grep -oE '[0-9]+ (failed|error)' | grep -oE '[0-9]+') || true
-  [[ -n $good || -n $bad ]] || bad=1
-  passed=$((passed + ${good:-0})) failed=$((failed + ${bad:-0}))
-}
+. ci/tally.bash
 
 make_with() { # make_with FOLDER INSTRUCTION_SETS [SANITIZERS]
   cmake -S . -B "$1" -G Ninja -DHEADRACE_ISAS="$2" -DHEADRACE_EMULATE_AMX_ON="$base" -DHEADRACE_SANITIZE="${3:-}" >/dev/null

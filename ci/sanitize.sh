@@ -13,13 +13,7 @@ build=build/sanitize
 passed=0 failed=0
 mkdir -p "$build"
 
-tally() { # tally LOG: add what its last line counts; a run that ended before it could count is one failure
-  local good bad
-  good=$(tail -n 1 "$1" | grep -oE '[0-9]+ passed' | grep -oE '[0-9]+') || true
-  bad=$(tail -n 1 "$1" | grep -oE '[0-9]+ (failed|error)' | grep -oE '[0-9]+') || true
-  [[ -n $good || -n $bad ]] || bad=1
-  passed=$((passed + ${good:-0})) failed=$((failed + ${bad:-0}))
-}
+. ci/tally.bash
 
 make_with() { # make_with SANITIZERS FOLDER
   cmake -S . -B "$2" -G Ninja -DHEADRACE_SANITIZE="$1" -DHEADRACE_OPS= -DHEADRACE_ISAS="$isas" >/dev/null

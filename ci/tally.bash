@@ -1,0 +1,9 @@
+# Read by scripts that count in `passed` and `failed` what several runs of tests say.
+
+tally() { # tally LOG: add what its last line counts; a run that ended before it could count is one failure
+  local good bad
+  good=$(tail -n 1 "$1" | grep -oE '[0-9]+ passed' | grep -oE '[0-9]+') || true
+  bad=$(tail -n 1 "$1" | grep -oE '[0-9]+ (failed|error)' | grep -oE '[0-9]+') || true
+  [[ -n $good || -n $bad ]] || bad=1
+  passed=$((passed + ${good:-0})) failed=$((failed + ${bad:-0}))
+}
