@@ -125,28 +125,5 @@ template <class Work> void run_linear(const hr_linear_args *args, const int32_t 
     else run_many(run, total, fit, work);
 }
 
-// Panels as they are, and c tanh(y / c) where `soft_cap` c isn't 0.
-struct Plain {
-    static constexpr int64_t ROOM = 0;
-    float soft_cap = 0.0f;
-
-    int64_t units(const LinearRun &run) const { return run.panels; }
-    void operator()(const LinearRun &run, int64_t unit, int64_t begin, int64_t end) const {
-        Place at = run.place(unit);
-        int64_t stride = run.args->ldy;
-        float *y = run.args->y + (run.first + begin) * stride + at.column;
-        run.product(at, begin, end, {y, stride, at.rows, run.bias(at)});
-        for (int64_t r = begin; r < end && soft_cap != 0.0f; r++, y += stride)
-            for (int64_t i = 0; i < at.rows; i += W) {
-                vf capped = vset(soft_cap) * vtanh(vload_n(y + i, at.rows - i) / vset(soft_cap));
-                vstore_n(y + i, capped, at.rows - i);
-            }
-    }
-};
-
 }  // namespace
-
-// A kernel's whole work, compiled once for linear and logits: y[i] = x[rows ? rows[i] : i] @ weight^T + bias, capped.
-#define hr_linear_run HR_PASTE(linear_run, HR_ISA)
-extern "C" void hr_linear_run(const hr_linear_args *args, const int32_t *rows, float soft_cap, hr_ctx *ctx);
 #endif

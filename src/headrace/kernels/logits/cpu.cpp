@@ -1,5 +1,5 @@
 // Logits: the linear product on the rows that are asked for.
-#include "../linear/cpu_run.h"
+#include "../linear/cpu_whole.h"
 
 HR_KERNEL(logits) {
     const auto *a = (const hr_logits_args *)args;
