@@ -19,8 +19,8 @@ $(STAMP): pyproject.toml CMakeLists.txt constraints/cpu.txt $(wildcard src/headr
 run: $(STAMP)  ## fetch the default model, serve it, answer a first prompt in the terminal
 	$(BIN)/headrace serve $(MODEL) --prompt "$(PROMPT)"
 
-test: $(STAMP) lint  ## the whole suite
-	$(BIN)/python -m pytest
+test: $(STAMP) lint  ## the whole suite; a test that never ends fails by name
+	$(BIN)/python -m pytest --timeout=600
 
 unit: $(STAMP)  ## without a device or a model
 	$(BIN)/python -m pytest tests/unit

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import subprocess
+import weakref
 from collections.abc import Callable, Sequence
 
 import zmq
@@ -45,6 +46,9 @@ class EngineProcess:
         started.configure(config.model_dump_json(exclude={"server"}))
         self._loop.add_reader(self._lifeline.fileno(), self._died)
         self._open = True
+        sockets = (self._main, self._beats)
+        # Also where nobody has closed it: a context that the collector ends before its sockets would wait for them for ever.
+        self._discard = weakref.finalize(self, _discard, started, self._context, sockets)
 
     @property
     def pid(self) -> int:
@@ -129,10 +133,14 @@ class EngineProcess:
             self._process.wait()
         self._discard()
 
-    def _discard(self) -> None:
-        """When the process has ended."""
-        for sock in (self._main, self._beats):
-            sock.close()
-        self._context.term()
-        self._lifeline.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+
+def _discard(started: Launched, context: zmq.Context[zmq.Socket[bytes]], sockets: tuple[zmq.Socket[bytes], ...]) -> None:
+    """Give everything back, the process too where it still runs."""
+    if started.process.poll() is None:
+        started.process.kill()
+        started.process.wait()
+    for sock in sockets:
+        sock.close()
+    context.term()
+    started.lifeline.close()
+    shutil.rmtree(started.directory, ignore_errors=True)

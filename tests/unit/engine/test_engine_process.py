@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import stat
@@ -120,6 +121,21 @@ def test_sockets_are_private_and_gone_once_connected() -> None:
 
     asyncio.run(main())
     assert set(modes) == {0o700}
+
+
+def test_what_nobody_closes_is_ended_by_the_collector() -> None:
+    """A context of sockets waits for its sockets, which the collector may come to later."""
+    pids: list[int | None] = []
+
+    async def main() -> None:
+        client = make_client()
+        await client.start()
+        pids.append(client.pid)
+
+    asyncio.run(main())
+    gc.collect()
+    assert pids[0] is not None
+    assert not psutil.pid_exists(pids[0])
 
 
 def test_kill_fails_what_runs_and_the_next_request_is_answered() -> None:
