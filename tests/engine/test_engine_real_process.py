@@ -33,14 +33,13 @@ async def killed_under(client: ProcessClient) -> None:
     """While it answers: at the first piece of the first answer, of more than it can give before the signal."""
     longest = [request((1, 5 + at), f"long{at}", max_tokens=500) for at in range(60)]
     others = [asyncio.create_task(answer(client, one)) for one in longest[1:]]
-    with pytest.raises(EngineDead, match="signal 9"):
-        async for _ in client.generate(longest[0]):
-            assert client.pid is not None
-            os.kill(client.pid, signal.SIGKILL)
-            break
-        await asyncio.gather(*others)
+    async for _ in client.generate(longest[0]):
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        break
     found = await asyncio.gather(*others, return_exceptions=True)
     assert [type(error) for error in found] == [EngineDead] * len(others)
+    assert all("signal 9" in str(error) for error in found)
 
 
 def test_the_same_bits_before_and_after_a_kill(tiny_llama: Path) -> None:

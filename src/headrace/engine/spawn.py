@@ -134,7 +134,9 @@ class EngineProcess:
         self._discard()
 
 
-def _discard(started: Launched, context: zmq.Context[zmq.Socket[bytes]], sockets: tuple[zmq.Socket[bytes], ...]) -> None:
+def _discard(
+    started: Launched, context: zmq.Context[zmq.Socket[bytes]], sockets: tuple[zmq.Socket[bytes], ...]
+) -> None:
     """Give everything back, the process too where it still runs."""
     if started.process.poll() is None:
         started.process.kill()
