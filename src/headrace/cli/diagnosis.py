@@ -16,7 +16,7 @@ from headrace.plugins import PluginSet, discover
 
 __all__ = ["cpu_features", "diagnose"]
 
-_PACKAGES = ("headrace", "torch", "numpy", "tokenizers", "safetensors", "pyzmq", "fastapi", "triton")
+_PACKAGES = ("headrace", "torch", "numpy", "tokenizers", "safetensors", "msgspec", "fastapi", "triton")
 _FEATURES = (
     "avx avx2 fma f16c avx_vnni avx512f avx512bw avx512vl avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16 "
     "asimd asimddp asimdhp bf16 i8mm sve sve2"

@@ -1,28 +1,37 @@
-"""The engine's own process: `python -m headrace.engine.process DIRECTORY LIFELINE PARENT`, started by `EngineProcess`.
+"""The engine's own process: `python -m headrace.engine.process LINK PARENT`, started by `EngineProcess`.
 
-It connects to the two sockets in the directory, imports what an engine needs, reads its configuration (JSON) from standard
-input, and ends when told to, when its device is lost or when its parent is gone.
+LINK is a socket's file descriptor, PARENT a process. It imports what an engine needs, reads its configuration (JSON) from
+standard input, and ends when told to, when its device is lost or when its parent is gone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import importlib.util
 import logging
 import os
-import select
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import zmq
-
 from headrace.config import Config, read_environment
-from headrace.engine.protocol import Beat, Command, Event, Failed, Loading, Ready, decode_command, encode, to_wire
+from headrace.engine.channel import Channel
+from headrace.engine.protocol import (
+    Beat,
+    Command,
+    Event,
+    Failed,
+    Loading,
+    Ready,
+    Shutdown,
+    decode_command,
+    encode,
+    to_wire,
+)
 from headrace.engine.service import Build, Pulse, serve
 from headrace.errors import ConfigError, HeadraceError
 
@@ -31,43 +40,16 @@ __all__ = ["BEAT_INTERVAL", "main"]
 BEAT_INTERVAL = 0.5
 """Seconds between two beats."""
 _PR_SET_PDEATHSIG = 1
-_LINGER_MS = 1000
+_LINGER = 1.0
+"""Seconds for the last words to leave."""
 
 _log = logging.getLogger(__name__)
 
 
-class Link:
-    """The engine's end of the main socket. Used by one thread."""
-
-    def __init__(self, directory: Path) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set_hwm(0)
-        self._socket.linger = _LINGER_MS
-        self._socket.connect(f"ipc://{directory / 'main'}")
-
-    def send(self, event: Event) -> None:
-        self._socket.send(encode(event))
-
-    def receive(self, wait: float) -> list[Command]:
-        commands: list[Command] = []
-        if wait > 0 and not self._socket.poll(int(wait * 1000) or 1):
-            return commands
-        with contextlib.suppress(zmq.Again):
-            while True:
-                commands.append(decode_command(self._socket.recv(zmq.NOBLOCK)))
-        return commands
-
-    def close(self) -> None:
-        """Returns when the last words have left, or after a second."""
-        self._socket.close()
-        self._context.term()
-
-
 def main(arguments: list[str], build: Build | None = None) -> int:
     """0: told to end. 1: could not load, or the device was lost; the client has been told why."""
-    directory, lifeline, parent = Path(arguments[0]), int(arguments[1]), int(arguments[2])
-    _die_with(parent)
+    _die_with(int(arguments[1]))
+    channel = Channel(socket.socket(fileno=int(arguments[0])))
     # A terminal or a supervisor signals the whole group; running requests are drained by the parent, which then says when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -76,35 +58,41 @@ def main(arguments: list[str], build: Build | None = None) -> int:
     except ConfigError:
         return 1  # Whoever started us reads the same variables, and tells what is wrong with them.
     pulse = Pulse()
-    threading.Thread(target=_beat, args=(directory, lifeline, pulse), name="beat", daemon=True).start()
-    link = Link(directory)
+    threading.Thread(target=_beat, args=(channel, pulse), name="beat", daemon=True).start()
     try:
-        return _run(link, pulse, build)
+        return _run(channel, pulse, build)
     finally:
-        link.close()
+        channel.flush_for(_LINGER)
 
 
-def _run(link: Link, pulse: Pulse, build: Build | None) -> int:
+def _run(channel: Channel, pulse: Pulse, build: Build | None) -> int:
+    def send(event: Event) -> None:
+        channel.send(encode(event))
+
+    def receive(wait: float) -> list[Command]:
+        commands = [decode_command(message) for message in channel.receive(wait)]
+        return [*commands, Shutdown()] if channel.closed else commands
+
     try:
         chosen = build or _default_build()
         text = sys.stdin.buffer.read()
         if not text:  # The parent has changed its mind, or is gone.
             return 0
-        engine = chosen(Config.model_validate_json(text), _throttled(link.send))
+        engine = chosen(Config.model_validate_json(text), _throttled(send))
     except Exception as error:
         if not isinstance(error, HeadraceError):
             _log.exception("the engine could not load")
-        link.send(Failed(to_wire(error)))
+        send(Failed(to_wire(error)))
         return 1
     # What is loaded lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    link.send(Ready(engine.info))
+    send(Ready(engine.info))
     try:
-        serve(engine.core, link.receive, link.send, pulse)
+        serve(engine.core, receive, send, pulse)
     except Exception as error:
         _log.exception("the engine ends")
-        link.send(Failed(to_wire(error)))
+        send(Failed(to_wire(error)))
         return 1
     finally:
         engine.close()
@@ -159,16 +147,11 @@ def _die_with(parent: int) -> None:
         os._exit(0)
 
 
-def _beat(directory: Path, lifeline: int, pulse: Pulse) -> None:
+def _beat(channel: Channel, pulse: Pulse) -> None:
     """A thread: tells the client that this process runs, and ends it when the client's process is gone."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
-    socket = context.socket(zmq.PUSH)
-    socket.linger = 0
-    socket.connect(f"ipc://{directory / 'beat'}")
     while True:
-        socket.send(encode(Beat(pulse.stalled())))
-        # Nothing is ever written to the lifeline: readable means that the other end is closed.
-        if select.select([lifeline], [], [], BEAT_INTERVAL)[0]:
+        channel.send(encode(Beat(pulse.stalled())))
+        if channel.other_end_closed(BEAT_INTERVAL):
             os._exit(0)
 
 

@@ -1,30 +1,26 @@
-"""An engine process as its parent sees it: sockets in a private directory, a lifeline, and the moment of its death."""
+"""An engine process as its parent sees it: messages both ways, and the moment of its death."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import subprocess
 import weakref
 from collections.abc import Callable, Sequence
 
-import zmq
-
 from headrace.config import Config
+from headrace.engine.channel import Channel
 from headrace.engine.launch import COMMAND, Launched, launch
-from headrace.engine.protocol import Beat, Command, Event, Ready, decode_event, encode
+from headrace.engine.protocol import Command, Event, Ready, decode_event, encode
 
 __all__ = ["COMMAND", "EngineProcess"]
 
 _EXIT_TIMEOUT = 3.0
-_LAST_WORDS = 0.05
-"""Seconds between a process's end and its funeral."""
 
 
 class EngineProcess:
     """Starts at once, or takes over what was `launched` before. `on_event` and `on_death` are called on the event loop; `on_death`
-    once, with how it ended: the process's end of the lifeline closes, and this side sees it at once.
+    once, with how it ended, after its last words: the process's end of the link closes, and this side sees it at once.
     """
 
     def __init__(
@@ -38,17 +34,13 @@ class EngineProcess:
         self._loop = asyncio.get_running_loop()
         self._on_event, self._on_death = on_event, on_death
         started = launched or launch(command)
-        self._directory, self._process, self._lifeline = started.directory, started.process, started.lifeline
-        self._unseen: set[type[Event]] = {Ready, Beat}
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
-        self._main = self._bind(zmq.DEALER, "main")
-        self._beats = self._bind(zmq.PULL, "beat")
-        started.configure(config.model_dump_json(exclude={"server"}))
-        self._loop.add_reader(self._lifeline.fileno(), self._died)
+        self._process, self._channel = started.process, Channel(started.link)
+        self._ready = False
         self._open = True
-        sockets = (self._main, self._beats)
-        # Also where nobody has closed it: a context that the collector ends before its sockets would wait for them for ever.
-        self._discard = weakref.finalize(self, _discard, started, self._context, sockets)
+        started.configure(config.model_dump_json(exclude={"server"}))
+        self._loop.add_reader(self._channel.fileno(), self.drain)
+        # Also where nobody has closed it.
+        self._discard = weakref.finalize(self, _discard, self._process, self._channel)
 
     @property
     def pid(self) -> int:
@@ -56,21 +48,20 @@ class EngineProcess:
 
     def send(self, command: Command) -> None:
         """Never blocks; dropped where the process is gone."""
-        if not self._open:
-            return
-        with contextlib.suppress(zmq.Again):
-            self._main.send(encode(command), zmq.NOBLOCK)
-        # Sending may swallow the edge that tells of arrivals.
-        self._loop.call_soon(self.drain)
+        if self._open and not self._channel.send(encode(command)):
+            self._loop.add_writer(self._channel.fileno(), self._flush)
 
     def drain(self) -> None:
         """Deliver everything that has arrived."""
-        for source in (self._main, self._beats):
-            with contextlib.suppress(zmq.Again):
-                while self._open:
-                    event = decode_event(source.recv(zmq.NOBLOCK))
-                    self._unlink_after(event)
-                    self._on_event(event)
+        if not self._open:
+            return
+        for message in self._channel.receive():
+            event = decode_event(message)
+            self._ready = self._ready or isinstance(event, Ready)
+            if self._open:
+                self._on_event(event)
+        if self._channel.closed:
+            self._bury()
 
     def kill(self) -> None:
         """`on_death` follows."""
@@ -83,32 +74,15 @@ class EngineProcess:
         One that still loads does not listen, and has nothing to bring to an end.
         """
         if self._release():
-            if Ready in self._unseen:
+            if not self._ready:
                 self.kill()
             await self._loop.run_in_executor(None, self._reap)
 
-    def _bind(self, kind: int, name: str) -> zmq.Socket[bytes]:
-        sock = self._context.socket(kind)
-        sock.set_hwm(0)
-        sock.linger = 0
-        sock.bind(f"ipc://{self._directory / name}")
-        self._loop.add_reader(int(sock.getsockopt(zmq.FD)), self.drain)
-        return sock
-
-    def _unlink_after(self, event: Event) -> None:
-        """Once both sockets are connected, their names are needed no more: nothing is left behind even if we are killed."""
-        if self._unseen:
-            self._unseen.discard(type(event))
-            if not self._unseen:
-                shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _died(self) -> None:
-        """The lifeline is closed. Last words may still be on their way through the socket's own thread."""
-        self._loop.remove_reader(self._lifeline.fileno())
-        self._loop.call_later(_LAST_WORDS, self._bury)
+    def _flush(self) -> None:
+        if self._channel.flush():
+            self._loop.remove_writer(self._channel.fileno())
 
     def _bury(self) -> None:
-        self.drain()
         if self._release():
             self.kill()
             code = self._process.wait()
@@ -119,30 +93,20 @@ class EngineProcess:
         if not self._open:
             return False
         self._open = False
-        self._loop.remove_reader(self._lifeline.fileno())
-        for sock in (self._main, self._beats):
-            self._loop.remove_reader(int(sock.getsockopt(zmq.FD)))
+        self._loop.remove_reader(self._channel.fileno())
+        self._loop.remove_writer(self._channel.fileno())
         return True
 
     def _reap(self) -> None:
-        """A thread. The commands sent last, Shutdown among them, leave before the sockets close."""
-        try:
+        """A thread."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
         self._discard()
 
 
-def _discard(
-    started: Launched, context: zmq.Context[zmq.Socket[bytes]], sockets: tuple[zmq.Socket[bytes], ...]
-) -> None:
+def _discard(process: subprocess.Popen[bytes], channel: Channel) -> None:
     """Give everything back, the process too where it still runs."""
-    if started.process.poll() is None:
-        started.process.kill()
-        started.process.wait()
-    for sock in sockets:
-        sock.close()
-    context.term()
-    started.lifeline.close()
-    shutil.rmtree(started.directory, ignore_errors=True)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    channel.close()

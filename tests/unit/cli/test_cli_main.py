@@ -24,7 +24,6 @@ HEAVY = (
     "msgspec",
     "aiohttp",
     "rich",
-    "zmq",
     "asyncio",
 )
 PROBE = f"""

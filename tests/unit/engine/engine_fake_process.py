@@ -1,4 +1,4 @@
-"""An engine process without a model: `python engine_fake_process.py DIRECTORY LIFELINE PARENT`.
+"""An engine process without a model: `python engine_fake_process.py LINK PARENT`.
 
 The configured model's name says what it does: `fake`, `fake:slow` (20 ms a step), `fake:refuse` (a truncated file),
 `fake:crash` (an error that is none of ours), `fake:die` (no last word), `fake:lost` (the device is lost at step 5).

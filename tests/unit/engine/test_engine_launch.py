@@ -54,12 +54,11 @@ def test_a_client_takes_it_over_and_starts_the_next_itself() -> None:
 
 
 def gone(launched: Launched) -> bool:
-    return not psutil.pid_exists(launched.process.pid) and not launched.directory.exists()
+    return not psutil.pid_exists(launched.process.pid) and launched.link.fileno() < 0
 
 
 def test_what_nobody_takes_over_is_ended() -> None:
     with launch(COMMAND) as launched:
-        assert launched.directory.stat().st_mode & 0o777 == 0o700
         assert psutil.pid_exists(launched.process.pid)
     assert gone(launched)
     with pytest.raises(KeyError), launch(COMMAND) as launched:
@@ -71,23 +70,19 @@ def test_it_ends_without_a_configuration() -> None:
     with launch(COMMAND) as launched:
         launched.configure("")
         assert launched.process.wait(20) == 0
-    launched.lifeline.close()
-    launched.directory.rmdir()
+    launched.link.close()
 
 
 def test_one_that_has_died_can_still_be_configured() -> None:
     launched = launch((sys.executable, "-c", "raise SystemExit(3)"))
     assert launched.process.wait(20) == 3
     launched.configure("{}" * 100_000)
-    launched.lifeline.close()
-    launched.directory.rmdir()
+    launched.link.close()
 
 
-def test_a_program_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         launch((str(tmp_path / "nothing"),))
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -121,7 +116,7 @@ def test_a_wrong_variable_is_told_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        ("headrace.cli.main, headrace.cli.serve", {"pydantic", "numpy", "zmq", "fastapi", "torch"}),
+        ("headrace.cli.main, headrace.cli.serve", {"pydantic", "numpy", "msgspec", "fastapi", "torch"}),
         ("headrace.server, headrace.engine.remote, headrace.engine.tokenizer", {"torch", "safetensors", "sympy"}),
         ("headrace.engine.startup", {"fastapi", "sympy", "torch._dynamo", "torch._inductor", "transformers"}),
     ],

@@ -1,0 +1,134 @@
+"""Messages between two processes over a stream socket, each after its length. Neither end ever waits for the other."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import threading
+import time
+
+__all__ = ["Channel"]
+
+_LENGTH = struct.Struct("<Q")
+_PIECE = 1 << 18
+"""Bytes read at once: more than a socket holds as a rule."""
+
+
+class Channel:
+    """One end. What the kernel does not take at once is kept, without a limit, and leaves first. Any thread may send; one receives.
+
+    A process that ends closes its end: this one then reads what was sent before, and is `closed` after that.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Takes the connected stream socket over."""
+        sock.setblocking(False)
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._unsent = bytearray()
+        self._unread = bytearray()
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
+        self.closed = False
+        """The other end is gone, and everything that it sent has been received."""
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: bytes) -> bool:
+        """False: something of it is left; `flush` once the socket is writable. Dropped where the other end is gone."""
+        data = _LENGTH.pack(len(message)) + message
+        with self._lock:
+            if self._unsent:
+                self._unsent += data
+            else:
+                sent = self._write(data)
+                if sent == len(data):
+                    return True
+                self._unsent += data[sent:]
+            return self._flush()
+
+    def flush(self) -> bool:
+        """Send what is left. True: nothing is."""
+        if not self._unsent:
+            return True
+        with self._lock:
+            return self._flush()
+
+    def flush_for(self, seconds: float) -> None:
+        """Send what is left, as far as that takes no longer."""
+        end = time.monotonic() + seconds
+        writable = select.poll()
+        writable.register(self._socket, select.POLLOUT)
+        while not self.flush() and time.monotonic() < end:
+            writable.poll(10)
+
+    def receive(self, wait: float = 0.0) -> list[bytes]:
+        """All messages that have arrived, waiting up to so many seconds where there is none."""
+        if not self._wait(wait):
+            return []
+        while self._read() == _PIECE:
+            pass
+        return self._messages()
+
+    def other_end_closed(self, wait: float) -> bool:
+        """Whether the other end is gone, with messages of it to receive or not; looks for up to so many seconds."""
+        gone = select.poll()
+        gone.register(self._socket, 0)
+        return bool(gone.poll(wait * 1000))
+
+    def close(self) -> None:
+        """Twice is harmless."""
+        self._socket.close()
+
+    def _wait(self, wait: float) -> bool:
+        """True where there is something to read. Sends what is left meanwhile."""
+        if self.flush():
+            return bool(self._readable.poll(wait * 1000))
+        both = select.poll()
+        both.register(self._socket, select.POLLIN | select.POLLOUT)
+        both.poll(wait * 1000)
+        self.flush()
+        return bool(self._readable.poll(0))
+
+    def _read(self) -> int:
+        try:
+            piece = self._socket.recv(_PIECE)
+        except BlockingIOError:
+            return 0
+        except ConnectionError:
+            piece = b""
+        if not piece:
+            self.closed = True
+        self._unread += piece
+        return len(piece)
+
+    def _messages(self) -> list[bytes]:
+        found: list[bytes] = []
+        data, start, end = self._unread, 0, len(self._unread)
+        while end - start >= _LENGTH.size:
+            stop = start + _LENGTH.size + _LENGTH.unpack_from(data, start)[0]
+            if stop > end:
+                break
+            found.append(bytes(data[start + _LENGTH.size : stop]))
+            start = stop
+        del data[:start]
+        return found
+
+    def _flush(self) -> bool:
+        while self._unsent:
+            sent = self._write(self._unsent)
+            if not sent:
+                return False
+            del self._unsent[:sent]
+        return True
+
+    def _write(self, data: bytes | bytearray) -> int:
+        """Bytes taken. Where the other end is gone: all, for nobody to read."""
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)
