@@ -78,6 +78,7 @@ def main(arguments: list[str], build: Build | None = None) -> int:
     pulse = Pulse()
     threading.Thread(target=_beat, args=(directory, lifeline, pulse), name="beat", daemon=True).start()
     link = Link(directory)
+    link.send(Beat(0.0))  # Connected: what the socket is called is needed no more.
     try:
         return _run(link, pulse, build)
     finally:

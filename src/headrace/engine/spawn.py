@@ -13,13 +13,17 @@ import zmq
 
 from headrace.config import Config
 from headrace.engine.launch import COMMAND, Launched, launch
-from headrace.engine.protocol import Beat, Command, Event, Ready, decode_event, encode
+from headrace.engine.protocol import Command, Event, Failed, Ready, decode_event, encode
 
 __all__ = ["COMMAND", "EngineProcess"]
 
 _EXIT_TIMEOUT = 3.0
 _LAST_WORDS = 0.05
 """Seconds between a process's end and its funeral."""
+_HAS_TOLD = 1
+"""The exit code of a process that has said why it ends."""
+_LOOKS = 20
+"""Funerals put off, at most, for what such a process has said and the socket's own thread has not delivered yet."""
 
 
 class EngineProcess:
@@ -39,7 +43,8 @@ class EngineProcess:
         self._on_event, self._on_death = on_event, on_death
         started = launched or launch(command)
         self._directory, self._process, self._lifeline = started.directory, started.process, started.lifeline
-        self._unseen: set[type[Event]] = {Ready, Beat}
+        self._unseen = {"main", "beat"}
+        self._ready = self._told = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self._main = self._bind(zmq.DEALER, "main")
         self._beats = self._bind(zmq.PULL, "beat")
@@ -65,11 +70,13 @@ class EngineProcess:
 
     def drain(self) -> None:
         """Deliver everything that has arrived."""
-        for source in (self._main, self._beats):
+        for name, source in (("main", self._main), ("beat", self._beats)):
             with contextlib.suppress(zmq.Again):
                 while self._open:
                     event = decode_event(source.recv(zmq.NOBLOCK))
-                    self._unlink_after(event)
+                    self._unlink_after(name)
+                    self._ready |= isinstance(event, Ready)
+                    self._told |= isinstance(event, Failed)
                     self._on_event(event)
 
     def kill(self) -> None:
@@ -83,7 +90,7 @@ class EngineProcess:
         One that still loads does not listen, and has nothing to bring to an end.
         """
         if self._release():
-            if Ready in self._unseen:
+            if not self._ready:
                 self.kill()
             await self._loop.run_in_executor(None, self._reap)
 
@@ -95,21 +102,24 @@ class EngineProcess:
         self._loop.add_reader(int(sock.getsockopt(zmq.FD)), self.drain)
         return sock
 
-    def _unlink_after(self, event: Event) -> None:
+    def _unlink_after(self, name: str) -> None:
         """Once both sockets are connected, their names are needed no more: nothing is left behind even if we are killed."""
         if self._unseen:
-            self._unseen.discard(type(event))
+            self._unseen.discard(name)
             if not self._unseen:
                 shutil.rmtree(self._directory, ignore_errors=True)
 
     def _died(self) -> None:
         """The lifeline is closed. Last words may still be on their way through the socket's own thread."""
         self._loop.remove_reader(self._lifeline.fileno())
-        self._loop.call_later(_LAST_WORDS, self._bury)
+        self._loop.call_later(_LAST_WORDS, self._bury, _LOOKS)
 
-    def _bury(self) -> None:
+    def _bury(self, looks: int) -> None:
         self.drain()
-        if self._release():
+        # Looks are counted, not seconds: what a machine that stood still has to deliver comes when it goes on.
+        if self._open and looks and not self._told and self._process.poll() == _HAS_TOLD:
+            self._loop.call_later(_LAST_WORDS, self._bury, looks - 1)
+        elif self._release():
             self.kill()
             code = self._process.wait()
             self._discard()
