@@ -23,6 +23,9 @@ __all__ = ["ProcessClient"]
 
 _log = logging.getLogger(__name__)
 
+_LOOK = 0.25
+"""Seconds between two looks at the engine's silence. Silence is the looks that found no beat: where this process or the whole
+machine stood still, nobody listened, and nobody hangs."""
 _SILENCE = 2.0
 """Seconds without a beat after which the engine counts as hanging."""
 _STALL = 60.0
@@ -61,8 +64,7 @@ class ProcessClient(BaseClient):
         self._deaths: deque[float] = deque()
         self._restarts = 0
         self._background: set[asyncio.Task[None]] = set()
-        self._last_beat = 0.0
-        self._stalled = 0.0
+        self._silence = self._stalled = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -106,9 +108,8 @@ class ProcessClient(BaseClient):
             raise Overloaded(f"the engine is being restarted: {self._why}", retry_after=self._delay() + 1)
         if self._state != "ready":
             raise EngineDead(self._why)
-        silence = time.monotonic() - self._last_beat
-        if silence > _SILENCE:
-            raise EngineDead(f"the engine has not answered for {silence:.1f} s")
+        if self._silence > _SILENCE:
+            raise EngineDead(f"the engine has not answered for {self._silence:.1f} s")
 
     def _send(self, command: Command) -> None:
         if self._process is not None:
@@ -124,9 +125,9 @@ class ProcessClient(BaseClient):
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Beat):
-            self._last_beat, self._stalled = time.monotonic(), event.stalled
+            self._silence, self._stalled = 0.0, event.stalled
         elif isinstance(event, Ready):
-            self._engine, self._state, self._last_beat = event.info, "ready", time.monotonic()
+            self._engine, self._state, self._silence = event.info, "ready", 0.0
             if self._loaded is not None and not self._loaded.done():
                 self._loaded.set_result(None)
         elif isinstance(event, Loading):
@@ -174,12 +175,13 @@ class ProcessClient(BaseClient):
         self._why = f"the engine was given up after {_MOST_DEATHS} attempts: {self._why}"
 
     async def _watch(self) -> None:
-        """Ends a process that hangs, so that it is restarted."""
+        """Listens, and ends a process that hangs, so that it is restarted."""
         while True:
-            await asyncio.sleep(_KILL_AFTER / 10)
+            await asyncio.sleep(_LOOK)
+            self._silence += _LOOK
             if self._state == "ready" and self._process is not None:
                 self._process.drain()
-                if time.monotonic() - self._last_beat > _KILL_AFTER:
+                if self._silence > _KILL_AFTER:
                     self._last_words = EngineDead(f"the engine hung for {_KILL_AFTER:.0f} s")
                     self._process.kill()
 

@@ -1,13 +1,15 @@
 """An engine process without a model: `python engine_fake_process.py LINK PARENT`.
 
 The configured model's name says what it does: `fake`, `fake:slow` (20 ms a step), `fake:refuse` (a truncated file),
-`fake:crash` (an error that is none of ours), `fake:die` (no last word), `fake:lost` (the device is lost at step 5).
+`fake:crash` (an error that is none of ours), `fake:die` (no last word), `fake:lost` (the device is lost at step 5),
+`fake:forever` (loads without end).
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +32,8 @@ def build(config: Config, progress: Callable[[str, float], None]) -> FakeEngine:
         raise ZeroDivisionError("by zero")
     if kind == "die":
         os._exit(7)
+    if kind == "forever":
+        threading.Event().wait()
     lost = DeviceLost("fell off the bus") if kind == "lost" else None
     return make_engine(
         FakeRunner(

@@ -4,35 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from engine_fakes import ByteTokenizer, expected, make_request
 
 from headrace.config import Config, ModelConfig
+from headrace.engine import remote, spawn
 from headrace.engine.api import GenerateRequest
+from headrace.engine.launch import Launched, launch
 from headrace.engine.remote import ProcessClient
 from headrace.errors import CheckpointError, EngineDead, HeadraceError, InvalidRequest, Overloaded
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("engine_fake_process.py")))
-LONG = {"max_tokens": 1000, "seed": 0}
+LONG = {"max_tokens": 4000, "seed": 0}
+"""More than a slow engine gives in any test's time."""
 
 
-def make_client(model: str = "fake") -> ProcessClient:
-    return ProcessClient(Config(model=ModelConfig(model=model)), ByteTokenizer(), command=COMMAND)
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that the machine holds up is not given up; the tests of that say how long they wait."""
+    monkeypatch.setattr(remote, "_SILENCE", 600.0)
+    monkeypatch.setattr(remote, "_KILL_AFTER", 600.0)
+    monkeypatch.setattr("headrace.engine.client._STATS_TIMEOUT", 60.0)
+
+
+def make_client(
+    model: str = "fake", launched: Launched | None = None, progress: Callable[[str, float], None] | None = None
+) -> ProcessClient:
+    return ProcessClient(Config(model=ModelConfig(model=model)), ByteTokenizer(), progress, COMMAND, launched)
 
 
 @asynccontextmanager
-async def running(model: str = "fake") -> AsyncIterator[ProcessClient]:
-    client = make_client(model)
+async def running(model: str = "fake", launched: Launched | None = None) -> AsyncIterator[ProcessClient]:
+    client = make_client(model, launched)
     await client.start()
     pid = client.pid
     try:
@@ -41,6 +56,21 @@ async def running(model: str = "fake") -> AsyncIterator[ProcessClient]:
         await client.close()
     assert pid is not None
     assert not psutil.pid_exists(pid)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """`condition` may be a coroutine's function. Turns are counted: a machine that stands still takes none."""
+    for _ in range(3000):
+        if await found if inspect.isawaitable(found := condition()) else found:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("did not happen within a minute")
+
+
+async def beaten(client: ProcessClient) -> None:
+    """Until the engine is heard again, which ends its silence."""
+    client._silence = -1e6
+    await until(lambda: client._silence > -1e5)
 
 
 async def ids_of(client: ProcessClient, request: GenerateRequest) -> list[int]:
@@ -67,12 +97,15 @@ async def ill(client: ProcessClient) -> HeadraceError | None:
 
 async def answered_again(client: ProcessClient) -> None:
     """Try until the restarted engine answers, as clients do that heed Retry-After."""
-    deadline = time.monotonic() + 20
-    while (error := await refusal(client)) is not None:
-        assert isinstance(error, Overloaded)
-        assert 0 < error.retry_after < 60
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+
+    async def answered() -> bool:
+        error = await refusal(client)
+        if error is not None:
+            assert isinstance(error, Overloaded)
+            assert 0 < error.retry_after < 60
+        return error is None
+
+    await until(answered)
 
 
 def kill(client: ProcessClient, number: int) -> None:
@@ -99,7 +132,7 @@ def test_requests_stats_and_close() -> None:
 
 
 def test_nobody_else_can_connect() -> None:
-    """Both ends of the link were made by one process; neither has a name, or a port."""
+    """Both ends of the link were made by one process; neither has a name or a port."""
 
     async def main() -> None:
         async with running() as client:
@@ -107,6 +140,26 @@ def test_nobody_else_can_connect() -> None:
                 found = process.net_connections("all")
                 assert not [one for one in found if one.status == "LISTEN"]
                 assert not [one for one in found if "headrace" in str(one.laddr)]
+
+    asyncio.run(main())
+
+
+def test_one_that_loads_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not listen yet: who closes it does not wait."""
+    monkeypatch.setattr(spawn, "_EXIT_TIMEOUT", 600.0)
+    stages: list[str] = []
+
+    async def main() -> None:
+        with launch(COMMAND) as launched:
+            client = make_client("fake:forever", launched, lambda stage, done: stages.append(stage))
+            loading = asyncio.create_task(client.start())
+            try:
+                await until(lambda: "weights" in stages)
+                assert not loading.done()
+            finally:
+                await asyncio.wait_for(client.close(), 60)
+                loading.cancel()
+            assert not psutil.pid_exists(launched.process.pid)
 
     asyncio.run(main())
 
@@ -125,21 +178,32 @@ def test_what_nobody_closes_is_ended_by_the_collector() -> None:
     assert not psutil.pid_exists(pids[0])
 
 
-def test_kill_fails_what_runs_and_the_next_request_is_answered() -> None:
+def test_kill_fails_what_runs_and_the_next_request_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    restart, refused = ProcessClient._restart, asyncio.Event()
+
+    async def later(client: ProcessClient) -> None:
+        await refused.wait()
+        await restart(client)
+
+    monkeypatch.setattr(ProcessClient, "_restart", later)
+
     async def main() -> None:
         async with running("fake:slow") as client:
             tasks = [asyncio.create_task(ids_of(client, make_request("hey", id=f"r{i}", **LONG))) for i in range(5)]
-            await asyncio.sleep(0.2)
-            start = time.monotonic()
+
+            async def all_run() -> bool:
+                return (await client.stats()).scheduler.running == 5
+
+            await until(all_run)
             kill(client, signal.SIGKILL)
-            found = await asyncio.gather(*tasks, return_exceptions=True)
-            assert time.monotonic() - start < 1
+            found = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
             assert [type(error) for error in found] == [EngineDead] * 5
             assert "signal 9" in str(found[0])
             with pytest.raises(HeadraceError):
                 await client.check_health()
             with pytest.raises(Overloaded, match="restarted"):
                 await ids_of(client, make_request("hey"))
+            refused.set()
             await answered_again(client)
             assert (await client.stats()).restarts == 1
             await client.check_health()
@@ -156,35 +220,55 @@ def test_a_lost_device_restarts_the_engine() -> None:
     asyncio.run(main())
 
 
-def test_a_stopped_engine_is_unhealthy_within_seconds_and_recovers() -> None:
+def test_a_stopped_engine_is_unhealthy_within_seconds_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with running() as client:
+            monkeypatch.setattr(remote, "_SILENCE", 2.0)
             kill(client, signal.SIGSTOP)
-            start = time.monotonic()
-            while (error := await ill(client)) is None:
-                assert time.monotonic() - start < 4
-                await asyncio.sleep(0.05)
+            await until(lambda: ill(client))
+            error = await ill(client)
             assert isinstance(error, EngineDead)
             assert "not answered" in str(error)
             assert isinstance(await refusal(client), EngineDead)
             kill(client, signal.SIGCONT)
-            await asyncio.sleep(0.7)
+            await beaten(client)
             await client.check_health()
+            monkeypatch.setattr(remote, "_SILENCE", 600.0)
             assert await ids_of(client, make_request("hey", max_tokens=5, seed=0)) == expected(tuple(b"hey"), 5)
 
     asyncio.run(main())
 
 
-def test_an_engine_that_hangs_for_long_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.engine.remote._KILL_AFTER", 1.5)
+def test_only_silence_that_was_listened_to_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stood still for longer than an engine may be silent has heard no beat, and lost no engine."""
 
     async def main() -> None:
+        async with running() as client:
+            await beaten(client)
+            monkeypatch.setattr(remote, "_SILENCE", 0.5)
+            monkeypatch.setattr(remote, "_KILL_AFTER", 0.5)
+            kill(client, signal.SIGSTOP)
+            time.sleep(1.0)
+            await client.check_health()
+            kill(client, signal.SIGCONT)
+            monkeypatch.setattr(remote, "_SILENCE", 600.0)
+            monkeypatch.setattr(remote, "_KILL_AFTER", 600.0)
+            assert await refusal(client) is None
+            assert (await client.stats()).restarts == 0
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_hangs_for_long_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
         async with running("fake:slow") as client:
-            task = asyncio.create_task(ids_of(client, make_request("hey", **LONG)))
-            await asyncio.sleep(0.1)
+            stream = client.generate(make_request("hey", **LONG))
+            await anext(stream)
+            monkeypatch.setattr(remote, "_KILL_AFTER", 1.5)
             kill(client, signal.SIGSTOP)
             with pytest.raises(EngineDead, match="hung"):
-                await task
+                [output async for output in stream]
+            monkeypatch.setattr(remote, "_KILL_AFTER", 600.0)
             await answered_again(client)
 
     asyncio.run(main())
@@ -230,13 +314,21 @@ def test_the_engine_is_given_up_after_some_attempts(monkeypatch: pytest.MonkeyPa
         async with running() as client:
             client._command = (sys.executable, "-c", "raise SystemExit(3)")
             kill(client, signal.SIGKILL)
-            deadline = time.monotonic() + 10
-            while "given up" not in str(await ill(client)):
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.05)
+
+            async def given_up() -> bool:
+                return "given up" in str(await ill(client))
+
+            await until(given_up)
             assert isinstance(await refusal(client), EngineDead)
 
     asyncio.run(main())
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 ORPHAN = """
@@ -263,7 +355,4 @@ def test_nothing_outlives_the_parent(stopped: bool, tmp_path: Path, monkeypatch:
             os.kill(pid, signal.SIGSTOP)
         parent.kill()
     assert list(tmp_path.iterdir()) == []
-    deadline = time.monotonic() + 3
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "the engine is still there"
-        time.sleep(0.02)
+    asyncio.run(until(lambda: gone(pid)))
