@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import codecs
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from headrace.config import Config
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.api import GenerateRequest
 from headrace.engine.core_loop import EngineCore
+from headrace.engine.local import InProcessClient
 from headrace.engine.protocol import EngineInfo
 from headrace.types import NO_TOKEN, Delta, SamplingParams, StepPlan, StepResult, TokenLogprobs
 
@@ -123,6 +127,21 @@ class FakeRunner:
 
 
 @dataclass
+class HeldRunner(FakeRunner):
+    """Stands still once request `held` has come to its eighth token, until it is released: it is under way for as long as a test
+    wants it to be."""
+
+    held: str = "r"
+    go: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        ends = zip(plan.request_ids, plan.positions[plan.query_start[1:] - 1], strict=True)
+        if any(name.startswith(f"{self.held}#") and position >= 8 for name, position in ends):
+            assert self.go.wait(600)
+        return super().run(plan)
+
+
+@dataclass
 class FakeLaunched:
     runner: FakeRunner
     plan: StepPlan
@@ -164,6 +183,21 @@ def make_engine(runner: FakeRunner | None = None, **sizes: Any) -> FakeEngine:
     core = EngineCore(scheduler, runner, config.max_num_seqs, config.block_size)
     info = msgspec.structs.replace(INFO, max_model_len=config.max_model_len, num_blocks=config.num_blocks)
     return FakeEngine(core, info, runner, scheduler)
+
+
+@asynccontextmanager
+async def in_process(engine: FakeEngine | None = None) -> AsyncIterator[InProcessClient]:
+    """A client of it, and its end, whatever comes."""
+    made = engine or make_engine()
+    found = InProcessClient(Config(), ByteTokenizer(), build=lambda config, progress: made)
+    await found.start()
+    try:
+        yield found
+    finally:
+        if isinstance(made.runner, HeldRunner):
+            made.runner.go.set()
+        await found.close()
+    assert made.closed
 
 
 def expected(prompt: tuple[int, ...], count: int, seed: int = 0, vocab: int = 256) -> list[int]:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from engine_fakes import ByteTokenizer, FakeEngine, FakeRunner, expected, make_engine, make_request
+from engine_fakes import (
+    ByteTokenizer,
+    FakeEngine,
+    FakeRunner,
+    HeldRunner,
+    expected,
+    in_process,
+    make_engine,
+    make_request,
+)
 
 from headrace.config import Config
 from headrace.engine.api import GenerateRequest, Output, Usage
@@ -28,18 +36,6 @@ Test = Callable[[], Coroutine[Any, Any, None]]
 LONG = {"max_tokens": 100, "seed": 0}
 
 
-@asynccontextmanager
-async def client(engine: FakeEngine | None = None) -> AsyncIterator[InProcessClient]:
-    made = engine or make_engine()
-    found = InProcessClient(Config(), ByteTokenizer(), build=lambda config, progress: made)
-    await found.start()
-    try:
-        yield found
-    finally:
-        await found.close()
-    assert made.closed
-
-
 async def collect(client: InProcessClient, request: GenerateRequest) -> list[Output]:
     return [output async for output in client.generate(request)]
 
@@ -50,7 +46,7 @@ async def ids_of(client: InProcessClient, request: GenerateRequest) -> list[int]
 
 async def idle(client: InProcessClient) -> None:
     """The leak check."""
-    for _ in range(200):
+    for _ in range(6000):
         stats = (await client.stats()).scheduler
         if (stats.running, stats.waiting, stats.blocks_held) == (0, 0, 0):
             return
@@ -60,7 +56,7 @@ async def idle(client: InProcessClient) -> None:
 
 def test_one_request() -> None:
     async def main() -> None:
-        async with client() as c:
+        async with in_process() as c:
             outputs = await collect(c, make_request("hey", max_tokens=8, seed=3))
             assert [i for o in outputs for i in o.token_ids] == expected(tuple(b"hey"), 8, seed=3)
             assert outputs[-1].finish_reason == "length"
@@ -73,7 +69,7 @@ def test_one_request() -> None:
 
 def test_many_at_once_are_each_as_alone() -> None:
     async def main() -> None:
-        async with client() as c:
+        async with in_process() as c:
             prompts = [tuple(range(i, i + 3 + i % 7)) for i in range(40)]
             requests = [make_request(p, id=f"r{i}", max_tokens=12, seed=i) for i, p in enumerate(prompts)]
             found = await asyncio.gather(*(ids_of(c, r) for r in requests))
@@ -85,7 +81,7 @@ def test_many_at_once_are_each_as_alone() -> None:
 
 def test_choices_have_their_own_seeds() -> None:
     async def main() -> None:
-        async with client() as c:
+        async with in_process() as c:
             outputs = await collect(c, make_request("hey", n=5, max_tokens=6, seed=10))
             for index in range(5):
                 own = [o for o in outputs if o.index == index]
@@ -98,7 +94,7 @@ def test_choices_have_their_own_seeds() -> None:
 
 def test_a_seed_is_drawn_where_none_is_given() -> None:
     async def main() -> None:
-        async with client() as c:
+        async with in_process() as c:
             found = [tuple(await ids_of(c, make_request("hey", seed=None))) for _ in range(6)]
             assert len(set(found)) > 1
 
@@ -107,7 +103,7 @@ def test_a_seed_is_drawn_where_none_is_given() -> None:
 
 def test_the_stop_string_frees_the_blocks_at_once() -> None:
     async def main() -> None:
-        async with client(make_engine(FakeRunner(vocab=128), num_blocks=32)) as c:
+        async with in_process(make_engine(FakeRunner(vocab=128), num_blocks=32)) as c:
             whole = bytes(expected(tuple(b"hey"), 100, vocab=128)).decode()
             stop = whole[10:13]
             outputs = await collect(c, make_request("hey", stop=(stop,), **LONG))
@@ -129,7 +125,7 @@ def test_the_stop_string_frees_the_blocks_at_once() -> None:
 )
 def test_refusals_come_before_the_first_output(fields: dict[str, Any], error: type[Exception]) -> None:
     async def main() -> None:
-        async with client(make_engine(num_blocks=20)) as c:
+        async with in_process(make_engine(num_blocks=20)) as c:
             with pytest.raises(error):
                 await collect(c, make_request(**fields))
             assert await ids_of(c, make_request("hey", max_tokens=3, seed=0)) == expected(tuple(b"hey"), 3)
@@ -140,7 +136,7 @@ def test_refusals_come_before_the_first_output(fields: dict[str, Any], error: ty
 
 def test_a_full_queue() -> None:
     async def main() -> None:
-        async with client(make_engine(FakeRunner(delay=0.01), max_waiting=3)) as c:
+        async with in_process(make_engine(max_waiting=3)) as c:
             with pytest.raises(Overloaded):
                 await collect(c, make_request("hey", n=4))
             await idle(c)
@@ -150,12 +146,14 @@ def test_a_full_queue() -> None:
 
 def test_an_id_in_use() -> None:
     async def main() -> None:
-        async with client(make_engine(FakeRunner(delay=0.002))) as c:
+        runner = HeldRunner()
+        async with in_process(make_engine(runner)) as c:
             first = c.generate(make_request("hey", **LONG))
             await anext(first)
             with pytest.raises(InvalidRequest, match="'r'"):
                 await collect(c, make_request("hey"))
             await first.aclose()
+            runner.go.set()
             assert len(await ids_of(c, make_request("hey", max_tokens=3))) == 3
 
     asyncio.run(main())
@@ -163,7 +161,7 @@ def test_an_id_in_use() -> None:
 
 def test_prompt_alone_without_the_engine() -> None:
     async def main() -> None:
-        async with client() as c:
+        async with in_process() as c:
             outputs = await collect(c, make_request("hey", max_tokens=0, echo=True, n=2))
             assert [(o.index, o.text, o.finish_reason) for o in outputs] == [(0, "hey", "length"), (1, "hey", "length")]
             assert (await c.stats()).steps == 0
@@ -173,7 +171,7 @@ def test_prompt_alone_without_the_engine() -> None:
 
 def test_scored_prompt_of_the_whole_context() -> None:
     async def main() -> None:
-        async with client() as c:
+        async with in_process() as c:
             prompt = tuple(i % 200 for i in range(128))
             outputs = await collect(c, make_request(prompt, max_tokens=0, echo=True, prompt_logprobs=1, logprobs=1))
             (out,) = outputs
@@ -187,14 +185,16 @@ def test_scored_prompt_of_the_whole_context() -> None:
 
 def test_abort_ends_the_stream_and_no_other() -> None:
     async def main() -> None:
-        async with client(make_engine(FakeRunner(delay=0.002))) as c:
+        runner = HeldRunner(held="req-1")
+        async with in_process(make_engine(runner)) as c:
             other = asyncio.create_task(ids_of(c, make_request("hey", id="req-10", max_tokens=30, seed=0)))
             outputs = []
             async for output in c.generate(make_request("hey", id="req-1", **LONG)):
                 outputs.append(output)
-                if len(outputs) == 3:
+                if len(outputs) == 1:
                     await c.abort("req-1")
                     await c.abort("nobody")
+                    runner.go.set()
             assert outputs[-1].finish_reason == "abort"
             assert sum(len(o.token_ids) for o in outputs) < 100
             assert await other == expected(tuple(b"hey"), 30)
@@ -205,10 +205,12 @@ def test_abort_ends_the_stream_and_no_other() -> None:
 
 def test_closing_the_iterator_aborts() -> None:
     async def main() -> None:
-        async with client(make_engine(FakeRunner(delay=0.002))) as c:
+        runner = HeldRunner()
+        async with in_process(make_engine(runner)) as c:
             stream = c.generate(make_request("hey", n=3, **LONG))
             await anext(stream)
             await stream.aclose()
+            runner.go.set()
             await idle(c)
             assert (await c.stats()).steps < 50
 
@@ -218,7 +220,7 @@ def test_closing_the_iterator_aborts() -> None:
 def test_abort_storm_leaves_nothing_behind() -> None:
     async def main() -> None:
         engine = make_engine(FakeRunner(delay=0.0005), max_num_seqs=2, num_blocks=40)
-        async with client(engine) as c:
+        async with in_process(engine) as c:
 
             async def one(at: int) -> None:
                 request = make_request(tuple(range(at % 40 + 1)), id=f"s{at}", max_tokens=40, seed=0)
@@ -237,9 +239,11 @@ def test_abort_storm_leaves_nothing_behind() -> None:
 
 def test_a_slow_reader_gets_everything_and_holds_nobody_up() -> None:
     async def main() -> None:
-        async with client() as c:
+        runner = HeldRunner(held="slow")
+        async with in_process(make_engine(runner)) as c:
             slow = c.generate(make_request("slow", id="slow", **LONG))
             first = await anext(slow)
+            runner.go.set()
             assert await ids_of(c, make_request("hey", id="fast", **LONG)) == expected(tuple(b"hey"), 100)
             await idle(c)
             rest = [output async for output in slow]
@@ -254,7 +258,7 @@ def test_a_lost_device_fails_what_runs_and_what_comes() -> None:
         return DeviceLost("fell off the bus") if plan.step == 10 else None
 
     async def main() -> None:
-        async with client(make_engine(FakeRunner(fail=fail))) as c:
+        async with in_process(make_engine(FakeRunner(fail=fail))) as c:
             with pytest.raises(EngineDead, match="fell off the bus"):
                 await collect(c, make_request("hey", **LONG))
             with pytest.raises(EngineDead):
@@ -296,11 +300,13 @@ def test_progress_is_told() -> None:
 
 def test_close_ends_what_runs_and_is_harmless_twice() -> None:
     async def main() -> None:
-        async with client(make_engine(FakeRunner(delay=0.002))) as c:
-            task = asyncio.create_task(collect(c, make_request("hey", **LONG)))
-            await asyncio.sleep(0.02)
+        runner = HeldRunner()
+        async with in_process(make_engine(runner)) as c:
+            stream = c.generate(make_request("hey", **LONG))
+            await anext(stream)
+            runner.go.set()  # Nothing that it does from here on is seen before the client is closed.
             await c.close()
-            assert (await task)[-1].finish_reason == "abort"
+            assert [output.finish_reason async for output in stream][-1] == "abort"
             await c.close()
             with pytest.raises(EngineDead, match="closed"):
                 await collect(c, make_request("hey"))
@@ -315,7 +321,7 @@ def test_health_before_start_and_after() -> None:
             await fresh.check_health()
         with pytest.raises(EngineDead):
             _ = fresh.info
-        async with client() as c:
+        async with in_process() as c:
             await c.check_health()
             assert c.info.max_model_len == 128
             assert c.info.name == "smollm2"

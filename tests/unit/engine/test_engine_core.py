@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from engine_fakes import FakeEngine, FakeRunner, expected, make_engine
 
+from headrace.engine.core_loop import EngineCore
 from headrace.errors import ContextOverflow, DeviceLost, InvalidRequest, NeverFits, Overloaded, PlatformError
-from headrace.types import Delta, Request, SamplingParams, StepPlan
+from headrace.types import Delta, Request, SamplingParams, StepPlan, StepResult
 
 
 def request(id: str, prompt: tuple[int, ...] = (1, 2, 3), **params: object) -> Request:
@@ -159,7 +160,17 @@ def test_a_lost_device_ends_the_engine() -> None:
 
 
 def test_figures_of_a_busy_and_an_idle_engine() -> None:
-    engine = make_engine(FakeRunner(delay=0.005))
+    """By a clock that only the device's work moves: 5 ms a step."""
+    now = 100.0
+
+    class Slow(FakeRunner):
+        def run(self, plan: StepPlan) -> StepResult:
+            nonlocal now
+            now += 0.005
+            return super().run(plan)
+
+    engine = make_engine()
+    engine.core = EngineCore(engine.scheduler, Slow(), 8, 4, lambda: now)
     engine.core.add([request(f"r{i}", max_tokens=20) for i in range(4)])
     run(engine)
     stats = engine.core.stats()

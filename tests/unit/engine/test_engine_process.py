@@ -31,14 +31,6 @@ LONG = {"max_tokens": 4000, "seed": 0}
 """More than a slow engine gives in any test's time."""
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that the machine holds up is not given up; the tests of that say how long they wait."""
-    monkeypatch.setattr(remote, "_SILENCE", 600.0)
-    monkeypatch.setattr(remote, "_KILL_AFTER", 600.0)
-    monkeypatch.setattr("headrace.engine.client._STATS_TIMEOUT", 60.0)
-
-
 def make_client(
     model: str = "fake", launched: Launched | None = None, progress: Callable[[str, float], None] | None = None
 ) -> ProcessClient:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
-from engine_fakes import ByteTokenizer, FakeRunner, expected, make_engine, make_request
+from engine_fakes import HeldRunner, expected, in_process, make_engine, make_request
 
-from headrace.config import Config
-from headrace.engine.local import InProcessClient
 from headrace.engine.protocol import Abort, Add, Command, Deltas, Event, GetStats, Refused, Shutdown, StatsReply
 from headrace.engine.service import Pulse, serve
 from headrace.errors import EngineDead
-from headrace.types import Request, SamplingParams, StepPlan, StepResult
+from headrace.types import Request, SamplingParams
 
 
 def run(script: list[list[Command]]) -> tuple[list[Event], list[float]]:
@@ -78,31 +75,33 @@ def test_the_pulse_tells_how_long_the_loop_stands_still() -> None:
     assert pulse.stalled() == 0
 
 
-def test_a_step_that_never_ends_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.engine.local._STALL", 0.1)
-    release = threading.Event()
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("did not happen within a minute")
 
-    class Stuck(FakeRunner):
-        def run(self, plan: StepPlan) -> StepResult:
-            release.wait(10)
-            return super().run(plan)
+
+def test_a_step_that_never_ends_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = HeldRunner()
 
     async def main() -> None:
-        client = InProcessClient(Config(), ByteTokenizer(), build=lambda config, progress: make_engine(Stuck()))
-        await client.start()
-        await client.check_health()
-        stream = client.generate(make_request("hey", max_tokens=3))
-        task = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0.3)
-        with pytest.raises(EngineDead, match="not ended"):
+        async with in_process(make_engine(runner)) as client:
             await client.check_health()
-        with pytest.raises(EngineDead, match="answer"):
-            await client.stats()
-        release.set()
-        await task
-        await client.check_health()
-        await stream.aclose()
-        await client.close()
+            stream = client.generate(make_request("hey", max_tokens=20))
+            await anext(stream)
+            monkeypatch.setattr("headrace.engine.local._STALL", 0.1)
+            monkeypatch.setattr("headrace.engine.client._STATS_TIMEOUT", 0.1)
+            await until(lambda: client._pulse.stalled() > 0.1)
+            with pytest.raises(EngineDead, match="not ended"):
+                await client.check_health()
+            with pytest.raises(EngineDead, match="answer"):
+                await client.stats()
+            monkeypatch.setattr("headrace.engine.local._STALL", 600.0)
+            runner.go.set()
+            assert [output.finish_reason async for output in stream][-1] == "length"
+            await client.check_health()
 
     asyncio.run(main())
 
@@ -110,23 +109,21 @@ def test_a_step_that_never_ends_is_unhealthy(monkeypatch: pytest.MonkeyPatch) ->
 def test_many_slow_readers_hold_one_piece_each() -> None:
     async def main() -> None:
         engine = make_engine(num_blocks=2000, max_num_seqs=32, max_num_batched_tokens=64)
-        client = InProcessClient(Config(), ByteTokenizer(), build=lambda config, progress: engine)
-        await client.start()
-        streams = [
-            client.generate(make_request((at, 1), id=f"r{at}", max_tokens=120, seed=at, logprobs=1)) for at in range(32)
-        ]
-        firsts = [await anext(stream) for stream in streams]
-        quick = [o async for o in client.generate(make_request("hey", id="quick", max_tokens=100, seed=0))]
-        assert [i for o in quick for i in o.token_ids] == expected(tuple(b"hey"), 100)
-        while engine.core.has_work():
-            await asyncio.sleep(0.01)
-        await client.stats()
-        for at, stream in enumerate(streams):
-            rest = [output async for output in stream]
-            assert len(rest) <= 1
-            ids = [i for output in (firsts[at], *rest) for i in output.token_ids]
-            assert ids == expected((at, 1), 120, seed=at)
-            assert sum(len(output.logprobs or []) for output in (firsts[at], *rest)) == 120
-        await client.close()
+        async with in_process(engine) as client:
+            streams = [
+                client.generate(make_request((at, 1), id=f"r{at}", max_tokens=120, seed=at, logprobs=1))
+                for at in range(32)
+            ]
+            firsts = [await anext(stream) for stream in streams]
+            quick = [o async for o in client.generate(make_request("hey", id="quick", max_tokens=100, seed=0))]
+            assert [i for o in quick for i in o.token_ids] == expected(tuple(b"hey"), 100)
+            await until(lambda: not engine.core.has_work())
+            await client.stats()
+            for at, stream in enumerate(streams):
+                rest = [output async for output in stream]
+                assert len(rest) <= 1
+                ids = [i for output in (firsts[at], *rest) for i in output.token_ids]
+                assert ids == expected((at, 1), 120, seed=at)
+                assert sum(len(output.logprobs or []) for output in (firsts[at], *rest)) == 120
 
     asyncio.run(main())

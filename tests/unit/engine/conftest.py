@@ -1,0 +1,13 @@
+"""A machine that holds an engine up for a while makes no test fail: what gives an engine up takes minutes here."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of those limits set their own."""
+    monkeypatch.setattr("headrace.engine.remote._SILENCE", 600.0)
+    monkeypatch.setattr("headrace.engine.remote._KILL_AFTER", 600.0)
+    monkeypatch.setattr("headrace.engine.client._STATS_TIMEOUT", 600.0)
