@@ -61,7 +61,11 @@ class FakeClient:
     """Answers every prompt with `reply`, one byte a step, and remembers what it was asked."""
 
     reply: str = "Hello"
-    delay: float = 0.0
+    hold: int | None = None
+    """Tokens after which every stream stands still until `go`."""
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    held: int = 0
+    """Streams that have come so far."""
     refuse: Exception | None = None
     """Raised before the first output."""
     fail_after: int | None = None
@@ -89,7 +93,10 @@ class FakeClient:
             total = 0
             tokens = list(self.reply.encode())[: request.params.max_tokens]
             for step in range(len(tokens)):
-                await asyncio.sleep(self.delay)
+                await asyncio.sleep(0)
+                if step == self.hold:
+                    self.held += 1
+                    await self.go.wait()
                 if step == self.fail_after:
                     raise self.failure
                 for index in range(request.params.n):

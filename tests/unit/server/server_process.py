@@ -1,20 +1,36 @@
-"""A server process over the fake engine, for tests of signals: `python server_process.py PORT-FILE-DESCRIPTOR OPTIONS`."""
+"""A server process over the fake engine, for tests of signals: `python server_process.py OPTIONS`, JSON with `server`, `engine`,
+`first_prompt`, and `at_once`, the seconds between a second signal and a hard exit. An engine that is held goes on when standard
+input ends."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
+import threading
 
 from server_fakes import ByteTokenizer, FakeClient
 
 from headrace.config import Config
+from headrace.server import lifecycle
 from headrace.server.lifecycle import _bind, serve
+
+
+class Engine(FakeClient):
+    async def start(self) -> None:
+        threading.Thread(target=self._wait, args=(asyncio.get_running_loop(),), daemon=True).start()
+
+    def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        os.read(0, 1)
+        loop.call_soon_threadsafe(self.go.set)
+
 
 if __name__ == "__main__":
     options = json.loads(sys.argv[1])
     config = Config.model_validate({"server": {"port": 0, **options.get("server", {})}})
-    engine = FakeClient(**options.get("engine", {}))
+    engine = Engine(**options.get("engine", {}))
+    lifecycle._AT_ONCE = options.get("at_once", lifecycle._AT_ONCE)
     code = asyncio.run(serve(config, engine, ByteTokenizer(), _bind("127.0.0.1", 0), options.get("first_prompt")))
     print(f"stopped {engine.stopped}", flush=True)
     sys.exit(code)

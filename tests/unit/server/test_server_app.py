@@ -86,7 +86,7 @@ def test_health_of_an_engine_that_never_answers(monkeypatch):
     served = serve_fake()
 
     async def hang() -> None:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     monkeypatch.setattr("headrace.server.routes._HEALTH_TIMEOUT", 0.01)
     monkeypatch.setattr(served.engine, "check_health", hang)

@@ -199,7 +199,7 @@ def test_run_turns_failed_choices_into_errors(reason, status):
 
 def test_run_that_is_left_closes_every_prompt():
     async def main() -> None:
-        engine = FakeClient(reply="x" * 10, delay=0.001)
+        engine = FakeClient(reply="x" * 10, hold=3)
         run = Run(engine, jobs(1, 2, 3))
         outputs = run.outputs()
         async for _ in outputs:
@@ -213,7 +213,7 @@ def test_run_that_is_left_closes_every_prompt():
 
 def test_guard_stops_once_and_never_after_release():
     async def never() -> dict[str, str]:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return {}
 
     async def main() -> None:
@@ -222,10 +222,9 @@ def test_guard_stops_once_and_never_after_release():
             assert active == {guard}
             guard.stop(ClientGone())
             guard.stop(ShuttingDown())
-            try:
-                await asyncio.sleep(1)
-            except asyncio.CancelledError:
-                assert isinstance(guard.reason(), ClientGone)
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.sleep(300)
+            assert isinstance(guard.reason(), ClientGone)
             await asyncio.sleep(0)
         assert not active
         async with Guard(active, never) as guard:
@@ -253,7 +252,8 @@ def answer_with(status: int, body: bytes, prompt: str = "Hi") -> tuple[str, dict
         def log_message(self, *arguments: object) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.handle_request)
+        server.timeout = 300
+        thread = threading.Thread(target=server.handle_request, daemon=True)
         thread.start()
         out = io.StringIO()
         ask(f"http://127.0.0.1:{server.server_port}", "m", prompt, "k", out)
