@@ -170,8 +170,7 @@ struct Tile {
     void fetch(int64_t position, int64_t i, const uint32_t **keys, const uint32_t **values, float *ks, float *vs) {
         int64_t block = table[position / kv->block_size];
         if (block < 0 || block >= kv->blocks) block = 0;
-        int64_t group = hr_kv_group(kv, block, kv_head, position % kv->block_size);
-        int64_t offset = group * 16 * padded * kv->item;
+        int64_t within = position % kv->block_size, offset = hr_kv_group(kv, block, kv_head, within);
         uint32_t *room = m.panels + 2 * i * 16 * padded;
         keys[i] = panel_of(kv, kv->keys + offset, true, room);
         room += 16 * padded;
@@ -179,8 +178,9 @@ struct Tile {
         int64_t present = a->context_lens[seq] - position;
         if (present < 16) values[i] = clear_absent(values[i], padded, pairs, present, room);
         if (kv->key_scales) {
-            memcpy(ks + 16 * i, kv->key_scales + group * 16, 64);
-            memcpy(vs + 16 * i, kv->value_scales + group * 16, 64);
+            int64_t scales = hr_kv_scales(kv, block, kv_head, within);
+            memcpy(ks + 16 * i, kv->key_scales + scales, 64);
+            memcpy(vs + 16 * i, kv->value_scales + scales, 64);
         }
     }
 

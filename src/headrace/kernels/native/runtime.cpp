@@ -446,8 +446,9 @@ HR_EXPORT u64 hr_tape_times(hr_tape *tape, u64 *ns) {
 }
 
 typedef struct hr_copy_blocks_args {
-    char *const *buffers;    // [count], each indexed by block
+    char *const *buffers;    // [count], each block 0's
     const int64_t *bytes;    // [count], of a block
+    const int64_t *strides;  // [count], from block to block, in bytes
     const int64_t *pairs;    // [pairs][2]: source, destination
     int64_t count, num_pairs;
 } hr_copy_blocks_args;
@@ -462,9 +463,9 @@ HR_EXPORT void hr_copy_blocks(const void *args, hr_ctx *ctx) {
             return;
         }
         for (int64_t p = 0; p < a->num_pairs; p++)
-            memcpy(ctx->scratch + p * bytes, a->buffers[i] + a->pairs[2 * p] * bytes, (size_t)bytes);
+            memcpy(ctx->scratch + p * bytes, a->buffers[i] + a->pairs[2 * p] * a->strides[i], (size_t)bytes);
         for (int64_t p = 0; p < a->num_pairs; p++)
-            memcpy(a->buffers[i] + a->pairs[2 * p + 1] * bytes, ctx->scratch + p * bytes, (size_t)bytes);
+            memcpy(a->buffers[i] + a->pairs[2 * p + 1] * a->strides[i], ctx->scratch + p * bytes, (size_t)bytes);
     }
 }
 }

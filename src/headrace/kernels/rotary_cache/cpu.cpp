@@ -49,15 +49,16 @@ template <class T, class F> HR_INLINE void scatter(T *group, bool keys, bool pai
 
 // Store one token's head. Codes of int8 and e4m3 are x / scale, scale = amax / largest code.
 void store(const hr_kv *kv, bool keys, int64_t block, int64_t head, int64_t offset, const float *x) {
-    int64_t group = hr_kv_group(kv, block, head, offset), key = offset % 16, n = kv->dim, padded = kv->padded;
-    char *to = (keys ? kv->keys : kv->values) + group * 16 * padded * kv->item;
+    int64_t key = offset % 16, n = kv->dim, padded = kv->padded;
+    char *to = (keys ? kv->keys : kv->values) + hr_kv_group(kv, block, head, offset);
     if (kv->dtype == HR_F32) return scatter((float *)to, keys, false, padded, key, n, [&](int64_t i) { return x[i]; });
     if (kv->dtype == HR_F16)
         return scatter((uint16_t *)to, keys, false, padded, key, n, [&](int64_t i) { return to_f16(x[i]); });
     if (kv->dtype == HR_BF16)
         return scatter((uint16_t *)to, keys, true, padded, key, n, [&](int64_t i) { return to_bf16(x[i]); });
     float most = kv->dtype == HR_I8 ? 127.0f : 448.0f, scale = largest(x, n) / most, by = scale > 0.0f ? scale : 1.0f;
-    (keys ? kv->key_scales : kv->value_scales)[group * 16 + key] = scale;
+    char *scales = (keys ? kv->key_scales : kv->value_scales) + hr_kv_scales(kv, block, head, offset);
+    ((float *)scales)[key] = scale;
     auto clamp = [&](float y) { return y > most ? most : y < -most ? -most : y; };
     if (kv->dtype == HR_I8)
         scatter((int8_t *)to, keys, true, padded, key, n, [&](int64_t i) { return (int8_t)clamp(rintf(x[i] / by)); });

@@ -108,4 +108,4 @@ class SampleArgs(ctypes.Structure):
 
 
 class CopyBlocksArgs(ctypes.Structure):
-    _fields_ = _fields(_pointers("buffers", "bytes", "pairs"), _longs("count", "num_pairs"))
+    _fields_ = _fields(_pointers("buffers", "bytes", "strides", "pairs"), _longs("count", "num_pairs"))

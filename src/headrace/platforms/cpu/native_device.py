@@ -124,11 +124,12 @@ class NativeDevice(TorchDevice):
         stores = kv.stores()
         pointers = np.array([x.data_ptr() for x in stores], np.uint64)
         sizes = np.array([x[0].numel() * x.element_size() for x in stores], np.int64)
+        strides = np.array([x.stride(0) * x.element_size() for x in stores], np.int64)
         pairs = np.ascontiguousarray(np.array([src, dst], np.int64).T)
-        packed = CopyBlocksArgs(*(x.ctypes.data for x in (pointers, sizes, pairs)), len(stores), len(src))
+        packed = CopyBlocksArgs(*(x.ctypes.data for x in (pointers, sizes, strides, pairs)), len(stores), len(src))
         function = ctypes.cast(self.team.library.functions.hr_copy_blocks, ctypes.c_void_p).value
         assert function is not None
-        self.team.run_kernel(function, packed, keep=(kv, pointers, sizes, pairs))
+        self.team.run_kernel(function, packed, keep=(kv, pointers, sizes, strides, pairs))
         return kv
 
     def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:

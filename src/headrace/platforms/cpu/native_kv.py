@@ -17,7 +17,13 @@ __all__ = ["KVArgs", "Memory", "NativeKV"]
 Tensor = torch.Tensor
 GROUP = 16
 CODES = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "float8_e4m3": 4}
+_LINE, _PAGE = 64, 4096
 _NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python names from 3.13 on
+
+
+def _spread(size: int) -> int:
+    """No multiple of two pages where it is large: the same part of every block would else meet in a few sets of the cache."""
+    return size + _PAGE if size >= 16 * _PAGE and size % (2 * _PAGE) == 0 else size
 
 
 class KVArgs(ctypes.Structure):
@@ -29,6 +35,7 @@ class KVArgs(ctypes.Structure):
         ("key_scales", ctypes.c_void_p),
         ("value_scales", ctypes.c_void_p),
         ("blocks", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
         ("heads", ctypes.c_int32),
         ("dim", ctypes.c_int32),
         ("padded", ctypes.c_int32),
@@ -59,11 +66,19 @@ class Memory:
             return torch.empty(shape, dtype=dtype)
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset).view(shape)
 
+    def rows(self, offset: int, shape: tuple[int, int], stride: int, dtype: torch.dtype) -> Tensor:
+        """The same, with rows `stride` bytes apart."""
+        if not shape[0] * shape[1]:
+            return torch.empty(shape, dtype=dtype)
+        whole = torch.frombuffer(self._map, dtype=dtype, count=self.size // dtype.itemsize)
+        return whole.as_strided(shape, (stride // dtype.itemsize, 1), offset // dtype.itemsize)
+
 
 class NativeKV:
     """All layers' keys, values and scales as byte tensors; opaque to everyone but the native operators.
 
-    keys and values [num_blocks, heads * block_size * padded] elements, scales float32 [num_blocks, heads, block_size].
+    keys and values [num_blocks, heads * block_size * padded] elements, scales float32 [num_blocks, heads * block_size]. A block's
+    rows of all layers lie together.
     """
 
     def __init__(self, layout: KVLayout, num_blocks: int) -> None:
@@ -72,24 +87,24 @@ class NativeKV:
         self.layout, self.num_blocks = layout, num_blocks
         self.dtype = paged.DTYPES[layout.dtype]
         scaled = self.dtype.itemsize == 1
-        padded = [-(-l.head_dim // GROUP) * GROUP for l in layout.layers]
-        blocks = [l.num_kv_heads * layout.block_size * p for l, p in zip(layout.layers, padded, strict=True)]
-        sizes = [num_blocks * n * self.dtype.itemsize for n in blocks]
-        scale_sizes = [num_blocks * l.num_kv_heads * layout.block_size * 4 * scaled for l in layout.layers]
-        memory, at = Memory(2 * sum(sizes) + 2 * sum(scale_sizes) + 256 * len(blocks)), 0
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.key_scales: list[Tensor] = []
         self.value_scales: list[Tensor] = []
-        for count, size, scale_size in zip(blocks, sizes, scale_sizes, strict=True):
-            for store in (self.keys, self.values):
-                store.append(memory.tensor(at, (num_blocks, count), self.dtype))
-                at += -(-size // 64) * 64
-            if not scaled:
-                continue
-            for store in (self.key_scales, self.value_scales):
-                store.append(memory.tensor(at, (num_blocks, scale_size // 4 // num_blocks), torch.float32))
-                at += -(-scale_size // 64) * 64
+        parts: list[tuple[list[Tensor], int, int, torch.dtype]] = []
+        at = 0
+        for l in layout.layers:
+            tokens = l.num_kv_heads * layout.block_size
+            padded = -(-l.head_dim // GROUP) * GROUP
+            kinds = [(store, tokens * padded, self.dtype) for store in (self.keys, self.values)]
+            kinds += [(store, tokens, torch.float32) for store in (self.key_scales, self.value_scales) if scaled]
+            for store, count, dtype in kinds:
+                parts.append((store, at, count, dtype))
+                at += -(-count * dtype.itemsize // _LINE) * _LINE
+        self.stride = _spread(at)
+        memory = Memory(num_blocks * self.stride)
+        for store, offset, count, dtype in parts:
+            store.append(memory.rows(offset, (num_blocks, count), self.stride, dtype))
 
     def stores(self) -> list[Tensor]:
         """Everything that is indexed by block first."""
@@ -104,6 +119,7 @@ class NativeKV:
             key_scales=self.key_scales[layer].data_ptr() if scales else None,
             value_scales=self.value_scales[layer].data_ptr() if scales else None,
             blocks=self.num_blocks,
+            stride=self.stride,
             heads=shape.num_kv_heads,
             dim=shape.head_dim,
             padded=-(-shape.head_dim // GROUP) * GROUP,
