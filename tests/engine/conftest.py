@@ -10,6 +10,14 @@ import tiny_models
 from server_harness import CONTEXT, VOCAB, Server, make_model, running
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that holds an engine up for a while makes no test fail; `patient_server.py` says the same to servers."""
+    monkeypatch.setattr("headrace.engine.remote._SILENCE", 600.0)
+    monkeypatch.setattr("headrace.engine.remote._KILL_AFTER", 600.0)
+    monkeypatch.setattr("headrace.engine.client._STATS_TIMEOUT", 600.0)
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory: random Llama weights in float32, a byte tokenizer (ids 4 to 259) and a chat template."""

@@ -51,7 +51,7 @@ def logits(
             device.close()
 
     with ThreadPoolExecutor(size) as pool:
-        return [found.result(120) for found in [pool.submit(rank_main, rank) for rank in range(size)]]
+        return [found.result(300) for found in [pool.submit(rank_main, rank) for rank in range(size)]]
 
 
 def greedy(device: Device, decoder: Decoder, ids: list[int], steps: int) -> torch.Tensor:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,23 @@ VOCAB = 260
 CONTEXT = 512
 NAME = "tiny"
 _TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-_RUN = (
-    "import sys, pathlib; from headrace.config import Config; from headrace.server import run; "
-    "sys.exit(run(Config.model_validate_json(sys.argv[1]), pathlib.Path(sys.argv[2])))"
-)
+_SCRIPT = Path(__file__).with_name("patient_server.py")
+PATIENCE = 300.0
+"""Seconds; for what comes soon, unless the machine stands still."""
+
+
+def command(model: Path, config: dict[str, Any], **limits: Any) -> list[str]:
+    """What starts a server; see `patient_server.py`."""
+    return [sys.executable, str(_SCRIPT), str(model), json.dumps(config), json.dumps(limits)]
+
+
+def until(condition: Callable[[], object], what: Callable[[], object] = lambda: "") -> None:
+    """`what` says how things stand where it does not happen. Turns are counted: a machine that stands still takes none."""
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"did not happen within a minute {what()}")
 
 
 def make_model(directory: Path) -> None:
@@ -41,7 +56,13 @@ def make_model(directory: Path) -> None:
 
 
 class Server:
-    def __init__(self, model: Path, options: dict[str, dict[str, Any]] | None = None, **server: Any) -> None:
+    def __init__(
+        self,
+        model: Path,
+        options: dict[str, dict[str, Any]] | None = None,
+        limits: dict[str, float] | None = None,
+        **server: Any,
+    ) -> None:
         """`options` replace the configuration's sections, `server` adds to that of the server."""
         config = {
             "cache": {"num_blocks": 200},
@@ -50,13 +71,34 @@ class Server:
             "server": {"port": 0, "served_model_name": NAME, **server},
             **(options or {}),
         }
-        command = [sys.executable, "-c", _RUN, json.dumps(config), str(model)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._slow = model.with_name(f"{model.name}-slow-{secrets.token_hex(4)}")
+        self.process = subprocess.Popen(
+            command(model, config, slow=str(self._slow), **(limits or {})), stdout=subprocess.PIPE, text=True
+        )
+
+    def started(self) -> None:
         assert self.process.stdout is not None
         match = re.search(r"http://127\.0\.0\.1:\d+", self.process.stdout.readline())
         assert match, "the server did not start"
         self.url = match[0]
-        self.http = httpx.Client(base_url=self.url, timeout=30)
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE)
+
+    def end(self) -> None:
+        """Of all its processes, whatever state they are in."""
+        family = [psutil.Process(self.process.pid)] if self.process.poll() is None else []
+        for process in family + [child for one in family for child in one.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.communicate()
+
+    @contextmanager
+    def slow(self) -> Iterator[None]:
+        """Four steps a second in here, until the engine is another: what is asked for goes on for as long as a test needs it."""
+        self._slow.touch()
+        try:
+            yield
+        finally:
+            self._slow.unlink()
 
     @property
     def engine(self) -> psutil.Process:
@@ -69,7 +111,7 @@ class Server:
     def lines(self, **body: Any) -> Iterator[str]:
         """A streamed completion's lines."""
         request = {"model": NAME, "prompt": "Hello", "temperature": 0, "stream": True, "ignore_eos": True, **body}
-        with httpx.stream("POST", f"{self.url}/v1/completions", json=request, timeout=30) as response:
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=request, timeout=PATIENCE) as response:
             assert response.status_code == 200, response.read()
             yield from (line for line in response.iter_lines() if line)
 
@@ -79,16 +121,16 @@ class Server:
 
 
 @contextmanager
-def running(model: Path, options: dict[str, dict[str, Any]] | None = None, **server: Any) -> Iterator[Server]:
-    served = Server(model, options, **server)
+def running(
+    model: Path,
+    options: dict[str, dict[str, Any]] | None = None,
+    limits: dict[str, float] | None = None,
+    **server: Any,
+) -> Iterator[Server]:
+    served = Server(model, options, limits, **server)
     try:
-        yield served
+        served.started()
+        with served.http:
+            yield served
     finally:
-        family = (
-            [psutil.Process(served.process.pid), *psutil.Process(served.process.pid).children(recursive=True)]
-            if (served.process.poll() is None)
-            else []
-        )
-        for process in family:
-            process.kill()
-        served.process.communicate()
+        served.end()

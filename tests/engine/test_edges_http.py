@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from server_harness import Server
+from server_harness import PATIENCE, Server
 
 import headrace
 
@@ -23,7 +23,7 @@ def port(server: Server) -> int:
 
 def exchange(server: Server, data: bytes) -> tuple[int, dict[str, str], bytes]:
     """Send bytes, read until the server closes: status, headers, and the body as it came over the wire."""
-    with socket.create_connection(("127.0.0.1", port(server)), 10) as connection:
+    with socket.create_connection(("127.0.0.1", port(server)), PATIENCE) as connection:
         received = b""
         try:
             connection.sendall(data)
@@ -99,7 +99,7 @@ def test_headers_without_end_are_refused(narrow, line):
 def test_what_is_no_http_ends_the_stream_before_it(narrow):
     kept = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
     raw = request(kept, max_tokens=200, stream=True) + b"\x00" * 100
-    with socket.create_connection(("127.0.0.1", port(narrow)), 10) as connection:
+    with socket.create_connection(("127.0.0.1", port(narrow)), PATIENCE) as connection:
         connection.sendall(raw)
         received = b""
         while piece := connection.recv(65536):

@@ -219,7 +219,7 @@ def test_reading_slowly_changes_nothing(tiny_llama: Path, wanted: list[Answer]) 
             pieces = [await anext(stream)]
             await answer(client, request(random_prompt(20, VOCAB), "other", max_tokens=60))
             pieces += [piece async for piece in stream]
-            assert len(pieces) == 2
+            assert 1 <= len(pieces) <= 2
             assert "".join(piece.text for piece in pieces) == wanted[4].text
             assert [i for piece in pieces for i in piece.token_ids] == wanted[4].ids
             assert [e for piece in pieces for e in piece.logprobs or []] == wanted[4].logprobs

@@ -61,7 +61,7 @@ def logits(path: Path, directory: Path, size: int = 2, **model: Any) -> list[tor
             loaded.close()
 
     with ThreadPoolExecutor(size) as pool:
-        return [found.result(120) for found in [pool.submit(rank_main, rank) for rank in range(size)]]
+        return [found.result(300) for found in [pool.submit(rank_main, rank) for rank in range(size)]]
 
 
 @pytest.mark.parametrize(

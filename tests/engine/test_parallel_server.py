@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from server_harness import Server, make_model, running
+from server_harness import Server, make_model, running, until
 
 from headrace.platforms.cpu.native import missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 PARALLEL = {"parallel": {"tensor_parallel_size": 2}}
-
-
-def until(what: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def rank_of(server: Server) -> psutil.Process:

@@ -20,6 +20,13 @@ from headrace.engine.catalogue import cached_path
 
 pytestmark = pytest.mark.real_model
 REQUESTS, AT_ONCE = 1000, 32
+PATIENCE = 300.0
+"""Seconds; for what comes soon, unless the machine stands still."""
+PATIENT = (
+    "import sys; from headrace.cli.main import main; from headrace.engine import client, remote; "
+    "remote._SILENCE = remote._KILL_AFTER = client._STATS_TIMEOUT = 300.0; sys.exit(main())"
+)
+"""The command, with an engine that the machine may hold up."""
 TOPICS = ["rivers", "mills", "wheels", "rain", "bread", "clocks", "ships", "bees", "snow", "glass"]
 
 
@@ -29,21 +36,25 @@ class Running:
     process: subprocess.Popen[str]
 
     def gauges(self) -> dict[str, float]:
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        lines = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text.splitlines()
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     cached_path("smollm2")
-    command = [sys.executable, "-m", "headrace", "serve", "smollm2", "--port", "0", "--max-model-len", "2048"]
+    command = [sys.executable, "-c", PATIENT, "serve", "smollm2", "--port", "0", "--max-model-len", "2048"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    found = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
-    assert found, "the server did not start"
-    yield Running(found[0], process)
-    process.terminate()
-    assert process.wait(timeout=60) == 0
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
+        assert found, "the server did not start"
+        yield Running(found[0], process)
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 async def one_chat(client: openai.AsyncOpenAI, number: int) -> int:
@@ -94,9 +105,8 @@ async def all_of_them(url: str) -> list[int]:
 
 
 def settled(server: Running) -> dict[str, float]:
-    """The gauges once nothing runs; two seconds are allowed."""
-    deadline = time.monotonic() + 2
-    while time.monotonic() < deadline:
+    """The gauges once nothing runs; a minute's turns are allowed."""
+    for _ in range(1200):
         gauges = server.gauges()
         if not gauges["headrace_requests_running"] + gauges["headrace_requests_waiting"]:
             return gauges

@@ -1,4 +1,4 @@
-"""One rank of a world: checks every collective and prints `ok`. Arguments: kind, rank, rendezvous.
+"""One rank of a world: checks every collective and prints `ok`. Arguments: kind, rank, rendezvous, and where memory is shared.
 
 `kind` is `host` (gloo and shared memory, in one process) or a platform's name, whose own collectives are then checked.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from headrace.errors import PlatformError
+from headrace.platforms.cpu import shm_communicator
 from headrace.platforms.cpu.shm_communicator import ShmCommunicator, connect
 from headrace.platforms.interface import Communicator
 from headrace.platforms.torch_communicator import TorchCommunicator, World
@@ -72,7 +74,7 @@ def many_in_a_row(group: Communicator, rank: int) -> None:
 
 
 def host(rank: int, rendezvous: str) -> None:
-    world = World(rank, SIZE, rendezvous, timeout=20)
+    world = World(rank, SIZE, rendezvous, timeout=300)
     gloo = world.communicator([0, 1], "gloo")
     assert isinstance(gloo, TorchCommunicator)
     check_all(gloo, rank)
@@ -96,9 +98,10 @@ def mismatch(shared: Communicator, rank: int) -> None:
 
 def leave(world: World, rank: int) -> None:
     """Rank 1 goes; rank 0 is told."""
-    world.timeout = 1.0
     shared, gloo = connect(world, [0, 1]), world.communicator([0, 1], "gloo")
     if rank == 0:
+        assert isinstance(shared, ShmCommunicator)
+        shared._segment._timeout = 1.0
         refused(lambda: shared.all_reduce(torch.zeros(4)), "rank 1 has not come for 1 s")
         refused(lambda: gloo.all_reduce(torch.zeros(4)), "all_reduce: rank 0 of 2")
     world.close()
@@ -121,6 +124,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     kind, rank_, meeting = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     if kind == "host":
+        shm_communicator._FOLDER = Path(sys.argv[4])
         host(rank_, meeting)
     else:
         platform(kind, rank_, meeting)

@@ -26,6 +26,9 @@ from headrace.platforms.cpu.shm_communicator import Segment, ShmCommunicator
 from headrace.platforms.torch_communicator import TorchCommunicator, World
 from headrace.types import COLLECTIVES
 
+PATIENCE = 300.0
+"""Seconds; for what comes soon, unless the machine stands still."""
+
 
 def free_port() -> int:
     with socket.socket() as made:
@@ -33,33 +36,40 @@ def free_port() -> int:
         return int(made.getsockname()[1])
 
 
-def ranks(kind: str, rendezvous: str) -> list[str]:
+def ranks(kind: str, rendezvous: str, folder: Path) -> list[str]:
     """The last line that each of two ranks prints."""
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, rank_main.__file__, kind]
     made = [
         subprocess.Popen(
-            [*command, str(rank), rendezvous], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
+            [sys.executable, rank_main.__file__, kind, str(rank), rendezvous, str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environ,
         )
         for rank in range(2)
     ]
     try:
-        return [rank.communicate(timeout=120)[0].splitlines()[-1] for rank in made]
+        return [rank.communicate(timeout=PATIENCE)[0].splitlines()[-1] for rank in made]
     finally:
         for rank in made:
             rank.kill()
+            rank.communicate()
 
 
-def segments() -> set[str]:
-    folder = Path("/dev/shm")
-    return {path.name for path in folder.glob("headrace-*")} if folder.exists() else set()
+@pytest.fixture
+def segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where memory is shared: a folder that no other process of this machine uses, empty but while ranks meet."""
+    folder = tmp_path / "segments"
+    folder.mkdir()
+    monkeypatch.setattr(shm_communicator, "_FOLDER", folder)
+    return folder
 
 
 @pytest.mark.slow
-def test_two_processes_agree_over_gloo_and_shared_memory() -> None:
-    before = segments()
-    assert ranks("host", f"tcp://127.0.0.1:{free_port()}") == ["ok", "ok"]
-    assert segments() <= before, "a name is gone once all have attached"
+def test_two_processes_agree_over_gloo_and_shared_memory(segments: Path) -> None:
+    assert ranks("host", f"tcp://127.0.0.1:{free_port()}", segments) == ["ok", "ok"]
+    assert list(segments.iterdir()) == [], "a name is gone once all have attached"
 
 
 @pytest.mark.parametrize(
@@ -81,12 +91,12 @@ class Busy(World):
     """A rank that has connected but does not know it yet, while the other one could already go."""
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*args, timeout=20)
+        super().__init__(*args, timeout=PATIENCE)
         self.go = threading.Event()
 
     def _make(self, backend: str, store: Any, rank: int, size: int) -> Any:
         made = super()._make(backend, store, rank, size)
-        assert self.go.wait(60)
+        assert self.go.wait(PATIENCE)
         return made
 
 
@@ -105,29 +115,34 @@ class Slow:
         return getattr(self._store, name)
 
     def get(self, key: str) -> Any:
-        assert key != "decision" or self._go.wait(60)
+        assert key != "decision" or self._go.wait(PATIENCE)
         return self._store.get(key)
 
 
 def test_no_rank_leaves_before_all_are_connected(tmp_path: Path) -> None:
-    slow, quick = Busy(0, 2, f"file://{tmp_path}/meeting"), World(1, 2, f"file://{tmp_path}/meeting", timeout=20)
+    slow, quick = Busy(0, 2, f"file://{tmp_path}/meeting"), World(1, 2, f"file://{tmp_path}/meeting", timeout=PATIENCE)
     with ThreadPoolExecutor(2) as pool:
         first, second = (pool.submit(world.communicator, [0, 1], "gloo") for world in (slow, quick))
-        assert wait([second], 0.3).not_done
+        early = wait([second], 0.3)
         slow.go.set()
-        second.result(60)
+        assert early.not_done
+        second.result(PATIENCE)
         quick.close()
-        assert isinstance(first.result(60), TorchCommunicator)
+        assert isinstance(first.result(PATIENCE), TorchCommunicator)
     slow.close()
 
 
 def test_rank_0_keeps_the_store_until_all_know_of_the_memory(tmp_path: Path) -> None:
-    first, slow = World(0, 2, f"file://{tmp_path}/meeting", timeout=20), Unaware(1, 2, f"file://{tmp_path}/meeting")
+    first, slow = (
+        World(0, 2, f"file://{tmp_path}/meeting", timeout=PATIENCE),
+        Unaware(1, 2, f"file://{tmp_path}/meeting"),
+    )
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(shm_communicator.connect, world, [0, 1]) for world in (first, slow)]
-        assert wait(futures[:1], 0.3).not_done
+        early = wait(futures[:1], 0.3)
         slow.go.set()
-        assert all(isinstance(future.result(60), ShmCommunicator) for future in futures)
+        assert early.not_done
+        assert all(isinstance(future.result(PATIENCE), ShmCommunicator) for future in futures)
 
 
 def test_an_address_needs_a_port() -> None:
@@ -235,14 +250,14 @@ def test_where_memory_cannot_be_shared_gloo_serves_and_the_log_says_why(
     assert f"collectives over gloo: {said}" in caplog.text
 
 
-def segments_of(size: int, timeout: float = 20.0) -> list[Segment]:
+def segments_of(size: int, timeout: float = PATIENCE) -> list[Segment]:
     memory = mmap.mmap(-1, Segment.bytes(size))
     return [Segment(memory, rank, size, timeout) for rank in range(size)]
 
 
 def together(work: Callable[[int], Any], size: int) -> list[Any]:
     with ThreadPoolExecutor(size) as pool:
-        return [future.result(timeout=60) for future in [pool.submit(work, rank) for rank in range(size)]]
+        return [future.result(timeout=PATIENCE) for future in [pool.submit(work, rank) for rank in range(size)]]
 
 
 def test_three_ranks_share_what_is_larger_than_a_slot() -> None:
@@ -269,12 +284,11 @@ def test_a_rank_that_stays_away_or_differs_is_told() -> None:
         second.exchange(torch.zeros(2))
 
 
-def test_ranks_meet_and_the_name_of_their_memory_goes(tmp_path: Path) -> None:
-    before = segments()
-    worlds = [World(rank, 2, f"file://{tmp_path}/meeting", timeout=20) for rank in range(2)]
+def test_ranks_meet_and_the_name_of_their_memory_goes(tmp_path: Path, segments: Path) -> None:
+    worlds = [World(rank, 2, f"file://{tmp_path}/meeting", timeout=PATIENCE) for rank in range(2)]
     groups = together(lambda rank: shm_communicator.connect(worlds[rank], [0, 1]), 2)
     assert all(isinstance(group, ShmCommunicator) for group in groups)
-    assert segments() <= before
+    assert list(segments.iterdir()) == []
     found = together(lambda rank: groups[rank].broadcast(torch.tensor([rank]), 1), 2)
     assert [x.tolist() for x in found] == [[1], [1]]
     found = together(lambda rank: groups[rank].reduce_scatter(torch.tensor([rank, 5]), 0), 2)
@@ -284,38 +298,35 @@ def test_ranks_meet_and_the_name_of_their_memory_goes(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_does_not_see_the_memory_leads_all_to_gloo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, segments: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = segments()
     monkeypatch.setattr(shm_communicator, "_attach", lambda path: None)
-    worlds = [World(rank, 2, f"file://{tmp_path}/meeting", timeout=20) for rank in range(2)]
+    worlds = [World(rank, 2, f"file://{tmp_path}/meeting", timeout=PATIENCE) for rank in range(2)]
     groups = together(lambda rank: shm_communicator.connect(worlds[rank], [0, 1]), 2)
     assert all(isinstance(group, TorchCommunicator) for group in groups)
     assert caplog.text.count("not all ranks see one shared memory") == 2
-    assert segments() <= before
+    assert list(segments.iterdir()) == []
     for world in worlds:
         world.close()
 
 
-def test_ranks_that_do_not_come_leave_no_memory_behind(tmp_path: Path) -> None:
-    before = segments()
+def test_ranks_that_do_not_come_leave_no_memory_behind(tmp_path: Path, segments: Path) -> None:
     with pytest.raises(PlatformError, match="of 2 ranks not all have come within 0 s"):
         shm_communicator.connect(World(0, 2, f"file://{tmp_path}/meeting", timeout=0.1), [0, 1])
-    assert segments() <= before
+    assert list(segments.iterdir()) == []
 
 
 def test_memory_that_cannot_be_had_leads_to_gloo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, segments: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(handle: int, start: int, size: int) -> None:
         raise OSError("No space left on device")
 
-    before = segments()
     monkeypatch.setattr(shm_communicator.os, "posix_fallocate", full)
     group = shm_communicator.connect(World(0, 2, f"file://{tmp_path}/meeting"), [0])
     assert isinstance(group, TorchCommunicator)
     assert "No space left on device" in caplog.text
-    assert segments() <= before
+    assert list(segments.iterdir()) == []
 
 
 def test_a_segment_that_is_gone_cannot_be_attached(tmp_path: Path) -> None:

@@ -76,5 +76,5 @@ def test_the_mask_of_the_process_is_the_teams() -> None:
         "from headrace.platforms.cpu import native\nfrom headrace.platforms.cpu.native_team import Team\n"
         "print(Team(native.load()).threads)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "1\n"

@@ -72,7 +72,7 @@ launch(team, 3)
 
 def run(script: str, threads: int) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", START + script, str(threads)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("what", SCRIPTS)

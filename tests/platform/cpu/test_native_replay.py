@@ -31,7 +31,7 @@ def run(replay: Path, isa: str, *files: Path) -> subprocess.CompletedProcess[str
     library = native.find()
     assert library is not None
     command = [str(replay), str(library), isa, *map(str, files)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_generic_kernels_and_the_team_pass(replay: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def interpreter(*path: Path) -> Run:
     def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *arguments]
         return subprocess.run(
-            command, env=environment, cwd=cwd, check=False, timeout=120, capture_output=True, text=True
+            command, env=environment, cwd=cwd, check=False, timeout=600, capture_output=True, text=True
         )
 
     return run

@@ -228,7 +228,7 @@ def test_what_the_build_lacks_is_told(
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 1
     assert f"headrace-example: {words}" in done.stderr

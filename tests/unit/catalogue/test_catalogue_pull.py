@@ -203,15 +203,15 @@ class TestWheels:
 def _hold(path: Path, inside: object, leave: object) -> None:
     with fetching.locked(path, lambda: None):
         inside.set()  # type: ignore[attr-defined]
-        leave.wait(10)  # type: ignore[attr-defined]
+        leave.wait(300)  # type: ignore[attr-defined]
 
 
 def test_a_lock_is_between_processes_and_goes_with_its_holder(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
     inside, leave = context.Event(), context.Event()
-    holder = context.Process(target=_hold, args=(tmp_path / "lock", inside, leave))
+    holder = context.Process(target=_hold, args=(tmp_path / "lock", inside, leave), daemon=True)
     holder.start()
-    assert inside.wait(10)
+    assert inside.wait(300)
     waited: list[bool] = []
 
     def waiting() -> None:

@@ -39,7 +39,7 @@ def test_importing_probing_and_listing_loads_no_torch(name: str) -> None:
         f"import sys; from headrace.platforms import {name} as m; p, = m.headrace_platforms();"
         "p.probe(); p.devices(); import headrace.plugins; sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0
 
 
 def test_pyproject_names_the_in_tree_plugins(request: pytest.FixtureRequest) -> None:
