@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import AsyncIterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
 from server_fakes import FakeClient
@@ -144,7 +145,7 @@ def test_meter_spreads_the_time_over_a_pieces_tokens(monkeypatch):
     clock = iter([10.0, 13.0, 14.0])
     metrics = Metrics()
     meter = Meter(metrics, 9.0, choices=3)
-    monkeypatch.setattr("headrace.server.metrics.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("headrace.server.metrics.time", SimpleNamespace(monotonic=lambda: next(clock)))
     meter.note(Output(0, token_ids=[1]))
     meter.note(Output(0, token_ids=[2, 3, 4], finish_reason="stop"))
     meter.close(Usage(2, 4, 1), "abort")
