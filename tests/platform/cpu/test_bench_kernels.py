@@ -24,9 +24,9 @@ def team() -> Iterator[Team]:
 
 def test_limits_are_plausible(team: Team) -> None:
     limits = measure_team(team, cold=1 << 20)
-    assert limits.read > 1e8
-    assert limits.float32 > 1e8
-    assert all(limits.arithmetic(kind) > 1e8 for kind in ("bfloat16", "int8"))
+    assert limits.read > 1e6
+    assert limits.float32 > 1e6
+    assert all(limits.arithmetic(kind) > 1e6 for kind in ("bfloat16", "int8"))
 
 
 @pytest.mark.parametrize("name", bench.FORMATS)
