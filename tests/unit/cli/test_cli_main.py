@@ -113,13 +113,12 @@ def test_a_bug_is_not_hidden(verb: Callable[..., None]) -> None:
 
 def test_a_reader_that_leaves_is_no_error() -> None:
     program = "import sys; from headrace.cli.main import main; sys.exit(main(['models', '--json']))"
-    pipe = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert pipe.stdout is not None
-    assert pipe.stderr is not None
-    pipe.stdout.close()
-    assert "Traceback" not in pipe.stderr.read()
-    pipe.stderr.close()
-    pipe.wait()
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as pipe:
+        assert pipe.stdout is not None
+        assert pipe.stderr is not None
+        pipe.stdout.close()
+        assert "Traceback" not in pipe.stderr.read()
 
 
 @pytest.mark.parametrize(
