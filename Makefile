@@ -10,10 +10,11 @@ PROMPT ?= Write one sentence about rivers.
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml CMakeLists.txt constraints/cpu.txt $(wildcard src/headrace/kernels/*/cpu*.cpp src/headrace/kernels/*/cpu*.h src/headrace/kernels/native/*)
+$(STAMP): pyproject.toml CMakeLists.txt $(wildcard constraints/*.txt) $(wildcard src/headrace/kernels/*/cpu*.cpp src/headrace/kernels/*/cpu*.h src/headrace/kernels/native/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r constraints/triton.txt
 	touch $@
 
 run: $(STAMP)  ## fetch the default model, serve it, answer a first prompt in the terminal

@@ -14,7 +14,7 @@ venv=build/torch-$version
 [[ -x $venv/bin/python ]] || "${PYTHON:-python3}" -m venv "$venv"
 # In one call, so that nothing that comes later moves torch.
 "$venv/bin/pip" install --quiet --disable-pip-version-check "torch==$version" -e '.[dev]'
-"$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "$(grep '^triton==' constraints/cpu.txt)"
+"$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps -r constraints/triton.txt
 "$venv/bin/python" - "$version" <<'PYTHON'
 import sys, torch
 assert torch.__version__.split("+")[0] == sys.argv[1], torch.__version__

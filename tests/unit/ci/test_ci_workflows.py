@@ -99,6 +99,12 @@ def test_every_python_and_torch_that_is_promised_is_in_a_matrix() -> None:
     assert sorted(set(minors)) == [(first[0], minor) for minor in range(first[1], after[1])]
 
 
+def test_every_python_that_the_package_says_it_runs_on_runs_the_suite() -> None:
+    said = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT)
+    assert said == values(jobs()["test/suite"], "python")
+    assert {"3.10", said[-1]} == set(values(jobs()["test/torch"], "python"))
+
+
 def test_every_extra_is_installed_by_a_job() -> None:
     extras = PROJECT.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     names = set(re.findall(r"^([\w-]+) = \[", extras, re.MULTILINE)) - {"dev"}

@@ -1,0 +1,45 @@
+"""What the suite is held to can be installed: on every Python that is promised, and beside a torch that asks for its own Triton."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[3]
+PYTHONS = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+# Its first release without wheels for a Python that we promise.
+WITHOUT_WHEELS = {"3.10": "3.9.0"}
+
+
+def requirements(name: str) -> list[Requirement]:
+    lines = (ROOT / "constraints" / name).read_text().splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_every_python_gets_one_triton_that_has_wheels_for_it(python: str) -> None:
+    machine = {"python_version": python, "platform_system": "Linux", "platform_machine": "x86_64"}
+    (held,) = [one for one in requirements("triton.txt") if one.marker is None or one.marker.evaluate(machine)]
+    (version,) = [pin.version for pin in held.specifier]
+    assert held.name == "triton"
+    assert str(held.specifier) == f"=={version}"
+    assert version != WITHOUT_WHEELS.get(python)
+
+
+def test_no_triton_where_the_dev_extra_asks_for_none() -> None:
+    machine = {"python_version": "3.12", "platform_system": "Linux", "platform_machine": "aarch64"}
+    assert not [one for one in requirements("triton.txt") if one.marker is None or one.marker.evaluate(machine)]
+
+
+def test_nothing_that_torch_asks_for_itself_is_held_in_the_same_call() -> None:
+    """A build of torch with CUDA requires one exact Triton: a constraint to another leaves nothing to install."""
+    assert [one.name for one in requirements("cpu.txt")] == ["torch"]
+
+
+@pytest.mark.parametrize("name", ["Makefile", "ci/torch.sh"])
+def test_triton_is_held_after_the_dev_extra_and_without_dependencies(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert 0 < text.index("-e '.[dev]'") < text.index("--no-deps -r constraints/triton.txt")
