@@ -149,9 +149,14 @@ async def serve(
     stop = _Stop()
     with _signals(stop):
         try:
+            # Before the engine is waited for, which takes longer.
+            context = make_context(client, tokenizer, config)
+            server = _server_of(context)
+            # What start-up made stays for good: the collector need not look at it again, which keeps its pauses short.
+            gc.collect()
+            gc.freeze()
             if await _unless(stop.drain, client.start()):
-                context = make_context(client, tokenizer, config)
-                await _serve_until(stop, context, config, listener, began, first_prompt)
+                await _serve_until(stop, server, context, config, listener, began, first_prompt)
         finally:
             await _close(client, stop)
     return 0
@@ -170,10 +175,8 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
     return False
 
 
-async def _serve_until(
-    stop: _Stop, context: Context, config: Config, listener: socket.socket, began: float, first_prompt: str | None
-) -> None:
-    server = _Server(
+def _server_of(context: Context) -> _Server:
+    return _Server(
         uvicorn.Config(
             create_app_for(context),
             loop="none",
@@ -186,9 +189,17 @@ async def _serve_until(
             timeout_keep_alive=_KEEP_ALIVE,
         )
     )
-    # What start-up made stays for good: the collector need not look at it again, which keeps its pauses short.
-    gc.collect()
-    gc.freeze()
+
+
+async def _serve_until(
+    stop: _Stop,
+    server: _Server,
+    context: Context,
+    config: Config,
+    listener: socket.socket,
+    began: float,
+    first_prompt: str | None,
+) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await _until_started(server, serving)
     url = _url(config.server.host, listener.getsockname()[1])
