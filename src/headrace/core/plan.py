@@ -29,12 +29,13 @@ __all__ = ["Chunk", "Decodes", "Extras", "Launched", "build"]
 Ints = npt.NDArray[np.int32]
 NO_INTS: Ints = np.zeros(0, np.int32)
 NO_COPIES: Ints = np.zeros((0, 2), np.int32)
+_NEVER = np.iinfo(np.int32).max
 
 
 class Decodes:
-    """The sequences that compute one token each. Made anew when their set changes; a step only moves `positions` on."""
+    """The sequences that compute one token each. Made anew when their set changes; a step only moves them on."""
 
-    def __init__(self, seqs: list[Sequence], slots: Slots) -> None:
+    def __init__(self, seqs: list[Sequence], slots: Slots, block_size: int) -> None:
         self.seqs = seqs
         self.epochs = [seq.epoch for seq in seqs]
         self.slots: Ints = np.array([seq.slot for seq in seqs], np.int32)
@@ -52,9 +53,28 @@ class Decodes:
         self.special = [(i, own) for i, seq in enumerate(seqs) if (own := slots.constraints[seq.slot]) is not None]
         self.sampling = parameters(slots, self.index)
         self.sampling.num_logprobs = int(ints[LOGPROBS].max(initial=-1))
+        self._block_size = block_size
+        self.longest = int(self.positions.max(initial=-1))
+        """The last position that the next step computes."""
+        self.until_end = int((self.last - self.positions).min(initial=_NEVER))
+        """Steps until one of them has computed its last position; below 0, one has."""
+        self.until_start = self._until_start()
+        """Steps until one of them begins a block."""
 
     def __len__(self) -> int:
         return len(self.seqs)
+
+    def advance(self, positions: Ints) -> None:
+        """To the step behind the next, which computes `positions`."""
+        if not self.seqs:
+            return
+        self.positions = positions
+        self.longest += 1
+        self.until_end -= 1
+        self.until_start = self.until_start - 1 if self.until_start else self._until_start()
+
+    def _until_start(self) -> int:
+        return int((-self.positions % self._block_size).min(initial=_NEVER))
 
 
 @dataclass(slots=True)
@@ -95,6 +115,8 @@ class Launched:
     count: int
     offsets: Ints
     """[count]; where in its block each decode's token goes."""
+    fills: bool
+    """One of those is a block's last place."""
     chunks: list[Chunk]
 
 
@@ -124,6 +146,8 @@ def build(
     positions = decodes.positions
     blocks, offsets = np.divmod(positions, block_size)
     after = positions + 1
+    longest = max([decodes.longest + 1, *(chunk.end for chunk in chunks)])
+    decodes.advance(after)
     plan = StepPlan(
         step=step,
         token_ids=decodes.no_tokens,
@@ -143,15 +167,13 @@ def build(
         history_positions=NO_INTS,
         history_tokens=NO_INTS,
         request_ids=decodes.ids,
-        tag=Launched(decodes, len(decodes), offsets, chunks),
+        tag=Launched(decodes, len(decodes), offsets, decodes.until_start == 0, chunks),
     )
     if chunks:
         _add_chunks(plan, chunks, decodes, slots, table, block_size)
     if extras.history:
         _add_history(plan, extras.history)
-    width = -(-int(plan.context_lens.max()) // block_size)
-    plan.block_tables = table[plan.slots, :width]
-    decodes.positions = after
+    plan.block_tables = table[plan.slots, : -(-longest // block_size)]
     return plan
 
 

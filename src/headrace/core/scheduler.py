@@ -125,10 +125,11 @@ class Scheduler:
         for row, seq in enumerate(decodes.seqs):
             if seq.epoch == decodes.epochs[row]:
                 deltas.append(self._accept(seq, row, tokens[row], result))
-        for at in np.flatnonzero(launched.offsets == self.config.block_size - 1).tolist():
-            seq = decodes.seqs[at]
-            if seq.slot >= 0:
-                self._cache.settle(seq, self._committed)
+        if launched.fills:
+            for at in np.flatnonzero(launched.offsets == self.config.block_size - 1).tolist():
+                seq = decodes.seqs[at]
+                if seq.slot >= 0:
+                    self._cache.settle(seq, self._committed)
         for chunk in launched.chunks:
             if chunk.seq.epoch == chunk.epoch:
                 deltas.extend(self._commit_chunk(chunk, tokens, result))
@@ -196,16 +197,15 @@ class Scheduler:
         """Give every decode that starts a block one, preempting where there is none. Returns those that go on."""
         decodes = self._decodes
         if decodes is None:
-            decodes = self._decodes = Decodes(list(self._decoding), self._slots)
-        starts = decodes.positions % self.config.block_size == 0
-        if not starts.any():
+            decodes = self._decodes = Decodes(list(self._decoding), self._slots, self.config.block_size)
+        if decodes.until_start:
             return decodes
-        for at in np.flatnonzero(starts).tolist():
+        for at in np.flatnonzero(decodes.positions % self.config.block_size == 0).tolist():
             seq = decodes.seqs[at]
             while seq.slot >= 0 and not self._cache.grow(seq):
                 self._preempt(max(self._running.values(), key=_rank))
         if self._decodes is None:
-            self._decodes = Decodes(list(self._decoding), self._slots)
+            self._decodes = Decodes(list(self._decoding), self._slots, self.config.block_size)
         return self._decodes
 
     def _prefill(self, step: int, now: float, budget: int, chunks: list[Chunk], extras: Extras) -> None:
@@ -280,8 +280,8 @@ class Scheduler:
         """Move sequences between the lists, as if the plan had been executed."""
         if len(decodes):
             self._slots.computed[decodes.index] = decodes.positions
-            ended = decodes.positions > decodes.last
-            if ended.any():
+            if decodes.until_end < 0:
+                ended = decodes.positions > decodes.last
                 gone = {id(decodes.seqs[at]) for at in np.flatnonzero(ended).tolist()}
                 self._decoding = [seq for seq in self._decoding if id(seq) not in gone]
                 self._decodes = None

@@ -38,13 +38,12 @@ def plan_arrays(plan: StepPlan, vocab_size: int) -> dict[str, Array]:
     seqs = plan.num_seqs
     # A step of decodes alone: one token and one row a sequence.
     single = plan.row_seq is plan.rows and plan.num_tokens == plan.num_rows == seqs
-    counts = plan.query_start[1:] - plan.query_start[:-1]
     return {
         "sizes": _sizes(plan.num_tokens, seqs, plan.num_rows),
         "token_ids": plan.token_ids,
         "positions": plan.positions,
         "slot_mapping": plan.slot_mapping,
-        "token_seq": _count(seqs) if single else _count(seqs).repeat(counts),
+        "token_seq": _count(seqs) if single else _count(seqs).repeat(np.diff(plan.query_start)),
         "query_start": plan.query_start,
         "context_lens": plan.context_lens,
         "block_tables": plan.block_tables,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from headrace.errors import OutOfMemory, PlatformError
@@ -91,16 +92,20 @@ class NativeDevice(TorchDevice):
         functions["embedding"] = split_table(self._ops, matrices.embedding)
         self._table = {name: Bound(function, tag, packs.get(name)) for name, function in functions.items()}
 
+    def put(self, array: npt.NDArray[Any]) -> Tensor:
+        self._check_open()
+        return torch.from_numpy(array.copy())
+
     def get(self, tensor: Tensor) -> Pending:
         self._check_open()
-        source = tensor.detach()
+        source = tensor.detach() if tensor.requires_grad else tensor
         if source.dtype == torch.bfloat16 or not source.is_contiguous():
             self.wait()
             source = source.float() if source.dtype == torch.bfloat16 else source.contiguous()
-        array = np.empty(tuple(source.shape), str(source.dtype).removeprefix("torch."))
-        size = source.numel() * source.element_size()
-        ticket = self.team.run_copy(array.ctypes.data, source.data_ptr(), size, (source, array)) if size else 0
-        return TicketPending(self.team, ticket, array)
+        host = torch.empty_like(source)
+        size = source.nbytes
+        ticket = self.team.run_copy(host.data_ptr(), source.data_ptr(), size, (source, host)) if size else 0
+        return TicketPending(self.team, ticket, host.numpy())
 
     def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
         self._check_open()

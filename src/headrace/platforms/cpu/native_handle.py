@@ -23,13 +23,11 @@ class TeamHandle:
         self.kept: deque[tuple[int, Any]] = deque()
         self._functions = functions
         self._end = weakref.finalize(self, functions.hr_team_close, value)
-
-    @property
-    def closed(self) -> bool:
-        return not self._end.alive
+        self.closed = False
 
     def close(self) -> None:
         """Finish what was submitted and end the threads. Twice is harmless; in a forked process it ends nothing."""
+        self.closed = True
         self._end()
         self.kept.clear()
 

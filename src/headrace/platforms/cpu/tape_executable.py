@@ -30,6 +30,8 @@ _ROWS = frozenset(
     }
 )  # fmt: skip
 _BIASES = frozenset({"bias_row", "bias_token", "bias_value"})
+_SIZED = frozenset({"sizes", "bias_row", "block_tables"})
+"""Inputs that say how large a step is."""
 _MIN_BIASES = 1024
 
 
@@ -40,6 +42,8 @@ class _Recorded:
     inputs: dict[str, Tensor]
     """The tape's own buffers, and the persistent tensors themselves."""
     outputs: Mapping[str, Tensor]
+    addresses: dict[str, int]
+    """Of the buffers."""
     flexible: frozenset[str]
     """Inputs whose first dimension may be smaller than the buffer's."""
 
@@ -69,17 +73,18 @@ class TapeExecutable:
         changed = {name: tensor for name, tensor in inputs.items() if last.get(name) is not tensor}
         if tape is None or tape.kv is not kv or not self._fits(tape, inputs, changed):
             tape, changed = self._record(kv, inputs), dict(inputs)
-        sizes, count = self._sizes_of(inputs), 0
+        sizes = self._sizes if changed.keys().isdisjoint(_SIZED) else self._sizes_of(inputs)
+        count = 0
         for name, tensor in changed.items():
-            if name not in PERSISTENT and tensor.numel():
+            size = 0 if name in PERSISTENT else tensor.nbytes
+            if size:
                 copy = self._copies[count]
-                copy.dst, copy.src = tape.inputs[name].data_ptr(), tensor.data_ptr()
-                copy.bytes = tensor.numel() * tensor.element_size()
+                copy.dst, copy.src, copy.bytes = tape.addresses[name], tensor.data_ptr(), size
                 count += 1
         self._last = dict(inputs)
         keep = (tape, self._last)
         self._team.run_tape(tape.recorder.tape.handle, Sizes(*sizes), self._copies, count, keep)
-        if sizes != self._sizes or self._narrowed is None or "sizes" not in inputs:
+        if self._narrowed is None or sizes != self._sizes or "sizes" not in inputs:
             self._narrowed = {name: self._narrow(x, inputs) for name, x in tape.outputs.items()}
         self._sizes = sizes
         return kv, self._narrowed
@@ -153,8 +158,9 @@ class TapeExecutable:
         finally:
             self._swap(before)
         self._recorded(recorder.tape)
-        self._tape = _Recorded(recorder, kv, buffers, dict(outputs), frozenset(flexible))
-        self._last, self._narrowed = {}, None
+        addresses = {name: x.data_ptr() for name, x in buffers.items()}
+        self._tape = _Recorded(recorder, kv, buffers, dict(outputs), addresses, frozenset(flexible))
+        self._last, self._narrowed, self._sizes = {}, None, [0] * 5
         self._copies = (Copy * max(len(buffers), 1))()
         return self._tape
 
