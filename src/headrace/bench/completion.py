@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from headrace.bench.measure import Row
 from headrace.bench.workloads import Prompt
@@ -32,33 +32,55 @@ async def send(session: aiohttp.ClientSession, url: str, model: str, prompt: Pro
                 row.error = f"HTTP {response.status}: {(await response.text())[:300]}"
             else:
                 await _read(response, row)
-    except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as problem:
+    except (aiohttp.ClientError, asyncio.TimeoutError, OSError, msgspec.MsgspecError) as problem:
         row.error = f"{type(problem).__name__}: {problem}"
     row.close(time.perf_counter())
     return row
 
 
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    finish_reason: Any = None
+
+
+class _Event(msgspec.Struct):
+    """What is looked at. The load generator has its share of the machine that it measures: the rest is not even decoded."""
+
+    error: Any = None
+    usage: dict[str, Any] | None = None
+    choices: list[_Choice] | None = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
 async def _read(response: aiohttp.ClientResponse, row: Row) -> None:
-    async for raw in response.content:
-        if not raw.startswith(b"data:"):
-            continue
-        payload = raw[5:].strip()
-        if payload == b"[DONE]":
-            break
+    rest = b""
+    async for piece in response.content.iter_any():
         now = time.perf_counter()
-        event = json.loads(payload)
-        if event.get("error"):
-            row.error = str(event["error"])
-            return
-        _usage(event.get("usage"), row)
-        choices = event.get("choices")
-        if not choices or (choices[0].get("finish_reason") and not choices[0].get("text") and row.last is not None):
-            continue
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and not _take(line[5:].strip(), row, now):
+                return
+
+
+def _take(payload: bytes, row: Row, now: float) -> bool:
+    """False: nothing is to follow."""
+    if payload == b"[DONE]":
+        return False
+    event = _decode(payload)
+    if event.error:
+        row.error = str(event.error)
+        return False
+    if event.usage:
+        _usage(event.usage, row)
+    choice = event.choices[0] if event.choices else None
+    if choice is not None and (choice.text or not choice.finish_reason or row.last is None):
         row.piece(now)
+    return True
 
 
-def _usage(usage: dict[str, Any] | None, row: Row) -> None:
-    if usage:
-        row.output_tokens = usage.get("completion_tokens", 0)
-        row.prompt_tokens = usage.get("prompt_tokens", row.prompt_tokens)
-        row.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+def _usage(usage: dict[str, Any], row: Row) -> None:
+    row.output_tokens = usage.get("completion_tokens", 0)
+    row.prompt_tokens = usage.get("prompt_tokens", row.prompt_tokens)
+    row.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0

@@ -7,10 +7,10 @@ gauges. Memory and processor time are those of the server's processes where it r
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from typing import Any
 
+from headrace import event_loop
 from headrace.bench.load_options import add_load_options, load_encoder, target_seconds, turns
 from headrace.bench.processes import find_server
 from headrace.bench.report import add_outputs, publish
@@ -53,6 +53,6 @@ def run(args: argparse.Namespace) -> int:
         load = run_load(
             target, workload, encode, seed=seed, requests=args.requests, targets=target_seconds(args), pid=pid
         )
-        runs.append(asyncio.run(load))
+        runs.append(event_loop.run(load))
     publish(args, load_report(args.label, runs, {"endpoint": args.url, "model": args.model, "process": pid}))
     return 1 if any(r.summary.errors for r in runs) else 0

@@ -22,6 +22,7 @@ from typing import Any
 
 import uvicorn
 
+from headrace import event_loop
 from headrace.config import Config, read_environment
 from headrace.engine.api import EngineClient
 from headrace.engine.launch import Launched
@@ -58,7 +59,7 @@ def run(config: Config, model_path: Path, first_prompt: str | None = None, launc
     with contextlib.closing(_bind(config.server.host, config.server.port)) as listener, loading_bar() as progress:
         tokenizer = load_tokenizer(model_path, config.model.chat_template)
         client = ProcessClient(config, tokenizer, progress, launched=launched)
-        return _run_loop(_deaf_afterwards(serve(config, client, tokenizer, listener, first_prompt)))
+        return event_loop.run(_deaf_afterwards(serve(config, client, tokenizer, listener, first_prompt)))
 
 
 def _with_path(config: Config, model_path: Path) -> Config:
@@ -75,14 +76,6 @@ async def _deaf_afterwards(work: Coroutine[Any, Any, int]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     return code
-
-
-def _run_loop(main: Coroutine[Any, Any, int]) -> int:
-    try:
-        import uvloop
-    except ImportError:  # Windows has none.
-        return asyncio.run(main)
-    return uvloop.run(main)
 
 
 def _bind(host: str, port: int) -> socket.socket:

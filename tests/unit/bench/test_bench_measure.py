@@ -6,16 +6,19 @@ import asyncio
 import io
 import json
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from rich.console import Console
 
+from headrace.bench.completion import send
 from headrace.bench.measure import Row, percentile, summarize
 from headrace.bench.report import as_json, print_report, write_html
 from headrace.bench.runs import Run, load_report
 from headrace.bench.serve import Target, run_load
-from headrace.bench.workloads import WORKLOADS, Workload, build
+from headrace.bench.workloads import WORKLOADS, Prompt, Workload, build
 from headrace.errors import ConfigError
 
 SMALL = Workload("small", 6, 2, (4, 16), (2, 5))
@@ -90,6 +93,50 @@ async def completions(request: web.Request) -> web.StreamResponse:
     }
     await response.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n")
     return response
+
+
+async def in_pieces(request: web.Request) -> web.StreamResponse:
+    """Events as a network may deliver them, after a comment; `fail` ends with an error, `broken` with what is no JSON."""
+    body = await request.json()
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    events = [b": hello", *[b'data: {"choices":[{"text":"x","more":[1]}]}'] * 3]
+    events.append(b'data:{"choices":[{"text":"","finish_reason":"stop"}],"usage":{"completion_tokens":3}}')
+    events.append(body.get("last", "data: [DONE]").encode())
+    text = b"\r\n\r\n".join(events) + b"\r\n\r\n"
+    for start in range(0, len(text), 7):
+        await response.write(text[start : start + 7])
+    return response
+
+
+async def row_of(**extra: Any) -> Row:
+    app = web.Application()
+    app.router.add_post("/v1/completions", in_pieces)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        async with aiohttp.ClientSession() as session:
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            return await send(session, url, "m", Prompt((1, 2), 3), extra)
+    finally:
+        await runner.cleanup()
+
+
+def test_events_in_pieces_are_put_together() -> None:
+    row = asyncio.run(row_of())
+    assert (row.error, row.output_tokens, row.prompt_tokens, len(row.gaps)) == (None, 3, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("last", "error"), [('data: {"error":{"message":"no"}}', "{'message': 'no'}"), ("data: {oops", "DecodeError: JSON")]
+)
+def test_what_ends_in_an_error_says_so(last: str, error: str) -> None:
+    row = asyncio.run(row_of(last=last))
+    assert row.error is not None
+    assert error in row.error
+    assert row.ttft is not None
 
 
 async def metrics(_: web.Request) -> web.Response:
