@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -29,6 +30,13 @@ from headrace.server.lifecycle import _bind, _url, serve
 SCRIPT = Path(__file__).with_name("server_process.py")
 PATIENCE = 300.0
 """Seconds; for what comes at once, unless the machine stands still."""
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    """What `serve` keeps from the collector in a process of its own would be kept from it in this one."""
+    yield
+    gc.unfreeze()
 
 
 class Server:
