@@ -84,9 +84,10 @@ class Server:
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE)
 
     def end(self) -> None:
-        """Of all its processes, whatever state they are in."""
-        family = [psutil.Process(self.process.pid)] if self.process.poll() is None else []
-        for process in family + [child for one in family for child in one.children(recursive=True)]:
+        """Of all its processes: those that a server leaves behind end by themselves and clear up, unless they stand still."""
+        others = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
+        self.process.kill()
+        for process in psutil.wait_procs(others, 30)[1]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self.process.communicate()
