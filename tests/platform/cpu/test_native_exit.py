@@ -84,6 +84,8 @@ def test_ends_in_order_while(what: str) -> None:
 def test_a_fork_is_refused_and_exits() -> None:
     done = run(
         """
+import warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Python 3.12 and later
 team = Team(native.load(), threads)
 ticket = launch(team, 200)
 child = os.fork()
