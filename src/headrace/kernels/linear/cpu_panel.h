@@ -35,15 +35,19 @@ struct Rows {
     int64_t stride, count;
 };
 
-// Calls the tile with as many rows as it takes, then with half of that, down to one.
+// Calls the tile with as many rows as it takes, then with half of that, down to one. Tiles of one and two rows wait for their own
+// sums: where all the smaller ones would follow, a whole one is cheaper, over rows some of which it computes for a second time. (Products
+// of codes have other work to do meanwhile.)
 template <int R, class Tile> HR_INLINE void for_tiles_from(int64_t r, int64_t rows, const Tile &tile) {
     for (; r + R <= rows; r += R) tile.template run<R>(r);
+    if (Tile::TWICE && R > 2 && rows >= R && rows - r == R - 1) return tile.template run<R>(rows - R);
     if constexpr (R > 1) for_tiles_from<R / 2>(r, rows, tile);
 }
 template <class Tile> HR_INLINE void for_tiles(int64_t rows, const Tile &tile) { for_tiles_from<TILE>(0, rows, tile); }
 
 // `pair`: two prepared rows an output, added.
 template <class Codes, int Columns, bool Min> struct TileI8 {
+    static constexpr bool TWICE = false;
     Codes codes;
     Stream from;
     int64_t wide;
@@ -65,6 +69,7 @@ template <class Codes, int Columns, bool Min> struct TileI8 {
 };
 
 template <class Codes> struct TileI8Row {
+    static constexpr bool TWICE = false;
     Codes codes;
     Stream from;
     int64_t wide;
@@ -83,6 +88,7 @@ template <class Codes> struct TileI8Row {
 };
 
 struct TileBf16 {
+    static constexpr bool TWICE = true;  // rows may be computed twice
     const uint8_t *panel;
     int64_t pairs, panel_bytes;
     Rows in;
@@ -100,6 +106,7 @@ struct TileBf16 {
 
 // A chunk of E4M3 as bfloat16 pairs. Sums of earlier columns wait in the output: bare ones where there is one scale a row.
 struct TileF8 {
+    static constexpr bool TWICE = false;
     const uint8_t *w;
     int64_t begin, end, wide;
     bool last, stepped;
@@ -129,6 +136,7 @@ struct TileF8 {
 
 // Sums of earlier columns wait in the output.
 struct TileF32 {
+    static constexpr bool TWICE = false;
     const float *w;
     int64_t begin, columns;
     bool last;
