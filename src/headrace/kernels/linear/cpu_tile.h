@@ -18,14 +18,15 @@ struct Step {
 
 constexpr int AHEAD = 8192;  // bytes to prefetch
 
-// A panel's codes, and what follows them, to fetch the same of the next panel in time.
+// A panel's codes, and what follows them, to fetch the same of a later panel in time.
 struct Stream {
     const uint8_t *codes, *end, *next_tail;
     int64_t tail;  // bytes between the end of the codes and the next panel
+    int64_t jump;  // from codes to those of a later panel
 
     // Where to fetch when p is read.
     inline __attribute__((always_inline)) const uint8_t *ahead(const uint8_t *p) const {
-        return p + AHEAD < end ? p + AHEAD : p + AHEAD + tail;
+        return p + AHEAD < end ? p + AHEAD : p + jump;
     }
     inline __attribute__((always_inline)) void fetch_tail(int64_t step) const {
         if (step * 64 < tail) prefetch(next_tail + step * 64);
@@ -33,7 +34,10 @@ struct Stream {
 };
 
 HR_INLINE Stream stream_of(const hr_part *part, const uint8_t *panel, int64_t codes) {
-    return {panel, panel + codes, panel + part->panel_bytes + codes, part->panel_bytes - codes};
+    int64_t size = part->panel_bytes, tail = size - codes;
+    if (codes >= AHEAD) return {panel, panel + codes, panel + size + codes, tail, AHEAD + tail};
+    int64_t jump = (AHEAD + size - 1) / size * size;  // whole panels: less would leave out as many codes as it fetches tails twice
+    return {panel, panel, panel + jump + codes, tail, jump};
 }
 
 template <class Codes, int R, int J, int End>
