@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The suite on another version of torch, in an environment of its own, with the one Triton that the suite is held to: each torch
-# asks for another, and the interpreter of 3.5, which 2.9 asks for, does not run on the numpy of today. Compiled chips are ci/triton.sh's,
-# and real models the suite's own torch's, so both are left out.
+# The suite on another version of torch, in an environment of its own, with the Triton that the suite is held to on this Python: each
+# torch asks for another, and the interpreter of 3.5, which 2.9 asks for, does not run on the numpy of today. Compiled chips are
+# ci/triton.sh's, and real models the suite's own torch's, so both are left out.
 #
 # Usage: ci/torch.sh VERSION [pytest arguments, default: the whole suite]
 #   PYTHON=python3.12   the interpreter
-# The last line is pytest's.
+# The last line of the standard output is pytest's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=${1:?which version of torch, say 2.9.1}
