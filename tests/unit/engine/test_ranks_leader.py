@@ -106,6 +106,28 @@ def test_a_rank_without_its_first_ends_and_clears_up(tmp_path: Path) -> None:
     assert not meeting.exists()
 
 
+def test_a_rank_whose_words_were_not_read_ends_and_clears_up_too(tmp_path: Path) -> None:
+    """Rank 0 died before it had read them: its end is an error on the socket."""
+    meeting = tmp_path / "headrace-meeting"
+    meeting.mkdir()
+    code = (
+        "import queue, socket, sys; from headrace.engine.ranks.follower import _read; "
+        "link = socket.socket(fileno=int(sys.argv[1])); link.sendall(b'words'); _read(link, queue.SimpleQueue())"
+    )
+    here, there = socket.socketpair()
+    with there:
+        process = subprocess.Popen([sys.executable, "-c", code, str(there.fileno())], pass_fds=[there.fileno()])
+    try:
+        with here:
+            send(here, Start("{}", 1, 2, 0, f"file://{meeting}/meeting"))
+            assert here.recv(1, socket.MSG_PEEK) == b"w"
+        assert process.wait(600) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert not meeting.exists()
+
+
 def test_the_end_of_a_socket_is_no_message() -> None:
     here, there = socket.socketpair()
     with there:

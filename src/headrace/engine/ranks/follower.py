@@ -6,6 +6,7 @@ rank 0 is gone.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -16,6 +17,8 @@ import sys
 import threading
 from collections import deque
 from pathlib import Path
+
+import msgspec
 
 from headrace.config import read_environment
 from headrace.engine.protocol import to_wire
@@ -38,13 +41,17 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=read_environment().log_level.upper(), format="%(levelname)s rank: %(message)s")
     link = socket.socket(fileno=int(arguments[0]))
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(link, messages), name="messages", daemon=True).start()
+    reader = threading.Thread(target=_read, args=(link, messages), name="messages", daemon=True)
+    reader.start()
     try:
         _run(link, messages)
     except Exception as error:
         if not isinstance(error, HeadraceError):
             _log.exception("the rank ends")
-        send(link, Down(to_wire(error)))
+        try:
+            send(link, Down(to_wire(error)))
+        except OSError:  # Rank 0 is gone: the thread that reads sees it too, clears up and ends this process.
+            reader.join()
         return 1
     return 0
 
@@ -75,10 +82,12 @@ def follow(runner: Runner, messages: queue.SimpleQueue[Message]) -> None:
 def _read(link: socket.socket, messages: queue.SimpleQueue[Message]) -> None:
     """A thread: without rank 0 there is nobody to work for, and nobody else to clear up where the ranks met."""
     meeting: Path | None = None
-    while (message := receive(link)) is not None:
-        if isinstance(message, Start):
-            meeting = Path(message.rendezvous.removeprefix("file://")).parent
-        messages.put(message)
+    # What rank 0 has left unread makes its end an error here.
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        while (message := receive(link)) is not None:
+            if isinstance(message, Start):
+                meeting = Path(message.rendezvous.removeprefix("file://")).parent
+            messages.put(message)
     if meeting is not None:
         shutil.rmtree(meeting, ignore_errors=True)
     os._exit(0)
