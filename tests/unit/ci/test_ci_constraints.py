@@ -43,3 +43,12 @@ def test_nothing_that_torch_asks_for_itself_is_held_in_the_same_call() -> None:
 def test_triton_is_held_after_the_dev_extra_and_without_dependencies(name: str) -> None:
     text = (ROOT / name).read_text()
     assert 0 < text.index("-e '.[dev]'") < text.index("--no-deps -r constraints/triton.txt")
+
+
+def test_the_dev_extra_brings_what_builds_the_example_without_isolation() -> None:
+    """An environment of Python 3.10 or 3.11 begins with an older setuptools, which not every torch replaces."""
+    wanted = re.search(
+        r'requires = \["(setuptools.*)"\]', (ROOT / "examples" / "backend_plugin" / "pyproject.toml").read_text()
+    )
+    assert wanted
+    assert f'"{wanted[1]}"' in (ROOT / "pyproject.toml").read_text().partition("\ndev = [")[2].partition("]")[0]
