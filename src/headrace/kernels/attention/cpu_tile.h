@@ -2,7 +2,6 @@
 #ifndef HEADRACE_ATTENTION_TILE_H
 #define HEADRACE_ATTENTION_TILE_H
 #include "cpu_panel.h"
-#include "cpu_weights.h"
 
 struct attention_args {
     const float *q;  // [T, Hq d]
@@ -20,7 +19,7 @@ struct attention_args {
 namespace {
 
 typedef attention_args Args;
-constexpr int64_t SEGMENT = 256, GROUPS = SEGMENT / 16, TILE_ROWS = 48, BLOCK = 2 * MR, MAX_ROWS = TILE_ROWS + 16;
+constexpr int64_t SEGMENT = 256, GROUPS = SEGMENT / 16, TILE_ROWS = 48, BLOCK = 2 * MR, MAX_ROWS = TILE_ROWS + MR;
 constexpr float NOTHING = -1e30f;  // the maximum of a row that has seen no key: finite, so that differences are
 
 struct Scratch {
@@ -151,8 +150,8 @@ struct Tile {
             settle(begin, end_row, extras ? LOG2E : a->scale * LOG2E);
             for (int64_t r = begin; r < end_row; r++) {
                 const float *vs = scaled ? value_scales : nullptr;
-                if (extras) pairs ? weigh<true, HR_PAIRS>(r, g0, n, vs) : weigh<true, false>(r, g0, n, vs);
-                else pairs ? weigh<false, HR_PAIRS>(r, g0, n, vs) : weigh<false, false>(r, g0, n, vs);
+                if (extras) pairs ? weigh<true, HR_PAIRS>(r, n, vs) : weigh<true, false>(r, n, vs);
+                else pairs ? weigh<false, HR_PAIRS>(r, n, vs) : weigh<false, false>(r, n, vs);
             }
         }
         for (int64_t r = 0; r < rows; r += MR) {
@@ -206,31 +205,20 @@ struct Tile {
     // The maxima of rows [begin, end), and the factors that join this segment to those before. `unit`: from scores to exponents
     // of 2.
     void settle(int64_t begin, int64_t end, float unit) {
-        hmax_all(top + begin, end - begin, now + begin);
+        for (int64_t r = begin; r < end; r++) now[r] = hmax(top[r]) * unit;
         for (int64_t r = begin; r < end; r += W) {
-            vf high = vmax(vload_n(now + r, end - r) * vset(unit), vset(NOTHING));
-#if HR_PAIRS
-            if (pairs) high = vceil(high);
-#endif
-            vf before = vload_n(peak + r, end - r), next = vmax(high, before);
+            vf high = vmax(vload_n(now + r, end - r), vset(NOTHING)), before = vload_n(peak + r, end - r), next = vmax(high, before);
             vstore_n(now + r, high, end - r);
             vstore_n(keep + r, vexp2<5>(before - next), end - r);
             vstore_n(take + r, vexp2<5>(high - next), end - r);
             vstore_n(peak + r, next, end - r);
         }
     }
-    // Row r's scores with n groups from g0 on become weights: exp(score - maximum).
-    template <bool Extras, bool Pairs> void weigh(int64_t r, int64_t g0, int64_t n, const float *vs) {
-        const float *s = m.s + r * SEGMENT, unit = Extras ? LOG2E : a->scale * LOG2E;
+    // Row r's scores become weights: exp(score - maximum).
+    template <bool Extras, bool Pairs> void weigh(int64_t r, int64_t n, const float *vs) {
+        const float *s = m.s + r * SEGMENT;
         uint32_t *to = m.p + r * ldp;
-#if HR_PAIRS
-        if (Pairs && !(Extras && vs)) {
-            join(r, weigh_scores(s, 16 * n, unit, now[r], g0 % 2 != 0, (uint16_t *)to));
-            return;
-        }
-#endif
-        (void)g0;
-        vf shift = vset(-now[r]), factor = vset(unit), total = {};
+        vf shift = vset(-now[r]), factor = vset(Extras ? LOG2E : a->scale * LOG2E), total = {};
         for (int64_t i = 0; i < 16 * n; i += W) {
             vf x = vfma(vload(s + i), factor, shift);
             vf p = vexp2<Pairs ? 3 : 5>(x);  // bfloat16 keeps 8 bits of it
@@ -244,10 +232,8 @@ struct Tile {
 #endif
             vstore((float *)to + i, p);
         }
-        join(r, total);
+        sum[r] = vfma(sum[r], vset(keep[r]), total * vset(take[r]));
     }
-    // Row r's weights of a segment, summed lane by lane.
-    void join(int64_t r, vf total) { sum[r] = vfma(sum[r], vset(keep[r]), total * vset(take[r])); }
 
     inline __attribute__((always_inline)) vf adjusted(vf x, int64_t r, int64_t first, int64_t i, const float *ks) const {
         if (ks) x = x * vload(ks + i);

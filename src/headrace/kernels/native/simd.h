@@ -122,33 +122,6 @@ HR_INLINE float hmax(vf v) {
     return t[0];
 }
 
-#if defined(__AVX512F__)
-// Lane s of the result: the reduction of all lanes of v[s], for sixteen vectors at the price of four.
-template <class Op> HR_INLINE __m512i reduce_sixteen(const __m512i *v, Op op) {
-    __m512i pairs[8], fours[4], eights[2];
-    for (int i = 0; i < 8; i++)
-        pairs[i] = op(_mm512_unpacklo_epi32(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
-    for (int i = 0; i < 4; i++)
-        fours[i] = op(_mm512_unpacklo_epi64(pairs[2 * i], pairs[2 * i + 1]),
-                      _mm512_unpackhi_epi64(pairs[2 * i], pairs[2 * i + 1]));
-    for (int i = 0; i < 2; i++)
-        eights[i] = op(_mm512_shuffle_i32x4(fours[2 * i], fours[2 * i + 1], 0x88),
-                       _mm512_shuffle_i32x4(fours[2 * i], fours[2 * i + 1], 0xdd));
-    return op(_mm512_shuffle_i32x4(eights[0], eights[1], 0x88), _mm512_shuffle_i32x4(eights[0], eights[1], 0xdd));
-}
-#endif
-// hmax of n vectors; with AVX-512 room for sixteen is read and written at a time.
-HR_INLINE void hmax_all(const vf *v, int64_t n, float *out) {
-#if defined(__AVX512F__)
-    for (int64_t i = 0; i < n; i += 16) {
-        auto larger = [](__m512i a, __m512i b) { return (__m512i)vmax((vf)a, (vf)b); };
-        storeu(out + i, reduce_sixteen((const __m512i *)(v + i), larger));
-    }
-#else
-    for (int64_t i = 0; i < n; i++) out[i] = hmax(v[i]);
-#endif
-}
-
 // Whether any lane of a comparison is true.
 HR_INLINE bool any(vi mask) {
 #if defined(__AVX512F__)
