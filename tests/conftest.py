@@ -8,6 +8,6 @@ settings.register_profile(
     "headrace",
     derandomize=True,
     deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("headrace")

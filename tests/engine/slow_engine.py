@@ -1,5 +1,5 @@
 """An engine that makes four steps a second while a file is there, so that what a test wants to meet at work is at work:
-`python slow_engine.py FILE DIRECTORY LIFELINE PARENT`. Commands are taken at any speed.
+`python slow_engine.py FILE LINK PARENT`. Commands are taken at any speed.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def _throttled(send: Callable[[Event], None]) -> Callable[[str, float], None]:
 
 
 def _die_with(parent: int) -> None:
-    """Linux kills this process with its parent, even while it is stopped. Elsewhere the lifeline has to do."""
+    """Linux kills this process with its parent, even while it is stopped. Elsewhere the end of the link has to do."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

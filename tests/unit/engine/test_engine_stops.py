@@ -67,7 +67,7 @@ def test_repeated_starts() -> None:
     assert run(("aab",), ["a", "a", "a", "a", "b", "z"]) == ("aa", "aab")
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
+@settings(derandomize=True, max_examples=300)
 @given(
     st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple),
     st.lists(st.text("abc", max_size=3), max_size=12),
