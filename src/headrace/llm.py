@@ -15,12 +15,13 @@ from typing import Any, TypedDict, TypeVar
 import pydantic
 from typing_extensions import Self, Unpack
 
+from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
+from headrace.client.in_process import InProcessClient
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from headrace.engine.api import EngineStats, GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
-from headrace.engine.catalogue import resolve_model
-from headrace.engine.local import InProcessClient
-from headrace.engine.tokenizer import Tokenizer, load_tokenizer
+from headrace.engine.stats import EngineStats
 from headrace.errors import ConfigError, EngineDead, InvalidRequest
+from headrace.hub.catalogue import resolve_model
+from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 from headrace.types import SamplingParams
 
 __all__ = ["LLM", "AsyncLLM", "Completion", "Options", "RequestOutput"]

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headrace.client.api import GenerateRequest, LogprobEntry, Usage
+from headrace.client.in_process import InProcessClient
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
-from headrace.engine.api import EngineStats, GenerateRequest, LogprobEntry, Usage
-from headrace.engine.local import InProcessClient
-from headrace.engine.tokenizer import load_tokenizer
+from headrace.engine.stats import EngineStats
+from headrace.tokenization.tokenizer import load_tokenizer
 from headrace.types import SamplingParams
 
 BLOCK = 16

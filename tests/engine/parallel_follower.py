@@ -6,8 +6,8 @@ import os
 import sys
 from typing import Any
 
-from headrace.engine.loading.checkpoint import Checkpoint
-from headrace.engine.packed import cache
+from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.checkpoints.packed import cache
 from headrace.engine.ranks.follower import main
 from headrace.errors import CheckpointError
 

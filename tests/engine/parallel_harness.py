@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from model_harness import one_sequence
 
-from headrace.engine.loading.checkpoint import Checkpoint, open_checkpoint
+from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.kernels.inputs import batch_of
 from headrace.kernels.registry import bind
 from headrace.models.decoder import Decoder, DecoderWeights

@@ -11,8 +11,10 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from headrace.client import base as client
+from headrace.client import engine_process as spawn
+from headrace.client import remote
 from headrace.config import Config
-from headrace.engine import client, remote, spawn
 from headrace.engine.launch import launch
 from headrace.server import lifecycle, run
 

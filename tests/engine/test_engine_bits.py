@@ -12,7 +12,7 @@ from engine_harness import BLOCK, Answer, alone, answer, choices, engine, idle, 
 from tiny_models import prompt as random_prompt
 from transformers import AutoModelForCausalLM
 
-from headrace.engine.api import GenerateRequest
+from headrace.client.api import GenerateRequest
 
 VOCAB = 260
 COUNT = 14

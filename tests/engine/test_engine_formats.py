@@ -17,11 +17,12 @@ import pytest
 from engine_harness import BLOCK, Answer, idle, in_turn, request, together
 from format_models import FORMATS, drawn_shape, make
 
+from headrace.client.api import GenerateRequest
+from headrace.client.in_process import InProcessClient
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
-from headrace.engine.api import EngineStats, GenerateRequest
-from headrace.engine.local import InProcessClient
-from headrace.engine.tokenizer import load_tokenizer
+from headrace.engine.stats import EngineStats
 from headrace.platforms.cpu import native
+from headrace.tokenization.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.skipif(native.missing() is not None, reason="the native kernels were not built")
 KV_DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3")

@@ -14,7 +14,7 @@ import pytest
 
 import headrace
 from headrace import LLM, AsyncLLM, SamplingParams
-from headrace.engine.api import EngineClient, GenerateRequest, Usage
+from headrace.client.api import EngineClient, GenerateRequest, Usage
 from headrace.errors import ConfigError, ContextOverflow, EngineDead, InvalidRequest, ModelNotFound
 
 OPTIONS: dict[str, Any] = {"platform": "cpu", "threads": 1, "num_blocks": 100, "max_num_seqs": 8}

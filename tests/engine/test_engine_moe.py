@@ -16,14 +16,14 @@ from test_engine_formats import Model, check
 from test_engine_packed import check as check_kept
 from tiny_models import load_reference, prompt
 
+from headrace.checkpoints.packed import cache
+from headrace.client.in_process import InProcessClient
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
-from headrace.engine.local import InProcessClient
-from headrace.engine.packed import cache
-from headrace.engine.tokenizer import load_tokenizer
 from headrace.errors import UnsupportedModel
 from headrace.platforms.cpu import native
 from headrace.quant.online import quantize_weight
 from headrace.quant.weights import dense
+from headrace.tokenization.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.skipif(native.missing() is not None, reason="the native kernels were not built")
 VOCAB, NEW = 260, 12

@@ -12,10 +12,10 @@ from gguf_export import export
 from moe_models import save_moe
 from tiny_models import make, prompt, save
 
+from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.checkpoints.packed import cache
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig
 from headrace.engine import startup
-from headrace.engine.loading.checkpoint import Checkpoint
-from headrace.engine.packed import cache
 from headrace.engine.startup import build_engine
 from headrace.platforms.cpu import native
 from headrace.types import Request, SamplingParams

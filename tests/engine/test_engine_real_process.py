@@ -13,10 +13,10 @@ import pytest
 from engine_harness import Answer, alone, answer, config_of, idle, request
 from tiny_models import prompt as random_prompt
 
-from headrace.engine.api import GenerateRequest
-from headrace.engine.remote import ProcessClient
-from headrace.engine.tokenizer import load_tokenizer
+from headrace.client.api import GenerateRequest
+from headrace.client.remote import ProcessClient
 from headrace.errors import CheckpointError, EngineDead, Overloaded
+from headrace.tokenization.tokenizer import load_tokenizer
 
 
 @asynccontextmanager

@@ -11,8 +11,8 @@ import pytest
 from engine_harness import Answer, alone, answer, engine, idle, in_turn, request, together
 from tiny_models import prompt as random_prompt
 
-from headrace.engine.tokenizer import Tokenizer, load_tokenizer
 from headrace.errors import ContextOverflow, InvalidRequest, NeverFits
+from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 
 VOCAB = 260
 EOS = 2

@@ -12,7 +12,7 @@ from model_harness import logits_of, reference_ops
 from safetensors.torch import load_file, save_file
 from tiny_models import make, prompt, reference_logits, save
 
-from headrace.engine.loading.checkpoint import open_checkpoint
+from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.errors import CheckpointError, HeadraceError, ModelNotFound, UnsupportedModel
 
 

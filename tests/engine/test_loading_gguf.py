@@ -14,7 +14,7 @@ from gguf_export import export
 from model_harness import is_view_of, logits_of, reference_ops
 from tiny_models import make, prompt, reference_logits
 
-from headrace.engine.loading.checkpoint import open_checkpoint
+from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.errors import UnsupportedModel
 
 FAMILIES: dict[str, dict[str, Any]] = {

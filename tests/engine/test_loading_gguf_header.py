@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.loading.checkpoint import open_checkpoint
-from headrace.engine.loading.gguf_header import parse_header
+from headrace.checkpoints.checkpoint import open_checkpoint
+from headrace.checkpoints.gguf_header import parse_header
 from headrace.errors import CheckpointError, HeadraceError, ModelNotFound, UnsupportedModel
 
 U32, STRING, ARRAY = 4, 8, 9

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import prompt, save
 
 from headrace import LLM, SamplingParams
-from headrace.engine.loading.checkpoint import open_checkpoint
-from headrace.engine.loading.extensions import Extensions
+from headrace.checkpoints.checkpoint import open_checkpoint
+from headrace.checkpoints.extensions import Extensions
 from headrace.errors import PluginError, UnsupportedModel
 from headrace.plugins import GROUP, PluginSet, discover
 

@@ -12,7 +12,7 @@ import torch
 from model_harness import is_view_of, logits_of, reference_ops
 from safetensors import safe_open
 
-from headrace.engine.loading.checkpoint import open_checkpoint
+from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.errors import CheckpointError, UnsupportedModel
 
 DATA = Path(__file__).parent.parent / "data" / "checkpoints"

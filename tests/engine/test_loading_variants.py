@@ -16,7 +16,7 @@ from model_harness import logits_of, reference_ops
 from quantized_export import Variant, variants, write
 from safetensors.torch import load_file, save_file
 
-from headrace.engine.loading.checkpoint import open_checkpoint
+from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.kernels.registry import bind
 from headrace.models.decoder import Decoder

@@ -24,7 +24,7 @@ from bfloat16_ops import Bfloat16Ops
 from model_harness import logits_of, reference_ops
 from safetensors import safe_open
 
-from headrace.engine.loading.checkpoint import open_checkpoint
+from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.kernels.ops import Ops
 from headrace.kernels.registry import bind
 from headrace.platforms.cpu import native

@@ -9,7 +9,7 @@ import torch
 from model_harness import logits_of, reference_ops
 from tiny_models import VARIANTS, load_reference, prompt, reference_logits, save
 
-from headrace.engine.loading.checkpoint import open_checkpoint
+from headrace.checkpoints.checkpoint import open_checkpoint
 
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))

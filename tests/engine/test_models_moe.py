@@ -12,7 +12,7 @@ from model_harness import logits_of, reference_ops
 from moe_models import VARIANTS, export_moe, save_moe
 from tiny_models import load_reference, prompt, reference_logits
 
-from headrace.engine.loading.checkpoint import open_checkpoint
+from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.models.registry import from_gguf
 

@@ -16,8 +16,8 @@ import torch
 from model_harness import logits_of, one_sequence, reference_ops
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from headrace.engine.catalogue import cached_path, find_cached, terms_of
-from headrace.engine.loading.checkpoint import open_checkpoint
+from headrace.checkpoints.checkpoint import open_checkpoint
+from headrace.hub.catalogue import cached_path, find_cached, terms_of
 from headrace.kernels import paged
 from headrace.kernels.weight import Weight
 from headrace.models.decoder import Decoder

@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from headrace.engine.catalogue import cached_path
+from headrace.hub.catalogue import cached_path
 from headrace.llm import LLM
 from headrace.types import SamplingParams
 

@@ -15,8 +15,8 @@ import torch
 from engine_harness import choices, config_of, request
 from parallel_tokens import Letters
 
+from headrace.client.in_process import InProcessClient
 from headrace.config import Config, DeviceConfig, ModelConfig, ParallelConfig
-from headrace.engine.local import InProcessClient
 from headrace.engine.ranks import leader, startup
 from headrace.engine.ranks.startup import build_ranks
 from headrace.errors import ConfigError, EngineDead, HeadraceError, PlatformError

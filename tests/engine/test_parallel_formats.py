@@ -14,7 +14,7 @@ from moe_models import export_moe, save_moe
 from parallel_formats import WIDE_EXPERTS, k_gguf, quantized_experts, tiled_fp8, unrounded
 from parallel_harness import logits, nmse
 
-from headrace.engine.ranks.quantizing import quantizing
+from headrace.checkpoints.quantizing import quantizing
 from headrace.engine.startup import quantized_weights
 from headrace.errors import UnsupportedModel
 from headrace.platforms.cpu.native import missing

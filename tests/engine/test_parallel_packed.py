@@ -15,10 +15,10 @@ import torch
 from moe_models import save_moe
 from parallel_harness import greedy
 
+from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.checkpoints.packed import cache
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, ParallelConfig
-from headrace.engine.loading.checkpoint import Checkpoint
-from headrace.engine.packed import cache
-from headrace.engine.ranks.messages import Sizes, Start
+from headrace.engine.ranks.rank_messages import Sizes, Start
 from headrace.engine.ranks.startup import build_ranks, load_rank
 from headrace.engine.startup import packers
 from headrace.models.decoder import Decoder

@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from headrace.engine.catalogue import cached_path
+from headrace.hub.catalogue import cached_path
 
 pytestmark = pytest.mark.real_model
 REQUESTS, AT_ONCE = 1000, 32

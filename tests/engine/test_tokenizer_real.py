@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from headrace.engine.catalogue import cached_path, find_cached, terms_of
-from headrace.engine.tokenizer import Tokenizer, load_tokenizer
+from headrace.hub.catalogue import cached_path, find_cached, terms_of
+from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 TEXTS = [

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from headrace.bench.workloads import WORKLOADS, Workload
-from headrace.engine.catalogue import resolve_model
-from headrace.engine.tokenizer import Tokenizer, load_tokenizer
 from headrace.errors import ConfigError
+from headrace.hub.catalogue import resolve_model
+from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = ["add_load_options", "load_encoder", "remembering", "target_seconds", "turns"]
 

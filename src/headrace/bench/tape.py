@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.bench.limits import Limits, measure_limits
+from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.config import Config
-from headrace.engine.loading.checkpoint import open_checkpoint
 from headrace.engine.plans import lone_plan
 from headrace.engine.startup import Engine, build_on, wishes
 from headrace.errors import ConfigError, PlatformError

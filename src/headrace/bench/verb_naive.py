@@ -26,8 +26,8 @@ from headrace.bench.plots import Bar, bars
 from headrace.bench.processes import cost
 from headrace.bench.report import Report, Table, add_outputs, facts, publish
 from headrace.bench.workloads import WORKLOADS, Prompt, Workload, build
-from headrace.engine.catalogue import resolve_model
 from headrace.errors import ConfigError
+from headrace.hub.catalogue import resolve_model
 
 __all__ = ["Naive", "configure", "ratios", "run", "static_batches"]
 

@@ -20,9 +20,9 @@ from typing import Any
 from headrace.bench.local_engine import add_engine_options, engine_options
 from headrace.bench.plots import curve
 from headrace.bench.report import Report, Table, add_outputs, facts, publish
-from headrace.engine.catalogue import resolve_model
-from headrace.engine.tokenizer import Tokenizer, load_tokenizer
 from headrace.errors import ConfigError
+from headrace.hub.catalogue import resolve_model
+from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 from headrace.types import SamplingParams
 
 __all__ = ["Perplexity", "Score", "configure", "perplexity", "run", "windows"]

@@ -14,8 +14,8 @@ from headrace.bench.report import Report, Table, add_outputs, facts, publish
 from headrace.bench.roofline_plot import COLUMNS, Point, roofline
 from headrace.bench.tape import StepProfile, profile_step
 from headrace.config import Config, DeviceConfig, ModelConfig
-from headrace.engine.catalogue import resolve_model
 from headrace.errors import ConfigError
+from headrace.hub.catalogue import resolve_model
 from headrace.platforms.cpu.native import load
 from headrace.platforms.cpu.native_team import Team
 

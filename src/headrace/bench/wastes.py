@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 
-from headrace.engine.api import EngineStats
+from headrace.engine.stats import EngineStats
 
 __all__ = ["WASTES", "Sums", "between", "gauges", "parse", "sums_of_page", "sums_of_stats"]
 

@@ -13,7 +13,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # Late, as for every verb: it brings torch with it.
-    from headrace.engine.packed.cache import clear, directory_of, kept
+    from headrace.checkpoints.packed.cache import clear, directory_of, kept
 
     directory = directory_of()
     if args.clear:

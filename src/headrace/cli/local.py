@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from headrace.cli.obtain import ProgressLine
 from headrace.cli.pieces import Pieces
-from headrace.engine.api import GenerateRequest
+from headrace.client.api import GenerateRequest
 from headrace.errors import EngineDead
 from headrace.llm import AsyncLLM
 from headrace.types import SamplingParams

@@ -14,7 +14,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from headrace.engine.catalogue import CATALOGUE, find_cached, terms_of
+    from headrace.hub.catalogue import CATALOGUE, find_cached, terms_of
 
     rows: list[dict[str, Any]] = []
     for entry in CATALOGUE.values():

@@ -11,7 +11,7 @@ __all__ = ["ProgressLine", "obtain"]
 
 def obtain(name_or_path: str, accept_terms: bool = False) -> Path:
     """The model's path, fetched on first use. Raises as `catalogue.resolve_model` does; ConfigError where terms are refused."""
-    from headrace.engine.catalogue import CATALOGUE, find_cached, pull, resolve_model, terms_of
+    from headrace.hub.catalogue import CATALOGUE, find_cached, pull, resolve_model, terms_of
 
     if name_or_path not in CATALOGUE:
         return resolve_model(name_or_path)

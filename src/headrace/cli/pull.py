@@ -16,7 +16,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from headrace.engine.catalogue import CATALOGUE
+    from headrace.hub.catalogue import CATALOGUE
 
     if args.name not in CATALOGUE:
         raise ModelNotFound(f"{args.name!r} is not in the catalogue: choose one of {', '.join(CATALOGUE)}")

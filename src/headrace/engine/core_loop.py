@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from headrace.engine.api import EngineStats
-from headrace.engine.figures import Figures
+from headrace.engine.stats import EngineStats
+from headrace.engine.usage import Figures
 from headrace.errors import DeviceLost, HeadraceError, PlatformError
 from headrace.types import Delta, Request, SchedulerStats, StepPlan, StepResult
 

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from headrace.config import Config, read_environment
 from headrace.engine.channel import Channel
-from headrace.engine.protocol import (
+from headrace.engine.service import Build, Pulse, serve
+from headrace.engine.wire import (
     Beat,
     Command,
     Event,
@@ -32,7 +33,6 @@ from headrace.engine.protocol import (
     encode,
     to_wire,
 )
-from headrace.engine.service import Build, Pulse, serve
 from headrace.errors import ConfigError, HeadraceError
 
 __all__ = ["BEAT_INTERVAL", "main"]

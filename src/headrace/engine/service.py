@@ -9,7 +9,7 @@ from typing import Protocol
 
 from headrace.config import Config
 from headrace.engine.core_loop import EngineCore
-from headrace.engine.protocol import (
+from headrace.engine.wire import (
     Abort,
     Add,
     Command,

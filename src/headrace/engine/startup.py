@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
+from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from headrace.checkpoints.packed.cache import PackedCache, open_cache
 from headrace.config import Config, Resolved, resolve
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.core_loop import EngineCore
-from headrace.engine.loading.checkpoint import Checkpoint, open_checkpoint
-from headrace.engine.packed.cache import PackedCache, open_cache
-from headrace.engine.protocol import EngineInfo
 from headrace.engine.runner import Runner, RunnerConfig
 from headrace.engine.service import BuiltEngine, Progress
+from headrace.engine.wire import EngineInfo
 from headrace.kernels.ops import Ops
 from headrace.kernels.registry import bind, pack
 from headrace.models.decoder import Decoder, DecoderWeights, LayerWeights

@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from headrace import __version__
+from headrace.client.api import EngineClient
 from headrace.config import Config
-from headrace.engine.api import EngineClient
 from headrace.errors import HeadraceError
 from headrace.server import chat, completions, replies, routes, schemas
 from headrace.server.context import Context, TextTokenizer, make_context

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.engine.api import GenerateRequest, LogprobEntry, Output
+from headrace.client.api import GenerateRequest, LogprobEntry, Output
 from headrace.errors import InvalidRequest
 from headrace.server.context import Context
 from headrace.server.decode import decode_body, read_body

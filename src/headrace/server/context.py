@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from starlette.responses import Response
 
+from headrace.client.api import EngineClient
 from headrace.config import Config
-from headrace.engine.api import EngineClient
 from headrace.errors import ConfigError
 from headrace.server.errors import HttpError, error_response
 from headrace.server.guard import Guard

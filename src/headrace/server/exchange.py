@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from headrace.engine.api import Output
+from headrace.client.api import Output
 from headrace.server.context import Context
 from headrace.server.errors import HttpError, error_body, to_http
 from headrace.server.generation import Choice, Run, close_stream, usage_reply

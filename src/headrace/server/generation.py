@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from headrace.engine.api import EngineClient, GenerateRequest, LogprobEntry, Output, Usage
+from headrace.client.api import EngineClient, GenerateRequest, LogprobEntry, Output, Usage
 from headrace.server.errors import HttpError
 from headrace.server.replies import PromptDetails, UsageReply
 

@@ -23,8 +23,8 @@ from typing import Any
 import uvicorn
 
 from headrace import event_loop
+from headrace.client.api import EngineClient
 from headrace.config import Config, read_environment
-from headrace.engine.api import EngineClient
 from headrace.engine.launch import Launched
 from headrace.errors import ConfigError
 from headrace.server.app import create_app_for
@@ -52,8 +52,8 @@ def run(config: Config, model_path: Path, first_prompt: str | None = None, launc
     The process is to end with it: after a signal that was obeyed, later ones no longer change the exit code.
     """
     # Here, so that the application alone can be had without the engine.
-    from headrace.engine.remote import ProcessClient
-    from headrace.engine.tokenizer import load_tokenizer
+    from headrace.client.remote import ProcessClient
+    from headrace.tokenization.tokenizer import load_tokenizer
 
     config = _with_path(config, model_path)
     with contextlib.closing(_bind(config.server.host, config.server.port)) as listener, loading_bar() as progress:

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.engine.api import LogprobEntry
+from headrace.client.api import LogprobEntry
 from headrace.server.replies import ChatAlternative, ChatLogprob, ChatLogprobs, PromptLogprobs, TextLogprobs
 
 __all__ = ["TextOffsets", "chat_logprobs", "prompt_logprobs", "text_logprobs"]

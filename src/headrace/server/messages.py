@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from headrace.engine.api import RESERVED_TEMPLATE_ARGUMENTS
 from headrace.errors import InvalidRequest
 from headrace.server.schemas import ChatRequest, Message, TokenizeRequest, Tool
+from headrace.tokenization.reserved import RESERVED_TEMPLATE_ARGUMENTS
 
 __all__ = ["template_arguments", "template_messages", "template_tools"]
 

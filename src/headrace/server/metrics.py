@@ -16,8 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from headrace.engine.api import EngineStats, Output, Usage
-from headrace.engine.figures import peak_memory
+from headrace.client.api import Output, Usage
+from headrace.engine.stats import EngineStats
+from headrace.engine.usage import peak_memory
 
 __all__ = ["Histogram", "Meter", "Metrics"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.engine.api import ModelInfo
+from headrace.client.api import ModelInfo
 from headrace.errors import ContextOverflow, InvalidRequest, NeverFits
 from headrace.server.schemas import GenerationRequest
 from headrace.types import SamplingParams

@@ -17,7 +17,7 @@ from fake_machines import VENDORS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.loading.checkpoint import open_checkpoint
+from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.errors import PlatformError
 from headrace.kernels import random
 from headrace.kernels.attention.reference import attention

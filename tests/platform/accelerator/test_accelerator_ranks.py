@@ -16,7 +16,7 @@ import torch
 from fake_machines import VENDORS, Vendor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from headrace.engine.loading.checkpoint import open_checkpoint
+from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.kernels.registry import bind
 from headrace.models.sharding import Shard
 from headrace.platforms import torch_communicator

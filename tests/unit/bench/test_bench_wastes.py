@@ -12,7 +12,7 @@ from aiohttp import web
 from headrace.bench import watch
 from headrace.bench.wastes import Sums, between, gauges, parse, sums_of_page, sums_of_stats
 from headrace.bench.watch import Told, Watch
-from headrace.engine.api import EngineStats, EngineTotals
+from headrace.engine.stats import EngineStats, EngineTotals
 from headrace.server.metrics import Metrics
 from headrace.types import SchedulerStats
 

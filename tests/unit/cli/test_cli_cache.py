@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from headrace.checkpoints.packed.file import write
 from headrace.cli.main import main
-from headrace.engine.packed.file import write
 
 
 def test_listing_and_clearing(

@@ -13,9 +13,9 @@ from cli_fakes import Terminal
 
 from headrace.cli.main import main
 from headrace.cli.obtain import ProgressLine, obtain
-from headrace.engine import catalogue
-from headrace.engine.catalogue import CATALOGUE
 from headrace.errors import CheckpointError, ConfigError
+from headrace.hub import catalogue
+from headrace.hub.catalogue import CATALOGUE
 
 GEMMA = CATALOGUE["gemma3-270m"]
 

@@ -17,7 +17,7 @@ from cli_fakes import FakeSource, Terminal
 from headrace.cli import chat, generate, local
 from headrace.cli.chat import Conversation
 from headrace.cli.main import main
-from headrace.engine.api import GenerateRequest, ModelInfo, Output
+from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.errors import ContextOverflow, EngineDead, InvalidRequest
 
 

@@ -8,6 +8,6 @@ import pytest
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests of those limits set their own."""
-    monkeypatch.setattr("headrace.engine.remote._SILENCE", 600.0)
-    monkeypatch.setattr("headrace.engine.remote._KILL_AFTER", 600.0)
-    monkeypatch.setattr("headrace.engine.client._STATS_TIMEOUT", 600.0)
+    monkeypatch.setattr("headrace.client.remote._SILENCE", 600.0)
+    monkeypatch.setattr("headrace.client.remote._KILL_AFTER", 600.0)
+    monkeypatch.setattr("headrace.client.base._STATS_TIMEOUT", 600.0)

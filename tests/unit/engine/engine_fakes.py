@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from headrace.client.api import GenerateRequest
+from headrace.client.in_process import InProcessClient
 from headrace.config import Config
 from headrace.core import CoreConfig, Scheduler
-from headrace.engine.api import GenerateRequest
 from headrace.engine.core_loop import EngineCore
-from headrace.engine.local import InProcessClient
-from headrace.engine.protocol import EngineInfo
+from headrace.engine.wire import EngineInfo
 from headrace.types import NO_TOKEN, Delta, SamplingParams, StepPlan, StepResult, TokenLogprobs
 
 BOS, EOS = 256, 257

@@ -7,8 +7,8 @@ import signal
 import socket
 import sys
 
-from headrace.engine.protocol import to_wire
-from headrace.engine.ranks.messages import Down, Loaded, Opened, Start, Step, receive, send
+from headrace.engine.ranks.rank_messages import Down, Loaded, Opened, Start, Step, receive, send
+from headrace.engine.wire import to_wire
 from headrace.errors import CheckpointError
 
 

@@ -18,9 +18,9 @@ from engine_fakes import (
     make_request,
 )
 
+from headrace.client.api import GenerateRequest, Output, Usage
+from headrace.client.in_process import InProcessClient
 from headrace.config import Config
-from headrace.engine.api import GenerateRequest, Output, Usage
-from headrace.engine.local import InProcessClient
 from headrace.errors import (
     CheckpointError,
     ContextOverflow,

@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from headrace.engine.figures import Figures, peak_memory
+from headrace.engine.usage import Figures, peak_memory
 
 
 def test_shares_of_a_young_window() -> None:

@@ -16,9 +16,9 @@ from engine_fakes import ByteTokenizer, expected, make_request
 
 from headrace.cli import serve as serve_verb
 from headrace.cli.main import main
+from headrace.client.remote import ProcessClient
 from headrace.config import Config, ModelConfig
 from headrace.engine.launch import Launched, launch
-from headrace.engine.remote import ProcessClient
 from headrace.errors import EngineDead, Overloaded
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("engine_fake_process.py")))
@@ -122,7 +122,7 @@ def test_a_wrong_variable_is_told_once(tmp_path: Path) -> None:
     ("modules", "absent"),
     [
         ("headrace.cli.main, headrace.cli.serve", {"pydantic", "numpy", "msgspec", "fastapi", "torch"}),
-        ("headrace.server, headrace.engine.remote, headrace.engine.tokenizer", {"torch", "safetensors", "sympy"}),
+        ("headrace.server, headrace.client.remote, headrace.tokenization.tokenizer", {"torch", "safetensors", "sympy"}),
         ("headrace.engine.startup", {"fastapi", "sympy", "torch._dynamo", "torch._inductor", "transformers"}),
     ],
 )

@@ -7,8 +7,8 @@ import math
 import pytest
 from engine_fakes import EOS, ByteTokenizer, delta, make_request, scored
 
-from headrace.engine.api import GenerateRequest, Output, Usage
-from headrace.engine.output import Choice, RequestOutputs
+from headrace.client.api import GenerateRequest, Output, Usage
+from headrace.client.output import Choice, RequestOutputs
 from headrace.types import Delta, TokenLogprobs
 
 

@@ -19,11 +19,12 @@ import psutil
 import pytest
 from engine_fakes import ByteTokenizer, expected, make_request
 
+from headrace.client import engine_process as spawn
+from headrace.client import remote
+from headrace.client.api import GenerateRequest
+from headrace.client.remote import ProcessClient
 from headrace.config import Config, ModelConfig
-from headrace.engine import remote, spawn
-from headrace.engine.api import GenerateRequest
 from headrace.engine.launch import Launched, launch
-from headrace.engine.remote import ProcessClient
 from headrace.errors import CheckpointError, EngineDead, HeadraceError, InvalidRequest, Overloaded
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("engine_fake_process.py")))
@@ -299,8 +300,8 @@ def test_progress() -> None:
 
 
 def test_the_engine_is_given_up_after_some_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.engine.remote._MOST_DEATHS", 2)
-    monkeypatch.setattr("headrace.engine.remote._LONGEST_DELAY", 0.01)
+    monkeypatch.setattr("headrace.client.remote._MOST_DEATHS", 2)
+    monkeypatch.setattr("headrace.client.remote._LONGEST_DELAY", 0.01)
 
     async def main() -> None:
         async with running() as client:

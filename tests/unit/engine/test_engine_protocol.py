@@ -8,8 +8,8 @@ import pytest
 from engine_fakes import INFO, scored
 
 from headrace import errors
-from headrace.engine import protocol
-from headrace.engine.api import EngineStats, EngineTotals
+from headrace.engine import wire as protocol
+from headrace.engine.stats import EngineStats, EngineTotals
 from headrace.types import Delta, Request, SamplingParams, SchedulerStats
 
 PARAMS = SamplingParams(logit_bias=((5, -1.5),), allowed_token_ids=(1, 2), stop=("é",), seed=2**64 - 1, logprobs=2)

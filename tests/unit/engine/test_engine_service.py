@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from engine_fakes import HeldRunner, expected, in_process, make_engine, make_request
 
-from headrace.engine.protocol import Abort, Add, Command, Deltas, Event, GetStats, Refused, Shutdown, StatsReply
 from headrace.engine.service import Pulse, serve
+from headrace.engine.wire import Abort, Add, Command, Deltas, Event, GetStats, Refused, Shutdown, StatsReply
 from headrace.errors import EngineDead
 from headrace.types import Request, SamplingParams
 
@@ -91,14 +91,14 @@ def test_a_step_that_never_ends_is_unhealthy(monkeypatch: pytest.MonkeyPatch) ->
             await client.check_health()
             stream = client.generate(make_request("hey", max_tokens=20))
             await anext(stream)
-            monkeypatch.setattr("headrace.engine.local._STALL", 0.1)
-            monkeypatch.setattr("headrace.engine.client._STATS_TIMEOUT", 0.1)
+            monkeypatch.setattr("headrace.client.in_process._STALL", 0.1)
+            monkeypatch.setattr("headrace.client.base._STATS_TIMEOUT", 0.1)
             await until(lambda: client._pulse.stalled() > 0.1)
             with pytest.raises(EngineDead, match="not ended"):
                 await client.check_health()
             with pytest.raises(EngineDead, match="answer"):
                 await client.stats()
-            monkeypatch.setattr("headrace.engine.local._STALL", 600.0)
+            monkeypatch.setattr("headrace.client.in_process._STALL", 600.0)
             runner.go.set()
             assert [output.finish_reason async for output in stream][-1] == "length"
             await client.check_health()

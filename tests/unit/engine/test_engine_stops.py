@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.stops import Match, StopFinder
+from headrace.client.stops import Match, StopFinder
 
 
 def run(stops: tuple[str, ...], pieces: list[str], include: bool = False) -> tuple[str, str | None]:

@@ -7,7 +7,7 @@ import math
 import pytest
 from engine_fakes import INFO, VOCAB, make_request
 
-from headrace.engine.validate import validate
+from headrace.client.validate import validate
 from headrace.errors import ContextOverflow, InvalidRequest
 
 

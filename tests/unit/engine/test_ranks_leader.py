@@ -18,7 +18,7 @@ from engine_fakes import make_engine
 from headrace.engine.plans import dummy_plan, history_plan
 from headrace.engine.ranks import leader
 from headrace.engine.ranks.leader import ParallelCore, ParallelRunner, Ranks
-from headrace.engine.ranks.messages import Loaded, Opened, Sizes, Start, Step, Stop, receive, send
+from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes, Start, Step, Stop, receive, send
 from headrace.errors import CheckpointError, DeviceLost, HeadraceError, PlatformError
 from headrace.types import StepPlan, StepResult
 

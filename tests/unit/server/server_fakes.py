@@ -10,11 +10,12 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
 from headrace.config import Config
-from headrace.engine.api import EngineStats, EngineTotals, GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
-from headrace.engine.tokenization.messages import normalize_messages
+from headrace.engine.stats import EngineStats, EngineTotals
 from headrace.errors import EngineDead
 from headrace.server import create_app
+from headrace.tokenization.conversation import normalize_messages
 from headrace.types import SchedulerStats
 
 VOCAB = 300

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from server_fakes import FakeClient
 
+from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
 from headrace.config import Config
-from headrace.engine.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
 from headrace.errors import (
     CheckpointError,
     ConfigError,

@@ -21,9 +21,9 @@ from pathlib import Path
 import msgspec
 
 from headrace.config import read_environment
-from headrace.engine.protocol import to_wire
-from headrace.engine.ranks.messages import Down, Message, Start, Step, Stop, receive, send
+from headrace.engine.ranks.rank_messages import Down, Message, Start, Step, Stop, receive, send
 from headrace.engine.runner import Launched, Runner
+from headrace.engine.wire import to_wire
 from headrace.errors import HeadraceError
 
 __all__ = ["follow", "main"]

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from headrace.engine.core_loop import EngineCore, LaunchedStep, StepRunner, StepScheduler
-from headrace.engine.protocol import from_wire
-from headrace.engine.ranks.messages import Down, Loaded, Message, Opened, Start, Step, Stop, receive, send
+from headrace.engine.ranks.rank_messages import Down, Loaded, Message, Opened, Start, Step, Stop, receive, send
+from headrace.engine.wire import from_wire
 from headrace.errors import DeviceLost, HeadraceError, PlatformError
 from headrace.types import Delta, StepPlan, StepResult
 

@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from headrace.checkpoints.packed.cache import PackedCache, open_cache
+from headrace.checkpoints.quantizing import quantizing
 from headrace.config import Config, Resolved, resolve
 from headrace.core import Scheduler
 from headrace.engine import startup
 from headrace.engine.core_loop import EngineCore
-from headrace.engine.loading.checkpoint import Checkpoint, open_checkpoint
-from headrace.engine.packed.cache import PackedCache, open_cache
 from headrace.engine.plans import dummy_plan
-from headrace.engine.protocol import EngineInfo
 from headrace.engine.ranks.leader import COMMAND, ParallelCore, ParallelRunner, Ranks
-from headrace.engine.ranks.messages import Loaded, Message, Opened, Sizes, Start
-from headrace.engine.ranks.quantizing import quantizing
+from headrace.engine.ranks.rank_messages import Loaded, Message, Opened, Sizes, Start
 from headrace.engine.runner import Runner, RunnerConfig
 from headrace.engine.service import Progress
+from headrace.engine.wire import EngineInfo
 from headrace.errors import ConfigError, PlatformError
 from headrace.kernels.ops import Ops
 from headrace.kernels.registry import bind

@@ -1,0 +1,76 @@
+"""Tensors of a memory-mapped GGUF file, as views of the map."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+
+from headrace.checkpoints.gguf_header import GGUFHeader, TensorEntry, map_gguf
+from headrace.errors import CheckpointError
+from headrace.kernels.weight import Weight
+from headrace.quant.gguf import FLOAT_TYPES, GGUF_TYPES, gguf_weight
+from headrace.quant.weights import dense
+
+__all__ = ["GGUFSource", "open_gguf"]
+
+Tensor = torch.Tensor
+
+
+class GGUFSource:
+    """A `models.assemble.Source`. The map lives as long as a tensor of it does."""
+
+    def __init__(self, path: str, data: mmap.mmap, header: GGUFHeader) -> None:
+        self.path = path
+        self.header = header
+        self._data = data
+        self._used: set[str] = set()
+
+    @property
+    def names(self) -> Collection[str]:
+        return self.header.tensors.keys()
+
+    @property
+    def used(self) -> Collection[str]:
+        return self._used
+
+    def matrix(self, name: str, rows: int, columns: int, bias: bool) -> Weight:
+        # Writers squeeze a matrix of one row.
+        entry = self._entry(f"{name}.weight", (columns,) if rows == 1 else (rows, columns))
+        weight = self._rows(entry, rows, columns)
+        if bias:
+            weight.bias = self.vector(f"{name}.bias", rows)
+        return weight
+
+    def experts(self, name: str, count: int, rows: int, columns: int) -> list[Weight]:
+        whole = self._rows(self._entry(f"{name}.weight", (count, rows, columns)), count * rows, columns)
+        return [whole.take(slice(expert * rows, (expert + 1) * rows)) for expert in range(count)]
+
+    def _rows(self, entry: TensorEntry, rows: int, columns: int) -> Weight:
+        raw = torch.frombuffer(self._data, dtype=torch.uint8, count=entry.size, offset=entry.start)
+        if entry.type in FLOAT_TYPES:
+            return dense(raw.view(FLOAT_TYPES[entry.type]).view(rows, columns), entry.name)
+        return gguf_weight(GGUF_TYPES[entry.type], raw.view(rows, -1), columns, entry.name)
+
+    def vector(self, name: str, size: int) -> Tensor:
+        entry = self._entry(name, (size,))
+        if entry.type not in FLOAT_TYPES:
+            raise CheckpointError(f"a vector of GGUF type {entry.type}: expected floats", self.path, name)
+        raw = torch.frombuffer(self._data, dtype=torch.uint8, count=entry.size, offset=entry.start)
+        return raw.view(FLOAT_TYPES[entry.type]).float()
+
+    def _entry(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
+        entry = self.header.tensors.get(name)
+        if entry is None:
+            raise CheckpointError("is missing", self.path, name)
+        if entry.shape != shape:
+            raise CheckpointError(f"has shape {list(entry.shape)}: expected {list(shape)}", self.path, name)
+        self._used.add(name)
+        return entry
+
+
+def open_gguf(path: Path) -> GGUFSource:
+    """Raises ModelNotFound or CheckpointError."""
+    return GGUFSource(str(path), *map_gguf(path))

@@ -1,0 +1,210 @@
+"""The cache of packed weights: one file a model, form and rank under the user's cache directory, the least recently used evicted."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace import __version__
+from headrace.checkpoints.packed.content import Contents, checkpoint_files
+from headrace.checkpoints.packed.file import Unsound, read, read_header, write
+from headrace.checkpoints.packed.forms import PackedForms
+from headrace.checkpoints.packed.tree import Uncacheable, decode, encode
+from headrace.config import Config, read_environment
+from headrace.models import assemble, sharding
+from headrace.models.sharding import WHOLE, Shard
+from headrace.quant import cutting
+
+__all__ = ["Kept", "PackedCache", "clear", "directory_of", "kept", "open_cache"]
+
+_log = logging.getLogger(__name__)
+_SUFFIX = ".packed"
+_WORTH = 16 << 20
+"""Bytes of packed weights; fewer are packed as fast as they are read."""
+_ABANDONED = 3600.0
+"""Seconds after which a file half written belongs to nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One file of the cache."""
+
+    path: Path
+    size: int
+    used: float
+    """When it was last loaded or written; seconds since the epoch."""
+    about: dict[str, Any]
+    """`model`, `form`, `quantize` and, of one rank among several, `part`; empty for a file that cannot be read."""
+
+
+class PackedCache:
+    """For one checkpoint in one form. `load` and `save` never raise for what is wrong with the cache: they say it in the log."""
+
+    def __init__(
+        self,
+        directory: Path,
+        limit: int,
+        model: Path,
+        settings: dict[str, Any],
+        forms: PackedForms,
+        shard: Shard = WHOLE,
+    ) -> None:
+        """`settings`: everything beside the files that the weights' form depends on. `limit`: bytes of all files together, those
+        of all ranks among them. `shard`: whose part of the model it is."""
+        self._directory, self._limit, self._forms, self._shard = directory, limit, forms, shard
+        if shard.size > 1:
+            settings = {**settings, "rank": shard.rank, "ranks": shard.size, "cut": _cutting()}
+        self._model, self._files = model, checkpoint_files(model)
+        self._settings = {**settings, "form": forms.identity, "version": __version__}
+        sizes = [[file.name, file.stat().st_size] for file in self._files]
+        self._prefix = _short([self._settings, sizes], 12)
+        self._contents = Contents(directory / "contents.json")
+        self._thread: threading.Thread | None = None
+
+    def load(self) -> Any:
+        """The weights as they were saved, None where they were not, or are not sound any more."""
+        path = None
+        try:
+            path = self._find()
+            return None if path is None else self._read(path)
+        except (Unsound, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+            where = path or self._directory
+            _log.warning("packed weights in %s are not used: %s; they are packed anew", where, error)
+            if path is not None:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            return None
+
+    def save(self, weights: Any) -> None:
+        """Keep them, on a thread of its own: the engine serves meanwhile."""
+        self._thread = threading.Thread(target=self._save, args=(weights,), name="packed cache", daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Until what was given to `save` is on disk."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def _find(self) -> Path | None:
+        """Files are only read through where an entry may turn out to be theirs."""
+        digest = self._contents.known(self._files)
+        if digest is None and any(self._directory.glob(f"{self._prefix}-*{_SUFFIX}")):
+            digest = self._contents.digest(self._files)
+        path = None if digest is None else self._path(digest)
+        return path if path is not None and path.exists() else None
+
+    def _read(self, path: Path) -> Any:
+        start = time.perf_counter()
+        header, buffers = read(path, self._key(path), self._forms.take)
+        weights = decode(header["tree"], buffers, self._forms)
+        os.utime(path)
+        _log.info(
+            "packed weights: %.0f MB from %s in %.2f s", header["size"] / 1e6, path.name, time.perf_counter() - start
+        )
+        return weights
+
+    def _save(self, weights: Any) -> None:
+        try:
+            self._try_to_save(weights)
+        except Uncacheable as reason:
+            _log.info("packed weights are not kept for the next start: %s", reason)
+        except OSError as error:
+            _log.warning("packed weights could not be kept in %s: %s", self._directory, error)
+
+    def _try_to_save(self, weights: Any) -> None:
+        tree, buffers = encode(weights, self._forms)
+        size = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+        if size < _WORTH:
+            return
+        self._directory.mkdir(parents=True, exist_ok=True)
+        free, everything = shutil.disk_usage(self._directory).free, size * self._shard.size
+        if everything > self._limit or 2 * everything > free:
+            raise Uncacheable(f"they take {everything} bytes of {self._limit} allowed, and {free} are free on the disk")
+        path = self._path(self._contents.digest(self._files))
+        about = {"model": str(self._model), "form": self._forms.identity, "quantize": self._settings.get("quantize")}
+        if self._shard.size > 1:
+            about["part"] = f"rank {self._shard.rank} of {self._shard.size}"
+        write(path, self._key(path), about, tree, buffers)
+        _evict(self._directory, self._limit, path)
+
+    def _path(self, digest: str) -> Path:
+        return self._directory / f"{self._prefix}-{_short([self._settings, digest], 40)}{_SUFFIX}"
+
+    @staticmethod
+    def _key(path: Path) -> str:
+        return path.name.removesuffix(_SUFFIX)
+
+
+def open_cache(
+    config: Config, model: Path, decoder: object, forms: object | None, shard: Shard = WHOLE
+) -> PackedCache | None:
+    """None where the device has no packed forms, or the user wants none kept. `decoder`: the model's configuration, by its repr."""
+    if not isinstance(forms, PackedForms) or not config.model.packed_cache:
+        return None
+    settings = {"decoder": repr(decoder), "quantize": config.model.quantize}
+    return PackedCache(directory_of(), config.model.packed_cache, model, settings, forms, shard)
+
+
+def directory_of() -> Path:
+    return read_environment().cache_dir / "packed"
+
+
+def kept(directory: Path) -> list[Kept]:
+    """What the cache holds, the least recently used first."""
+    return sorted(_kept(directory), key=lambda entry: entry.used)
+
+
+def clear(directory: Path) -> int:
+    """Remove everything; returns the bytes that were freed. Engines that run keep what they have loaded."""
+    freed = 0
+    for entry in _kept(directory):
+        entry.path.unlink(missing_ok=True)
+        freed += entry.size
+    (directory / "contents.json").unlink(missing_ok=True)
+    return freed
+
+
+def _kept(directory: Path) -> Iterator[Kept]:
+    for path in directory.glob(f"*{_SUFFIX}"):
+        about: dict[str, Any] = {}
+        with contextlib.suppress(Unsound, OSError, ValueError, KeyError, TypeError):
+            about = read_header(path)[0]["about"]
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            yield Kept(path, status.st_size, status.st_mtime, about)
+
+
+def _evict(directory: Path, limit: int, newest: Path) -> None:
+    now, total = time.time(), newest.stat().st_size
+    others = [(path.stat().st_mtime, path) for path in directory.glob(f"*{_SUFFIX}") if path != newest]
+    for _, path in sorted(others, reverse=True):
+        total += path.stat().st_size
+        if total > limit:
+            _log.info("packed weights: %s is evicted, the cache has %d bytes", path.name, limit)
+            path.unlink(missing_ok=True)
+    for path in directory.glob(".*.tmp"):
+        if now - path.stat().st_mtime > _ABANDONED:
+            path.unlink(missing_ok=True)
+
+
+def _cutting() -> str:
+    """What cuts a model into parts: so that one cut elsewhere is never taken for this one."""
+    digest = hashlib.sha256()
+    for module in (assemble, sharding, cutting):
+        assert module.__file__ is not None
+        digest.update(Path(module.__file__).read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def _short(value: Any, length: int) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:length]

@@ -1,0 +1,53 @@
+"""Quantising on load for several ranks: whole matrices, before they are cut, so that every rank has the codes and scales of one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import torch
+
+from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.kernels.weight import Weight
+from headrace.models.assemble import Source
+from headrace.models.family import Names
+from headrace.quant.online import quantize_weight
+
+__all__ = ["QuantizingSource", "quantizing"]
+
+
+def quantizing(checkpoint: Checkpoint, kind: str) -> Checkpoint:
+    """The same checkpoint, quantised as it is read; `kind` as `quant.online.quantize_weight` takes it."""
+    layers = len(checkpoint.decoder_config.layers)
+    return replace(checkpoint, source=QuantizingSource(checkpoint.source, checkpoint.names, layers, kind))
+
+
+class QuantizingSource:
+    """A `models.assemble.Source` whose matrices of layers are quantised as they are read; embedding, head and routers stay wide."""
+
+    def __init__(self, source: Source, names: Names, layers: int, kind: str) -> None:
+        patterns = (
+            names.q, names.k, names.v, names.output, names.gate, names.up, names.down,
+            names.expert_gate, names.expert_up, names.expert_down, names.shared_gate, names.shared_up, names.shared_down,
+        )  # fmt: skip
+        self._own = {name.format(i=index, e="{e}") for name in patterns for index in range(layers)}
+        self._source, self._kind = source, kind
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._source.names
+
+    @property
+    def used(self) -> Collection[str]:
+        return self._source.used
+
+    def matrix(self, name: str, rows: int, columns: int, bias: bool) -> Weight:
+        """Raises UnsupportedModel for one that is quantised already."""
+        found = self._source.matrix(name, rows, columns, bias)
+        return quantize_weight(found, self._kind) if name in self._own else found
+
+    def experts(self, name: str, count: int, rows: int, columns: int) -> list[Weight]:
+        return [quantize_weight(part, self._kind) for part in self._source.experts(name, count, rows, columns)]
+
+    def vector(self, name: str, size: int) -> torch.Tensor:
+        return self._source.vector(name, size)

@@ -1,0 +1,221 @@
+"""What both clients share: checks, fan-out, routing of deltas, and the streams that callers read."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+from headrace.client.api import GenerateRequest, ModelInfo, Output
+from headrace.client.output import RequestOutputs, TextTokenizer
+from headrace.client.validate import validate
+from headrace.config import Config
+from headrace.engine.stats import EngineStats
+from headrace.engine.wire import (
+    Abort,
+    Add,
+    Command,
+    Deltas,
+    EngineInfo,
+    Event,
+    Finish,
+    GetStats,
+    Refused,
+    StatsReply,
+    from_wire,
+)
+from headrace.errors import EngineDead, HeadraceError, InvalidRequest
+from headrace.types import Request
+
+__all__ = ["BaseClient"]
+
+_STATS_TIMEOUT = 1.0
+
+
+class _Stream:
+    """One call of `generate`."""
+
+    def __init__(self, number: int, request: GenerateRequest, tokenizer: TextTokenizer, arrival: float) -> None:
+        self.number = number
+        self.request = request
+        self.arrival = arrival
+        self.outputs = RequestOutputs(request, tokenizer, arrival)
+        self.news = asyncio.Event()
+        self.error: HeadraceError | None = None
+
+    def child(self, index: int) -> str:
+        # The number tells a request from an earlier one of the same id, whose last tokens may still be on their way.
+        return f"{self.request.id}#{self.number}#{index}"
+
+    def fail(self, error: HeadraceError) -> None:
+        self.error = error
+        self.news.set()
+
+
+class BaseClient:
+    """An `EngineClient` but for how commands reach the engine. Thread: the event loop that started it."""
+
+    def __init__(self, config: Config, tokenizer: TextTokenizer) -> None:
+        self.config = config
+        self._tokenizer = tokenizer
+        self._engine: EngineInfo | None = None
+        self._created = int(time.time())
+        self._streams: dict[str, _Stream] = {}
+        self._children: dict[str, tuple[_Stream, int]] = {}
+        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._numbers = itertools.count()
+
+    @property
+    def info(self) -> ModelInfo:
+        """Raises EngineDead before `start`."""
+        engine = self.engine_info
+        name = self.config.server.served_model_name or Path(self.config.model.model).name
+        return ModelInfo(
+            name,
+            engine.path,
+            engine.max_model_len,
+            engine.vocab_size,
+            engine.platform,
+            engine.dtype,
+            self._created,
+            # Block 0 is padding.
+            (engine.num_blocks - 1) * engine.block_size,
+        )
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        """What the engine resolved. Raises EngineDead before `start`."""
+        if self._engine is None:
+            raise EngineDead("the engine has not been started")
+        return self._engine
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+        self._check_ready()
+        validate(request, self.engine_info)
+        if request.id in self._streams:
+            raise InvalidRequest(f"a request with id {request.id!r} is still running", "request_id", "invalid_value")
+        stream = _Stream(next(self._numbers), request, self._tokenizer, time.monotonic())
+        self._open(stream)
+        try:
+            while True:
+                for output in stream.outputs.take():
+                    yield output
+                if stream.error is not None:
+                    raise stream.error
+                if stream.outputs.done:
+                    return
+                await stream.news.wait()
+                stream.news.clear()
+        finally:
+            self._forget(stream)
+
+    async def abort(self, request_id: str) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            self._drop(stream, stream.outputs.end("abort"))
+            stream.news.set()
+
+    async def stats(self) -> EngineStats:
+        self._check_ready()
+        number = next(self._numbers)
+        self._asked[number] = answer = asyncio.get_running_loop().create_future()
+        self._send(GetStats(number))
+        try:
+            return await asyncio.wait_for(answer, _STATS_TIMEOUT)
+        except asyncio.TimeoutError:
+            raise EngineDead(f"the engine did not answer within {_STATS_TIMEOUT:.0f} s") from None
+        finally:
+            self._asked.pop(number, None)
+
+    def _open(self, stream: _Stream) -> None:
+        request, params = stream.request, stream.request.params
+        self._streams[request.id] = stream
+        if params.max_tokens == 0 and params.prompt_logprobs is None:
+            stream.outputs.echo_only()
+            return
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        children = [(stream.child(i), (seed + i) % 2**64) for i in range(params.n)]
+        for index, (child, _) in enumerate(children):
+            self._children[child] = (stream, index)
+        # Stop strings are found on this side.
+        alone = replace(params, n=1, stop=())
+        core = Request(
+            id=request.id,
+            prompt=request.prompt,
+            params=alone,
+            eos_token_ids=self.engine_info.eos_token_ids,
+            priority=request.priority,
+            arrival=stream.arrival,
+            salt=request.salt,
+            adapter=request.adapter,
+        )
+        self._send(Add(core, children))
+
+    def _forget(self, stream: _Stream) -> None:
+        """Ends what still runs of a stream whose caller has left."""
+        self._drop(stream, stream.outputs.end("abort"))
+        self._streams.pop(stream.request.id, None)
+
+    def _drop(self, stream: _Stream, indices: list[int]) -> None:
+        ids = [child for i in indices if self._children.pop(child := stream.child(i), None)]
+        if ids:
+            self._send(Abort(ids))
+
+    def _receive(self, event: Event) -> None:
+        """What the engine says of requests and figures. Other events are the subclass's."""
+        if isinstance(event, Deltas):
+            self._take(event)
+        elif isinstance(event, Refused):
+            self._refuse(event)
+        elif isinstance(event, StatsReply):
+            answer = self._asked.get(event.number)
+            if answer is not None and not answer.done():
+                answer.set_result(event.stats)
+
+    def _take(self, event: Deltas) -> None:
+        for delta in event.deltas:
+            # Late news of a sequence that has ended here has nowhere to go.
+            found = self._children.get(delta.request_id)
+            if found is None:
+                continue
+            stream, index = found
+            if stream.outputs.push(index, delta):
+                self._send(Finish(delta.request_id))
+            if stream.outputs.choices[index].finished:
+                del self._children[delta.request_id]
+            stream.news.set()
+
+    def _refuse(self, event: Refused) -> None:
+        for child in event.ids:
+            found = self._children.pop(child, None)
+            if found is not None:
+                found[0].fail(from_wire(event.error))
+
+    def _lose(self, error: HeadraceError) -> None:
+        """The engine is gone: everything open fails with `error`."""
+        self._children.clear()
+        for stream in self._streams.values():
+            if not stream.outputs.finished:
+                stream.fail(error)
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+    def _end_all(self) -> None:
+        """The client closes: everything open ends with `abort`."""
+        self._children.clear()
+        for stream in self._streams.values():
+            stream.outputs.end("abort")
+            stream.news.set()
+
+    def _check_ready(self) -> None:
+        """Raises EngineDead or Overloaded where a request cannot be taken now."""
+        raise NotImplementedError
+
+    def _send(self, command: Command) -> None:
+        """Never blocks; a command for an engine that is gone is dropped."""
+        raise NotImplementedError

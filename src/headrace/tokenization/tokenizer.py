@@ -1,0 +1,138 @@
+"""Text to token ids and back, and chat messages to text, by what the checkpoint itself says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.checkpoints.gguf_header import map_gguf
+from headrace.errors import CheckpointError, ConfigError, InvalidRequest, ModelNotFound, UnsupportedModel
+from headrace.tokenization.chat_template import ChatTemplate
+from headrace.tokenization.detokenizer import Pieces, StreamDecoder, decode_all
+from headrace.tokenization.gguf_vocab import gguf_templates, gguf_vocab
+from headrace.tokenization.hf_vocab import hf_templates, hf_vocab
+from headrace.tokenization.vocab import Vocab
+
+__all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer", "tokenizer_from_gguf"]
+
+_NONE: frozenset[int] = frozenset()
+
+
+class Tokenizer:
+    """One checkpoint's tokenizer. Immutable; every method may be called from any thread."""
+
+    def __init__(self, vocab: Vocab, template: ChatTemplate | None = None) -> None:
+        self._backend = vocab.backend
+        self._pieces = Pieces(vocab)
+        self._prefix, self._suffix = vocab.prefix, vocab.suffix
+        self._strip = vocab.strip_space
+        self._template = template
+        self.special_ids = vocab.special_ids
+        """Ids that `skip_special_tokens` leaves out."""
+        self.bos_token_id = vocab.bos
+        self.eos_token_ids = vocab.ends
+        """Every id that ends a sequence, ascending."""
+        self.vocab_size = len(vocab.token_bytes)
+        """The highest id and one; a model's head may have more rows."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Special tokens that are written out in the text are taken as such. `add_special_tokens` puts BOS and the like around
+        it where the checkpoint wants them. Raises InvalidRequest for text that is no Unicode (lone surrogates)."""
+        try:
+            ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except (UnicodeError, TypeError) as error:
+            raise InvalidRequest(f"the text cannot be encoded: {error}", "prompt", "invalid_value") from error
+        return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Bytes that are no UTF-8 become U+FFFD. Ids beyond the vocabulary have no text."""
+        return decode_all(self._pieces, ids, self.special_ids if skip_special_tokens else _NONE, self._strip)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The raw bytes a token adds to a text; part of a character, perhaps."""
+        return self._pieces.raw(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """As `token_bytes`, made valid text: U+FFFD stands for what cannot be decoded alone."""
+        text = self._pieces[token_id]
+        return self._pieces.raw(token_id).decode("utf-8", "replace") if text is None else text
+
+    def stream(self, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = ()) -> StreamDecoder:
+        """A decoder for one sequence. `prompt_tail`: the last ids before it, where its text continues theirs; then the space
+        that a vocabulary puts before a text's first word is part of the text."""
+        skip = self.special_ids if skip_special_tokens else _NONE
+        begun = any(token not in skip and self._pieces.raw(token) for token in prompt_tail)
+        return StreamDecoder(self._pieces, skip, self._strip and not begun)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation as the model wants to read it; encode it without adding special tokens.
+
+        `continue_final_message` ends the text with the last message's content, unchanged and open, and excludes
+        `add_generation_prompt`. `kwargs` are more variables for the template. Raises InvalidRequest where the messages are
+        wrong, the template refuses them, or it uses more time or room than it may.
+        """
+        if self._template is None:
+            raise InvalidRequest(
+                "this model has no chat template: use /v1/completions, or start with --chat-template FILE",
+                "messages",
+                "no_chat_template",
+            )
+        return self._template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            kwargs=kwargs,
+        )
+
+
+def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) -> Tokenizer:
+    """From a Hugging Face directory or a .gguf file. `chat_template` is a file that replaces the checkpoint's own.
+
+    Raises ModelNotFound, CheckpointError and UnsupportedModel; ConfigError for the template's file.
+    """
+    path = Path(path)
+    override = None if chat_template is None else _read_template(Path(chat_template))
+    if path.is_dir():
+        return _build(hf_vocab(path), hf_templates(path), override)
+    if path.suffix != ".gguf" or not path.is_file():
+        raise ModelNotFound(f"{path}: neither a directory with a tokenizer.json nor a .gguf file")
+    try:
+        return tokenizer_from_gguf(map_gguf(path)[1].metadata, override)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{path}: {error}") from error
+    except CheckpointError as error:
+        raise error if error.path else CheckpointError(str(error), str(path)) from error
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any], chat_template: str | None = None) -> Tokenizer:
+    """From a GGUF file's metadata; arrays may be numpy's or lists. `chat_template` is a template's text."""
+    return _build(gguf_vocab(metadata), gguf_templates(metadata), chat_template)
+
+
+def _build(vocab: Vocab, templates: dict[str, str], override: str | None) -> Tokenizer:
+    if override is not None:
+        template = ChatTemplate({"default": override}, vocab.named_tokens)
+        template.check()
+        return Tokenizer(vocab, template)
+    return Tokenizer(vocab, ChatTemplate(templates, vocab.named_tokens) if templates else None)
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"chat_template {path}: cannot be read: {error}") from error

@@ -1,0 +1,347 @@
+"""Chat templates: what they see, and what they may not do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from headrace.errors import ConfigError, InvalidRequest
+from headrace.tokenization.chat_template import ChatTemplate
+from headrace.tokenization.sandbox import Budget, TemplateSandbox
+
+USER = [{"role": "user", "content": "hi"}]
+CHATML = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] | trim + '<end>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+TOOLS = (
+    "{%- for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{%- for call in m.tool_calls or [] %}<{{ call.function.name }} {{ call.function.arguments | tojson }}>{%- endfor %}"
+    "{%- endfor %}"
+)
+
+
+def render(source: str, messages: Any = USER, **options: Any) -> str:
+    return ChatTemplate({"default": source}, {"bos_token": "<s>"}).render(messages, **options)
+
+
+class TestWhatTemplatesSee:
+    def test_messages_and_the_generation_prompt(self) -> None:
+        assert render(CHATML) == "<|user|>hi<end>\n<|assistant|>"
+        assert render(CHATML, add_generation_prompt=False) == "<|user|>hi<end>\n"
+
+    @pytest.mark.parametrize(
+        ("source", "text"),
+        [
+            ("{{ bos_token }}{{ tools }}{{ documents }}", "<s>NoneNone"),
+            ("{% for x in [1, 2, 3, 4] %}{% if x == 2 %}{% continue %}{% elif x == 4 %}{% break %}{% endif %}{{ x }}{% endfor %}", "13"),
+            ("{% generation %}{{ messages[0].content }}{% endgeneration %}!", "hi!"),
+            ("{{ {'a': '<é>', 'b': [1, none]} | tojson }}", '{"a": "<é>", "b": [1, null]}'),
+            ("{{ {'b': 1} | tojson(indent=2) }}", '{\n  "b": 1\n}'),
+            ("{{ messages | length }}{{ loop is defined }}", "1False"),
+            ("{% for m in messages %}{{ loop.index0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{% endfor %}", "0TrueTrue1"),
+            ("{% for x in 'abc' %}{{ loop.previtem }}{{ loop.nextitem }}{% endfor %}", "bac" + "b"),
+            ("{% set ns = namespace(n=0) %}{% for i in range(5) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "10"),
+            ("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m('a') ~ m(1) ~ 2 }}", "<a><1>2"),
+            ("{% set t %}a{{ 1 }}b{% endset %}{{ t | upper }}", "A1B"),
+            ("{% for a, b in {'x': 1, 'y': 2}.items() %}{{ a }}{{ b }}{% endfor %}", "x1y2"),
+            ("{{ 'a-b-c'.split('-') | join('+') }}{{ [1, 2] | join }}", "a+b+c12"),
+            ("{{ messages | map(attribute='role') | join(',') }}{{ messages | join('x', attribute='role') }}", "useruser"),
+            ("{{ 'x\ny' | indent(2) }}|{{ 'x\ny' | indent(1, true) }}", "x\n  y| x\n y"),
+            ("{{ '%s-%02d' % ('a', 7) }}{{ '{:>4}|{}'.format('b', 2024) }}", "a-07   b|2024"),
+            ("{{ '2024 100000%' }}{{ '%d in 2024' % 3 }}", "2024 100000%3 in 2024"),
+            ("{{ 'aXbX'.replace('X', '--') }}{{ 'aX' | replace('X', '') }}", "a--b--a"),
+            ("{{ 2 ** 10 }}{{ 'ab' * 3 }}{{ ([1] + [2]) | length }}{{ 7 % 4 }}{{ 1.5 * 2 }}", "1024ababab233.0"),
+            ("{{ messages[1:] }}{{ messages[0].content[::-1] }}", "[]ih"),
+            ("{{ undefined_thing is defined }}{{ undefined_thing }}", "False"),
+            ("  {% if true %}\n  x\n  {% endif %}\n", "  x\n"),
+            ("{% for x in [[1, [2]], [3]] recursive %}{% if x is iterable %}({{ loop(x) }}){% else %}{{ x }}{% endif %}{% endfor %}", "(1(2))(3)"),
+        ],
+    )  # fmt: skip
+    def test_the_language_that_templates_are_written_in(self, source: str, text: str) -> None:
+        assert render(source) == text
+
+    def test_the_day(self) -> None:
+        assert render("{{ strftime_now('%Y') }}") == time.strftime("%Y")
+
+    def test_kwargs_are_variables(self) -> None:
+        assert render("{{ thinking }}", kwargs={"thinking": False}) == "False"
+
+    @pytest.mark.parametrize(
+        "name",
+        "messages tools documents tokenize add_generation_prompt chat_template bos_token eos_token raise_exception".split(),
+    )
+    def test_kwargs_override_nothing(self, name: str) -> None:
+        with pytest.raises(InvalidRequest, match=name) as caught:
+            render(CHATML, kwargs={name: "x"})
+        assert caught.value.param == f"chat_template_kwargs.{name}"
+
+    def test_a_template_for_tools_is_taken_with_tools(self) -> None:
+        template = ChatTemplate({"default": "plain", "tool_use": "{{ tools[0].name }}"}, {})
+        assert template.render(USER) == "plain"
+        assert template.render(USER, tools=[{"name": "f"}]) == "f"
+        assert template.render(USER, tools=[]) == "plain"
+
+    def test_the_caller_keeps_its_messages(self) -> None:
+        messages = [
+            {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": ""}}]}
+        ]
+        render(TOOLS, messages)
+        assert messages[0]["content"] is None
+        assert messages[0]["tool_calls"][0]["function"]["arguments"] == ""
+
+
+class TestMessages:
+    def test_tool_calls_and_parts_both_appear(self) -> None:
+        call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+        messages = [
+            *USER,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {
+                "role": "tool",
+                "tool_call_id": "1",
+                "content": [{"type": "text", "text": "3"}, {"type": "text", "text": "4"}],
+            },
+        ]
+        assert render(TOOLS, messages) == '[user]hi[assistant]<add {"a": 1}>[tool]3\n4'
+
+    @pytest.mark.parametrize("arguments", ["", "  ", None, "{}", {}])
+    def test_no_arguments_are_an_empty_object(self, arguments: object) -> None:
+        call = {"function": {"name": "f", "arguments": arguments}}
+        assert render(TOOLS, [{"role": "assistant", "content": "x", "tool_calls": [call]}]) == "[assistant]x<f {}>"
+
+    def test_no_calls_are_left_out(self) -> None:
+        source = "{{ 'tool_calls' in messages[0] }}{{ 'name' in messages[0] }}"
+        assert render(source, [{"role": "assistant", "content": "x", "tool_calls": [], "name": None}]) == "FalseFalse"
+
+    @pytest.mark.parametrize("content", ["", [], None])
+    def test_an_assistant_may_say_nothing(self, content: object) -> None:
+        assert render(TOOLS, [{"role": "assistant", "content": content}]) == "[assistant]"
+
+    def test_an_empty_list_of_parts_is_an_empty_text(self) -> None:
+        assert render(TOOLS, [{"role": "user", "content": []}]) == "[user]"
+
+    @pytest.mark.parametrize(
+        ("message", "param"),
+        [
+            ({"content": "x"}, "messages[0].role"),
+            ({"role": "user"}, "messages[0].content"),
+            ({"role": "user", "content": 3}, "messages[0].content"),
+            ({"role": "user", "content": [7]}, "messages[0].content[0]"),
+            ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[0].content[0]"),
+            ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+            ({"role": "assistant", "tool_calls": "x"}, "messages[0].tool_calls"),
+            ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls[0].function"),
+            (
+                {"role": "assistant", "tool_calls": [{"function": {"name": ""}}]},
+                "messages[0].tool_calls[0].function.name",
+            ),
+            *(
+                (
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]},
+                    "messages[0].tool_calls[0].function.arguments",
+                )
+                for arguments in ("{", "[1]", "3", 7, "[" * 100_000)
+            ),
+        ],
+    )
+    def test_what_cannot_be_made_uniform_is_named(self, message: dict[str, object], param: str) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            render(TOOLS, [message])
+        assert caught.value.param == param
+
+    def test_no_messages(self) -> None:
+        with pytest.raises(InvalidRequest, match="at least one"):
+            render(TOOLS, [])
+
+
+class TestContinue:
+    @pytest.mark.parametrize("text", ["The answer is ", "", "  led", "a\n\n", "<think>x</think>", "<end>"])
+    def test_the_final_text_stands_as_it_is_and_open(self, text: str) -> None:
+        messages = [*USER, {"role": "assistant", "content": text}]
+        rendered = render(CHATML, messages, add_generation_prompt=False, continue_final_message=True)
+        assert rendered == "<|user|>hi<end>\n<|assistant|>" + text
+
+    def test_parts_are_continued_too(self) -> None:
+        messages = [*USER, {"role": "assistant", "content": [{"type": "text", "text": "a "}]}]
+        assert render(CHATML, messages, add_generation_prompt=False, continue_final_message=True).endswith(
+            "<|assistant|>a "
+        )
+
+    @pytest.mark.parametrize("messages", [USER, [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]])
+    def test_only_an_assistants_text_can_go_on(self, messages: list[dict[str, object]]) -> None:
+        with pytest.raises(InvalidRequest, match="assistant's message") as caught:
+            render(CHATML, messages, add_generation_prompt=False, continue_final_message=True)
+        assert caught.value.param == "continue_final_message"
+
+    def test_it_excludes_the_generation_prompt(self) -> None:
+        with pytest.raises(InvalidRequest, match="exclude each other"):
+            render(CHATML, [{"role": "assistant", "content": "x"}], continue_final_message=True)
+
+    def test_a_template_that_drops_the_message_is_told_of(self) -> None:
+        with pytest.raises(InvalidRequest, match="does not show"):
+            render(
+                "x", [{"role": "assistant", "content": "x"}], add_generation_prompt=False, continue_final_message=True
+            )
+
+
+def attack(source: str) -> str:
+    """The complaint about a hostile template, which must come soon."""
+    began = time.thread_time()
+    with pytest.raises(InvalidRequest) as caught:
+        ChatTemplate({"default": source}, {}, seconds=0.2).render([{"role": "user", "content": "x" * 1000}])
+    assert time.thread_time() - began < 3
+    assert "Traceback" not in str(caught.value)
+    return str(caught.value)
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+            "{% for a in range(100000) %}{% for b in range(100000) %}{{ '' }}{% endfor %}{% endfor %}",
+            # Without range: strings that repeat, and loops in macros.
+            "{% set s = 'x' * 100000 %}{% for a in s %}{% for b in s %}{% endfor %}{% endfor %}",
+            "{% set s = ('x,' * 99999).split(',') %}{% for a in s %}{% set n = s | select | list %}{% endfor %}",
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+            "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+            "{% for a in range(100000) recursive %}{% if loop.depth < 9 %}{{ loop(range(100000)) }}{% endif %}{% endfor %}",
+            "{{ range(100000) | map('string') | map('replace', '1', '2' * 1000) | map('upper') | list | sort | join }}",
+        ],
+    )
+    def test_ten_thousand_million_turns_are_stopped(self, source: str) -> None:
+        assert "the chat template failed" in attack(source)
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "{{ 'x' * 10**10 }}",
+            "{{ 10**10 * 'x' }}",
+            "{{ [1] * 10**10 }}",
+            "{{ 10 ** (10**10) }}",
+            "{{ 9 ** (9**9) }}",
+            "{% set n = 2**4000 %}{{ n * n * n }}",
+            "{{ '%9999999999d' % 1 }}",
+            "{{ '%*d' % (10**9, 1) }}",
+            "{{ '{:9999999999}'.format(1) }}",
+            "{{ '{:{}}'.format(1, 10**9) }}",
+            "{{ ('{0}' * 100000).format('x' * 1000000) }}",
+            "{{ ('%s' * 10) % (('x' * 8000000,) * 10) }}",
+            "{{ ('x' * 1000000).replace('x', 'y' * 1000000) }}",
+            "{{ ('x' * 1000000) | replace('x', 'y' * 1000000) }}",
+            "{{ ('y' * 1000000).join(['x'] * 100000) }}",
+            "{{ (['x'] * 100000) | join('y' * 1000000) }}",
+            "{{ 'x\n' * 100000 | indent(100000) }}",
+            "{{ {'a': 1} | tojson(indent=1000000000) }}",
+            "{{ [1] | batch(10**10, 0) | list }}",
+            "{{ [1] | slice(10**10) | list }}",
+            "{{ range(10**10) | list }}",
+            "{% set x = 'ab' * 1000 %}" + "{% set x = x ~ x %}" * 40 + "{{ x }}",
+            "{% set x = 'ab' * 1000 %}" + "{% set x = x + x %}" * 40 + "{{ x }}",
+            "{% set x = [1] * 1000 %}" + "{% set x = x + x %}" * 40 + "{{ x | length }}",
+            "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+            "{% set x = 'x' * 8000000 %}{% macro m() %}{% for i in range(1000) %}{{ x }}{% endfor %}{% endmacro %}{{ m() }}",
+            "{% set x = 'x' * 8000000 %}{% for i in range(1000) %}{{ x }}{% endfor %}",
+            "{% set ns = namespace(l=[]) %}{% for i in range(1000) %}{% set ns.l = ns.l + [messages[0].content * 8000] %}{% endfor %}",
+        ],
+    )
+    def test_what_grows_is_stopped_before_it_is_large(self, source: str) -> None:
+        assert "the chat template failed" in attack(source)
+
+    @pytest.mark.parametrize("name", ["center", "ljust", "zfill", "expandtabs", "translate", "encode"])
+    def test_methods_that_make_text_large_are_closed(self, name: str) -> None:
+        assert name in attack("{{ 'x'." + name + "(10**9) }}")
+
+    @pytest.mark.parametrize("name", ["center", "wordwrap", "urlize", "filesizeformat", "pprint", "random", "xmlattr"])
+    def test_filters_that_no_prompt_needs_are_not_there(self, name: str) -> None:
+        assert f"No filter named '{name}'" in attack("{{ 'x' | " + name + " }}")
+
+    def test_time_stands_still_for_those_who_wait(self) -> None:
+        """The limit is on computing: another thread's work doesn't count."""
+        budget = Budget(seconds=0.2)
+        worker = threading.Thread(target=lambda: sum(range(10**6)))
+        worker.start()
+        time.sleep(0.3)
+        worker.join()
+        for _ in range(64):
+            budget.tick()
+
+    def test_renders_in_several_threads_have_a_budget_each(self) -> None:
+        template = ChatTemplate({"default": "{% for i in range(20000) %}{{ i }}{% endfor %}"}, {})
+        results: list[int] = []
+        threads = [threading.Thread(target=lambda: results.append(len(template.render(USER)))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == [len("".join(map(str, range(20000))))] * 4
+
+    def test_a_template_that_is_too_long_is_refused(self) -> None:
+        assert "at most" in attack("x" * (1 << 20) + "y")
+
+    def test_a_template_that_nests_too_deeply_is_refused(self) -> None:
+        assert "the chat template failed" in attack("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}")
+
+
+class TestSandbox:
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "{{ raise_exception.__globals__ }}",
+            "{{ strftime_now.__globals__['os'] }}",
+            "{{ ''.__class__.__mro__ }}",
+            "{{ messages.__class__ }}",
+            "{{ '' | attr('__class__') }}",
+            "{{ ('' | attr)('__class__') }}",
+            "{{ ''['__class__'] }}",
+            "{{ '{0.__class__}'.format(1) }}",
+            "{{ cycler.__init__.__globals__.os.popen('id') }}",
+            "{{ self.__init__.__globals__ }}",
+            "{{ joiner.__init__.__globals__ }}",
+            "{{ messages | map('attr', '__class__') | list }}",
+            "{{ messages | map(attribute='__class__') | list }}",
+            "{{ messages.append(1) }}",
+            "{{ messages[0].update({'a': 1}) }}",
+            "{{ '{0.__class__}'.format_map({'0': 1}) }}",
+            "{{ lipsum() }}",
+            "{% include '/etc/passwd' %}",
+            "{% import 'os' as os %}",
+            "{{ (messages[0].items)() .__iter__ }}",
+        ],
+    )
+    def test_nothing_reaches_out(self, source: str) -> None:
+        attack(source)
+
+    def test_the_complaint_names_what_was_reached_for(self) -> None:
+        assert "__globals__" in attack("{{ raise_exception.__globals__ }}")
+        assert "unsafe" in attack("{{ strftime_now.__globals__ }}")
+
+    def test_a_refusal_of_the_template_is_the_callers_fault(self) -> None:
+        with pytest.raises(InvalidRequest, match="refuses these messages: roles must alternate"):
+            render("{{ raise_exception('roles must alternate') }}")
+
+    @pytest.mark.parametrize(
+        "source",
+        ["{{ nothing.of.this }}", "{{ messages[0].content + 1 }}", "{{ 1 // 0 }}", "{{ [] | first | tojson }}"],
+    )
+    def test_faults_of_a_template_are_one_line(self, source: str) -> None:
+        assert "\n" not in attack(source)
+
+    def test_wrong_syntax_has_its_line(self) -> None:
+        assert "line 2" in attack("x\n{% if %}")
+        with pytest.raises(ConfigError, match="line 1"):
+            ChatTemplate({"default": "{% nope %}"}, {}).check()
+
+    def test_filters_are_few_and_each_is_limited(self) -> None:
+        sandbox = TemplateSandbox()
+        assert len(sandbox.filters) < 50
+        for name in ("join", "replace", "tojson", "indent", "upper"):
+            assert sandbox.filters[name].__module__.startswith("headrace.")
+
+    def test_a_template_without_a_default_says_what_there_is(self) -> None:
+        with pytest.raises(InvalidRequest, match="named rag"):
+            ChatTemplate({"rag": "x"}, {}).render(USER)
