@@ -105,7 +105,7 @@ def build_on(device: Device, platform: str, config: Config, checkpoint: Checkpoi
     capabilities = device.capabilities()
     facts = checkpoint.facts()
     free = max(0, device.memory()[0] - checkpoint.total_bytes)
-    resolved, reasons = resolve(config, capabilities, facts, free)
+    resolved, reasons = resolve(config, capabilities, facts, free, f"{platform} device {config.device.index}")
     for reason in reasons:
         _log.info("%s", reason)
     ops = bind(device)

@@ -114,7 +114,7 @@ def load_rank(start: Start, say: Callable[[Message], None], hear: Callable[[], M
 def _build(
     config: Config, checkpoint: Checkpoint, platform: str, device: Device, ranks: Ranks, progress: Progress
 ) -> ParallelEngine:
-    resolved, reasons = _resolve(config, checkpoint, device, ranks.size)
+    resolved, reasons = _resolve(config, checkpoint, device, f"{platform} device {config.device.index}", ranks.size)
     progress("ranks", 0.0)
     ranks.await_all(Opened)
     layout = resolved.kv_layout
@@ -138,14 +138,16 @@ def _build(
     return ParallelEngine(core, startup.engine_info(checkpoint, platform, resolved, vocab, tuple(reasons)), own, ranks)
 
 
-def _resolve(config: Config, checkpoint: Checkpoint, device: Device, size: int) -> tuple[Resolved, list[str]]:
+def _resolve(
+    config: Config, checkpoint: Checkpoint, device: Device, name: str, size: int
+) -> tuple[Resolved, list[str]]:
     """The choices for every rank: as much as rank 0 has room for, of which ranks of one host get a share each."""
     capabilities, (free, _) = device.capabilities(), device.memory()
     if capabilities.host_memory:
         free = max(0, free - checkpoint.total_bytes) // size
     else:
         free = max(0, free - checkpoint.total_bytes // size)
-    resolved, reasons = resolve(config, capabilities, checkpoint.facts(Shard(0, size)), free)
+    resolved, reasons = resolve(config, capabilities, checkpoint.facts(Shard(0, size)), free, name)
     reasons.append(f"{size} ranks, each with its part of every layer")
     for reason in reasons:
         _log.info("%s", reason)
