@@ -23,7 +23,7 @@ import msgspec
 from headrace.config import read_environment
 from headrace.engine.ranks.rank_messages import Down, Message, Start, Step, Stop, receive, send
 from headrace.engine.runner import Launched, Runner
-from headrace.engine.wire import to_wire
+from headrace.engine.wire import as_ours, to_wire
 from headrace.errors import HeadraceError
 
 __all__ = ["follow", "main"]
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     try:
         _run(link, messages)
     except Exception as error:
-        if not isinstance(error, HeadraceError):
+        if not isinstance(as_ours(error), HeadraceError):
             _log.exception("the rank ends")
         try:
             send(link, Down(to_wire(error)))
