@@ -120,10 +120,15 @@ def test_a_damaged_file_is_written_again(tmp_path: Path, home: Path, caplog: pyt
     plain = answer(tmp_path / "model")
     (path,) = home.glob("*.packed")
     sound = path.read_bytes()
-    path.write_bytes(sound[:-100])
-    assert answer(tmp_path / "model") == plain
-    assert "packed anew" in caplog.text
-    assert path.read_bytes() == sound
+    swapped = bytearray(sound)
+    start = len(sound) // 2 // 4096 * 4096
+    swapped[start : start + 8192] = sound[start + 4096 : start + 8192] + sound[start : start + 4096]
+    for damaged in (sound[:-100], bytes(swapped)):
+        path.write_bytes(damaged)
+        caplog.clear()
+        assert answer(tmp_path / "model") == plain
+        assert [r.message.count("dropped") for r in caplog.records if "packed again" in r.message] == [1]
+        assert path.read_bytes() == sound
 
 
 def test_none_is_kept_where_none_is_wanted(tmp_path: Path, home: Path) -> None:
