@@ -24,7 +24,7 @@ from headrace.config import read_environment
 from headrace.engine.channel import Channel
 from headrace.engine.ranks.rank_messages import Down, Message, RunStep, Start, Stop, decode, encode
 from headrace.engine.runner import Launched, Runner
-from headrace.engine.wire import to_wire
+from headrace.engine.wire import as_ours, to_wire
 from headrace.errors import HeadraceError
 
 __all__ = ["follow", "main"]
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     try:
         _run(link, messages)
     except Exception as error:
-        if not isinstance(error, HeadraceError):
+        if not isinstance(as_ours(error), HeadraceError):
             _log.exception("the rank ends")
         _send(link, Down(to_wire(error)))
         if link.other_end_closed(0):  # Rank 0 is gone: the reading thread sees it too, clears up and ends this process.
