@@ -95,20 +95,25 @@ def read_rope(parameters: Mapping[str, Any], config: Mapping[str, Any], family: 
         return Rope(base, rotary)
     original = values.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
     if kind == "linear":
-        return Rope(base, rotary, "linear", values.number("factor"))
+        before = 0 if original is None else _original(original)
+        return Rope(base, rotary, "linear", values.number("factor"), before)
     if kind == "llama3":
         return Rope(
             base,
             rotary,
             "llama3",
             values.number("factor"),
-            Settings({"original_max_position_embeddings": original}).integer("original_max_position_embeddings"),
+            _original(original),
             low_freq_factor=values.number("low_freq_factor"),
             high_freq_factor=values.number("high_freq_factor"),
         )
     if kind == "yarn":
         return _yarn(values, base, rotary, original, settings.integer("max_position_embeddings"), family)
     raise UnsupportedModel(f"{family}: rope_type {kind!r} is not supported: default, linear, llama3 and yarn are")
+
+
+def _original(value: Any) -> int:
+    return Settings({"original_max_position_embeddings": value}).integer("original_max_position_embeddings")
 
 
 def _yarn(values: Settings, base: float, rotary: int, original: Any, longest: int, family: str) -> Rope:
@@ -151,4 +156,5 @@ def simple_decoder(
     """A family with one rotary embedding: the shared fields and what it adds."""
     rope = read_rope(rope_parameters(config), config, family)
     fields = base_fields(config, family, known=known)
+    fields["max_position"] = rope.context(fields["max_position"])
     return DecoderConfig(**{**fields, **more}, layers=uniform_layers(windows), ropes=(rope,))
