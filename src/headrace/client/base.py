@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.client.output import RequestOutputs, TextTokenizer
@@ -29,6 +28,7 @@ from headrace.engine.wire import (
     from_wire,
 )
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest
+from headrace.hub.reference import display_name
 from headrace.types import Request
 
 __all__ = ["BaseClient"]
@@ -79,7 +79,7 @@ class BaseClient:
     def info(self) -> ModelInfo:
         """Raises EngineDead before `start`."""
         engine = self.engine_info
-        name = self.config.server.served_model_name or Path(self.config.model.model).name
+        name = self.config.server.served_model_name or display_name(self.config.model.model)
         return ModelInfo(
             name,
             engine.path,

@@ -27,11 +27,12 @@ from headrace.client.api import EngineClient
 from headrace.config import Config, read_environment
 from headrace.engine.launch import Launched
 from headrace.errors import ConfigError
+from headrace.hub.reference import display_name
+from headrace.progress import loading_bar
 from headrace.server.app import create_app_for
 from headrace.server.context import Context, TextTokenizer, make_context
 from headrace.server.errors import ShuttingDown
 from headrace.server.first_prompt import ask
-from headrace.server.loading import loading_bar
 from headrace.server.protocol import Connection
 
 __all__ = ["run", "serve"]
@@ -64,7 +65,7 @@ def run(config: Config, model_path: Path, first_prompt: str | None = None, launc
 
 def _with_path(config: Config, model_path: Path) -> Config:
     """The engine is given the path; clients see the name that the user gave."""
-    name = config.server.served_model_name or Path(config.model.model).name
+    name = config.server.served_model_name or display_name(config.model.model)
     key = config.server.api_key or read_environment().api_key
     server = config.server.model_copy(update={"served_model_name": name, "api_key": key})
     model = config.model.model_copy(update={"model": str(model_path)})

@@ -24,13 +24,13 @@ from headrace.errors import (
     NeverFits,
     Overloaded,
 )
+from headrace.progress import loading_bar
 from headrace.server.errors import HttpError, ShuttingDown, to_http
 from headrace.server.first_prompt import ask
 from headrace.server.generation import Choice, Run, usage_reply
 from headrace.server.guard import ClientGone, Guard
 from headrace.server.ids import new_id
 from headrace.server.lifecycle import _with_path
-from headrace.server.loading import loading_bar
 from headrace.server.logprobs import TextOffsets, chat_logprobs, prompt_logprobs, text_logprobs
 from headrace.server.metrics import Histogram, Meter, Metrics
 from headrace.types import SamplingParams
