@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.errors import CheckpointError
 from headrace.models.moe import MoE
 from headrace.types import LayerKV
 
-__all__ = ["Activation", "DecoderConfig", "LayerConfig", "Rope"]
+__all__ = ["Activation", "DecoderConfig", "LayerConfig", "Rope", "check_decoder"]
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -88,3 +89,18 @@ class DecoderConfig:
     def kv_layers(self) -> tuple[LayerKV, ...]:
         """KV shape a layer."""
         return tuple(LayerKV(self.num_kv_heads, self.head_dim, layer.window) for layer in self.layers)
+
+
+def check_decoder(config: DecoderConfig) -> None:
+    """Raises CheckpointError for sizes that cannot go together, whatever family's they are."""
+    for rope in config.ropes:
+        if rope.rotary_dim < 2 or rope.rotary_dim % 2 or rope.rotary_dim > config.head_dim:
+            raise CheckpointError(
+                f"{rope.rotary_dim} dimensions of a head are rotated: expected an even number, "
+                f"at most the head's {config.head_dim}"
+            )
+    widest = max(config.num_q_heads * config.head_dim, config.vocab, config.intermediate)
+    if widest >= 1 << 31:
+        raise CheckpointError(
+            f"{config.num_q_heads} heads of {config.head_dim}: a row of more than 2^31 values is not supported"
+        )

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.models.registry import GGUF_ARCHITECTURES, HF_ARCHITECTURES, from_gguf, from_hf
-from headrace.models.settings import Settings
+from headrace.settings import Settings
 
 BASE: dict[str, Any] = {
     "hidden_size": 64,
