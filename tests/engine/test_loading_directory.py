@@ -10,6 +10,7 @@ import pytest
 import torch
 from model_harness import logits_of, reference_ops
 from safetensors.torch import load_file, save_file
+from shared_models import check_against_reference, shared_model
 from tiny_models import make, prompt, reference_logits, save
 
 from headrace.checkpoints.checkpoint import open_checkpoint
@@ -128,6 +129,28 @@ def test_leftovers_of_old_writers_are_no_fault(tmp_path: Path) -> None:
 
     edit_tensors(tmp_path, litter)
     build(tmp_path)
+
+
+def test_a_head_that_differs_is_used_although_the_settings_tie_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save("llama-tied-bias", tmp_path)
+    embedding = build(tmp_path).weights.embedding
+    edit_tensors(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    tied = build(tmp_path).weights
+    assert tied.head is tied.embedding
+    assert not caplog.records
+    own = torch.randn(embedding.shape)
+    edit_tensors(tmp_path, lambda t: t.update({"lm_head.weight": own}))
+    found = build(tmp_path).weights
+    assert torch.equal(found.head.dequantize(), own)
+    assert torch.equal(found.embedding.dequantize(), embedding.dequantize())
+    assert [("own is used" in record.message) for record in caplog.records] == [True]
+
+
+def test_the_head_of_another_writer_is_used_although_the_settings_tie_it() -> None:
+    decoder = check_against_reference(shared_model("tied_but_differs"))
+    assert decoder.weights.head is not decoder.weights.embedding
 
 
 def test_other_formats_are_not_read(tmp_path: Path) -> None:

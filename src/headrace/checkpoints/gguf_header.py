@@ -199,8 +199,16 @@ def _entry(reader: _Reader, index: int) -> _Raw:
 def _aligned(reader: _Reader, metadata: dict[str, Any]) -> int:
     """The offset at which tensor data begins."""
     alignment = metadata.get("general.alignment", 32)
-    if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1) or alignment > 1 << 20:
-        raise reader.fail(f"metadata 'general.alignment' is {excerpt(alignment)}: expected a power of two from 8 to 2^20")
+    if (
+        isinstance(alignment, bool)
+        or not isinstance(alignment, int)
+        or alignment < 8
+        or alignment & (alignment - 1)
+        or alignment > 1 << 20
+    ):
+        raise reader.fail(
+            f"metadata 'general.alignment' is {excerpt(alignment)}: expected a power of two from 8 to 2^20"
+        )
     metadata["general.alignment"] = alignment
     return -(-reader.at // alignment) * alignment
 
@@ -231,7 +239,9 @@ def _size(reader: _Reader, name: str, shape: tuple[int, ...], kind: int) -> int:
     if kind in FLOAT_BYTES:
         return count * FLOAT_BYTES[kind]
     if kind not in BLOCK_SIZES:
-        raise reader.fail(f"has GGUF type {TYPE_NAMES.get(kind, kind)}, which is not supported: {_SUPPORTED} are", name[:80])
+        raise reader.fail(
+            f"has GGUF type {TYPE_NAMES.get(kind, kind)}, which is not supported: {_SUPPORTED} are", name[:80]
+        )
     block, elements, size = BLOCK_SIZES[kind]
     if shape[-1] % elements:
         raise reader.fail(f"has rows of {shape[-1]} values: no multiple of {block}'s {elements}", name[:80])
@@ -247,5 +257,5 @@ def map_gguf(path: Path) -> tuple[mmap.mmap, GGUFHeader]:
             # A private copy-on-write map: torch wants memory it could write to, and pages stay shared until it does.
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
-        raise ModelNotFound(f"{path}: cannot be read: {getattr(error, "strerror", None) or error}") from error
+        raise ModelNotFound(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     return data, parse_header(memoryview(data), str(path))

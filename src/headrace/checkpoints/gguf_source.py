@@ -37,8 +37,7 @@ class GGUFSource:
         return self._used
 
     def matrix(self, name: str, rows: int, columns: int, bias: bool) -> Weight:
-        # Writers squeeze a matrix of one row.
-        entry = self._entry(f"{name}.weight", (columns,) if rows == 1 else (rows, columns))
+        entry = self._entry(f"{name}.weight", (rows, columns))
         weight = self._rows(entry, rows, columns)
         if bias:
             weight.bias = self.vector(f"{name}.bias", rows)
@@ -73,9 +72,16 @@ class GGUFSource:
         entry = self.header.tensors.get(name)
         if entry is None:
             raise CheckpointError("is missing", self.path, name)
-        if entry.shape != shape:
+        # Some writers squeeze a matrix of one row, some do not.
+        if _squeezed(entry.shape) != _squeezed(shape):
             raise CheckpointError(f"has shape {list(entry.shape)}: expected {list(shape)}", self.path, name)
         return entry
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without leading dimensions of one."""
+    first = next((at for at, length in enumerate(shape) if length != 1), len(shape) - 1)
+    return shape[first:]
 
 
 def open_gguf(path: Path) -> GGUFSource:

@@ -79,6 +79,8 @@ class SafetensorsSource:
 
     def _floats(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self.get(name)
+        if tensor.dim() == 1 and shape == (1, len(tensor)):
+            tensor = tensor[None]  # Some writers squeeze a matrix of one row.
         if tuple(tensor.shape) != shape:
             raise self.error(f"has shape {list(tensor.shape)}: expected {list(shape)}", name)
         if tensor.dtype not in _FLOATS:

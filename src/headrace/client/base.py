@@ -34,6 +34,9 @@ from headrace.types import Request
 __all__ = ["BaseClient"]
 
 _STATS_TIMEOUT = 1.0
+"""Seconds for the engine's first figures."""
+_FRESH = 0.1
+"""Seconds for figures newer than the last: during a long step the engine reads no commands."""
 
 
 class _Stream:
@@ -66,7 +69,10 @@ class BaseClient:
         self._created = int(time.time())
         self._streams: dict[str, _Stream] = {}
         self._children: dict[str, tuple[_Stream, int]] = {}
-        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._asked: asyncio.Future[EngineStats] | None = None
+        """The question that the engine has not answered yet. There is one at a time, however many callers wait."""
+        self._figures: EngineStats | None = None
+        """The engine's last answer."""
         self._numbers = itertools.count()
 
     @property
@@ -121,15 +127,25 @@ class BaseClient:
 
     async def stats(self) -> EngineStats:
         self._check_ready()
-        number = next(self._numbers)
-        self._asked[number] = answer = asyncio.get_running_loop().create_future()
-        self._send(GetStats(number))
-        try:
-            return await asyncio.wait_for(answer, _STATS_TIMEOUT)
-        except asyncio.TimeoutError:
-            raise EngineDead(f"the engine did not answer within {_STATS_TIMEOUT:.0f} s") from None
-        finally:
-            self._asked.pop(number, None)
+        asked = self._ask()
+        await asyncio.wait({asked}, timeout=_STATS_TIMEOUT if self._figures is None else _FRESH)
+        if asked.done():
+            return asked.result()
+        if self._figures is None:
+            raise EngineDead(f"the engine did not answer within {_STATS_TIMEOUT:.0f} s")
+        await self.check_health()
+        return self._figures
+
+    def _ask(self) -> asyncio.Future[EngineStats]:
+        """Ask for the figures, unless the engine has been asked and has not answered."""
+        if self._asked is None:
+            self._asked = asyncio.get_running_loop().create_future()
+            self._send(GetStats(next(self._numbers)))
+        return self._asked
+
+    async def check_health(self) -> None:
+        """Raises EngineDead where the engine makes no progress."""
+        raise NotImplementedError
 
     def _open(self, stream: _Stream) -> None:
         request, params = stream.request, stream.request.params
@@ -172,9 +188,10 @@ class BaseClient:
         elif isinstance(event, Refused):
             self._refuse(event)
         elif isinstance(event, StatsReply):
-            answer = self._asked.get(event.number)
-            if answer is not None and not answer.done():
-                answer.set_result(event.stats)
+            self._figures = event.stats
+            asked, self._asked = self._asked, None
+            if asked is not None:
+                asked.set_result(event.stats)
 
     def _take(self, event: Deltas) -> None:
         for delta in event.deltas:
@@ -201,9 +218,10 @@ class BaseClient:
         for stream in self._streams.values():
             if not stream.outputs.finished:
                 stream.fail(error)
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(error)
+        asked, self._asked, self._figures = self._asked, None, None
+        if asked is not None:
+            asked.set_exception(error)
+            asked.exception()  # Perhaps nobody waits for it any more.
 
     def _end_all(self) -> None:
         """The client closes: everything open ends with `abort`."""

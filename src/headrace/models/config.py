@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from headrace.errors import CheckpointError
 from headrace.models.moe import MoE
+from headrace.settings import MOST_POSITIONS
 from headrace.types import LayerKV
 
 __all__ = ["Activation", "DecoderConfig", "LayerConfig", "Rope", "check_decoder"]
@@ -30,9 +32,22 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
-    """yarn: what cos and sin are multiplied by; None: 0.1 ln(factor) + 1 (arXiv:2309.00071)."""
+    """What cos and sin are multiplied by; None: 1, for yarn 0.1 ln(factor) + 1 (`magnitude`)."""
     truncate: bool = True
     """yarn: round the ramp's ends outwards to whole dimensions."""
+
+    @property
+    def magnitude(self) -> float:
+        """What the method itself multiplies cos and sin by (arXiv:2309.00071, section 3.4)."""
+        return 0.1 * math.log(self.factor) + 1.0 if self.kind == "yarn" and self.factor > 1 else 1.0
+
+    def context(self, stated: int) -> int:
+        """Positions that the scaling gives to a model whose settings state `stated`: those of `linear` count the positions
+        before the scaling, unless the original ones stand beside them."""
+        if self.kind not in ("linear", "yarn"):
+            return stated
+        original = self.original_max_position or (stated if self.kind == "linear" else 0)
+        return max(stated, int(min(original * self.factor, MOST_POSITIONS)))
 
 
 @dataclass(frozen=True, slots=True)

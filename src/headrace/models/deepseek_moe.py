@@ -98,7 +98,7 @@ def _glm4_moe(config: Mapping[str, Any]) -> DecoderConfig:
     fields = hf.base_fields(config, "glm4_moe", known={_PART, "use_qk_norm"})
     rope = replace(hf.read_rope(parameters, config, "glm4_moe"), rotary_dim=int(fields["head_dim"] * part))
     dense = DecoderConfig(
-        **fields,
+        **{**fields, "max_position": rope.context(fields["max_position"])},
         layers=hf.uniform_layers([None] * settings.layers("num_hidden_layers")),
         ropes=(rope,),
         qk_norm=settings.flag("use_qk_norm", False),

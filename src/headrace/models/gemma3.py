@@ -78,7 +78,8 @@ def _gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
     local = Rope(settings.base("rope.freq_base_swa", 1e4), rope.rotary_dim)
     largest = count == 62  # the 27B divides by hidden / heads instead of the head's size
     return DecoderConfig(
-        **{**fields, "activation": "gelu_tanh"},
+        # The stated context is the scaled one, unlike other families'.
+        **{**fields, "activation": "gelu_tanh", "max_position": settings.integer("context_length")},
         layers=_layers(windows),
         ropes=(rope, local),
         qk_norm=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,13 +81,20 @@ def base_fields(settings: Settings, metadata: Mapping[str, Any], arch: str) -> d
         "head_dim": head_dim,
         "intermediate": _per_layer(settings, "feed_forward_length"),
         "vocab": settings.integer("vocab_size", _vocabulary(metadata)),
-        "max_position": settings.integer("context_length", most=MOST_POSITIONS),
+        "max_position": read_rope(settings, arch).context(settings.integer("context_length", most=MOST_POSITIONS)),
         "norm_eps": settings.positive("attention.layer_norm_rms_epsilon"),
     }
 
 
 def read_rope(settings: Settings, arch: str, theta: float = 10000.0) -> Rope:
     """The rotary embedding of full-attention layers."""
+    rope = _scaled(settings, arch, theta)
+    # Of this format, the factor is one more beside the method's own.
+    more = settings.positive("rope.scaling.attn_factor", 1.0)
+    return rope if more == 1.0 else replace(rope, attention_factor=rope.magnitude * more)
+
+
+def _scaled(settings: Settings, arch: str, theta: float) -> Rope:
     heads = _per_layer(settings, "attention.head_count")
     head_dim = settings.integer("attention.key_length", settings.integer("embedding_length") // heads)
     rotary = settings.integer("rope.dimension_count", head_dim, most=head_dim)
@@ -96,7 +104,8 @@ def read_rope(settings: Settings, arch: str, theta: float = 10000.0) -> Rope:
         return Rope(base, rotary)
     factor = settings.positive("rope.scaling.factor", 1.0)
     if kind == "linear":
-        return Rope(base, rotary, "linear", factor)
+        original = settings.optional_integer("rope.scaling.original_context_length")
+        return Rope(base, rotary, "linear", factor, original or 0)
     if kind == "yarn":
         original = settings.integer("rope.scaling.original_context_length", settings.integer("context_length"))
         return Rope(
@@ -107,7 +116,6 @@ def read_rope(settings: Settings, arch: str, theta: float = 10000.0) -> Rope:
             original,
             beta_fast=settings.positive("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=settings.positive("rope.scaling.yarn_beta_slow", 1.0),
-            attention_factor=settings.optional_positive("rope.scaling.attn_factor"),
         )
     raise UnsupportedModel(f"{arch}: rope.scaling.type {excerpt(kind)} is not supported: none, linear and yarn are")
 

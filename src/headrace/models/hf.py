@@ -98,9 +98,10 @@ def read_rope(parameters: Mapping[str, Any], config: Mapping[str, Any], family: 
     kind = values.text("rope_type", "default")
     if kind == "default":
         return Rope(base, head_dim)
-    if kind == "linear":
-        return Rope(base, head_dim, "linear", values.positive("factor"))
     where = settings if values.get(_ORIGINAL) is None else values
+    if kind == "linear":
+        before = where.optional_integer(_ORIGINAL) or 0
+        return Rope(base, head_dim, "linear", values.positive("factor"), before)
     if kind == "llama3":
         return _llama3(values, base, head_dim, where.integer(_ORIGINAL, most=MOST_POSITIONS))
     if kind == "yarn":
@@ -157,4 +158,5 @@ def simple_decoder(
     """A family with one rotary embedding: the shared fields and what it adds."""
     rope = read_rope(rope_parameters(config), config, family)
     fields = base_fields(config, family, known=known)
+    fields["max_position"] = rope.context(fields["max_position"])
     return DecoderConfig(**{**fields, **more}, layers=uniform_layers(windows), ropes=(rope,))

@@ -129,6 +129,12 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    def give_up(self) -> None:
+        """Wait for no body any more."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.give_up()
+
 
 async def serve(
     config: Config,
@@ -209,7 +215,7 @@ async def _serve_until(
         ).start()
     try:
         await _either(stop.drain, serving)
-        await _drain(stop, context, config.server.drain_timeout)
+        await _drain(stop, server, context, config.server.drain_timeout)
     finally:
         server.should_exit = True
         server.force_exit = stop.now.is_set()
@@ -243,7 +249,7 @@ async def _either(event: asyncio.Event, task: asyncio.Task[None]) -> None:
         task.result()
 
 
-async def _drain(stop: _Stop, context: Context, timeout: float) -> None:
+async def _drain(stop: _Stop, server: _Server, context: Context, timeout: float) -> None:
     """Refuse what is new, let what runs finish; end what has not finished in time with an error that says so."""
     context.draining = True
     if context.inflight:
@@ -251,6 +257,7 @@ async def _drain(stop: _Stop, context: Context, timeout: float) -> None:
     await _idle(stop, context, timeout)
     for guard in list(context.active):
         guard.stop(ShuttingDown())
+    server.give_up()
     if not stop.now.is_set():
         await _idle(stop, context, _GOODBYE)
 

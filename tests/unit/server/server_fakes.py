@@ -74,6 +74,7 @@ class FakeClient:
     failure: Exception = field(default_factory=lambda: EngineDead("the engine died"))
     dead: bool = False
     logprob: float = -0.5
+    kv_tokens: int | None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     """Ids of requests whose stream ended, by itself or because it was closed."""
@@ -82,7 +83,7 @@ class FakeClient:
 
     @property
     def info(self) -> ModelInfo:
-        return ModelInfo(MODEL, "/nowhere", CONTEXT, VOCAB, "fake", "float32", 123)
+        return ModelInfo(MODEL, "/nowhere", CONTEXT, VOCAB, "fake", "float32", 123, self.kv_tokens)
 
     async def start(self) -> None: ...
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from headrace.platforms.cpu.mapping import map_memory
 from headrace.platforms.cpu.packing_schemes import Coded, Dense
 
 __all__ = [
@@ -84,10 +84,7 @@ class Arena:
 
     def _take(self, size: int) -> Tensor:
         if self._memory is None or self._used + size > len(self._memory):
-            # Private, since shared anonymous memory gets no huge pages: it belongs to the kernel's tmpfs.
-            region = mmap.mmap(-1, max(size, self._chunk), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                region.madvise(mmap.MADV_HUGEPAGE)
+            region = map_memory(max(size, self._chunk), "packed weights")
             self._memory, self._used = torch.frombuffer(region, dtype=torch.uint8), 0
         start, self._used = self._used, self._used + (size + 63) // 64 * 64
         return self._memory[start : start + size]
