@@ -23,7 +23,7 @@ def hf_end_ids(settings: Iterable[tuple[Path, Mapping[str, Any]]]) -> frozenset[
 
 def gguf_end_ids(metadata: Mapping[str, Any]) -> frozenset[int]:
     """The ends of text, turn and message, and `eos_token_ids`. Values of other types are no ends."""
-    found = [metadata.get(f"{_KEY}{name}_token_id") for name in ("eos", "eot", "eom")]
+    found: list[Any] = [metadata.get(f"{_KEY}{name}_token_id") for name in ("eos", "eot", "eom")]
     several = metadata.get(f"{_KEY}eos_token_ids")
     if several is not None and not isinstance(several, (str, int, float)):
         found += several.tolist() if hasattr(several, "tolist") else list(several)
