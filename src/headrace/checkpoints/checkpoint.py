@@ -51,7 +51,8 @@ class Checkpoint:
     def facts(self, shard: Shard = WHOLE) -> ModelFacts:
         """Of one rank. Raises ConfigError for a number of ranks that the model cannot be split over."""
         config = local_config(self.decoder_config, shard)
-        return ModelFacts(config.kv_layers, config.max_position, config.vocab, self.weight_dtype)
+        needs = config.attention_needs
+        return ModelFacts(config.kv_layers, config.max_position, config.vocab, self.weight_dtype, needs)
 
     def build(
         self,
