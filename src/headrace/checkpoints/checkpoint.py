@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from headrace.checkpoints.end_tokens import gguf_end_ids, hf_end_ids
 from headrace.checkpoints.extensions import Extensions
-from headrace.checkpoints.files import located, optional_json, present, read_json
+from headrace.checkpoints.files import located, present, read_json
 from headrace.checkpoints.gguf_source import open_gguf
 from headrace.checkpoints.safetensors_source import open_safetensors
 from headrace.checkpoints.sidecar import quantization_file, with_sidecar
@@ -30,7 +31,6 @@ from headrace.settings import Settings
 __all__ = ["Checkpoint", "open_checkpoint"]
 
 Progress = Callable[[int, int], None]
-_GGUF_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Checkpoint:
     path: Path
     decoder_config: DecoderConfig
     eos_token_ids: tuple[int, ...]
-    """Every id that ends a sequence, ascending."""
+    """Every id that ends a sequence by the settings, ascending; the tokenizer may know more."""
     metadata: Mapping[str, Any]
     """config.json, or the GGUF's metadata (arrays of numbers are numpy's)."""
     source: Source
@@ -154,13 +154,9 @@ def _float_dtype(source: Source, names: Names, config: DecoderConfig) -> str:
 
 
 def _end_ids(path: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """generation_config.json knows more ends than config.json, where there is one."""
     extra = path / "generation_config.json"
-    with located(extra):
-        ids = Settings(optional_json(extra)).token_ids("eos_token_id")
-    with located(path / "config.json"):
-        ids = ids or Settings(config).token_ids("eos_token_id")
-    return tuple(sorted(set(ids)))
+    more = [(extra, read_json(extra))] if present(extra) else []
+    return tuple(sorted(hf_end_ids([(path / "config.json", config), *more])))
 
 
 def _open_gguf(path: Path, extensions: Extensions) -> Checkpoint:
@@ -172,7 +168,7 @@ def _open_gguf(path: Path, extensions: Extensions) -> Checkpoint:
             raise UnsupportedModel(f"a GGUF in {metadata['split.count']} parts: join them with gguf-split --merge")
         family, decoder = from_gguf(metadata, extensions.family)
         check_decoder(decoder)
-        ends = _gguf_ends(settings, decoder.vocab)
+        ends = tuple(sorted(gguf_end_ids(metadata)))
     names = family.gguf_names
     decoder = replace(
         decoder,
@@ -186,15 +182,3 @@ def _open_gguf(path: Path, extensions: Extensions) -> Checkpoint:
     dtype = {0: "float32", 1: "float16", 30: "bfloat16"}.get(tensors[f"{names.q.format(i=0)}.weight"].type, "quantized")
     total = sum(entry.size for entry in tensors.values())
     return Checkpoint(path, decoder, ends, metadata, source, names, 0.0, family.gguf_interleaved, dtype, total)
-
-
-def _gguf_ends(settings: Settings, vocabulary: int) -> tuple[int, ...]:
-    ends = set()
-    for key in (f"tokenizer.ggml.{key}" for key in _GGUF_END_KEYS):
-        token = settings.get(key)
-        if token is not None and (isinstance(token, bool) or not isinstance(token, int)):
-            raise settings.wrong(key, token, "a token id")
-        # Files write -1, as an unsigned number, for "none".
-        if token is not None and 0 <= token < vocabulary:
-            ends.add(token)
-    return tuple(sorted(ends))

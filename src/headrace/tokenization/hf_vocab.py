@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from headrace.checkpoints.end_tokens import hf_end_ids
 from headrace.checkpoints.files import located, optional_json, present, read_text, regular_size
 from headrace.errors import CheckpointError, ModelNotFound, UnsupportedModel, excerpt
 from headrace.settings import Settings
@@ -142,12 +143,10 @@ def _wrapping(
 
 
 def _ends(path: Path, eos: int | None) -> tuple[int, ...]:
-    for name in ("generation_config.json", "config.json"):
-        with located(path / name):
-            ids = Settings(optional_json(path / name)).token_ids("eos_token_id")
-        if ids:
-            return tuple(sorted({*ids, *(() if eos is None else (eos,))}))
-    return () if eos is None else (eos,)
+    """Those of the settings and the tokenizer's own: any of the three may be the one that chats end with."""
+    files = [path / name for name in ("config.json", "generation_config.json")]
+    stated = hf_end_ids([(file, optional_json(file)) for file in files])
+    return tuple(sorted(stated if eos is None else stated | {eos}))
 
 
 @dataclass(slots=True)
