@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, UnsupportedModel
 from headrace.types import Capabilities, KVLayout, LayerKV
 
 __all__ = [
@@ -205,6 +205,8 @@ class ModelFacts:
     vocab_size: int
     weight_dtype: str
     """The dtype of the weights as stored: `float32`, `bfloat16`, `float16` or `quantized`."""
+    attention: tuple[frozenset[str], ...] = ()
+    """What each layer needs of attention, out of `types.ATTENTION_FEATURES`. Head sizes stand in `layers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,12 +224,15 @@ class Resolved:
 
 
 def resolve(
-    config: Config, capabilities: Capabilities, facts: ModelFacts, free_bytes: int
+    config: Config, capabilities: Capabilities, facts: ModelFacts, free_bytes: int, device: str = "this device"
 ) -> tuple[Resolved, list[str]]:
     """Fill in what the user left open. Returns the choices and, for each that was open, a line that gives the reason.
+    `device`: its name, for errors.
 
-    Raises ConfigError where an explicit choice cannot be met; it is never quietly replaced.
+    Raises ConfigError where an explicit choice cannot be met; it is never quietly replaced. Raises UnsupportedModel where a
+    layer needs what the device does not declare.
     """
+    _check_attention(capabilities, facts, device)
     reasons: list[str] = []
     dtype = _dtype(config, capabilities, facts, reasons)
     layout = KVLayout(facts.layers, _block_size(config, capabilities), _kv_dtype(config, capabilities, dtype, reasons))
@@ -246,6 +251,28 @@ def resolve(
         Resolved(dtype, layout, blocks, max_len, config.scheduler.max_num_seqs, budget, config.cache.prefix_caching),
         reasons,
     )
+
+
+def _check_attention(capabilities: Capabilities, facts: ModelFacts, device: str) -> None:
+    able, sizes = capabilities.attention_features, capabilities.head_sizes
+    for need in sorted(frozenset[str]().union(*facts.attention) - able):
+        layers = [at for at, needs in enumerate(facts.attention) if need in needs]
+        declared = ", ".join(sorted(able)) or "none"
+        raise UnsupportedModel(
+            f"{_layers(layers)} need attention with {need}, which {device} does not compute (its attention_features: "
+            f"{declared}): choose another platform"
+        )
+    layers = [at for at, layer in enumerate(facts.layers) if sizes and layer.head_dim not in sizes]
+    if layers:
+        raise UnsupportedModel(
+            f"{_layers(layers)} need heads of {facts.layers[layers[0]].head_dim}, but {device} computes head sizes "
+            f"{', '.join(map(str, sorted(sizes)))}: choose another platform"
+        )
+
+
+def _layers(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return f"layers {shown}" + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
 
 
 def _dtype(config: Config, capabilities: Capabilities, facts: ModelFacts, reasons: list[str]) -> str:

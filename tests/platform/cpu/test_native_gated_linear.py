@@ -106,6 +106,9 @@ def test_device_without_a_form_composes_it() -> None:
         kinds: list[str] = []
 
         class Plain:
+            def capabilities(self) -> object:
+                return device.capabilities()
+
             def op(self, spec: object) -> object:
                 if spec not in OPS:
                     return None
