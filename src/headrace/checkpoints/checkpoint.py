@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from headrace.checkpoints.end_tokens import gguf_end_ids, hf_end_ids
 from headrace.checkpoints.extensions import Extensions
 from headrace.checkpoints.gguf_source import open_gguf
 from headrace.checkpoints.safetensors_source import SafetensorsSource, open_safetensors, read_json
@@ -26,7 +27,6 @@ from headrace.quant.methods import scheme_of
 __all__ = ["Checkpoint", "open_checkpoint"]
 
 Progress = Callable[[int, int], None]
-_GGUF_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Checkpoint:
     path: Path
     decoder_config: DecoderConfig
     eos_token_ids: tuple[int, ...]
-    """Every id that ends a sequence, ascending."""
+    """Every id that ends a sequence by the settings, ascending; the tokenizer may know more."""
     metadata: Mapping[str, Any]
     """config.json, or the GGUF's metadata (arrays of numbers are numpy's)."""
     source: Source
@@ -51,7 +51,8 @@ class Checkpoint:
     def facts(self, shard: Shard = WHOLE) -> ModelFacts:
         """Of one rank. Raises ConfigError for a number of ranks that the model cannot be split over."""
         config = local_config(self.decoder_config, shard)
-        return ModelFacts(config.kv_layers, config.max_position, config.vocab, self.weight_dtype)
+        needs = config.attention_needs
+        return ModelFacts(config.kv_layers, config.max_position, config.vocab, self.weight_dtype, needs)
 
     def build(
         self,
@@ -139,15 +140,9 @@ def _float_dtype(source: Source, names: Names, config: DecoderConfig) -> str:
 
 
 def _end_ids(path: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """generation_config.json knows more ends than config.json, where there is one."""
     extra = path / "generation_config.json"
-    value = read_json(extra).get("eos_token_id") if extra.exists() else None
-    if value is None:
-        value = config.get("eos_token_id")
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(token, int) for token in ids):
-        raise CheckpointError(f"field 'eos_token_id' is {value!r}: expected token ids", str(path))
-    return tuple(sorted(set(ids)))
+    more = [(extra, read_json(extra))] if extra.exists() else []
+    return tuple(sorted(hf_end_ids([(path / "config.json", config), *more])))
 
 
 def _open_gguf(path: Path, extensions: Extensions) -> Checkpoint:
@@ -167,8 +162,7 @@ def _open_gguf(path: Path, extensions: Extensions) -> Checkpoint:
     )
     entry = tensors.get(f"{names.q.format(i=0)}.weight")
     dtype = {0: "float32", 1: "float16", 30: "bfloat16"}.get(entry.type if entry else 0, "quantized")
-    found = (metadata.get(f"tokenizer.ggml.{key}") for key in _GGUF_END_KEYS)
-    ends = tuple(sorted({int(token) for token in found if isinstance(token, int)}))
+    ends = tuple(sorted(gguf_end_ids(metadata)))
     total = sum(entry.size for entry in tensors.values())
     return Checkpoint(path, decoder, ends, metadata, source, names, 0.0, family.gguf_interleaved, dtype, total)
 

@@ -101,5 +101,14 @@ class DecoderConfig:
 
     @property
     def kv_layers(self) -> tuple[LayerKV, ...]:
-        """KV shape a layer."""
+        """KV shape of each layer."""
         return tuple(LayerKV(self.num_kv_heads, self.head_dim, layer.window) for layer in self.layers)
+
+    @property
+    def attention_needs(self) -> tuple[frozenset[str], ...]:
+        """What each layer needs of attention, in the words of `types.ATTENTION_FEATURES`."""
+        common = {"gqa"} if self.num_kv_heads != self.num_q_heads else set[str]()
+        common |= {"soft_cap"} if self.attention_soft_cap is not None else set()
+        return tuple(
+            frozenset(common | ({"sliding_window"} if layer.window is not None else set())) for layer in self.layers
+        )

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 
 import torch
 
+from headrace.kernels.codebooks import FP4_VALUES
 from headrace.kernels.weight import Weight
 from headrace.quant.bits import pack_nibbles, split_nibbles
-from headrace.quant.gguf_simple import FP4_VALUES
 
 __all__ = ["fp8_weight", "int4_weight", "int8_weight", "int_weight", "mxfp4_weight", "nvfp4_weight"]
 

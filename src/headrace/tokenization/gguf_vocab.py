@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
+from headrace.checkpoints.end_tokens import gguf_end_ids
 from headrace.checkpoints.gguf_header import Strings
 from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.tokenization.pretokenizers import pre_tokenizer
@@ -22,6 +23,13 @@ __all__ = ["gguf_templates", "gguf_vocab"]
 _KEY = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _SPACE = "▁"
+_TURN_ENDS = frozenset(
+    """<|im_end|> <|eot_id|> <|eom_id|> <end_of_turn> <turn|> <|end|> <|end_of_turn|> <|END_OF_TURN_TOKEN|> <|eot|>
+    <|endofturn|> <end_of_utterance> <|end_of_text|> <|endoftext|> <|return|> <|call|> <EOT>""".split()
+)
+"""Texts with which templates end a turn, and models a text."""
+_HARMONY = frozenset({"<|return|>", "<|call|>"})
+"""In a vocabulary that has both, `<|end|>` ends one message of several in a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,7 @@ def _byte_level(fields: _Fields, tokens: list[str], types: list[int]) -> Vocab:
     backend.decoder = decoders.ByteLevel()
     whole = {token for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)}
     add_bos = fields.get("add_bos_token", bool, pre.add_bos)
-    return _vocab(fields, backend, byte_level_bytes(tokens, whole), types, add_bos, strip=False)
+    return _vocab(fields, backend, tokens, byte_level_bytes(tokens, whole), types, add_bos, strip=False)
 
 
 def _sentencepiece(fields: _Fields, tokens: list[str], types: list[int]) -> Vocab:
@@ -122,7 +130,7 @@ def _sentencepiece(fields: _Fields, tokens: list[str], types: list[int]) -> Voca
     if wrong is not None:
         raise CheckpointError(f"token {wrong} is {tokens[wrong]!r} and of the type byte: expected the form <0x0A>")
     bytes_of = sentencepiece_bytes(tokens, byte_ids, _SPACE)
-    return _vocab(fields, backend, bytes_of, types, fields.get("add_bos_token", bool, True), strip=prefix)
+    return _vocab(fields, backend, tokens, bytes_of, types, fields.get("add_bos_token", bool, True), strip=prefix)
 
 
 def _bpe(tokens: list[str], merges: list[tuple[str, str]], **options: Any) -> BPE:
@@ -158,21 +166,39 @@ def _halves(piece: str, usable: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _vocab(
-    fields: _Fields, backend: Tokenizer, token_bytes: list[bytes], types: list[int], add_bos: bool, strip: bool
+    fields: _Fields,
+    backend: Tokenizer,
+    tokens: list[str],
+    token_bytes: list[bytes],
+    types: list[int],
+    add_bos: bool,
+    strip: bool,
 ) -> Vocab:
     count = len(token_bytes)
     bos, eos = fields.token("bos", count), fields.token("eos", count)
-    ends = {token for name in ("eos", "eot", "eom") if (token := fields.token(name, count)) is not None}
     return Vocab(
         backend=backend,
         token_bytes=token_bytes,
         special_ids=frozenset(i for i, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN)),
         bos=bos,
-        ends=tuple(sorted(ends)),
+        ends=_ends(fields, tokens, types),
         prefix=(bos,) if add_bos and bos is not None else (),
         suffix=(eos,) if fields.get("add_eos_token", bool, False) and eos is not None else (),
         strip_space=strip,
     )
+
+
+def _ends(fields: _Fields, tokens: Sequence[str], types: Sequence[int]) -> tuple[int, ...]:
+    """Those of the metadata, and control tokens whose text ends a turn in every template that has it: converters name one end
+    alone. A token of such a text that is no control token is text."""
+    texts = _TURN_ENDS
+    control = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _CONTROL}
+    if control.keys() >= _HARMONY:
+        texts = texts - {"<|end|>"}
+    for name in ("eos", "eot", "eom"):
+        fields.token(name, len(tokens))
+    stated = {token for token in gguf_end_ids(fields.metadata) if token < len(tokens)}
+    return tuple(sorted(stated | {control[text] for text in texts & control.keys()}))
 
 
 def _name_special_tokens(fields: _Fields, tokens: list[str], vocab: Vocab) -> None:

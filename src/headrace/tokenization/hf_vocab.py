@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from headrace.checkpoints.end_tokens import hf_end_ids
 from headrace.errors import CheckpointError, ModelNotFound, UnsupportedModel
 from headrace.tokenization.vocab import Vocab, byte_level_bytes, is_byte_token, sentencepiece_bytes
 
@@ -123,12 +124,10 @@ def _wrapping(
 
 
 def _ends(path: Path, eos: int | None) -> tuple[int, ...]:
-    for name in ("generation_config.json", "config.json"):
-        value = _json(path / name).get("eos_token_id")
-        if value is not None:
-            ids = value if isinstance(value, list) else [value]
-            return tuple(sorted({int(token) for token in ids} | ({eos} if eos is not None else set())))
-    return () if eos is None else (eos,)
+    """Those of the settings and the tokenizer's own: any of the three may be the one that chats end with."""
+    files = [path / name for name in ("config.json", "generation_config.json")]
+    stated = hf_end_ids([(file, _json(file)) for file in files])
+    return tuple(sorted(stated if eos is None else stated | {eos}))
 
 
 @dataclass(slots=True)

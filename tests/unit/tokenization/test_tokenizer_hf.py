@@ -87,11 +87,14 @@ def test_bos_can_be_added_where_tokenizer_json_adds_none(tmp_path: Path) -> None
     assert ours.bos_token_id == 0
 
 
-def test_ends_come_from_the_generation_configuration_and_the_tokenizer(tmp_path: Path) -> None:
+def test_ends_come_from_both_configurations_and_the_tokenizer(tmp_path: Path) -> None:
     files = {"generation_config": {"eos_token_id": [5, 7]}, "config": {"eos_token_id": 9}}
-    assert load_tokenizer(save(byte_level_tokenizer(), tmp_path, **files)).eos_token_ids == (5, 7)
-    files["special_tokens_map"] = {"eos_token": "<end>"}
-    assert load_tokenizer(save(byte_level_tokenizer(), tmp_path, **files)).eos_token_ids == (1, 5, 7)
+    assert load_tokenizer(save(byte_level_tokenizer(), tmp_path, **files)).eos_token_ids == (5, 7, 9)
+    files["tokenizer_config"] = {"eos_token": {"content": "<end>"}}
+    assert load_tokenizer(save(byte_level_tokenizer(), tmp_path, **files)).eos_token_ids == (1, 5, 7, 9)
+    files["config"] = {"eos_token_id": "</s>"}
+    with pytest.raises(CheckpointError, match=r"config\.json.*eos_token_id"):
+        load_tokenizer(save(byte_level_tokenizer(), tmp_path, **files))
 
 
 def test_truncation_and_padding_are_switched_off(tmp_path: Path) -> None:
