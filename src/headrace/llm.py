@@ -11,47 +11,23 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
-import pydantic
-from typing_extensions import Self, Unpack
+from typing_extensions import Self
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
 from headrace.client.in_process import InProcessClient
-from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from headrace.engine.stats import EngineStats
-from headrace.errors import ConfigError, EngineDead, InvalidRequest
+from headrace.errors import EngineDead, InvalidRequest
 from headrace.hub.catalogue import resolve_model
+from headrace.options import make_config
 from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 from headrace.types import SamplingParams
 
-__all__ = ["LLM", "AsyncLLM", "Completion", "Options", "RequestOutput"]
+__all__ = ["LLM", "AsyncLLM", "Completion", "RequestOutput"]
 
 T = TypeVar("T")
 _CHAT_TOKENS = 512
-
-
-class Options(TypedDict, total=False):
-    """What can be chosen beside the model. `config.py` says what each means; None and `auto` leave the choice to us."""
-
-    platform: str | None
-    device_index: int
-    threads: int | None
-    device_options: dict[str, int | str]
-    tensor_parallel_size: int
-    dtype: str
-    quantize: str | None
-    max_model_len: int | None
-    chat_template: str | None
-    packed_cache: int
-    block_size: int | None
-    kv_dtype: str
-    kv_memory: int | None
-    num_blocks: int | None
-    prefix_caching: bool
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_waiting: int
 
 
 @dataclass(slots=True)
@@ -87,10 +63,12 @@ class AsyncLLM(InProcessClient):
         model: str = "smollm2",
         *,
         progress: Callable[[str, float], None] | None = None,
-        **options: Unpack[Options],
+        **options: Any,
     ) -> None:
-        """`model` is a directory, a .gguf file or a name of the catalogue. Raises ModelNotFound, ConfigError, CheckpointError."""
-        config = _config(model, options)
+        """`model` is a directory, a .gguf file or a name of the catalogue. `options` are those of `headrace serve` that
+        concern the engine, named as in docs/configuration.md (`max_model_len`, `dtype`, `kv_memory`…); None and `auto`
+        leave the choice to the engine. Raises ModelNotFound, ConfigError, CheckpointError."""
+        config = make_config(model, options)
         path = resolve_model(model)
         self.tokenizer: Tokenizer = load_tokenizer(path, config.model.chat_template)
         model_config = config.model.model_copy(update={"model": str(path)})
@@ -105,6 +83,7 @@ class LLM:
         with LLM("smollm2") as llm:
             print(llm.generate("The capital of France is")[0].outputs[0].text)
 
+    Keyword arguments are the engine's options, as for `AsyncLLM` (docs/configuration.md).
     Raises what loading raises: ModelNotFound, CheckpointError, UnsupportedModel, ConfigError, PlatformError.
     """
 
@@ -113,7 +92,7 @@ class LLM:
         model: str = "smollm2",
         *,
         progress: Callable[[str, float], None] | None = None,
-        **options: Unpack[Options],
+        **options: Any,
     ) -> None:
         self._client = AsyncLLM(model, progress=progress, **options)
         self._numbers = itertools.count()
@@ -285,35 +264,3 @@ def _close(client: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
-
-
-_SECTIONS: dict[str, tuple[str, ...]] = {
-    "model": ("dtype", "quantize", "max_model_len", "chat_template", "packed_cache"),
-    "cache": ("block_size", "kv_dtype", "kv_memory", "num_blocks", "prefix_caching"),
-    "scheduler": ("max_num_seqs", "max_num_batched_tokens", "max_waiting"),
-    "device": ("platform", "device_index", "threads", "device_options"),
-    "parallel": ("tensor_parallel_size",),
-}
-
-
-def _config(model: str, options: Options) -> Config:
-    """Raises ConfigError naming the option."""
-    known = {name for names in _SECTIONS.values() for name in names}
-    unknown = sorted(set(options) - known)
-    if unknown:
-        raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(sorted(known))}")
-    part = {section: {n: options[n] for n in names if n in options} for section, names in _SECTIONS.items()}  # type: ignore[literal-required]
-    for name in ("index", "options"):
-        if f"device_{name}" in part["device"]:
-            part["device"][name] = part["device"].pop(f"device_{name}")
-    try:
-        return Config(
-            model=ModelConfig(model=model, **part["model"]),
-            cache=CacheConfig(**part["cache"]),
-            scheduler=SchedulerConfig(**part["scheduler"]),
-            device=DeviceConfig(**part["device"]),
-            parallel=ParallelConfig(**part["parallel"]),
-        )
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"option {'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg']}") from None

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from headrace.cli.options import add_engine_options, engine_options
+from headrace.arguments import add_engine_options, engine_options
 from headrace.cli.pieces import Pieces
 
 __all__ = ["Source", "add_source_options", "open_source"]

@@ -97,7 +97,7 @@ def build_on(
 ) -> Engine:
     """Build on a device that is open; it stays open when this raises. `followers` have been started; default: none."""
     followers = followers or Followers("", 1, lambda rank: 0)
-    resolved, reasons = _resolve(config, checkpoint, device, followers.size)
+    resolved, reasons = _resolve(config, checkpoint, device, f"{platform} device {config.device.index}", followers.size)
     progress("ranks", 0.0)
     followers.await_all(Opened)
     sizes = _sizes(resolved)
@@ -127,14 +127,16 @@ def busy_seconds(device: Device) -> Callable[[], float] | None:
     return found if callable(found) else None
 
 
-def _resolve(config: Config, checkpoint: Checkpoint, device: Device, size: int) -> tuple[Resolved, list[str]]:
+def _resolve(
+    config: Config, checkpoint: Checkpoint, device: Device, name: str, size: int
+) -> tuple[Resolved, list[str]]:
     """The choices for every rank: as much as rank 0 has room for, of which ranks of one host get a share each."""
     capabilities, (free, _) = device.capabilities(), device.memory()
     if capabilities.host_memory:
         free = max(0, free - checkpoint.total_bytes) // size
     else:
         free = max(0, free - checkpoint.total_bytes // size)
-    resolved, reasons = resolve(config, capabilities, checkpoint.facts(Shard(0, size)), free)
+    resolved, reasons = resolve(config, capabilities, checkpoint.facts(Shard(0, size)), free, name)
     if size > 1:
         reasons.append(f"{size} ranks, each with its part of every layer")
     for reason in reasons:

@@ -223,6 +223,7 @@ async def _serve_until(
             await asyncio.wait_for(asyncio.shield(serving), 0.5 if stop.now.is_set() else _GOODBYE)
         server.force_exit = True
         await asyncio.wait({serving}, timeout=1.0)
+        context.workers.close()
 
 
 async def _until_started(server: _Server, serving: asyncio.Task[None]) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.arguments import add_engine_options, engine_options
 from headrace.cli.doctor import configure
 from headrace.cli.facts import operator_facts
-from headrace.cli.options import add_engine_options, build_config, engine_options
+from headrace.cli.options import build_config
 from headrace.engine.loading import device_options
 from headrace.errors import PlatformError
-from headrace.llm import _config
+from headrace.options import make_config
 from headrace.platforms.torch_device import TorchDevice
 from headrace.types import API_VERSION, Capabilities
 
@@ -34,7 +35,7 @@ def test_what_the_user_gives_is_what_the_platform_gets() -> None:
 
 
 def test_python_gives_the_same() -> None:
-    config = _config("smollm2", {"device_options": {"operators": "mill"}, "device_index": 1})
+    config = make_config("smollm2", {"device_options": {"operators": "mill"}, "device_index": 1})
     assert (config.device.index, device_options(config)) == (1, {"operators": "mill"})
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from server_fakes import FakeClient
 
-from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
+from headrace.client.api import GenerateRequest, LogprobEntry, Output, Usage
 from headrace.config import Config
 from headrace.errors import (
     CheckpointError,
@@ -33,7 +33,6 @@ from headrace.server.lifecycle import _with_path
 from headrace.server.loading import loading_bar
 from headrace.server.logprobs import TextOffsets, chat_logprobs, prompt_logprobs, text_logprobs
 from headrace.server.metrics import Histogram, Meter, Metrics
-from headrace.server.params import check_ids, output_room
 from headrace.types import SamplingParams
 
 
@@ -59,39 +58,6 @@ def test_errors_become_answers(error, status, code):
     if "retry-after" in told.headers:
         assert int(told.headers["retry-after"]) >= 1
     assert told.kind == ("server_error" if status >= 500 else "invalid_request_error")
-
-
-def test_room_for_output():
-    def room(wanted, default, length, least=1):
-        return output_room(("max_tokens", wanted), default, ("prompt", length), model, least)
-
-    model = ModelInfo("m", "m", 10, 300, "p", "d")
-
-    assert room(None, None, 4) == 6
-    assert room(None, 3, 4) == 3
-    assert room(None, 16, 4) == 6
-    assert room(6, None, 4) == 6
-    assert room(0, None, 10, least=0) == 0
-    for wanted, default, length, least, param in (
-        (7, None, 4, 1, "max_tokens"),
-        (None, 16, 10, 1, "prompt"),
-        (1, None, 10, 1, "prompt"),
-        (0, None, 11, 0, "prompt"),
-    ):
-        with pytest.raises(ContextOverflow) as caught:
-            room(wanted, default, length, least)
-        assert caught.value.param == param
-        assert "10 tokens" in str(caught.value)
-    with pytest.raises(InvalidRequest) as few:
-        room(0, None, 4)
-    assert few.value.param == "max_tokens"
-
-
-def test_ids_are_checked():
-    assert check_ids([0, 9], 10, "p") == (0, 9)
-    assert check_ids([], 10, "p") == ()
-    with pytest.raises(InvalidRequest, match="token id 10 "):
-        check_ids([1, 10, -1], 10, "p")
 
 
 def test_request_ids_are_their_own():
