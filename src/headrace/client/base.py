@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import cached_property
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.client.output import RequestOutputs, TextTokenizer
@@ -99,6 +100,14 @@ class BaseClient:
             raise EngineDead("the engine has not been started")
         return self._engine
 
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        """Ids that end a sequence, by the checkpoint's settings or by its tokenizer. A tokenizer may know more ids than the
+        model has rows for."""
+        engine = self.engine_info
+        known = {*engine.eos_token_ids, *self._tokenizer.eos_token_ids}
+        return tuple(sorted(token for token in known if token < engine.vocab_size))
+
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
         self._check_ready()
         validate(request, self.engine_info)
@@ -163,7 +172,7 @@ class BaseClient:
             id=request.id,
             prompt=request.prompt,
             params=alone,
-            eos_token_ids=self.engine_info.eos_token_ids,
+            eos_token_ids=self._ends,
             priority=request.priority,
             arrival=stream.arrival,
             salt=request.salt,
