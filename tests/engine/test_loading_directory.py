@@ -211,11 +211,16 @@ def test_a_field_that_is_wrong_is_named_with_the_file(changes: dict[str, Any], n
     assert "config.json" in str(caught.value)
 
 
-def test_ends_of_sequence_come_from_the_generation_config_first(tmp_path: Path) -> None:
+def test_ends_of_sequence_are_those_of_both_configurations(tmp_path: Path) -> None:
     save("llama", tmp_path)
     assert open_checkpoint(tmp_path).eos_token_ids == (2,)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [9, 2, 9]}')
     assert open_checkpoint(tmp_path).eos_token_ids == (2, 9)
+    edit(tmp_path, eos_token_id=7)
+    assert open_checkpoint(tmp_path).eos_token_ids == (2, 7, 9)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    with pytest.raises(CheckpointError, match=r"generation_config\.json.*eos_token_id.*'</s>'"):
+        open_checkpoint(tmp_path)
     (tmp_path / "generation_config.json").unlink()
     edit(tmp_path, eos_token_id=[4, 3])
     assert open_checkpoint(tmp_path).eos_token_ids == (3, 4)

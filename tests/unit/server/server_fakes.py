@@ -29,6 +29,8 @@ STATS = EngineStats(SchedulerStats(2, 3, 10, 20, 30, 400, 1, 5, 6), 16, 7, 0.5, 
 class ByteTokenizer:
     """Token ids are bytes; 256 is the start of a text."""
 
+    eos_token_ids: Sequence[int] = ()
+
     def __init__(self) -> None:
         self.rendered: list[dict[str, Any]] = []
 
