@@ -19,7 +19,7 @@ from headrace.server.context import Context
 from headrace.server.decode import read_json
 from headrace.server.errors import HttpError
 from headrace.server.params import check_ids
-from headrace.server.replies import ModelCard, ModelList, TokenizeReply
+from headrace.server.replies import DetokenizeReply, HealthReply, ModelCard, ModelList, TokenizeReply, VersionReply
 from headrace.server.schemas import DetokenizeRequest, TokenizeRequest
 
 __all__ = ["detokenize", "health", "list_models", "metrics", "show_model", "tokenize", "version"]
@@ -89,7 +89,7 @@ async def detokenize(context: Context, request: Request) -> Response:
         raise InvalidRequest(message, "tokens", "array_above_max_length")
     ids = check_ids(body.tokens, info.vocab_size, "tokens")
     text = await context.workers.run(size, partial(context.tokenizer.decode, ids, bool(body.skip_special_tokens)))
-    return _json({"prompt": text})
+    return _json(DetokenizeReply(text))
 
 
 async def health(context: Context, request: Request) -> Response:
@@ -98,7 +98,7 @@ async def health(context: Context, request: Request) -> Response:
         await asyncio.wait_for(context.client.check_health(), _HEALTH_TIMEOUT)
     except asyncio.TimeoutError:
         raise EngineDead(f"the engine did not answer within {_HEALTH_TIMEOUT:.0f} seconds") from None
-    return _json({"status": "ok"})
+    return _json(HealthReply("ok"))
 
 
 async def metrics(context: Context, request: Request) -> Response:
@@ -110,7 +110,7 @@ async def metrics(context: Context, request: Request) -> Response:
 
 
 async def version(context: Context, request: Request) -> Response:
-    return _json({"version": __version__})
+    return _json(VersionReply(__version__))
 
 
 async def no_route(context: Context, request: Request, error: HTTPException) -> Response:
