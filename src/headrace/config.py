@@ -355,10 +355,12 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     native = env.get("HEADRACE_NATIVE", "1")
     if native not in ("0", "1"):
         raise ConfigError(f"HEADRACE_NATIVE={native!r}: choose 0 or 1")
+    key = env.get("HEADRACE_API_KEY")
     base = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "~")).expanduser() / ".cache")
     return Environment(
         cache_dir=Path(env.get("HEADRACE_CACHE") or Path(base) / "headrace"),
-        api_key=env.get("HEADRACE_API_KEY"),
+        # White space around a key comes from the file that it was read from; no client can send it.
+        api_key=None if key is None else key.strip(),
         log_level=level,
         native=native == "1",
     )

@@ -33,6 +33,10 @@ def parse_repository(text: str) -> Repository | None:
 
 
 def display_name(model: str) -> str:
-    """The name that clients call a model by default: a repository's id, else the last part of the path."""
+    """The name that clients call a model by default: a repository's id, else the last part of its path (of the resolved
+    one for `.` and its like)."""
     repository = parse_repository(model)
-    return Path(model).expanduser().resolve().name if repository is None else repository.id
+    if repository is not None:
+        return repository.id
+    name = Path(model).name
+    return name if name not in ("", "..") else Path(model).expanduser().resolve().name or model

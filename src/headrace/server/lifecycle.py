@@ -68,7 +68,8 @@ def run(config: Config, model_path: Path, first_prompt: str | None = None, launc
 def _with_path(config: Config, model_path: Path) -> Config:
     """The engine is given the path; clients see the name that the user gave."""
     name = config.server.served_model_name or display_name(config.model.model)
-    key = config.server.api_key or read_environment().api_key
+    given = config.server.api_key
+    key = given.strip() if given else read_environment().api_key
     server = config.server.model_copy(update={"served_model_name": name, "api_key": key})
     model = config.model.model_copy(update={"model": str(model_path)})
     return config.model_copy(update={"server": server, "model": model})
