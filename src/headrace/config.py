@@ -34,6 +34,7 @@ __all__ = [
     "parse_size",
     "read_environment",
     "resolve",
+    "served_name",
 ]
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -212,6 +213,12 @@ class Config(Frozen):
     server: ServerConfig = ServerConfig()
 
 
+def served_name(model: str) -> str:
+    """What clients call a model that was given so: the last part of its path, of the resolved one for `.` and its like."""
+    name = Path(model).name
+    return name if name not in ("", "..") else Path(model).expanduser().resolve().name or model
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What `resolve` needs to know of a model."""
@@ -371,10 +378,12 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     native = env.get("HEADRACE_NATIVE", "1")
     if native not in ("0", "1"):
         raise ConfigError(f"HEADRACE_NATIVE={native!r}: choose 0 or 1")
+    key = env.get("HEADRACE_API_KEY")
     base = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "~")).expanduser() / ".cache")
     return Environment(
         cache_dir=Path(env.get("HEADRACE_CACHE") or Path(base) / "headrace"),
-        api_key=env.get("HEADRACE_API_KEY"),
+        # White space around a key comes from the file that it was read from; no client can send it.
+        api_key=None if key is None else key.strip(),
         log_level=level,
         native=native == "1",
     )

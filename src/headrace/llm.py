@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from typing_extensions import Self
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
 from headrace.client.in_process import InProcessClient
+from headrace.config import served_name
 from headrace.engine.stats import EngineStats
 from headrace.errors import EngineDead, InvalidRequest
 from headrace.hub.catalogue import resolve_model
@@ -72,7 +72,7 @@ class AsyncLLM(InProcessClient):
         path = resolve_model(model)
         self.tokenizer: Tokenizer = load_tokenizer(path, config.model.chat_template)
         model_config = config.model.model_copy(update={"model": str(path)})
-        server_config = config.server.model_copy(update={"served_model_name": Path(model).name})
+        server_config = config.server.model_copy(update={"served_model_name": served_name(model)})
         config = config.model_copy(update={"model": model_config, "server": server_config})
         super().__init__(config, self.tokenizer, progress)
 

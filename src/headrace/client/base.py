@@ -9,12 +9,11 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.client.output import RequestOutputs, TextTokenizer
 from headrace.client.validate import validate
-from headrace.config import Config
+from headrace.config import Config, served_name
 from headrace.engine.stats import EngineStats
 from headrace.engine.wire import (
     Abort,
@@ -80,7 +79,7 @@ class BaseClient:
     def info(self) -> ModelInfo:
         """Raises EngineDead before `start`."""
         engine = self.engine_info
-        name = self.config.server.served_model_name or Path(self.config.model.model).name
+        name = self.config.server.served_model_name or served_name(self.config.model.model)
         return ModelInfo(
             name,
             engine.path,

@@ -83,10 +83,11 @@ class Context:
 
 
 def make_context(client: EngineClient, tokenizer: TextTokenizer, config: Config) -> Context:
-    """Raises ConfigError for an empty API key, which would guard nothing."""
+    """Raises ConfigError for an API key that would guard nothing, or that no client could send."""
     key = config.server.api_key
-    if key is not None and not key.strip():
-        raise ConfigError("the API key is empty: give one, or leave the option out to serve without a key")
+    if key is not None:
+        key = key.strip()
+        _check_key(key)
     name = config.server.served_model_name or client.info.name
     return Context(
         client,
@@ -96,3 +97,13 @@ def make_context(client: EngineClient, tokenizer: TextTokenizer, config: Config)
         config.scheduler.max_waiting,
         Cors(config.server.cors_origin) if config.server.cors_origin else None,
     )
+
+
+def _check_key(key: str) -> None:
+    if not key:
+        raise ConfigError("the API key is empty: give one, or leave the option out to serve without a key")
+    for at, letter in enumerate(key, 1):
+        if not " " <= letter <= "~":
+            raise ConfigError(
+                f"character {at} of the API key, {letter!a}, cannot be sent in an HTTP header: use printable ASCII"
+            )

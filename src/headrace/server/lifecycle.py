@@ -25,7 +25,7 @@ import uvicorn
 
 from headrace import event_loop
 from headrace.client.api import EngineClient
-from headrace.config import Config, read_environment
+from headrace.config import Config, read_environment, served_name
 from headrace.engine.launch import Launched
 from headrace.errors import ConfigError
 from headrace.server.app import create_app_for
@@ -66,8 +66,9 @@ def run(config: Config, model_path: Path, first_prompt: str | None = None, launc
 
 def _with_path(config: Config, model_path: Path) -> Config:
     """The engine is given the path; clients see the name that the user gave."""
-    name = config.server.served_model_name or Path(config.model.model).name
-    key = config.server.api_key or read_environment().api_key
+    name = config.server.served_model_name or served_name(config.model.model)
+    given = config.server.api_key
+    key = given.strip() if given else read_environment().api_key
     server = config.server.model_copy(update={"served_model_name": name, "api_key": key})
     model = config.model.model_copy(update={"model": str(model_path)})
     return config.model_copy(update={"server": server, "model": model})
