@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, even
 from headrace.server.generation import Choice, Run
 from headrace.server.ids import new_id
 from headrace.server.logprobs import chat_logprobs, prompt_logprobs
-from headrace.server.messages import template_arguments, template_messages
+from headrace.server.messages import template_call
 from headrace.server.params import check_length, check_stream_options, output_room, sampling_params
 from headrace.server.replies import (
     ChatChoice,
@@ -36,14 +37,18 @@ from headrace.server.schemas import ChatRequest, TokenizeRequest
 
 __all__ = ["answer_chat", "render_chat"]
 
+_SMALL = 1 << 16
+"""Bytes of a body whose messages are looked through in the event loop."""
+
 
 async def answer_chat(context: Context, request: Request) -> Response:
     arrival = time.monotonic()
-    body = decode_body(await read_body(request), ChatRequest)
+    sent = await read_body(request)
+    body = decode_body(sent, ChatRequest)
     context.check_model(body.model)
     _refuse_unenforced(body)
     check_stream_options(body)
-    prompt = await render_chat(context, body, context.client.info.max_model_len)
+    prompt = await render_chat(context, body, sent, context.client.info.max_model_len)
     job = _request(context, body, prompt)
     options = body.stream_options
     exchange = ExchangeOptions(
@@ -77,24 +82,20 @@ def _refuse_unenforced(body: ChatRequest) -> None:
         raise InvalidRequest(message, "max_tokens", "invalid_value")
 
 
-async def render_chat(context: Context, body: ChatRequest | TokenizeRequest, limit: int | None = None) -> list[int]:
-    """The conversation as token ids. Works in a thread: templates and long texts must not hold up the streams.
+async def render_chat(
+    context: Context, body: ChatRequest | TokenizeRequest, sent: bytes, limit: int | None = None
+) -> list[int]:
+    """The conversation as token ids. `sent` is the body that was decoded. Nothing long is done in the event loop.
 
     Raises ContextOverflow where it is plain that there are more than `limit`.
     """
-    messages = template_messages(body.messages or [])
-    arguments = template_arguments(body)
-    return await asyncio.to_thread(_render, context, messages, arguments, bool(body.add_special_tokens), limit)
+    prepare = partial(template_call, body, sent)
+    messages, arguments = prepare() if len(sent) < _SMALL else await asyncio.to_thread(prepare)
+    text = await context.tokenizer.apply_chat_template_async(messages, **arguments)
+    return await asyncio.to_thread(_encode, context, text, bool(body.add_special_tokens), limit)
 
 
-def _render(
-    context: Context,
-    messages: list[dict[str, Any]],
-    arguments: dict[str, Any],
-    add_special_tokens: bool,
-    limit: int | None,
-) -> list[int]:
-    text = context.tokenizer.apply_chat_template(messages, **arguments)
+def _encode(context: Context, text: str, add_special_tokens: bool, limit: int | None) -> list[int]:
     if limit is not None:
         check_length(text, "messages", limit)
     return context.tokenizer.encode(text, add_special_tokens)

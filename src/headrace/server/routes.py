@@ -45,7 +45,8 @@ async def show_model(context: Context, request: Request) -> Response:
 
 
 async def tokenize(context: Context, request: Request) -> Response:
-    body = decode_body(await read_body(request), TokenizeRequest)
+    sent = await read_body(request)
+    body = decode_body(sent, TokenizeRequest)
     context.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either `prompt` or `messages`", "prompt", "invalid_value")
@@ -53,7 +54,7 @@ async def tokenize(context: Context, request: Request) -> Response:
         special = body.add_special_tokens is not False
         tokens = await asyncio.to_thread(context.tokenizer.encode, body.prompt, special)
     else:
-        tokens = await render_chat(context, body)
+        tokens = await render_chat(context, body, sent)
     texts = [context.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else UNSET
     return _json(TokenizeReply(len(tokens), context.client.info.max_model_len, tokens, texts))
 
