@@ -8,12 +8,12 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
+from functools import cached_property
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.client.output import RequestOutputs, TextTokenizer
 from headrace.client.validate import validate
-from headrace.config import Config
+from headrace.config import Config, served_name
 from headrace.engine.stats import EngineStats
 from headrace.engine.wire import (
     Abort,
@@ -79,7 +79,7 @@ class BaseClient:
     def info(self) -> ModelInfo:
         """Raises EngineDead before `start`."""
         engine = self.engine_info
-        name = self.config.server.served_model_name or Path(self.config.model.model).name
+        name = self.config.server.served_model_name or served_name(self.config.model.model)
         return ModelInfo(
             name,
             engine.path,
@@ -98,6 +98,14 @@ class BaseClient:
         if self._engine is None:
             raise EngineDead("the engine has not been started")
         return self._engine
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        """Ids that end a sequence, by the checkpoint's settings or by its tokenizer. A tokenizer may know more ids than the
+        model has rows for."""
+        engine = self.engine_info
+        known = {*engine.eos_token_ids, *self._tokenizer.eos_token_ids}
+        return tuple(sorted(token for token in known if token < engine.vocab_size))
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
         self._check_ready()
@@ -163,7 +171,7 @@ class BaseClient:
             id=request.id,
             prompt=request.prompt,
             params=alone,
-            eos_token_ids=self.engine_info.eos_token_ids,
+            eos_token_ids=self._ends,
             priority=request.priority,
             arrival=stream.arrival,
             salt=request.salt,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.conformance.interrupted import Interrupted
+from headrace.conformance.moving import head_size
 from headrace.conformance.tiers import tier
 from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.errors import DeviceLost, OutOfMemory, PlatformError
@@ -29,7 +30,9 @@ _FAULTS = (
 class FaultsTier:
     def layout(self, device: Device) -> KVLayout:
         capabilities = device.capabilities()
-        return KVLayout((LayerKV(1, 16),), capabilities.block_sizes[0], min(capabilities.kv_dtypes))
+        return KVLayout(
+            (LayerKV(1, head_size(capabilities)),), capabilities.block_sizes[0], min(capabilities.kv_dtypes)
+        )
 
     def test_out_of_memory_leaves_the_device_usable(self, device: Device) -> None:
         layout = self.layout(device)

@@ -27,10 +27,10 @@ class _Shared:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def wanted(cls) -> Iterator[dict[str, Answer]]:
+    def wanted(cls, device: Device) -> Iterator[dict[str, Answer]]:
         """What the references answer, on torch's own CPU device."""
         plain = TorchDevice(torch.device("cpu"), _PLAIN)
-        yield Serving(plain, TinyModel(plain)).run(requests(9))
+        yield Serving(plain, TinyModel(plain, device.capabilities())).run(requests(9))
         plain.close()
 
 

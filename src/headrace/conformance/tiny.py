@@ -10,18 +10,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.conformance.moving import place
+from headrace.conformance.moving import head_size, place
 from headrace.core import CoreConfig, Scheduler
 from headrace.errors import PlatformError
 from headrace.kernels.inputs import batch_of, pad_arrays, plan_arrays, sample_inputs_of
 from headrace.kernels.registry import bind, pack
 from headrace.kernels.weight import Weight
 from headrace.platforms.interface import KV, Device, Pending, Tensor
-from headrace.types import Bucket, Delta, KVLayout, LayerKV, Request, SamplingParams, StepPlan, StepResult
+from headrace.types import Bucket, Capabilities, Delta, KVLayout, LayerKV, Request, SamplingParams, StepPlan, StepResult
 
 __all__ = ["Serving", "TinyModel", "requests"]
 
-_HIDDEN, _HEADS, _KV_HEADS, _DIM, _WIDE, _VOCAB, _LAYERS, _LONGEST = 64, 4, 2, 16, 96, 128, 2, 256
+_HIDDEN, _HEADS, _WIDE, _VOCAB, _LAYERS, _LONGEST = 64, 4, 96, 128, 2, 256
 _EPS = 1e-6
 Answer = tuple[list[int], list[float]]
 """Token ids and their logprobs."""
@@ -38,19 +38,28 @@ class _Layer:
 
 
 class TinyModel:
-    """Random weights from a fixed seed, in float32, placed and packed on one device."""
+    """Random weights from a fixed seed, in float32, placed and packed on one device. Its heads are those that `able` allows,
+    by default the device's own capabilities."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, able: Capabilities | None = None) -> None:
+        able = able or device.capabilities()
         self._ops = bind(device)
         self._device = device
+        self._dim = head_size(able)
+        self._kv_heads = 2 if "gqa" in able.attention_features else _HEADS
         rng = np.random.default_rng(11)
         self._embedding = self._weight(rng, _VOCAB, _HIDDEN, "embedding")
         self._layers = [self._layer(rng) for _ in range(_LAYERS)]
         self._norm = self._vector(rng)
         self._head = self._weight(rng, _VOCAB, _HIDDEN, "logits")
-        angles = np.arange(_LONGEST)[:, None] / 100.0 ** (np.arange(_DIM // 2) / (_DIM // 2))
+        half = self._dim // 2
+        angles = np.arange(_LONGEST)[:, None] / 100.0 ** (np.arange(half) / half)
         table = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
         self._cos_sin = place(device, torch.from_numpy(table))
+
+    @property
+    def kv_layers(self) -> tuple[LayerKV, ...]:
+        return (LayerKV(self._kv_heads, self._dim),) * _LAYERS
 
     def forward(self, batch: Any, kv: KV, history: Tensor) -> Tensor:
         ops = self._ops
@@ -60,7 +69,7 @@ class TinyModel:
             following = self._layers[index + 1].norm if index + 1 < _LAYERS else self._norm
             qkv = ops.linear(x, layer.qkv)
             q = ops.rotary_cache(qkv, batch, kv, index, self._cos_sin, _HEADS, None, None, _EPS)
-            x = ops.linear(ops.attention(q, batch, kv, index, _DIM**-0.5, None, None, None, None), layer.output)
+            x = ops.linear(ops.attention(q, batch, kv, index, self._dim**-0.5, None, None, None, None), layer.output)
             x, residual = ops.add_rms_norm(x, residual, layer.second_norm, _EPS)
             x = ops.linear(ops.gated_activation(ops.linear(x, layer.gate_up), "silu"), layer.down)
             x, residual = ops.add_rms_norm(x, residual, following, _EPS)
@@ -75,8 +84,8 @@ class TinyModel:
     def _layer(self, rng: np.random.Generator) -> _Layer:
         return _Layer(
             self._vector(rng),
-            self._weight(rng, (_HEADS + 2 * _KV_HEADS) * _DIM, _HIDDEN),
-            self._weight(rng, _HIDDEN, _HEADS * _DIM),
+            self._weight(rng, (_HEADS + 2 * self._kv_heads) * self._dim, _HIDDEN),
+            self._weight(rng, _HIDDEN, _HEADS * self._dim),
             self._vector(rng),
             self._weight(rng, 2 * _WIDE, _HIDDEN),
             self._weight(rng, _HIDDEN, _WIDE),
@@ -103,7 +112,7 @@ class Serving:
         capabilities = device.capabilities()
         size = capabilities.block_sizes[0]
         store = "float32" if "float32" in capabilities.kv_dtypes else min(capabilities.kv_dtypes)
-        layout = KVLayout((LayerKV(_KV_HEADS, _DIM),) * _LAYERS, size, store)
+        layout = KVLayout(model.kv_layers, size, store)
         self.scheduler = Scheduler(CoreConfig(blocks, size, seqs, budget, _LONGEST, _VOCAB))
         self._device = device
         self._static, self._carries = capabilities.static_shapes, not capabilities.in_place_kv

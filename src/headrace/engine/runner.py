@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from headrace.engine.plans import dummy_plan, history_plan
+from headrace.engine.plans import history_plan
 from headrace.kernels.inputs import batch_of, pad_arrays, plan_arrays, sample_inputs_of
 from headrace.kernels.ops import Batch, Ops
 from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor
@@ -95,10 +95,6 @@ class Runner:
         if top > 0:
             names += ["top_ids", "top_logprobs"]
         return Launched(plan, {name: self._device.get(outputs[name]) for name in names})
-
-    def warm_up(self) -> None:
-        """Run one token through the step, so that what is compiled or bound on first use is ready. Block 0 is never handed out."""
-        self.launch(dummy_plan()).result()
 
     def _call(self, plan: StepPlan, top: int | None) -> Mapping[str, Tensor]:
         """`top` alternatives of logprobs; None only writes the plan's tokens into the history."""

@@ -28,9 +28,11 @@ from headrace.tokenization.render_frames import FAULT, Frame, read_frame, send_f
 __all__ = ["Job", "RenderLimits", "RenderStopped", "Renderer"]
 
 _COMMAND = (sys.executable, "-m", "headrace.tokenization.render_process")
-_FAST, _SLOW = 2, 4
+_FAST, _SLOW = 4, 2
 """Processes of each lane, at most."""
-_NICE = 10
+_SHORT = 0.03
+"""Seconds for which a job waits for a process that is at work before it starts another."""
+_NICE = 5
 _STDERR = 2
 
 
@@ -38,7 +40,7 @@ _STDERR = 2
 class RenderLimits:
     """The resources that one render may use."""
 
-    first_seconds: float = 0.25
+    first_seconds: float = 0.1
     """Of processor time, in the fast lane."""
     seconds: float = 4.0
     """Of processor time, in the slow lane; there is none if this is not more."""
@@ -98,7 +100,8 @@ class _Lane:
         self._seconds, self._stuck = seconds, stuck + 10 * seconds
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="headrace-render")
         self._idle: list[_Process] = []
-        self._lock = threading.Lock()
+        self._count = 0
+        self._changed = threading.Condition()
         weakref.finalize(self, _end_all, self._idle)
 
     def submit(self, job: Job) -> Future[list[Frame]]:
@@ -108,36 +111,65 @@ class _Lane:
         renders = job.renders()
         fields = {"template": job.template, "renders": renders, "seconds": self._seconds}
         content = json.dumps(fields, separators=(",", ":")).encode()
-        process = self._take() or _Process(self._setup)
+        process = self._take()
         try:
             frames = process.ask(content, len(renders), self._stuck)
         except OSError as error:
-            why = process.end(error, self._seconds)
-            if not self._idle:  # The next job should not wait for the start of a process.
-                self._keep(_Process(self._setup))
+            why = self._end(process, error)
+            self._replace()
             raise RenderStopped(why) from None
         except BaseException:
-            process.end()
+            self._end(process)
             raise
         if frames[-1][1]:
-            process.end()
+            self._end(process)
         else:
             self._keep(process)
         return frames
 
-    def _keep(self, process: _Process) -> None:
-        with self._lock:
-            self._idle.append(process)
-
-    def _take(self) -> _Process | None:
-        """An idle process that lives."""
-        with self._lock:
+    def _take(self) -> _Process:
+        """An idle process that lives, or a new one. Raises OSError if none can be started."""
+        with self._changed:
+            if self._count and not self._idle:
+                self._changed.wait(_SHORT)
             while self._idle:
                 process = self._idle.pop()
                 if process.alive:
                     return process
                 process.end()
-        return None
+                self._count -= 1
+            self._count += 1
+        return self._start()
+
+    def _start(self) -> _Process:
+        """A process that has been counted already."""
+        try:
+            return _Process(self._setup)
+        except BaseException:
+            with self._changed:
+                self._count -= 1
+            raise
+
+    def _keep(self, process: _Process) -> None:
+        with self._changed:
+            self._idle.append(process)
+            self._changed.notify()
+
+    def _replace(self) -> None:
+        """Start the last process that was there again: the next job should not wait for that."""
+        with self._changed:
+            if self._count:
+                return
+            self._count = 1
+        # If it cannot be started now, the next job says so.
+        with contextlib.suppress(OSError):
+            self._keep(self._start())
+
+    def _end(self, process: _Process, error: OSError | None = None) -> str:
+        with self._changed:
+            self._count -= 1
+            self._changed.notify()
+        return process.end(error, self._seconds)
 
 
 class _Process:

@@ -70,7 +70,7 @@ def test_every_buffer_is_summed(path: Path) -> None:
 def test_two_runs_of_bytes_that_change_places_are_found(path: Path, unit: int) -> None:
     """Inside one piece, where the sum of all words stays the same."""
     data = path.read_bytes()
-    at = read_header(path)[1] + (1 << 20)
+    at = read_header(path)[1] + (1 << 20) + 1
     assert data[at : at + unit] != data[at + unit : at + 2 * unit]
     path.write_bytes(data[:at] + data[at + unit : at + 2 * unit] + data[at : at + unit] + data[at + 2 * unit :])
     with pytest.raises(Unsound, match="not what was written"):

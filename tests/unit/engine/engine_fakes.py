@@ -42,6 +42,9 @@ class ByteStream:
 class ByteTokenizer:
     """Token ids are bytes; those from 256 on are special."""
 
+    def __init__(self, eos_token_ids: Sequence[int] = ()) -> None:
+        self.eos_token_ids = eos_token_ids
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
