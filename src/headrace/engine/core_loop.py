@@ -32,6 +32,9 @@ class StepRunner(Protocol):
 
     def launch(self, plan: StepPlan) -> LaunchedStep: ...
 
+    def recover(self) -> bool:
+        """Called after a step that failed. True if the cache had to be made again: it holds nothing any more."""
+
 
 class StepScheduler(Protocol):
     """What the loop needs of `core.Scheduler`."""
@@ -47,6 +50,8 @@ class StepScheduler(Protocol):
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]: ...
 
     def fail(self, plan: StepPlan, message: str) -> list[Delta]: ...
+
+    def reset_cache(self) -> None: ...
 
     def drain(self) -> list[Delta]: ...
 
@@ -195,7 +200,12 @@ class EngineCore:
         _log.error("%s (requests %s)", message, ", ".join(plan.request_ids) or "none")
         if isinstance(error, DeviceLost):
             raise error
-        return self._scheduler.fail(plan, message)
+        deltas = self._scheduler.fail(plan, message)
+        if self._runner.recover():
+            # Nothing runs now: what ran with the failed step has been sent back to be computed again.
+            self._scheduler.reset_cache()
+            _log.warning("the KV cache was donated to that step: it has been made again, and cached prefixes are gone")
+        return deltas
 
 
 def _never() -> None:

@@ -189,6 +189,10 @@ class GroupRunner:
         except PlatformError as error:
             raise self._explain(error) from error
 
+    def recover(self) -> bool:
+        """Never asked for: every failure is the loss of the device."""
+        return False
+
     def _explain(self, error: PlatformError) -> DeviceLost:
         # A rank that ended takes the others with it: its own error says more than theirs.
         why = self._followers.why_gone(_LAST_WORDS if isinstance(error, DeviceLost) else 0)
