@@ -61,6 +61,7 @@ def run(config: Config, model_path: Path, first_prompt: str | None = None, launc
     config = _with_path(config, model_path)
     with contextlib.closing(_bind(config.server.host, config.server.port)) as listener, loading_bar() as progress:
         tokenizer = load_tokenizer(model_path, config.model.chat_template)
+        tokenizer.warm_chat_template()
         client = ProcessClient(config, tokenizer, progress, launched=launched)
         return event_loop.run(_deaf_afterwards(serve(config, client, tokenizer, listener, first_prompt)))
 
