@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.core.matcher import Matcher
 from headrace.core.sequence import Sequence
 
 __all__ = ["Constraints", "Gathered", "gather"]
@@ -27,15 +29,17 @@ class Constraints(NamedTuple):
     banned_before: int
     """Index in the sequence of the first token that may end it."""
     mask: npt.NDArray[np.uint32] | None
+    """The tokens of `allowed_token_ids`."""
+    matcher: Matcher | None = None
+    other_stops: npt.NDArray[np.uint32] | None = None
+    """Bits of the stop tokens that the grammar does not know as ends: they must wait until the text is complete."""
 
     @staticmethod
     def of(seq: Sequence, vocab_size: int) -> Constraints:
         params = seq.params
         mask = None
         if params.allowed_token_ids is not None:
-            bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
-            bits[list(params.allowed_token_ids)] = True
-            mask = np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+            mask = _bits(params.allowed_token_ids, vocab_size)
         stops = sorted(token for token in seq.stops if 0 <= token < vocab_size)
         return Constraints(
             np.array([token for token, _ in params.logit_bias], np.int32),
@@ -43,7 +47,24 @@ class Constraints(NamedTuple):
             np.array(stops, np.int32),
             seq.prompt_len + params.min_tokens,
             mask,
+            seq.matcher,
+            None if seq.matcher is None else _bits(set(stops) - set(seq.request.eos_token_ids), vocab_size),
         )
+
+    def allowed(self) -> npt.NDArray[np.uint32] | None:
+        """The mask for the next token; None if every token may come."""
+        matcher = self.matcher
+        if matcher is None or self.other_stops is None:
+            return self.mask
+        found = matcher.mask if matcher.accepting else matcher.mask & ~self.other_stops
+        return found if self.mask is None else found & self.mask
+
+
+def _bits(tokens: Iterable[int], vocab_size: int) -> npt.NDArray[np.uint32]:
+    """[ceil(V / 32)]: bit t is set for each token t."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+    bits[list(tokens)] = True
+    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
 
 class Gathered(NamedTuple):
@@ -76,9 +97,10 @@ def gather(rows: list[tuple[int, int, Constraints]], num_rows: int) -> Gathered:
             tokens.append(token)
             values.append(value)
             owners.extend([row] * len(token))
-        if own.mask is not None:
+        mask = own.allowed()
+        if mask is not None:
             allowed_row[row] = len(masks)
-            masks.append(own.mask)
+            masks.append(mask)
     return Gathered(
         np.array(owners, np.int32),
         np.concatenate(tokens),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from headrace.core.matcher import Matcher
 from headrace.core.radix import Key, Namespace, Node
 from headrace.types import Request, SamplingParams, TokenLogprobs
 
@@ -44,6 +45,8 @@ class Sequence:
     special: bool
     """A row of this sequence needs bias, bans or a mask."""
     penalised: bool
+    matcher: Matcher | None = None
+    """The grammar that its output follows. It has taken in every committed token of the output."""
     keys: list[Key] = field(default_factory=list)
     """Tokens of each full block, made when first needed."""
 
@@ -71,7 +74,7 @@ class Sequence:
     """Cached blocks as seen when this step was scheduled, for the queue's order."""
 
     @staticmethod
-    def of(request: Request, order: int) -> Sequence:
+    def of(request: Request, order: int, matcher: Matcher | None = None) -> Sequence:
         params = request.params
         stops = stop_ids(request)
         length = len(request.prompt)
@@ -84,9 +87,15 @@ class Sequence:
             stops=stops,
             rank=(request.arrival + AGEING * request.priority, order),
             namespace=Namespace(request.adapter, request.salt),
-            special=bool(params.logit_bias or params.allowed_token_ids is not None or (params.min_tokens and stops)),
+            special=bool(
+                matcher is not None
+                or params.logit_bias
+                or params.allowed_token_ids is not None
+                or (params.min_tokens and stops)
+            ),
             penalised=params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0,
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            matcher=matcher,
         )
 
     @property
