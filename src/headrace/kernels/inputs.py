@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.kernels.ops import Batch, SampleInputs
+from headrace.sampling import DEVICE_ROWS
 from headrace.types import NO_TOKEN, Bucket, SamplingBatch, StepPlan
 
 __all__ = ["batch_of", "pad_arrays", "plan_arrays", "sample_inputs_of"]
@@ -85,13 +86,7 @@ def _sampling_arrays(sampling: SamplingBatch, rows: int, vocab_size: int) -> dic
     else:
         allowed, allowed_row = sampling.allowed.view(np.int32), sampling.allowed_row
     return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
+        **sampling.params,
         "seed": sampling.seed.view(np.int64),
         "position": sampling.position,
         "bias_row": sampling.bias_row,
@@ -106,7 +101,12 @@ _PER_TOKEN = frozenset(("token_ids", "positions", "slot_mapping", "token_seq"))
 _PER_SEQ = frozenset(("context_lens", "slots"))
 _UNPADDED = frozenset(("sizes", "block_tables", "query_start"))
 _GROWING = frozenset(("bias_row", "bias_token", "bias_value", "allowed"))
-_FILL = {"temperature": 1, "top_p": 1, "repetition_penalty": 1, "bias_row": -1, "allowed_row": -1, "target": NO_TOKEN}
+_FILL = {
+    **{name: row.neutral for name, row in DEVICE_ROWS.items()},
+    "bias_row": -1,
+    "allowed_row": -1,
+    "target": NO_TOKEN,
+}
 
 
 def pad_arrays(arrays: dict[str, Array], bucket: Bucket, spare_slot: int) -> dict[str, Array]:
@@ -136,7 +136,7 @@ def _length(name: str, array: Array, bucket: Bucket) -> int:
     return len(array) if name in _UNPADDED else bucket.rows
 
 
-def _pad(array: Array, length: int, value: int) -> Array:
+def _pad(array: Array, length: int, value: float) -> Array:
     if len(array) == length:
         return array
     out = np.full((length, *array.shape[1:]), value, array.dtype)

@@ -109,7 +109,7 @@ def _request(context: Context, body: ChatRequest, prompt: list[int]) -> Generate
         wanted = ("max_completion_tokens", body.max_completion_tokens)
     room = output_room(wanted, None, ("messages", len(prompt)), info)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling_params(body, info.vocab_size, room, logprobs=logprobs, prompt_logprobs=body.prompt_logprobs)
+    params = sampling_params(body, room, logprobs=logprobs, prompt_logprobs=body.prompt_logprobs)
     return GenerateRequest(
         id=new_id("chatcmpl"),
         prompt=tuple(prompt),

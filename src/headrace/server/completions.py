@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.client.api import GenerateRequest, LogprobEntry, Output
+from headrace.client.validate import check_ids
 from headrace.errors import InvalidRequest
 from headrace.server.context import Context
 from headrace.server.decode import decode_body, read_body
@@ -20,7 +21,7 @@ from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, even
 from headrace.server.generation import Choice, Run
 from headrace.server.ids import new_id
 from headrace.server.logprobs import TextOffsets, prompt_logprobs, text_logprobs
-from headrace.server.params import check_ids, check_length, check_stream_options, output_room, sampling_params
+from headrace.server.params import check_length, check_stream_options, output_room, sampling_params
 from headrace.server.replies import TextChoice, TextCompletion, TextLogprobs, UsageReply
 from headrace.server.schemas import CompletionRequest
 
@@ -103,7 +104,7 @@ def _request(context: Context, body: CompletionRequest, prompt: tuple[int, ...],
     scored = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         scored = max(body.logprobs, body.prompt_logprobs or 0)
-    params = sampling_params(body, info.vocab_size, room, logprobs=body.logprobs, prompt_logprobs=scored)
+    params = sampling_params(body, room, logprobs=body.logprobs, prompt_logprobs=scored)
     return GenerateRequest(
         id=request_id,
         prompt=prompt,

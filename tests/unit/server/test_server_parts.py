@@ -14,6 +14,7 @@ import pytest
 from server_fakes import FakeClient
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
+from headrace.client.validate import check_ids
 from headrace.config import Config
 from headrace.errors import (
     CheckpointError,
@@ -33,7 +34,7 @@ from headrace.server.lifecycle import _with_path
 from headrace.server.loading import loading_bar
 from headrace.server.logprobs import TextOffsets, chat_logprobs, prompt_logprobs, text_logprobs
 from headrace.server.metrics import Histogram, Meter, Metrics
-from headrace.server.params import check_ids, output_room
+from headrace.server.params import output_room
 from headrace.types import SamplingParams
 
 

@@ -17,7 +17,7 @@ import msgspec
 from headrace.engine.core_loop import EngineCore, LaunchedStep, StepRunner, StepScheduler
 from headrace.engine.ranks.rank_messages import Down, Loaded, Message, Opened, Start, Step, Stop, receive, send
 from headrace.engine.wire import from_wire
-from headrace.errors import DeviceLost, HeadraceError, PlatformError
+from headrace.errors import DeviceLost, HeadraceError
 from headrace.types import Delta, StepPlan, StepResult
 
 __all__ = ["COMMAND", "ParallelCore", "ParallelRunner", "Ranks"]
@@ -167,10 +167,10 @@ class ParallelRunner:
         self._ranks.tell(Step.of(plan))
         try:
             return _Launched(self._runner.launch(plan), self._lost)
-        except PlatformError as error:
+        except Exception as error:
             raise self._lost(error) from error
 
-    def _lost(self, error: PlatformError) -> DeviceLost:
+    def _lost(self, error: Exception) -> DeviceLost:
         # A rank that ended takes the others with it: its own words say more than theirs.
         why = self._ranks.why_gone(_LAST_WORDS if isinstance(error, DeviceLost) else 0)
         return DeviceLost(str(error) if why is None else f"{why} ({error})")
@@ -195,7 +195,7 @@ class ParallelCore(EngineCore):
 
 
 class _Launched:
-    def __init__(self, launched: LaunchedStep, lost: Callable[[PlatformError], DeviceLost]) -> None:
+    def __init__(self, launched: LaunchedStep, lost: Callable[[Exception], DeviceLost]) -> None:
         self._launched, self._lost = launched, lost
 
     def done(self) -> bool:
@@ -204,5 +204,5 @@ class _Launched:
     def result(self) -> StepResult:
         try:
             return self._launched.result()
-        except PlatformError as error:
+        except Exception as error:
             raise self._lost(error) from error

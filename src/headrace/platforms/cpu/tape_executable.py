@@ -15,6 +15,7 @@ from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_team import Sizes, Team
 from headrace.platforms.cpu.tape import OpProfile, Recorder, Tape
 from headrace.platforms.interface import KV, StepFn, Tensor
+from headrace.sampling import DEVICE_ROWS
 from headrace.types import Bucket
 
 __all__ = ["PERSISTENT", "TapeExecutable"]
@@ -23,12 +24,7 @@ PERSISTENT = frozenset({"history"})
 """Inputs that are read and written where they are; the rest is copied onto the tape's own buffers at every call."""
 _TOKENS = frozenset({"token_ids", "positions", "slot_mapping", "token_seq"})
 _SEQS = frozenset({"context_lens", "slots", "block_tables"})
-_ROWS = frozenset(
-    {
-        "rows", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-        "seed", "position", "target", "slot", "prompt_len", "allowed_row",
-    }
-)  # fmt: skip
+_ROWS = frozenset({"rows", "seed", "position", "target", "slot", "prompt_len", "allowed_row", *DEVICE_ROWS})
 _BIASES = frozenset({"bias_row", "bias_token", "bias_value"})
 _SIZED = frozenset({"sizes", "bias_row", "block_tables"})
 """Inputs that say how large a step is."""
