@@ -40,7 +40,7 @@ tally "${PIPESTATUS[0]}"
 more=()
 [[ -n $report ]] && more=(--write "$report")
 compile() { # compile PYTHON CHIPS
-  PYTHONPATH=src "$1" -W ignore -m headrace.kernels.pallaslib.report --chips "$2" \
+  PYTHONPATH=src:tools "$1" -W ignore -m compile_report.pallas_report --chips "$2" \
     --baseline docs/results/tpu-compile.json "${more[@]}" 2>&1 | tee "$log"
   tally "${PIPESTATUS[0]}"
 }

@@ -31,7 +31,7 @@ tally "${PIPESTATUS[0]}"
 
 result=()
 [[ -n ${2:-} ]] && result=(--write "$2")
-TRITON_INTERPRET=0 "$python" -W ignore -m headrace.kernels.tritonlib.report --chips "$1" \
+PYTHONPATH=tools TRITON_INTERPRET=0 "$python" -W ignore -m compile_report.triton_report --chips "$1" \
   --baseline docs/results/triton-compile.json "${result[@]}" 2>&1 | tee "$log"
 tally "${PIPESTATUS[0]}"
 

@@ -33,7 +33,7 @@ tests tests/platform/xpu tests/platform/accelerator -k 'xpu'
 
 if [[ -d $site ]] || "$python" -m pip install --quiet --no-deps --target "$site" "$fork"; then
   PYTHONPATH=$site tests tests/platform/accelerator/test_accelerator_launch.py -k xpu
-  PYTHONPATH=$site TRITON_CACHE_DIR=build/xpu/cache TRITON_INTERPRET=0 \
+  PYTHONPATH=$site:tools TRITON_CACHE_DIR=build/xpu/cache TRITON_INTERPRET=0 \
     "$python" -W ignore ci/xpu_spirv.py ${1:+"$1"} 2>&1 | tee "$log"
   passed=$((passed + $(count passed)))
   [[ ${STRICT:-0} == 1 ]] && failed=$((failed + $(count refused)))

@@ -16,10 +16,10 @@ from triton.backends import backends
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from headrace.kernels.tritonlib.chips import Chip
-from headrace.kernels.tritonlib.code import _specialise as specialise
-from headrace.kernels.tritonlib.occupancy import Multiprocessor
-from headrace.kernels.tritonlib.shipped import Recorded, recorded
+from compile_report.chips import Chip
+from compile_report.code import _specialise as specialise
+from compile_report.occupancy import Multiprocessor
+from compile_report.shipped import Recorded, recorded
 from headrace.platforms.xpu.chips import Properties, capabilities
 
 DRIVER = {

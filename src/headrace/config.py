@@ -7,17 +7,20 @@ same inputs give the same answer, and every choice comes with its reason.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, UnsupportedModel
 from headrace.types import Capabilities, KVLayout, LayerKV
 
 __all__ = [
+    "SIZE",
+    "Bytes",
     "CacheConfig",
     "Config",
     "DeviceConfig",
@@ -28,85 +31,161 @@ __all__ = [
     "Resolved",
     "SchedulerConfig",
     "ServerConfig",
+    "parse_size",
     "read_environment",
     "resolve",
+    "served_name",
 ]
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "float8_e4m3"]
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+def parse_size(value: object) -> object:
+    """Bytes of a text: a number with an optional unit (k, M, G, or Ki, Mi, Gi; a B may follow). Other types pass
+    unchanged. Raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?i?)b?", value.strip().lower())
+    if match is None or match[2] == "i":
+        raise ValueError(f"{value!r} is no size: write it as 2GiB, 500M or 1000000")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+SIZE = BeforeValidator(parse_size)
+Bytes = Annotated[int, SIZE]
+"""A number of bytes, or a text that `parse_size` reads."""
+
+
+def unit(name: str) -> dict[str, JsonValue]:
+    """The unit of a field's number, or what its text names, for help texts and the documentation."""
+    return {"unit": name}
 
 
 class Frozen(BaseModel):
+    """Base of all. A field's description is its help text and its row of docs/configuration.md."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ModelConfig(Frozen):
     """Which model, and how it is computed."""
 
-    model: str = "smollm2"
-    """A directory, a .gguf file, or a name of the catalogue."""
-    dtype: Dtype = "auto"
-    """`auto`: the fastest arithmetic the device has for the weights as stored. `float32`: exact arithmetic on dequantised weights."""
-    quantize: Literal["int8", "int4"] | None = None
-    """Quantise bf16 or fp16 weights on load."""
-    max_model_len: int | None = Field(default=None, ge=1)
-    chat_template: str | None = None
-    """A file that replaces the checkpoint's own template."""
-    packed_cache: int = Field(default=20 << 30, ge=0)
-    """Bytes that packed weights may take in the cache directory, of all models together; 0 keeps none."""
+    model: str = Field(default="smollm2", description="A directory, a .gguf file, or a name of the catalogue.")
+    dtype: Dtype = Field(
+        default="auto",
+        description="Arithmetic. auto: the fastest that the device has for the weights as stored. float32: exact "
+        "arithmetic on dequantised weights.",
+    )
+    quantize: Literal["int8", "int4"] | None = Field(default=None, description="Quantise bf16 or fp16 weights on load.")
+    max_model_len: int | None = Field(
+        default=None,
+        ge=1,
+        description="Longest prompt and answer together. Default: the model's own limit, or what the KV cache holds.",
+        json_schema_extra=unit("tokens"),
+    )
+    chat_template: str | None = Field(
+        default=None,
+        description="A file that replaces the checkpoint's own chat template.",
+        json_schema_extra=unit("file"),
+    )
+    packed_cache: Bytes = Field(
+        default=20 << 30,
+        ge=0,
+        description="Bytes that packed weights may take in the cache directory, of all models together; 0 keeps none.",
+    )
 
 
 class CacheConfig(Frozen):
     """The paged KV cache."""
 
-    block_size: int | None = Field(default=None, ge=1)
-    kv_dtype: KVDtype = "auto"
-    kv_memory: int | None = Field(default=None, ge=1)
-    """Bytes. None: a share of the free memory, what the device's kind asks for."""
-    num_blocks: int | None = Field(default=None, ge=2)
-    """Overrides `kv_memory`; for tests."""
-    prefix_caching: bool = True
+    block_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens per KV block. Default: what the device prefers.",
+        json_schema_extra=unit("tokens"),
+    )
+    kv_dtype: KVDtype = Field(default="auto", description="How keys and values are stored. auto: follows dtype.")
+    kv_memory: Bytes | None = Field(
+        default=None,
+        ge=1,
+        description="Bytes of the KV cache. Default: a share of the free memory, by the device's kind.",
+    )
+    num_blocks: int | None = Field(default=None, ge=2, description="Number of KV blocks; overrides kv_memory.")
+    prefix_caching: bool = Field(
+        default=True, description="Reuse the cached keys and values of prompts that begin alike."
+    )
 
 
 class SchedulerConfig(Frozen):
     """What shares a step."""
 
-    max_num_seqs: int = Field(default=64, ge=1)
-    max_num_batched_tokens: int = Field(default=512, ge=1)
-    """Token budget of a step. Larger steps raise throughput and the time between two tokens of those that decode."""
-    max_waiting: int = Field(default=4096, ge=1)
-    """Requests that may wait; one more is refused with 503."""
+    max_num_seqs: int = Field(default=64, ge=1, description="Sequences that run at once.")
+    max_num_batched_tokens: int = Field(
+        default=512,
+        ge=1,
+        description="Token budget of a step. Larger steps raise throughput, and the time between two tokens of the "
+        "sequences that decode.",
+        json_schema_extra=unit("tokens"),
+    )
+    max_waiting: int = Field(default=4096, ge=1, description="Requests that may wait; one more is refused with 503.")
 
 
 class DeviceConfig(Frozen):
     """Where it runs."""
 
-    platform: str | None = None
-    """None: the usable platform with the highest score."""
-    index: int = Field(default=0, ge=0)
-    threads: int | None = Field(default=None, ge=1)
-    """Threads of a host platform; None: one a physical core this process may use."""
-    options: dict[str, int | str] = {}
-    """A platform's own options, as `Platform.open` takes them; unknown ones are an error."""
+    platform: str | None = Field(
+        default=None,
+        description="The platform to use. Default: the usable one with the highest score, see headrace doctor.",
+        json_schema_extra=unit("name"),
+    )
+    index: int = Field(default=0, ge=0, description="Which of the platform's devices.")
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="Threads of a host platform. Default: one per physical core that this process may use.",
+    )
+    options: dict[str, int | str] = Field(
+        default={},
+        description="Options of the platform itself, as Platform.open takes them; unknown ones are an error.",
+    )
 
 
 class ParallelConfig(Frozen):
     """Over how many devices one model is split."""
 
-    tensor_parallel_size: int = Field(default=1, ge=1)
-    """Ranks that each hold a part of every layer: a device each, or a share of the cores on a host platform. `threads` is then
-    the number of each."""
+    tensor_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        description="Ranks that each hold a part of every layer: a device each, or a share of the cores on a host "
+        "platform. threads is then the number of each.",
+    )
 
 
 class ServerConfig(Frozen):
     """The HTTP server."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535)
-    api_key: str | None = None
-    served_model_name: str | None = None
-    drain_timeout: float = Field(default=30.0, ge=0)
-    """Seconds that running requests get after SIGTERM."""
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on; 0.0.0.0 is every one.",
+        json_schema_extra=unit("address"),
+    )
+    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    api_key: str | None = Field(
+        default=None,
+        description="Key that every client must send. HEADRACE_API_KEY does the same, unseen in the process list.",
+        json_schema_extra=unit("key"),
+    )
+    served_model_name: str | None = Field(
+        default=None, description="What clients call the model. Default: its own name.", json_schema_extra=unit("name")
+    )
+    drain_timeout: float = Field(
+        default=30.0,
+        ge=0,
+        description="Time that running requests get after SIGTERM.",
+        json_schema_extra=unit("seconds"),
+    )
 
 
 class Config(Frozen):
@@ -118,6 +197,12 @@ class Config(Frozen):
     server: ServerConfig = ServerConfig()
 
 
+def served_name(model: str) -> str:
+    """What clients call a model that was given so: the last part of its path, of the resolved one for `.` and its like."""
+    name = Path(model).name
+    return name if name not in ("", "..") else Path(model).expanduser().resolve().name or model
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What `resolve` needs to know of a model."""
@@ -127,6 +212,8 @@ class ModelFacts:
     vocab_size: int
     weight_dtype: str
     """The dtype of the weights as stored: `float32`, `bfloat16`, `float16` or `quantized`."""
+    attention: tuple[frozenset[str], ...] = ()
+    """What each layer needs of attention, out of `types.ATTENTION_FEATURES`. Head sizes stand in `layers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +231,15 @@ class Resolved:
 
 
 def resolve(
-    config: Config, capabilities: Capabilities, facts: ModelFacts, free_bytes: int
+    config: Config, capabilities: Capabilities, facts: ModelFacts, free_bytes: int, device: str = "this device"
 ) -> tuple[Resolved, list[str]]:
     """Fill in what the user left open. Returns the choices and, for each that was open, a line that gives the reason.
+    `device`: its name, for errors.
 
-    Raises ConfigError where an explicit choice cannot be met; it is never quietly replaced.
+    Raises ConfigError where an explicit choice cannot be met; it is never quietly replaced. Raises UnsupportedModel where a
+    layer needs what the device does not declare.
     """
+    _check_attention(capabilities, facts, device)
     reasons: list[str] = []
     dtype = _dtype(config, capabilities, facts, reasons)
     layout = KVLayout(facts.layers, _block_size(config, capabilities), _kv_dtype(config, capabilities, dtype, reasons))
@@ -168,6 +258,28 @@ def resolve(
         Resolved(dtype, layout, blocks, max_len, config.scheduler.max_num_seqs, budget, config.cache.prefix_caching),
         reasons,
     )
+
+
+def _check_attention(capabilities: Capabilities, facts: ModelFacts, device: str) -> None:
+    able, sizes = capabilities.attention_features, capabilities.head_sizes
+    for need in sorted(frozenset[str]().union(*facts.attention) - able):
+        layers = [at for at, needs in enumerate(facts.attention) if need in needs]
+        declared = ", ".join(sorted(able)) or "none"
+        raise UnsupportedModel(
+            f"{_layers(layers)} need attention with {need}, which {device} does not compute (its attention_features: "
+            f"{declared}): choose another platform"
+        )
+    layers = [at for at, layer in enumerate(facts.layers) if sizes and layer.head_dim not in sizes]
+    if layers:
+        raise UnsupportedModel(
+            f"{_layers(layers)} need heads of {facts.layers[layers[0]].head_dim}, but {device} computes head sizes "
+            f"{', '.join(map(str, sorted(sizes)))}: choose another platform"
+        )
+
+
+def _layers(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return f"layers {shown}" + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
 
 
 def _dtype(config: Config, capabilities: Capabilities, facts: ModelFacts, reasons: list[str]) -> str:
@@ -250,10 +362,12 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     native = env.get("HEADRACE_NATIVE", "1")
     if native not in ("0", "1"):
         raise ConfigError(f"HEADRACE_NATIVE={native!r}: choose 0 or 1")
+    key = env.get("HEADRACE_API_KEY")
     base = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "~")).expanduser() / ".cache")
     return Environment(
         cache_dir=Path(env.get("HEADRACE_CACHE") or Path(base) / "headrace"),
-        api_key=env.get("HEADRACE_API_KEY"),
+        # White space around a key comes from the file that it was read from; no client can send it.
+        api_key=None if key is None else key.strip(),
         log_level=level,
         native=native == "1",
     )

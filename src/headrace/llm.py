@@ -4,53 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
-import pydantic
-from typing_extensions import Self, Unpack
+from typing_extensions import Self
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
 from headrace.client.in_process import InProcessClient
-from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from headrace.config import served_name
 from headrace.engine.stats import EngineStats
-from headrace.errors import ConfigError, EngineDead, InvalidRequest
+from headrace.errors import EngineDead, InvalidRequest
 from headrace.hub.catalogue import resolve_model
+from headrace.options import make_config
 from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 from headrace.types import SamplingParams
 
-__all__ = ["LLM", "AsyncLLM", "Completion", "Options", "RequestOutput"]
+__all__ = ["LLM", "AsyncLLM", "Completion", "RequestOutput"]
 
 T = TypeVar("T")
 _CHAT_TOKENS = 512
-
-
-class Options(TypedDict, total=False):
-    """What can be chosen beside the model. `config.py` says what each means; None and `auto` leave the choice to us."""
-
-    platform: str | None
-    device_index: int
-    threads: int | None
-    device_options: dict[str, int | str]
-    tensor_parallel_size: int
-    dtype: str
-    quantize: str | None
-    max_model_len: int | None
-    chat_template: str | None
-    packed_cache: int
-    block_size: int | None
-    kv_dtype: str
-    kv_memory: int | None
-    num_blocks: int | None
-    prefix_caching: bool
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_waiting: int
 
 
 @dataclass(slots=True)
@@ -86,14 +63,16 @@ class AsyncLLM(InProcessClient):
         model: str = "smollm2",
         *,
         progress: Callable[[str, float], None] | None = None,
-        **options: Unpack[Options],
+        **options: Any,
     ) -> None:
-        """`model` is a directory, a .gguf file or a name of the catalogue. Raises ModelNotFound, ConfigError, CheckpointError."""
-        config = _config(model, options)
+        """`model` is a directory, a .gguf file or a name of the catalogue. `options` are those of `headrace serve` that
+        concern the engine, named as in docs/configuration.md (`max_model_len`, `dtype`, `kv_memory`…); None and `auto`
+        leave the choice to the engine. Raises ModelNotFound, ConfigError, CheckpointError."""
+        config = make_config(model, options)
         path = resolve_model(model)
         self.tokenizer: Tokenizer = load_tokenizer(path, config.model.chat_template)
         model_config = config.model.model_copy(update={"model": str(path)})
-        server_config = config.server.model_copy(update={"served_model_name": Path(model).name})
+        server_config = config.server.model_copy(update={"served_model_name": served_name(model)})
         config = config.model_copy(update={"model": model_config, "server": server_config})
         super().__init__(config, self.tokenizer, progress)
 
@@ -104,6 +83,7 @@ class LLM:
         with LLM("smollm2") as llm:
             print(llm.generate("The capital of France is")[0].outputs[0].text)
 
+    Keyword arguments are the engine's options, as for `AsyncLLM` (docs/configuration.md).
     Raises what loading raises: ModelNotFound, CheckpointError, UnsupportedModel, ConfigError, PlatformError.
     """
 
@@ -112,20 +92,22 @@ class LLM:
         model: str = "smollm2",
         *,
         progress: Callable[[str, float], None] | None = None,
-        **options: Unpack[Options],
+        **options: Any,
     ) -> None:
         self._client = AsyncLLM(model, progress=progress, **options)
         self._numbers = itertools.count()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-llm", daemon=True)
         self._thread.start()
-        # Also when the interpreter ends: a device's threads should not be cut off in the middle of a step.
-        self._finalizer = weakref.finalize(self, _close, self._client, self._loop, self._thread)
+        self._finalizer = self._closing()
         try:
             self._run(self._client.start())
         except BaseException:
             self.close()
             raise
+        # Once more: when the interpreter ends, the newest finalizer comes first, and the engine must end before its device does.
+        self._finalizer.detach()
+        self._finalizer = self._closing()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -183,16 +165,31 @@ class LLM:
     ) -> None:
         self.close()
 
+    def _closing(self) -> weakref.finalize[[AsyncLLM, asyncio.AbstractEventLoop, threading.Thread, int], Self]:
+        """Closes when nobody refers to this any more, and when the interpreter ends."""
+        return weakref.finalize(self, _close, self._client, self._loop, self._thread, os.getpid())
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if not self._finalizer.alive:
+        try:
+            self._check_open()
+        except EngineDead:
             work.close()
-            raise EngineDead("the engine was closed")
+            raise
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
+            _end_with_the_interpreter()
             raise
+
+    def _check_open(self) -> None:
+        """Raises EngineDead."""
+        self._client.check_process()
+        if self._finalizer.alive:
+            return
+        _end_with_the_interpreter()
+        raise EngineDead("the engine was closed")
 
     def _encode(
         self, prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
@@ -224,6 +221,17 @@ class LLM:
         return answer
 
 
+def _end_with_the_interpreter() -> None:
+    """Where the interpreter ends, a daemon thread ends with it: an error would only be printed after the script's last word."""
+    if threading.current_thread().daemon and not threading.main_thread().is_alive():
+        threading.Event().wait()
+
+
+# Handlers at exit run in the reverse order of their registration. Finalizers have one handler, registered with the first of them:
+# with this one, so that what a script registers from here on still finds its engine.
+weakref.finalize(LLM, lambda: None)
+
+
 def _extend(answer: RequestOutput, output: Output) -> None:
     choice = answer.outputs[output.index]
     choice.text += output.text
@@ -245,40 +253,14 @@ def _each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list
     return list(params)
 
 
-def _close(client: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+def _close(client: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread, process: int) -> None:
+    if os.getpid() != process:  # Forked: the threads are the parent's.
+        return
+    if threading.current_thread() is thread or client.is_own_thread():
+        # The collector runs in any thread, and these two cannot wait for themselves.
+        threading.Thread(target=_close, args=(client, loop, thread, process), name="headrace-close").start()
+        return
     asyncio.run_coroutine_threadsafe(client.close(), loop).result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
-
-
-_SECTIONS: dict[str, tuple[str, ...]] = {
-    "model": ("dtype", "quantize", "max_model_len", "chat_template", "packed_cache"),
-    "cache": ("block_size", "kv_dtype", "kv_memory", "num_blocks", "prefix_caching"),
-    "scheduler": ("max_num_seqs", "max_num_batched_tokens", "max_waiting"),
-    "device": ("platform", "device_index", "threads", "device_options"),
-    "parallel": ("tensor_parallel_size",),
-}
-
-
-def _config(model: str, options: Options) -> Config:
-    """Raises ConfigError naming the option."""
-    known = {name for names in _SECTIONS.values() for name in names}
-    unknown = sorted(set(options) - known)
-    if unknown:
-        raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(sorted(known))}")
-    part = {section: {n: options[n] for n in names if n in options} for section, names in _SECTIONS.items()}  # type: ignore[literal-required]
-    for name in ("index", "options"):
-        if f"device_{name}" in part["device"]:
-            part["device"][name] = part["device"].pop(f"device_{name}")
-    try:
-        return Config(
-            model=ModelConfig(model=model, **part["model"]),
-            cache=CacheConfig(**part["cache"]),
-            scheduler=SchedulerConfig(**part["scheduler"]),
-            device=DeviceConfig(**part["device"]),
-            parallel=ParallelConfig(**part["parallel"]),
-        )
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"option {'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg']}") from None

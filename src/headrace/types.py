@@ -16,6 +16,7 @@ from headrace.sampling import SamplingParams
 
 __all__ = [
     "API_VERSION",
+    "ATTENTION_FEATURES",
     "COLLECTIVES",
     "NO_TOKEN",
     "QUANT_FORMATS",
@@ -143,6 +144,8 @@ QUANT_FORMATS = frozenset(
     | {f"gguf:q{bits}_k" for bits in range(2, 7)}
 )
 """Quantised formats of weights, by their names in `Weight.scheme`: containers that checkpoint schemes come to, and GGUF's blocks."""
+ATTENTION_FEATURES = frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"})
+"""What layers may ask of `attention`: fewer KV heads than query heads, a window, capped scores, sinks, slopes."""
 COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
 """What a communicator may offer, by the names of its methods."""
 
@@ -155,7 +158,8 @@ class Capabilities:
     kv_dtypes: frozenset[str]
     quant_formats: frozenset[str] = frozenset()
     """Out of `QUANT_FORMATS`: those that the device's own operators compute with, from the codes or from what they make of them
-    at load. Every other format is served by reference."""
+    at load. A weight in any other format never reaches them: the reference takes it, and the log says so once. Where the
+    device's tensors are not torch's there is no reference, and the weight is refused by its name."""
     block_sizes: tuple[int, ...] = (16,)
     """Supported KV block sizes, the preferred one first."""
     static_shapes: bool = False
@@ -167,13 +171,15 @@ class Capabilities:
     """A row's bits depend on neither the batch, the chunking nor the number of threads."""
     collectives: frozenset[str] = frozenset()
     attention_features: frozenset[str] = frozenset()
-    """Out of `gqa`, `sliding_window`, `soft_cap`, `sinks`, `alibi`."""
+    """Out of `ATTENTION_FEATURES`. A model with a layer that needs another one is refused."""
     max_tokens_per_step: int = 2048
     computes: bool = True
     """False: a simulator, whose operators give shapes and costs but no values."""
     host_memory: bool = False
     """The device computes in the host's memory: the KV cache is given a share of what is free rather than almost all."""
     extra: tuple[tuple[str, Any], ...] = ()
+    head_sizes: frozenset[int] = frozenset()
+    """Head sizes that attention takes; empty: any. A model with others is refused."""
     kv_lanes: int = 1
     """Values that a head's row of the cache is padded to a multiple of: what a block costs in memory follows from it."""
 

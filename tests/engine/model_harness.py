@@ -13,7 +13,7 @@ from headrace.kernels.ops import Batch, Ops
 from headrace.kernels.registry import bind
 from headrace.kernels.spec import OpSpec
 from headrace.models.decoder import Decoder
-from headrace.types import KVLayout
+from headrace.types import Capabilities, KVLayout
 
 Tensor = torch.Tensor
 _BLOCK = 8
@@ -21,6 +21,9 @@ _BLOCK = 8
 
 class _NoDevice:
     """Has no operator of its own: every reference serves."""
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(frozenset({"float32"}), frozenset({"float32"}))
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
         return None

@@ -21,7 +21,7 @@ from headrace.server import lifecycle, run
 if __name__ == "__main__":
     model, config, limits = Path(sys.argv[1]), Config.model_validate_json(sys.argv[2]), json.loads(sys.argv[3])
     remote._SILENCE = limits.get("silence", 600.0)
-    remote._KILL_AFTER = client._STATS_TIMEOUT = 600.0
+    remote._KILL_AFTER = client._STATS_TIMEOUT = client._FRESH = 600.0
     spawn._EXIT_TIMEOUT = limits.get("exit", spawn._EXIT_TIMEOUT)
     lifecycle._AT_ONCE = limits.get("at_once", lifecycle._AT_ONCE)
     with ExitStack() as stack:

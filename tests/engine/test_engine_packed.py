@@ -15,7 +15,7 @@ from tiny_models import make, prompt, save
 from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.checkpoints.packed import cache
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig
-from headrace.engine import startup
+from headrace.engine import loading
 from headrace.engine.startup import build_engine
 from headrace.platforms.cpu import native
 from headrace.types import Request, SamplingParams
@@ -58,7 +58,7 @@ def check(path: Path, monkeypatch: pytest.MonkeyPatch, **model: Any) -> None:
     cold = answer(path, **model)
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "build", refuse)
-        patch.setattr(startup, "pack_weights", refuse)
+        patch.setattr(loading, "_pack_weights", refuse)
         assert answer(path, **model) == cold
     assert cold
 
@@ -100,7 +100,7 @@ def test_two_threads_pack_the_same_bytes(tmp_path: Path, home: Path, monkeypatch
     (path,) = home.glob("*.packed")
     packed = path.read_bytes()
     path.unlink()
-    monkeypatch.setattr(startup, "_PACKERS", 1)
+    monkeypatch.setattr(loading, "_PACKING_THREADS", 1)
     assert answer(tmp_path / "model.gguf") == plain
     assert path.read_bytes() == packed
 
@@ -120,10 +120,15 @@ def test_a_damaged_file_is_written_again(tmp_path: Path, home: Path, caplog: pyt
     plain = answer(tmp_path / "model")
     (path,) = home.glob("*.packed")
     sound = path.read_bytes()
-    path.write_bytes(sound[:-100])
-    assert answer(tmp_path / "model") == plain
-    assert "packed anew" in caplog.text
-    assert path.read_bytes() == sound
+    swapped = bytearray(sound)
+    start = len(sound) // 2 // 4096 * 4096
+    swapped[start : start + 8192] = sound[start + 4096 : start + 8192] + sound[start : start + 4096]
+    for damaged in (sound[:-100], bytes(swapped)):
+        path.write_bytes(damaged)
+        caplog.clear()
+        assert answer(tmp_path / "model") == plain
+        assert [r.message.count("dropped") for r in caplog.records if "packed again" in r.message] == [1]
+        assert path.read_bytes() == sound
 
 
 def test_none_is_kept_where_none_is_wanted(tmp_path: Path, home: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from model_harness import logits_of, reference_ops
 from safetensors.torch import load_file, save_file
+from shared_models import check_against_reference, shared_model
 from tiny_models import make, prompt, reference_logits, save
 
 from headrace.checkpoints.checkpoint import open_checkpoint
@@ -130,6 +131,28 @@ def test_leftovers_of_old_writers_are_no_fault(tmp_path: Path) -> None:
     build(tmp_path)
 
 
+def test_a_head_that_differs_is_used_although_the_settings_tie_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save("llama-tied-bias", tmp_path)
+    embedding = build(tmp_path).weights.embedding
+    edit_tensors(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    tied = build(tmp_path).weights
+    assert tied.head is tied.embedding
+    assert not caplog.records
+    own = torch.randn(embedding.shape)
+    edit_tensors(tmp_path, lambda t: t.update({"lm_head.weight": own}))
+    found = build(tmp_path).weights
+    assert torch.equal(found.head.dequantize(), own)
+    assert torch.equal(found.embedding.dequantize(), embedding.dequantize())
+    assert [("own is used" in record.message) for record in caplog.records] == [True]
+
+
+def test_the_head_of_another_writer_is_used_although_the_settings_tie_it() -> None:
+    decoder = check_against_reference(shared_model("tied_but_differs"))
+    assert decoder.weights.head is not decoder.weights.embedding
+
+
 def test_other_formats_are_not_read(tmp_path: Path) -> None:
     save("llama", tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
@@ -188,11 +211,16 @@ def test_a_field_that_is_wrong_is_named_with_the_file(changes: dict[str, Any], n
     assert "config.json" in str(caught.value)
 
 
-def test_ends_of_sequence_come_from_the_generation_config_first(tmp_path: Path) -> None:
+def test_ends_of_sequence_are_those_of_both_configurations(tmp_path: Path) -> None:
     save("llama", tmp_path)
     assert open_checkpoint(tmp_path).eos_token_ids == (2,)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [9, 2, 9]}')
     assert open_checkpoint(tmp_path).eos_token_ids == (2, 9)
+    edit(tmp_path, eos_token_id=7)
+    assert open_checkpoint(tmp_path).eos_token_ids == (2, 7, 9)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    with pytest.raises(CheckpointError, match=r"generation_config\.json.*eos_token_id.*'</s>'"):
+        open_checkpoint(tmp_path)
     (tmp_path / "generation_config.json").unlink()
     edit(tmp_path, eos_token_id=[4, 3])
     assert open_checkpoint(tmp_path).eos_token_ids == (3, 4)

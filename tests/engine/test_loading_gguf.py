@@ -12,6 +12,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from gguf_export import export
 from model_harness import is_view_of, logits_of, reference_ops
+from shared_models import check_against_reference, shared_model
 from tiny_models import make, prompt, reference_logits
 
 from headrace.checkpoints.checkpoint import open_checkpoint
@@ -109,6 +110,12 @@ def test_a_key_that_may_change_the_arithmetic_is_refused_by_name(key: str, tmp_p
     export(make("llama"), path, Type.F32, {key: 4})
     with pytest.raises(UnsupportedModel, match=rf"llama\.{key}"):
         open_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["llama_yarn_attn1.gguf", "qwen2moe.gguf"])
+def test_models_of_another_writer(name: str) -> None:
+    """An attention factor of 1.0 beside YaRN's own; a shared expert's gate of two dimensions."""
+    check_against_reference(shared_model(name))
 
 
 def test_progress_reaches_the_whole(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from model_harness import logits_of, reference_ops
 from moe_models import VARIANTS, export_moe, save_moe
+from safetensors.torch import load_file, save_file
 from tiny_models import load_reference, prompt, reference_logits
 
 from headrace.checkpoints.checkpoint import open_checkpoint
@@ -25,6 +26,18 @@ def test_logits_equal_those_of_transformers(variant: str, tmp_path: Path) -> Non
     expected = reference_logits(model, ids)
     assert expected.std() > 0.1, "a model that says nothing proves nothing"
     torch.testing.assert_close(logits_of(decoder, ids), expected, atol=2e-4, rtol=0)
+
+
+def test_a_shared_experts_gate_may_have_one_dimension(tmp_path: Path) -> None:
+    """As some writers squeeze it; GGUFs come in both forms too (`test_loading_gguf.py`)."""
+    model = save_moe("qwen2_moe", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    gates = [name for name in tensors if name.endswith("shared_expert_gate.weight")]
+    assert gates
+    save_file(tensors | {name: tensors[name].squeeze(0) for name in gates}, tmp_path / "model.safetensors")
+    ids = prompt(20)
+    decoder = open_checkpoint(tmp_path).build(reference_ops(), 64)
+    torch.testing.assert_close(logits_of(decoder, ids), reference_logits(model, ids), atol=2e-4, rtol=0)
 
 
 def test_narrow_experts_are_computed_in_float32(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from parallel_tokens import Letters
 
 from headrace.client.in_process import InProcessClient
 from headrace.config import Config, DeviceConfig, ModelConfig, ParallelConfig
-from headrace.engine.ranks import leader, startup
-from headrace.engine.ranks.startup import build_ranks
+from headrace.engine import startup
+from headrace.engine.ranks import leader
+from headrace.engine.startup import build_engine
 from headrace.errors import ConfigError, EngineDead, HeadraceError, PlatformError
 from headrace.platforms.cpu.native import missing
 from headrace.types import COLLECTIVES, Capabilities, DeviceInfo
@@ -92,7 +93,7 @@ def test_two_ranks_answer_as_one_and_the_end_of_one_is_told(model: Path, monkeyp
 
 def refused(config: Config) -> HeadraceError:
     with pytest.raises(HeadraceError) as caught:
-        build_ranks(config, lambda stage, done: None)
+        build_engine(config, lambda stage, done: None)
     assert followers() == []
     return caught.value
 
@@ -136,11 +137,11 @@ class Alone:
 def test_too_few_devices_and_too_few_collectives_are_told(model: Path, platform: Alone, said: str) -> None:
     device: Any = platform
     with pytest.raises(ConfigError, match=said):
-        startup._check(device, device, parallel(model, 2))
+        startup._check_room(device, device, parallel(model, 2))
 
 
 def test_ranks_have_devices_of_their_own_where_there_are_several(model: Path) -> None:
     config = parallel(model, 2).model_copy(update={"device": DeviceConfig(index=1)})
     several, one = (Alone(COLLECTIVES, count) for count in (4, 1))
-    assert startup._index(several, config, 2) == 3  # type: ignore[arg-type]
-    assert startup._index(one, config.model_copy(update={"device": DeviceConfig()}), 2) == 0  # type: ignore[arg-type]
+    assert startup._device_index(several, config, 2) == 3  # type: ignore[arg-type]
+    assert startup._device_index(one, config.model_copy(update={"device": DeviceConfig()}), 2) == 0  # type: ignore[arg-type]

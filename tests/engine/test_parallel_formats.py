@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import format_models
 import pytest
@@ -15,9 +17,10 @@ from parallel_formats import WIDE_EXPERTS, k_gguf, quantized_experts, tiled_fp8,
 from parallel_harness import logits, nmse
 
 from headrace.checkpoints.quantizing import quantizing
-from headrace.engine.startup import quantized_weights
 from headrace.errors import UnsupportedModel
+from headrace.models.decoder import DecoderWeights, LayerWeights
 from headrace.platforms.cpu.native import missing
+from headrace.quant.online import quantize_weight
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 IDS = [5, 17, 80, 33, 2, 9, 64, 71, 12, 12, 90, 41]
@@ -28,6 +31,20 @@ BY_ROW = ("fp8_token", "int8_token", "int8_token_asymmetric")
 STORED = (
     "awq", "gptq", "gptq-3", "gptq-act-order", "int4-g32", "int4-g64", "int4-g128", "int8-row", "fp8-blocks", "mxfp4", "nvfp4",
 )  # fmt: skip
+
+
+def quantized_weights(weights: DecoderWeights, kind: str) -> DecoderWeights:
+    """Every matrix of the layers, quantised after the whole model has been read."""
+
+    def narrow(layer: LayerWeights) -> LayerWeights:
+        names = ("qkv", "output", "gate_up", "down")
+        made: dict[str, Any] = {name: quantize_weight(getattr(layer, name), kind) for name in names}
+        if layer.shared is not None:
+            gate_up, down = (quantize_weight(weight, kind) for weight in (layer.shared.gate_up, layer.shared.down))
+            made["shared"] = replace(layer.shared, gate_up=gate_up, down=down)
+        return replace(layer, **made)
+
+    return replace(weights, layers=[narrow(layer) for layer in weights.layers])
 
 
 @pytest.mark.parametrize("name", STORED)

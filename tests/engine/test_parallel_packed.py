@@ -18,9 +18,9 @@ from parallel_harness import greedy
 from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.checkpoints.packed import cache
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, ParallelConfig
+from headrace.engine.loading import load_follower, packing_threads
 from headrace.engine.ranks.rank_messages import Sizes, Start
-from headrace.engine.ranks.startup import build_ranks, load_rank
-from headrace.engine.startup import packers
+from headrace.engine.startup import build_engine
 from headrace.models.decoder import Decoder
 from headrace.platforms.cpu.native import missing
 from headrace.platforms.cpu.native_device import NativeDevice
@@ -54,7 +54,9 @@ def logits(path: Path, directory: Path, size: int = 2, **model: Any) -> list[tor
 
     def rank_main(rank: int) -> torch.Tensor:
         sizes = Sizes(64, 16, "float32", 8, 1, 64)
-        loaded = load_rank(Start(start, rank, size, 0, f"file://{directory}/meeting"), lambda said: None, lambda: sizes)
+        loaded = load_follower(
+            Start(start, rank, size, 0, f"file://{directory}/meeting"), lambda said: None, lambda: sizes
+        )
         try:
             return greedy(loaded.device, cast(Decoder, loaded.runner._model), [*IDS], 2)
         finally:
@@ -104,7 +106,7 @@ def test_parts_are_of_one_rank_and_one_number_of_ranks(
 def answer(path: Path, follower: str) -> list[Any]:
     """Tokens and logprobs of a greedy answer, from an engine of two processes."""
     command = (sys.executable, str(parallel_follower.__file__), follower)
-    engine = build_ranks(config_of(path, 2), lambda stage, done: None, command)
+    engine = build_engine(config_of(path, 2), lambda stage, done: None, command)
     try:
         params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, logprobs=2)
         engine.core.add([Request("r", tuple(IDS), params, (2,))])
@@ -130,6 +132,6 @@ def test_ranks_of_one_host_share_its_cores_to_pack(
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     device = NativeDevice(threads=1)
     try:
-        assert packers(device, ranks) == threads
+        assert packing_threads(device, ranks) == threads
     finally:
         device.close()

@@ -24,7 +24,7 @@ PATIENCE = 300.0
 """Seconds; for what comes soon, unless the machine stands still."""
 PATIENT = (
     "import sys; from headrace.cli.main import main; from headrace.engine import client, remote; "
-    "remote._SILENCE = remote._KILL_AFTER = client._STATS_TIMEOUT = 300.0; sys.exit(main())"
+    "remote._SILENCE = remote._KILL_AFTER = client._STATS_TIMEOUT = client._FRESH = 300.0; sys.exit(main())"
 )
 """The command, with an engine that the machine may hold up."""
 TOPICS = ["rivers", "mills", "wheels", "rain", "bread", "clocks", "ships", "bees", "snow", "glass"]

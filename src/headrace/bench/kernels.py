@@ -15,11 +15,12 @@ import torch
 from headrace.bench.limits import COLD, Limits, fastest
 from headrace.bench.report import Table
 from headrace.errors import ConfigError
+from headrace.kernels.linear.cpu_pack import Compute, PackedWeight, pack
 from headrace.kernels.weight import Weight
 from headrace.platforms.cpu.native_args import FIXED, Dim
 from headrace.platforms.cpu.native_linear import LinearArgs
 from headrace.platforms.cpu.native_team import Team
-from headrace.platforms.cpu.packing import Arena, Compute, PackedWeight, pack
+from headrace.platforms.cpu.weight_arena import WeightArena
 from headrace.quant.containers import int8_weight, int_weight
 from headrace.quant.gguf import GGUF_TYPES, gguf_weight
 from headrace.quant.weights import dense
@@ -86,8 +87,8 @@ def measure(team: Team, name: str, rows: int, shape: tuple[int, int], limits: Li
     compute: Compute = "float32" if arithmetic == "float32" else "int8"
     first = pack(weight, compute)
     copies = min(max(1, cold // first.nbytes), _COPIES) if rows <= 32 else 1
-    arena = Arena()
-    packed = [pack(weight, compute, arena) for _ in range(copies)]
+    arena = WeightArena()
+    packed = [pack(weight, compute, arena.take) for _ in range(copies)]
     seconds = _run(team, packed, rows) / copies
     operations = 2.0 * rows * weight.shape[0] * weight.shape[1] / seconds
     read = first.nbytes / seconds

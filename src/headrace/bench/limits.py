@@ -11,7 +11,7 @@ import torch
 
 from headrace.platforms.cpu.native import load
 from headrace.platforms.cpu.native_team import Team
-from headrace.platforms.cpu.packing import Arena
+from headrace.platforms.cpu.weight_arena import WeightArena
 
 __all__ = ["COLD", "Limits", "fastest", "measure_limits", "measure_team"]
 
@@ -52,7 +52,7 @@ def measure_limits(threads: int | None = None) -> Limits:
 
 def measure_team(team: Team, cold: int = COLD) -> Limits:
     """Of a team that is there already; `cold` bytes are what no cache holds."""
-    data = Arena().take(cold)
+    data = WeightArena().take(cold)
     data.fill_(1)
     sink = torch.zeros(16 * team.threads)
     rounds = 200_000

@@ -12,8 +12,9 @@ from typing import Any
 from headrace.bench.limits import Limits, measure_limits
 from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.config import Config
+from headrace.engine.loading import device_options
 from headrace.engine.plans import lone_plan
-from headrace.engine.startup import Engine, build_on, wishes
+from headrace.engine.startup import Engine, build_on
 from headrace.errors import ConfigError, PlatformError
 from headrace.models.config import DecoderConfig
 from headrace.platforms.interface import Device, Executable, StepFn
@@ -83,7 +84,7 @@ def profile_step(config: Config, tokens: int = 1, context: int = 128) -> StepPro
     if tokens + context > most:
         raise ConfigError(f"{tokens} tokens after {context}: the model has {most} positions")
     platform = discover().select_platform(config.device.platform)[0]
-    device = _Watched(platform.open(config.device.index, wishes(config)))
+    device = _Watched(platform.open(config.device.index, device_options(config)))
     try:
         sized = _sized(config, device.device, tokens, context)
         engine = build_on(device, platform.name, sized, checkpoint, lambda stage, done: None)

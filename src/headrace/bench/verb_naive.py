@@ -19,9 +19,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headrace.arguments import add_engine_options, engine_options
 from headrace.bench.in_process import run_in_process
 from headrace.bench.load_options import load_encoder
-from headrace.bench.local_engine import add_engine_options, engine_options, open_engine
+from headrace.bench.local_engine import open_engine
 from headrace.bench.plots import Bar, bars
 from headrace.bench.processes import cost
 from headrace.bench.report import Report, Table, add_outputs, facts, publish

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from headrace.arguments import add_engine_options, engine_options
 from headrace.bench.in_process import run_in_process
 from headrace.bench.load_options import add_load_options, target_seconds, turns
-from headrace.bench.local_engine import add_engine_options, engine_options, open_engine
+from headrace.bench.local_engine import open_engine
 from headrace.bench.report import add_outputs, publish
 from headrace.bench.runs import load_report
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.bench.local_engine import add_engine_options, engine_options
+from headrace.arguments import add_engine_options, engine_options
 from headrace.bench.plots import curve
 from headrace.bench.report import Report, Table, add_outputs, facts, publish
 from headrace.errors import ConfigError

@@ -37,8 +37,7 @@ class GGUFSource:
         return self._used
 
     def matrix(self, name: str, rows: int, columns: int, bias: bool) -> Weight:
-        # Writers squeeze a matrix of one row.
-        entry = self._entry(f"{name}.weight", (columns,) if rows == 1 else (rows, columns))
+        entry = self._entry(f"{name}.weight", (rows, columns))
         weight = self._rows(entry, rows, columns)
         if bias:
             weight.bias = self.vector(f"{name}.bias", rows)
@@ -61,14 +60,28 @@ class GGUFSource:
         raw = torch.frombuffer(self._data, dtype=torch.uint8, count=entry.size, offset=entry.start)
         return raw.view(FLOAT_TYPES[entry.type]).float()
 
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises CheckpointError unless there is such a tensor."""
+        self._find(name, shape)
+
     def _entry(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
+        self._used.add(name)
+        return self._find(name, shape)
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
         entry = self.header.tensors.get(name)
         if entry is None:
             raise CheckpointError("is missing", self.path, name)
-        if entry.shape != shape:
+        # Some writers squeeze a matrix of one row, some do not.
+        if _squeezed(entry.shape) != _squeezed(shape):
             raise CheckpointError(f"has shape {list(entry.shape)}: expected {list(shape)}", self.path, name)
-        self._used.add(name)
         return entry
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without leading dimensions of one."""
+    first = next((at for at, length in enumerate(shape) if length != 1), len(shape) - 1)
+    return shape[first:]
 
 
 def open_gguf(path: Path) -> GGUFSource:

@@ -8,7 +8,7 @@ __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--clear", action="store_true", help="remove them all; they are packed anew when next needed")
+    parser.add_argument("--clear", action="store_true", help="remove them all; they are packed again when next needed")
 
 
 def run(args: argparse.Namespace) -> int:

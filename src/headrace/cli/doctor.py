@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from headrace.cli.options import add_device_option
+from headrace.arguments import add_device_option
 from headrace.cli.tape import add_tape_options, show_tape
 
 __all__ = ["configure", "render", "run"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -69,10 +70,13 @@ def _run(arguments: list[str]) -> int:
     if verb == "bench":
         measured: int = module.main(arguments[1:])
         return measured
-    inner = _Parser(prog=f"headrace {verb}", description=module.__doc__)
-    module.configure(inner)
-    result: int = module.run(inner.parse_args(arguments[1:]))
-    return result
+    with contextlib.ExitStack() as stack:
+        inner = _Parser(prog=f"headrace {verb}", description=module.__doc__)
+        if hasattr(module, "prepare") and not {"-h", "--help"} & set(arguments):
+            inner.set_defaults(prepared=stack.enter_context(module.prepare()))
+        module.configure(inner)
+        result: int = module.run(inner.parse_args(arguments[1:]))
+        return result
 
 
 def _one_line(error: HeadraceError) -> str:

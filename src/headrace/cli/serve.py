@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from headrace.arguments import add_engine_options, add_server_options
 from headrace.cli.logs import set_up_logging
 from headrace.cli.obtain import obtain
-from headrace.cli.options import add_engine_options, add_server_options, build_config
-from headrace.engine.launch import launch
+from headrace.cli.options import build_config
+from headrace.engine.launch import Launched, launch
 
-__all__ = ["configure", "run"]
+__all__ = ["configure", "prepare", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -22,13 +23,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    # Before all else: the engine's imports take longer than everything that this process does until it is ready.
-    with launch() as launched:
-        config = build_config(args)
-        set_up_logging()
-        path = obtain(args.model, args.accept_terms)
-        # Late: the server brings FastAPI with it, and a wrong option should be told before that.
-        from headrace import server
+def prepare() -> Launched:
+    """Start the engine's process, before the options are read: its imports take longer than everything that this
+    process does until it is ready. The context ends a process that `run` did not take over."""
+    return launch()
 
-        return server.run(config, path, args.prompt, launched)
+
+def run(args: argparse.Namespace) -> int:
+    config = build_config(args)
+    set_up_logging()
+    path = obtain(args.model, args.accept_terms)
+    # Late: the server brings FastAPI with it, and a wrong option should be told before that.
+    from headrace import server
+
+    return server.run(config, path, args.prompt, args.prepared)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from headrace.cli.options import add_engine_options, engine_options
+from headrace.arguments import add_engine_options, engine_options
 from headrace.cli.pieces import Pieces
 
 __all__ = ["Source", "add_source_options", "open_source"]
@@ -39,7 +39,7 @@ def open_source(args: argparse.Namespace, model: str | None) -> Iterator[Source]
         from headrace.cli.remote import RemoteSource
         from headrace.config import read_environment
 
-        source = RemoteSource(args.url, model, args.api_key or read_environment().api_key)
+        source = RemoteSource(args.url, model, (args.api_key or read_environment().api_key or "").strip() or None)
     else:
         from headrace.cli.local import LocalSource
         from headrace.cli.obtain import obtain

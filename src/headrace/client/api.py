@@ -121,7 +121,8 @@ class EngineClient(Protocol):
         """By exact id; unknown ids are ignored."""
 
     async def stats(self) -> EngineStats:
-        """Raises EngineDead when the engine does not answer within a second."""
+        """The figures; the last known ones during a step that takes long. Raises EngineDead when the engine is dead, restarting or
+        hangs, and when its first figures do not come within a second."""
 
     async def check_health(self) -> None:
         """Raises EngineDead when the engine is dead, restarting or has not made progress for seconds."""

@@ -8,12 +8,12 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
+from functools import cached_property
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.client.output import RequestOutputs, TextTokenizer
 from headrace.client.validate import validated
-from headrace.config import Config
+from headrace.config import Config, served_name
 from headrace.engine.stats import EngineStats
 from headrace.engine.wire import (
     Abort,
@@ -34,6 +34,9 @@ from headrace.types import Request
 __all__ = ["BaseClient"]
 
 _STATS_TIMEOUT = 1.0
+"""Seconds for the engine's first figures."""
+_FRESH = 0.1
+"""Seconds for figures newer than the last: during a long step the engine reads no commands."""
 
 
 class _Stream:
@@ -66,14 +69,17 @@ class BaseClient:
         self._created = int(time.time())
         self._streams: dict[str, _Stream] = {}
         self._children: dict[str, tuple[_Stream, int]] = {}
-        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._asked: asyncio.Future[EngineStats] | None = None
+        """The question that the engine has not answered yet. There is one at a time, however many callers wait."""
+        self._figures: EngineStats | None = None
+        """The engine's last answer."""
         self._numbers = itertools.count()
 
     @property
     def info(self) -> ModelInfo:
         """Raises EngineDead before `start`."""
         engine = self.engine_info
-        name = self.config.server.served_model_name or Path(self.config.model.model).name
+        name = self.config.server.served_model_name or served_name(self.config.model.model)
         return ModelInfo(
             name,
             engine.path,
@@ -92,9 +98,17 @@ class BaseClient:
             raise EngineDead("the engine has not been started")
         return self._engine
 
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        """Ids that end a sequence, by the checkpoint's settings or by its tokenizer. A tokenizer may know more ids than the
+        model has rows for."""
+        engine = self.engine_info
+        known = {*engine.eos_token_ids, *self._tokenizer.eos_token_ids}
+        return tuple(sorted(token for token in known if token < engine.vocab_size))
+
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
         self._check_ready()
-        request = validated(request, self.engine_info)
+        request = validated(request, self.engine_info, self._ends)
         if request.id in self._streams:
             raise InvalidRequest(f"a request with id {request.id!r} is still running", "request_id", "invalid_value")
         stream = _Stream(next(self._numbers), request, self._tokenizer, time.monotonic())
@@ -120,15 +134,25 @@ class BaseClient:
 
     async def stats(self) -> EngineStats:
         self._check_ready()
-        number = next(self._numbers)
-        self._asked[number] = answer = asyncio.get_running_loop().create_future()
-        self._send(GetStats(number))
-        try:
-            return await asyncio.wait_for(answer, _STATS_TIMEOUT)
-        except asyncio.TimeoutError:
-            raise EngineDead(f"the engine did not answer within {_STATS_TIMEOUT:.0f} s") from None
-        finally:
-            self._asked.pop(number, None)
+        asked = self._ask()
+        await asyncio.wait({asked}, timeout=_STATS_TIMEOUT if self._figures is None else _FRESH)
+        if asked.done():
+            return asked.result()
+        if self._figures is None:
+            raise EngineDead(f"the engine did not answer within {_STATS_TIMEOUT:.0f} s")
+        await self.check_health()
+        return self._figures
+
+    def _ask(self) -> asyncio.Future[EngineStats]:
+        """Ask for the figures, unless the engine has been asked and has not answered."""
+        if self._asked is None:
+            self._asked = asyncio.get_running_loop().create_future()
+            self._send(GetStats(next(self._numbers)))
+        return self._asked
+
+    async def check_health(self) -> None:
+        """Raises EngineDead where the engine makes no progress."""
+        raise NotImplementedError
 
     def _open(self, stream: _Stream) -> None:
         request, params = stream.request, stream.request.params
@@ -146,7 +170,7 @@ class BaseClient:
             id=request.id,
             prompt=request.prompt,
             params=alone,
-            eos_token_ids=self.engine_info.eos_token_ids,
+            eos_token_ids=self._ends,
             priority=request.priority,
             arrival=stream.arrival,
             salt=request.salt,
@@ -171,9 +195,10 @@ class BaseClient:
         elif isinstance(event, Refused):
             self._refuse(event)
         elif isinstance(event, StatsReply):
-            answer = self._asked.get(event.number)
-            if answer is not None and not answer.done():
-                answer.set_result(event.stats)
+            self._figures = event.stats
+            asked, self._asked = self._asked, None
+            if asked is not None:
+                asked.set_result(event.stats)
 
     def _take(self, event: Deltas) -> None:
         for delta in event.deltas:
@@ -200,9 +225,10 @@ class BaseClient:
         for stream in self._streams.values():
             if not stream.outputs.finished:
                 stream.fail(error)
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(error)
+        asked, self._asked, self._figures = self._asked, None, None
+        if asked is not None:
+            asked.set_exception(error)
+            asked.exception()  # Perhaps nobody waits for it any more.
 
     def _end_all(self) -> None:
         """The client closes: everything open ends with `abort`."""

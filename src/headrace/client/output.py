@@ -31,6 +31,10 @@ class TextStream(Protocol):
 class TextTokenizer(Protocol):
     """What the client needs of a tokenizer."""
 
+    @property
+    def eos_token_ids(self) -> Sequence[int]:
+        """Every id that ends a sequence; some are known to the tokenizer alone."""
+
     def token_text(self, token_id: int) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...

@@ -128,6 +128,7 @@ class ProcessClient(BaseClient):
             self._silence, self._stalled = 0.0, event.stalled
         elif isinstance(event, Ready):
             self._engine, self._state, self._silence = event.info, "ready", 0.0
+            self._ask()  # So that there are figures even where the first look falls into a long step.
             if self._loaded is not None and not self._loaded.done():
                 self._loaded.set_result(None)
         elif isinstance(event, Loading):

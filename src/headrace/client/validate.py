@@ -27,14 +27,11 @@ class Limits(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
-    def eos_token_ids(self) -> Collection[int]: ...
-
-    @property
     def kv_tokens(self) -> int: ...
 
 
-def validated(request: GenerateRequest, limits: Limits) -> GenerateRequest:
-    """The request with `max_tokens` as a number. Raises InvalidRequest, ContextOverflow. Only the core knows what never fits."""
+def validated(request: GenerateRequest, limits: Limits, ends: Collection[int] = ()) -> GenerateRequest:
+    """The request with `max_tokens` as a number; `ends` are the model's end tokens. Raises InvalidRequest, ContextOverflow. Only the core knows what never fits."""
     if not request.prompt:
         raise InvalidRequest("`prompt` is empty: give at least one token", "prompt", "invalid_value")
     check_ids(request.prompt, limits.vocab_size, "prompt")
@@ -44,7 +41,7 @@ def validated(request: GenerateRequest, limits: Limits) -> GenerateRequest:
         room = min(limits.max_model_len - len(request.prompt), limits.kv_tokens + 1 - len(request.prompt))
         params = replace(params, max_tokens=max(1, room))
         request = replace(request, params=params)
-    _check_min_tokens(params, limits)
+    _check_min_tokens(params, ends)
     _check_room(len(request.prompt), params.max_tokens or 0, limits)
     return request
 
@@ -64,14 +61,14 @@ def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
     check_ids(params.allowed_token_ids or (), vocab_size, "allowed_token_ids")
 
 
-def _check_min_tokens(params: SamplingParams, limits: Limits) -> None:
+def _check_min_tokens(params: SamplingParams, ends: Collection[int]) -> None:
     most = params.max_tokens or 0
     if params.min_tokens > most:
         message = f"`min_tokens` {params.min_tokens} exceeds the {most} tokens that may be generated"
         raise InvalidRequest(message, "min_tokens", "invalid_value")
     if params.min_tokens and params.allowed_token_ids is not None:
-        ends = {*params.stop_token_ids, *(() if params.ignore_eos else limits.eos_token_ids)}
-        if ends.issuperset(params.allowed_token_ids):
+        stops = {*params.stop_token_ids, *(() if params.ignore_eos else ends)}
+        if stops.issuperset(params.allowed_token_ids):
             message = f"`min_tokens` {params.min_tokens}: every token of `allowed_token_ids` ends the output, so that none is left"
             raise InvalidRequest(message, "min_tokens", "invalid_value")
 

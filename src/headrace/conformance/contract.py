@@ -11,13 +11,12 @@ from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.interface import CONTRACT, Device, Platform
 from headrace.plugins import version_fault
-from headrace.types import QUANT_FORMATS, Capabilities, DeviceInfo
+from headrace.types import ATTENTION_FEATURES, QUANT_FORMATS, Capabilities, DeviceInfo
 
 __all__ = ["ContractTier"]
 
 _DTYPES = {"float32", "bfloat16", "float16", "quantized"}
 _KV = {"float32", "bfloat16", "float16", "int8", "float8_e4m3"}
-_FEATURES = {"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}
 _DEVICE = [name.partition(".")[2] for name in CONTRACT if name.startswith("Device.")]
 
 
@@ -59,8 +58,9 @@ class ContractTier:
         assert found.dtypes <= _DTYPES
         assert found.kv_dtypes
         assert found.kv_dtypes <= _KV
-        assert found.attention_features <= _FEATURES
+        assert found.attention_features <= ATTENTION_FEATURES
         assert found.quant_formats <= QUANT_FORMATS, "weight formats that the kit cannot draw cannot be declared"
+        assert all(size > 0 for size in found.head_sizes)
         assert found.block_sizes
         assert all(size > 0 for size in found.block_sizes)
         assert found.max_tokens_per_step > 0

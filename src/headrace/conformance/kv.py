@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from headrace.conformance.moving import head_size
 from headrace.conformance.operators import need_arithmetic, nmse
 from headrace.conformance.tiers import tier
 from headrace.errors import OutOfMemory
@@ -20,7 +21,7 @@ from headrace.types import Bucket, KVLayout, LayerKV
 __all__ = ["Cache", "KVTier"]
 
 Array = npt.NDArray[Any]
-_HEADS, _DIM, _BLOCKS = 2, 16, 8
+_HEADS, _BLOCKS = 2, 8
 
 
 class Cache:
@@ -32,7 +33,8 @@ class Cache:
     def __init__(self, device: Device, dtype: str, heads: int = _HEADS) -> None:
         self.device = device
         self.size = device.capabilities().block_sizes[0]
-        self.layout = KVLayout((LayerKV(heads, _DIM),), self.size, dtype)
+        self.dim = head_size(device.capabilities())
+        self.layout = KVLayout((LayerKV(heads, self.dim),), self.size, dtype)
         self.kv: KV = device.alloc_kv(self.layout, _BLOCKS)
         self._ops = bind(device)
         self._heads = heads
@@ -44,13 +46,13 @@ class Cache:
         """values [T, heads * dim] at places block * size + offset; keys are the same."""
         arrays = _batch(np.zeros(len(slots)), slots, np.zeros((len(slots), 1)))
         qkv = np.concatenate([np.zeros_like(values), values, values], 1).astype(np.float32)
-        self.kv, outputs = self._write(self.kv, self._put(arrays | {"x": qkv, "cos_sin": _upright()}))
+        self.kv, outputs = self._write(self.kv, self._put(arrays | {"x": qkv, "cos_sin": _upright(self.dim)}))
         self.last = outputs["q"]
 
     def means(self, tables: Array, lengths: Array) -> Array:
         """[S, heads * dim]: the mean of the first `length` places of each block table."""
         arrays = _batch(lengths - 1, np.zeros(len(lengths)), tables)
-        query = np.zeros((len(lengths), self._heads * _DIM), np.float32)
+        query = np.zeros((len(lengths), self._heads * self.dim), np.float32)
         self.kv, outputs = self._read(self.kv, self._put(arrays | {"x": query}))
         found: Array = self.device.get(outputs["out"]).result()[: len(lengths)]
         return found
@@ -71,8 +73,8 @@ class Cache:
         return kv, {"out": self._ops.attention(inputs["x"], batch, kv, 0, 0.25, None, None, None, None)}
 
 
-def _upright() -> Array:
-    return np.concatenate([np.ones((1, _DIM // 2)), np.zeros((1, _DIM // 2))], 1).astype(np.float32)
+def _upright(dim: int) -> Array:
+    return np.concatenate([np.ones((1, dim // 2)), np.zeros((1, dim // 2))], 1).astype(np.float32)
 
 
 def _batch(positions: Array, slots: Array, tables: Array) -> dict[str, Array]:
@@ -110,14 +112,14 @@ class KVTier:
         assert nmse(found, wanted) <= _LIMIT[cache.layout.dtype]
 
     def test_every_place_of_a_block_is_its_own(self, cache: Cache) -> None:
-        values = _numbers(cache.size)
+        values = _numbers(cache, cache.size)
         cache.write(3 * cache.size + np.arange(cache.size), values)
         tables, lengths = np.full((cache.size, 1), 3), 1 + np.arange(cache.size)
         wanted = np.cumsum(values, 0) / lengths[:, None]
         self.near(cache, cache.means(tables, lengths), wanted)
 
     def test_tables_map_positions_across_blocks(self, cache: Cache) -> None:
-        values = _numbers(2 * cache.size)
+        values = _numbers(cache, 2 * cache.size)
         cache.write(
             np.concatenate([5 * cache.size + np.arange(cache.size), 2 * cache.size + np.arange(cache.size)]), values
         )
@@ -126,13 +128,13 @@ class KVTier:
         self.near(cache, cache.means(np.tile([5, 2], (3, 1)), lengths), wanted)
 
     def test_a_place_written_again_holds_the_new(self, cache: Cache) -> None:
-        values = _numbers(2)
+        values = _numbers(cache, 2)
         cache.write(np.array([cache.size]), values[:1])
         cache.write(np.array([cache.size]), values[1:])
         self.near(cache, cache.means(np.array([[1]]), np.array([1])), values[1:])
 
     def test_writes_leave_other_blocks_alone(self, cache: Cache) -> None:
-        values = _numbers(3 * cache.size)
+        values = _numbers(cache, 3 * cache.size)
         for block in (1, 2, 3):
             cache.write(
                 block * cache.size + np.arange(cache.size), values[(block - 1) * cache.size : block * cache.size]
@@ -144,7 +146,7 @@ class KVTier:
         self.near(cache, cache.means(np.array([[1], [2], [3]]), np.full(3, cache.size)), wanted)
 
     def test_a_copied_block_is_whole_and_independent(self, cache: Cache) -> None:
-        values = _numbers(cache.size)
+        values = _numbers(cache, cache.size)
         cache.write(cache.size + np.arange(cache.size), values)
         cache.copy([(1, 4)])
         cache.write(cache.size + np.arange(cache.size), -values)
@@ -152,7 +154,7 @@ class KVTier:
         self.near(cache, cache.means(np.array([[1], [4]]), np.full(2, cache.size)), wanted)
 
     def test_copies_read_before_they_write(self, cache: Cache) -> None:
-        values = _numbers(2 * cache.size)
+        values = _numbers(cache, 2 * cache.size)
         cache.write(cache.size + np.arange(2 * cache.size), values)
         cache.copy([(1, 2), (2, 1)])
         wanted = np.stack([values[cache.size :].mean(0), values[: cache.size].mean(0)])
@@ -160,7 +162,7 @@ class KVTier:
 
     def test_copies_and_steps_keep_their_order(self, cache: Cache) -> None:
         """A chain of writes and copies without waiting in between."""
-        values = _numbers(8)
+        values = _numbers(cache, 8)
         for turn in range(8):
             cache.write(np.array([cache.size]), values[turn : turn + 1])
             cache.copy([(1, 2 + turn % 4)])
@@ -168,18 +170,18 @@ class KVTier:
         self.near(cache, cache.means(np.array([[2], [3], [4], [5]]), np.ones(4, np.int64)), wanted)
 
     def test_no_copies_is_no_work(self, cache: Cache) -> None:
-        values = _numbers(1)
+        values = _numbers(cache, 1)
         cache.write(np.array([cache.size]), values)
         cache.copy([])
         self.near(cache, cache.means(np.array([[1]]), np.array([1])), values)
 
     def test_too_large_a_cache_is_refused_with_numbers(self, device: Device) -> None:
         total = device.memory()[1]
-        store = min(device.capabilities().kv_dtypes)
-        layout = KVLayout((LayerKV(8, 128),) * 64, device.capabilities().block_sizes[0], store)
+        store, head_sizes = min(device.capabilities().kv_dtypes), device.capabilities().head_sizes
+        layout = KVLayout((LayerKV(8, max(head_sizes, default=128)),) * 64, device.capabilities().block_sizes[0], store)
         with pytest.raises(OutOfMemory, match=r"\d+.*\d+"):
             device.alloc_kv(layout, 4 * total // layout.bytes_per_block)
 
 
-def _numbers(rows: int) -> Array:
-    return np.random.default_rng(rows).standard_normal((rows, _HEADS * _DIM)).astype(np.float32)
+def _numbers(cache: Cache, rows: int) -> Array:
+    return np.random.default_rng(rows).standard_normal((rows, _HEADS * cache.dim)).astype(np.float32)

@@ -16,10 +16,17 @@ from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
 from headrace.kernels.registry import binding
 from headrace.kernels.weight import Weight
 from headrace.platforms.interface import Device
+from headrace.types import Capabilities
 
-__all__ = ["call", "host", "place", "write_cache"]
+__all__ = ["call", "head_size", "host", "place", "write_cache"]
 
 Array = npt.NDArray[Any]
+
+
+def head_size(capabilities: Capabilities) -> int:
+    """16, or the smallest that the device has."""
+    sizes = capabilities.head_sizes
+    return min(sizes) if sizes and 16 not in sizes else 16
 
 
 def place(device: Device, value: Any) -> Any:

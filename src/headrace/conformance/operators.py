@@ -29,8 +29,8 @@ _BY_NAME = {spec.name: spec for spec in OPS}
 _APART = ("attention", "rotary_cache", "sample", "resolve_tokens")
 _PLAIN = [spec for spec in OPS if spec.name not in _APART]
 _DTYPES = ("float32", "bfloat16", "float16")
-_FEATURES = {"sliding_window": "window", "soft_cap": "soft_cap", "sinks": "sinks", "alibi": "alibi"}
-"""Of attention → the argument that asks for it."""
+_FEATURES = {"gqa": "q", "sliding_window": "window", "soft_cap": "soft_cap", "sinks": "sinks", "alibi": "alibi"}
+"""Of attention → the argument that asks for it; for `gqa` the queries, which then have more heads than the cache."""
 _STORED = {"float32": 0.0, "bfloat16": 2e-5, "float16": 1e-6, "int8": 1e-4, "float8_e4m3": 1e-3}
 """What a narrower store may cost, where the device computes from it as stored."""
 _HOST = torch.device("cpu")
@@ -61,11 +61,23 @@ def need_operator(device: Device, spec: OpSpec) -> None:
 
 
 def _declared(device: Device, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Without the features of attention that the device does not declare; another draw where it lacks the store."""
-    able = device.capabilities()
-    assume(arguments["kv"].layout.dtype in able.kv_dtypes)
-    missing = [argument for feature, argument in _FEATURES.items() if feature not in able.attention_features]
+    """Without the features of attention that the device does not declare; another draw where it lacks the store, the head size
+    or grouped queries."""
+    able, layout = device.capabilities(), arguments["kv"].layout
+    assume(layout.dtype in able.kv_dtypes)
+    assume(not able.head_sizes or layout.layers[0].head_dim in able.head_sizes)
+    assume("gqa" in able.attention_features or not _asks(arguments, "gqa"))
+    missing = {argument for feature, argument in _FEATURES.items() if feature not in able.attention_features} - {"q"}
     return arguments | {name: None for name in missing if name in arguments}
+
+
+def _asks(arguments: dict[str, Any], feature: str) -> bool:
+    """Whether a call needs the feature."""
+    if feature != "gqa":
+        return arguments[_FEATURES[feature]] is not None
+    shape = arguments["kv"].layout.layers[0]
+    heads = arguments.get("num_q_heads") or arguments["q"].shape[1] // shape.head_dim
+    return bool(heads != shape.num_kv_heads)
 
 
 def reference(spec: OpSpec, arguments: dict[str, Any]) -> Any:
@@ -130,7 +142,7 @@ class OperatorsTier:
             pytest.skip(f"attention feature {feature} is not declared")
         need_dtype(device, "float32")
         _need_store(device, "float32")
-        _attend(device, "float32", -(-examples // 2), worst, _FEATURES[feature])
+        _attend(device, "float32", -(-examples // 2), worst, feature)
 
     @pytest.mark.parametrize("dtype", _DTYPES)
     def test_rotary_cache_against_reference(self, device: Device, dtype: str, examples: int, worst: Worst) -> None:
@@ -189,12 +201,12 @@ def _compare(device: Device, spec: OpSpec, dtype: str, examples: int, worst: Wor
 
 
 def _attend(device: Device, dtype: str, examples: int, worst: Worst, asked: str | None = None) -> None:
-    """`asked`: an argument that every call has."""
+    """`asked`: a feature that every call needs."""
     spec = _BY_NAME["attention"]
 
     def check(rng: np.random.Generator) -> None:
         arguments = _declared(device, spec.generate(rng, _HOST, dtype))
-        assume(asked is None or arguments[asked] is not None)
+        assume(asked is None or _asks(arguments, asked))
         source: TorchKV = arguments["kv"]
         kv = device.alloc_kv(source.layout, len(source.keys[0]))
         write_cache(device, kv, source)

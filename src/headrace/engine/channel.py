@@ -56,13 +56,14 @@ class Channel:
         with self._lock:
             return self._flush()
 
-    def flush_for(self, seconds: float) -> None:
-        """Send what is left, as far as that takes no longer."""
+    def flush_for(self, seconds: float) -> bool:
+        """Send what is left, for at most so many seconds. True: nothing is left."""
         end = time.monotonic() + seconds
         writable = select.poll()
         writable.register(self._socket, select.POLLOUT)
-        while not self.flush() and time.monotonic() < end:
+        while not (sent := self.flush()) and time.monotonic() < end:
             writable.poll(10)
+        return sent
 
     def receive(self, wait: float = 0.0) -> list[bytes]:
         """All messages that have arrived, waiting up to so many seconds where there is none."""

@@ -32,6 +32,9 @@ class StepRunner(Protocol):
 
     def launch(self, plan: StepPlan) -> LaunchedStep: ...
 
+    def recover(self) -> bool:
+        """Called after a step that failed. True if the cache had to be made again: it holds nothing any more."""
+
 
 class StepScheduler(Protocol):
     """What the loop needs of `core.Scheduler`."""
@@ -47,6 +50,8 @@ class StepScheduler(Protocol):
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]: ...
 
     def fail(self, plan: StepPlan, message: str) -> list[Delta]: ...
+
+    def reset_cache(self) -> None: ...
 
     def drain(self) -> list[Delta]: ...
 
@@ -66,9 +71,11 @@ class EngineCore:
         block_size: int,
         clock: Callable[[], float] = time.monotonic,
         busy_seconds: Callable[[], float] | None = None,
+        lost: Callable[[], DeviceLost | None] | None = None,
     ) -> None:
-        """`busy_seconds`: the time in which the device has worked since it was opened, from the device itself; without it the time
-        is guessed from when steps are launched and brought in."""
+        """`busy_seconds`: the time in which the device has worked since it was opened, from the device itself; without
+        it the time is guessed from when steps are launched and resolved. `lost`: why no step can be launched any more,
+        for an engine that can lose a part of itself while it is idle."""
         self._scheduler = scheduler
         self._runner = runner
         self._block_size = block_size
@@ -79,6 +86,7 @@ class EngineCore:
         """When the device ended the last step that was resolved."""
         self._duration: float | None = None
         """Of the last step that was waited for."""
+        self._lost = lost or _never
         self._busy_seconds = busy_seconds
         self._busy_before = busy_seconds() if busy_seconds is not None else 0.0
 
@@ -110,10 +118,14 @@ class EngineCore:
         return len(self._flying)
 
     def has_work(self) -> bool:
-        return bool(self._flying) or self._scheduler.has_work()
+        """Work to be scheduled, or a loss to be raised by `step`."""
+        return bool(self._flying) or self._scheduler.has_work() or self._lost() is not None
 
     def step(self) -> list[Delta]:
-        """Launch one step and bring in the one before it. Raises DeviceLost; after that the engine is of no more use."""
+        """Launch one step and resolve the one before it. Raises DeviceLost; after that the engine is of no more use."""
+        lost = None if self._flying else self._lost()
+        if lost is not None:
+            raise lost
         deltas: list[Delta] = []
         launched = len(self._flying) < _DEPTH and self._launch(deltas)
         if len(self._flying) == _DEPTH or (self._flying and not launched):
@@ -190,4 +202,13 @@ class EngineCore:
         _log.error("%s (requests %s)", message, ", ".join(plan.request_ids) or "none", exc_info=trace)
         if isinstance(error, DeviceLost):
             raise error
-        return self._scheduler.fail(plan, message)
+        deltas = self._scheduler.fail(plan, message)
+        if self._runner.recover():
+            # Nothing runs now: what ran with the failed step has been sent back to be computed again.
+            self._scheduler.reset_cache()
+            _log.warning("the KV cache was donated to that step: it has been made again, and cached prefixes are gone")
+        return deltas
+
+
+def _never() -> None:
+    """A device that is only lost by a step."""

@@ -29,6 +29,7 @@ from headrace.engine.wire import (
     Loading,
     Ready,
     Shutdown,
+    as_ours,
     decode_command,
     encode,
     to_wire,
@@ -80,7 +81,7 @@ def _run(channel: Channel, pulse: Pulse, build: Build | None) -> int:
             return 0
         engine = chosen(Config.model_validate_json(text), _throttled(send))
     except Exception as error:
-        if not isinstance(error, HeadraceError):
+        if not isinstance(as_ours(error), HeadraceError):
             _log.exception("the engine could not load")
         send(Failed(to_wire(error)))
         return 1

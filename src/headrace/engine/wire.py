@@ -5,6 +5,7 @@ The client sends commands, the engine events. In one process the same objects pa
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ __all__ = [
     "Shutdown",
     "StatsReply",
     "WireError",
+    "as_ours",
     "decode_command",
     "decode_event",
     "encode",
@@ -174,8 +176,22 @@ def decode_event(data: bytes) -> Event:
     return _events.decode(data)
 
 
-def to_wire(error: BaseException) -> WireError:
+_NO_MEMORY = re.compile("(can't|cannot) allocate memory|failed to map segment|can't start new thread", re.IGNORECASE)
+
+
+def as_ours(error: Exception) -> Exception:
+    """A library's error for memory or threads that a limit refuses, as OutOfMemory; any other error as it is."""
+    if isinstance(error, HeadraceError) or not (isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))):
+        return error
+    return errors.OutOfMemory(
+        f"{type(error).__name__}: {error}: a limit of this process's memory or threads is reached; raise it (ulimit -v, "
+        "ulimit -u, a container's memory), or choose a smaller model or less --kv-memory"
+    )
+
+
+def to_wire(error: Exception) -> WireError:
     """What is not of `errors.py` travels as EngineDead with its type in the message."""
+    error = as_ours(error)
     if not isinstance(error, HeadraceError):
         return WireError("EngineDead", f"{type(error).__name__}: {error}")
     # A plugin may raise a class of its own: it arrives as the nearest of ours.

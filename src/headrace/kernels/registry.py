@@ -26,9 +26,11 @@ from headrace.kernels import (
     rotary_cache,
     sample,
 )
+from headrace.kernels.by_format import WITH_WEIGHTS, ByFormat
 from headrace.kernels.ops import Ops
 from headrace.kernels.spec import OpSpec
 from headrace.kernels.weight import Weight
+from headrace.types import QUANT_FORMATS, Capabilities
 
 __all__ = ["OPS", "OPTIONAL", "Binding", "ByReference", "Composed", "OpSource", "bind", "binding", "pack"]
 
@@ -57,6 +59,8 @@ _COMPOSED_REASON = "out of the device's other operators"
 
 class OpSource(Protocol):
     """What of a `Device` binding needs."""
+
+    def capabilities(self) -> Capabilities: ...
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None: ...
 
@@ -124,17 +128,33 @@ def binding(device: OpSource) -> Binding:
     optional_reasons: dict[str, str] = {}
     for spec in OPS:
         own = _own(device, spec)
-        callables[spec.name] = own or spec.reference
+        callables[spec.name] = spec.reference if own is None else _by_format(device, spec, own, spec.reference)
         tags[spec.name] = "reference" if own is None else str(getattr(own, "tag", type(device).__name__))
         reasons[spec.name] = why.get(spec.name, _DEFAULT_REASON if own is None else _OWN_REASON)
     bound = Binding(callables, tags, reasons, optional, optional_reasons)
     for spec in OPTIONAL:
         own, reason = _own(device, spec), _OWN_REASON
-        if own is None and spec.compose is not None:
-            own, reason = Composed(spec.compose(bound)), _COMPOSED_REASON
+        composed = None if spec.compose is None else Composed(spec.compose(bound))
+        if own is not None:
+            own = _by_format(device, spec, own, composed or spec.reference)
+        elif composed is not None:
+            own, reason = composed, _COMPOSED_REASON
         reason = why.get(spec.name, _DEFAULT_REASON if own is None else reason)
         optional[spec.name], optional_reasons[spec.name] = own or ByReference(spec, reason), reason
     return bound
+
+
+def _by_format(
+    device: OpSource, spec: OpSpec, own: Callable[..., Any], other: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The device's operator, kept from weights in formats that it does not declare."""
+    if spec.name not in WITH_WEIGHTS:
+        return own
+    declared = device.capabilities().quant_formats
+    if declared >= QUANT_FORMATS:
+        return own
+    on_torch = device.extension("torch_device") is not None
+    return ByFormat(spec.name, own, other if on_torch else None, declared, type(device).__name__)
 
 
 def _own(device: OpSource, spec: OpSpec) -> Callable[..., Any] | None:

@@ -17,7 +17,7 @@ from headrace.models.family import Names
 from headrace.models.moe import Experts, MoE, SharedExpert, expert_stacks
 from headrace.models.sharding import WHOLE, Shard, head_columns
 from headrace.quant.cutting import take_columns
-from headrace.quant.weights import place, stack, take_rows
+from headrace.quant.weights import place, same_values, stack, take_rows
 
 __all__ = ["Assembly", "Source"]
 
@@ -66,15 +66,24 @@ class Assembly:
         embedding = self._finish(self._table(names.embedding))
         layers = [self._layer(index) for index in range(len(config.layers))]
         norm = self._norm(names.norm, config.hidden)
-        head = embedding
-        if not config.tied:
-            head = self._finish(self._table(names.head))
+        head = self._head(embedding)
         factors = None
         if "rope_freqs.weight" in self.source.names:
             factors = self.source.vector("rope_freqs.weight", config.ropes[0].rotary_dim // 2)
         self._check_leftovers()
         vocabulary = self.shard.vocabulary(config)
         return DecoderWeights(embedding, layers, norm, head, factors, vocabulary[0] if vocabulary else None)
+
+    def _head(self, embedding: Weight) -> Weight:
+        """The embedding itself if they are tied, unless the checkpoint holds a head that differs from it: trainers that untie
+        the two forget to say so in the settings."""
+        config, names = self.config, self.names
+        if config.tied and not any(name.startswith(f"{names.head}.") for name in self.source.names):
+            return embedding
+        head = self._table(names.head)
+        if config.tied and same_values(head, self._table(names.embedding)):
+            return embedding
+        return self._finish(head)
 
     def _layer(self, index: int) -> LayerWeights:
         config, names = self.config, self.names
@@ -194,8 +203,6 @@ class Assembly:
     def _check_leftovers(self) -> None:
         """A tensor that nobody reads stands for arithmetic that would be left out."""
         known = [re.compile(pattern) for pattern in self.names.ignored]
-        if self.config.tied:
-            known.append(re.compile(re.escape(self.names.head) + r"\.weight"))
         used = self.source.used
         layer, count = self.names.input_norm.partition("{i}")[0], len(self.config.layers)
         drafting = tuple(f"{layer}{index}." for index in range(count, count + self.config.draft_layers))

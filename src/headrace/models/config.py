@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.errors import CheckpointError
 from headrace.models.moe import MoE
+from headrace.settings import MOST_POSITIONS
 from headrace.types import LayerKV
 
-__all__ = ["Activation", "DecoderConfig", "LayerConfig", "Rope"]
+__all__ = ["Activation", "DecoderConfig", "LayerConfig", "Rope", "check_decoder"]
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -29,9 +32,22 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
-    """yarn: what cos and sin are multiplied by; None: 0.1 ln(factor) + 1 (arXiv:2309.00071)."""
+    """What cos and sin are multiplied by; None: 1, for yarn 0.1 ln(factor) + 1 (`magnitude`)."""
     truncate: bool = True
     """yarn: round the ramp's ends outwards to whole dimensions."""
+
+    @property
+    def magnitude(self) -> float:
+        """What the method itself multiplies cos and sin by (arXiv:2309.00071, section 3.4)."""
+        return 0.1 * math.log(self.factor) + 1.0 if self.kind == "yarn" and self.factor > 1 else 1.0
+
+    def context(self, stated: int) -> int:
+        """Positions that the scaling gives to a model whose settings state `stated`: those of `linear` count the positions
+        before the scaling, unless the original ones stand beside them."""
+        if self.kind not in ("linear", "yarn"):
+            return stated
+        original = self.original_max_position or (stated if self.kind == "linear" else 0)
+        return max(stated, int(min(original * self.factor, MOST_POSITIONS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,5 +102,29 @@ class DecoderConfig:
 
     @property
     def kv_layers(self) -> tuple[LayerKV, ...]:
-        """KV shape a layer."""
+        """KV shape of each layer."""
         return tuple(LayerKV(self.num_kv_heads, self.head_dim, layer.window) for layer in self.layers)
+
+    @property
+    def attention_needs(self) -> tuple[frozenset[str], ...]:
+        """What each layer needs of attention, in the words of `types.ATTENTION_FEATURES`."""
+        common = {"gqa"} if self.num_kv_heads != self.num_q_heads else set[str]()
+        common |= {"soft_cap"} if self.attention_soft_cap is not None else set()
+        return tuple(
+            frozenset(common | ({"sliding_window"} if layer.window is not None else set())) for layer in self.layers
+        )
+
+
+def check_decoder(config: DecoderConfig) -> None:
+    """Raises CheckpointError for sizes that cannot go together, whatever family's they are."""
+    for rope in config.ropes:
+        if rope.rotary_dim < 2 or rope.rotary_dim % 2 or rope.rotary_dim > config.head_dim:
+            raise CheckpointError(
+                f"{rope.rotary_dim} dimensions of a head are rotated: expected an even number, "
+                f"at most the head's {config.head_dim}"
+            )
+    widest = max(config.num_q_heads * config.head_dim, config.vocab, config.intermediate)
+    if widest >= 1 << 31:
+        raise CheckpointError(
+            f"{config.num_q_heads} heads of {config.head_dim}: a row of more than 2^31 values is not supported"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,6 +19,7 @@ from headrace.models.sharding import Group
 __all__ = ["Decoder", "DecoderWeights", "LayerWeights"]
 
 Tensor = torch.Tensor
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class DecoderWeights:
     layers: Sequence[LayerWeights]
     norm: Tensor
     head: Weight
-    """The same object as `embedding` where they are tied."""
+    """The same object as `embedding` if they are tied."""
     rope_factors: Tensor | None = None
     """[rotary_dim / 2]; what a GGUF divides frequencies by."""
     first_token: int | None = None
@@ -72,6 +74,12 @@ class Decoder:
         the weights are split, None for one; `config` has this rank's heads (`sharding.local_config`)."""
         self.config = config
         self._group = group
+        if config.tied and weights.head is not weights.embedding:
+            _log.warning(
+                "%s: the settings tie the output matrix to the embedding, but the checkpoint holds one that differs: "
+                "the checkpoint's own is used",
+                config.family,
+            )
         self.weights = weights
         self._ops = ops
         self._cos_sin = [

@@ -9,7 +9,7 @@ from headrace.models import gguf, hf
 from headrace.models.config import DecoderConfig
 from headrace.models.family import GGUF_NAMES, HF_NAMES, Family
 from headrace.models.moe_settings import GGUF_KEYS, gguf_moe, with_experts
-from headrace.models.settings import Settings
+from headrace.settings import Settings
 
 __all__ = ["LLAMA", "MISTRAL"]
 

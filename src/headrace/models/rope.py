@@ -24,7 +24,7 @@ def cos_sin_table(rope: Rope, positions: int, factors: Tensor | None = None) -> 
     else:
         inverse = frequencies(rope)
     angles = torch.outer(torch.arange(positions, dtype=torch.float64), inverse)
-    scale = _yarn_scale(rope)
+    scale = rope.magnitude if rope.attention_factor is None else rope.attention_factor
     return (torch.cat([angles.cos(), angles.sin()], dim=1) * scale).float()
 
 
@@ -68,11 +68,3 @@ def _yarn_dimension(rope: Rope, turns: float) -> float:
     """The dimension that makes this many turns over the original context."""
     ratio = rope.original_max_position / (turns * 2 * math.pi)
     return rope.rotary_dim * math.log(ratio) / (2 * math.log(rope.theta))
-
-
-def _yarn_scale(rope: Rope) -> float:
-    if rope.kind != "yarn":
-        return 1.0
-    if rope.attention_factor is not None:
-        return rope.attention_factor
-    return 0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0

@@ -2,55 +2,96 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from pathlib import Path
 
 import psutil
 
-__all__ = ["cpu_quota", "host_memory", "host_name", "physical_cores"]
+from headrace.platforms.control_group import memory_limits, processor_limits
 
-_CGROUP = Path("/sys/fs/cgroup")
+__all__ = ["address_space", "cpu_quota", "host_memory", "host_name", "physical_cores"]
+
+_PROC = Path("/proc")
 _CPUINFO = Path("/proc/cpuinfo")
+_PAGE = 4096
+_STRICT = "2"
+"""vm.overcommit_memory: every mapping that can be written counts, touched or not."""
 
 
-def host_memory(cgroup: Path = _CGROUP) -> tuple[int, int]:
-    """(free, total) bytes, a container's limit respected."""
+def host_memory(proc: Path = _PROC) -> tuple[int, int]:
+    """(free, total) bytes for this process: the machine's, within the limits of its control groups and of its address space."""
     memory = psutil.virtual_memory()
-    free, total = int(memory.available), int(memory.total)
-    try:
-        limit = int((cgroup / "memory.max").read_text())
-        used = int((cgroup / "memory.current").read_text())
-    except (OSError, ValueError):  # no container, or "max"
-        return free, total
-    return min(free, max(limit - used, 0)), min(total, limit)
+    limits = [(limit - used, limit) for limit, used in memory_limits(proc)]
+    space = address_space(proc)
+    if space is not None:
+        limits.append(space)
+    free = min([int(memory.available), *(left for left, _ in limits)])
+    return max(free, 0), min([int(memory.total), *(limit for _, limit in limits)])
+
+
+def address_space(proc: Path = _PROC) -> tuple[int, int] | None:
+    """(left, limit) bytes of memory that this process may map, whether it touches it or not; None where nothing limits that.
+
+    Limits: `ulimit -v`, `ulimit -d`, and strict overcommit, under which all processes share one limit.
+    """
+    found = []
+    for name, field in (("RLIMIT_AS", 0), ("RLIMIT_DATA", 5)):
+        limit = _resource_limit(name)
+        if limit is not None:
+            found.append((limit - _mapped(proc, field), limit))
+    if _first_line(proc / "sys/vm/overcommit_memory") == _STRICT:
+        fields = dict(line.split(":", 1) for line in _text(proc / "meminfo").splitlines() if ":" in line)
+        limit, used = (int(fields.get(name, "0").split()[0]) << 10 for name in ("CommitLimit", "Committed_AS"))
+        found.append((limit - used, limit))
+    return min(((max(left, 0), limit) for left, limit in found), default=None)
 
 
 def host_name(cpuinfo: Path = _CPUINFO) -> str:
     """The processor as it calls itself."""
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        lines = []
+    lines = _text(cpuinfo).splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def cpu_quota(cgroup: Path = _CGROUP) -> int | None:
-    """Processors that a container's limit is worth, rounded up; None where it has none. Control groups of version 2 or 1."""
-    try:
-        unified = cgroup / "cpu.max"
-        if unified.exists():
-            limit, period = unified.read_text().split()
-        else:
-            limit = (cgroup / "cpu/cpu.cfs_quota_us").read_text()
-            period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
-        return -(-int(limit) // int(period)) if int(limit) > 0 else None
-    except (OSError, ValueError):  # no container, or "max"
-        return None
+def cpu_quota(proc: Path = _PROC) -> int | None:
+    """Processors that the control groups' limits are worth, rounded up; None where there is no limit."""
+    limits = processor_limits(proc)
+    return math.ceil(min(limits)) if limits else None
 
 
 def physical_cores() -> int:
     """Cores that this process may use, hyper-threads not counted."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed, cpu_quota() or allowed))
+
+
+def _resource_limit(name: str) -> int | None:
+    try:
+        import resource
+    except ImportError:  # Windows has none.
+        return None
+    soft, _ = resource.getrlimit(getattr(resource, name))
+    return None if soft == resource.RLIM_INFINITY else int(soft)
+
+
+def _mapped(proc: Path, field: int) -> int:
+    """Bytes of /proc/self/statm: field 0 counts all mappings, 5 data and stack."""
+    words = _first_line(proc / "self/statm").split()
+    return int(words[field]) * _page() if len(words) > field else 0
+
+
+def _page() -> int:
+    return os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else _PAGE
+
+
+def _first_line(path: Path) -> str:
+    return _text(path).partition("\n")[0].strip()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

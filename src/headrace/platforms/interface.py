@@ -46,7 +46,11 @@ class Executable(Protocol):
 
     def __call__(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
         """Launch the step in the device's order. Returns before it has finished where `async_exec` is declared. Outputs
-        stay valid until the next call of the same executable has been launched and a `get` issued before then is safe."""
+        stay valid until the next call of the same executable has been launched and a `get` issued before then is safe.
+
+        Where `in_place_kv` is not declared, the call takes `kv` and the inputs that persist: the caller goes on with what comes
+        back, and uses nothing of them after a step that failed, in the call or in a result. It then allocates another cache
+        with `alloc_kv`, forgets what the old one held, and calls the same executables on."""
 
 
 @runtime_checkable

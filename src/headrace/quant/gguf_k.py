@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from headrace.quant.gguf_simple import IQ4_VALUES, half, nibbles
+from headrace.kernels.codebooks import IQ4_VALUES
+from headrace.quant.gguf_simple import half, nibbles
 
 __all__ = ["iq4_xs", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["FP4_VALUES", "IQ4_VALUES", "half", "iq4_nl", "mxfp4", "nibbles", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
+from headrace.kernels.codebooks import FP4_VALUES, IQ4_VALUES
+
+__all__ = ["half", "iq4_nl", "mxfp4", "nibbles", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
 
 Tensor = torch.Tensor
-IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
 def half(blocks: Tensor, offset: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from headrace.kernels.weight import Weight
 
-__all__ = ["dense", "place", "stack", "take_rows"]
+__all__ = ["dense", "place", "same_values", "stack", "take_rows"]
 
 Tensor = torch.Tensor
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -53,4 +53,17 @@ def place(weight: Weight, move: Callable[[Tensor], Tensor]) -> Weight:
         bias=None if weight.bias is None else move(weight.bias),
         parts=tuple(place(part, move) for part in weight.parts),
         prepared={},
+    )
+
+
+def same_values(one: Weight, other: Weight) -> bool:
+    """Whether two weights that are no stacks are stored alike, to the bit. False for equal values in different forms."""
+    if one.scheme != other.scheme or one.shape != other.shape or one.tensors.keys() != other.tensors.keys():
+        return False
+    return all(_same_bits(tensor, other.tensors[key]) for key, tensor in one.tensors.items())
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(
+        one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)
     )

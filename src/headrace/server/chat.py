@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,16 +12,16 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.client.api import GenerateRequest, LogprobEntry, Output
+from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output
 from headrace.errors import InvalidRequest
 from headrace.server.context import Context
-from headrace.server.decode import decode_body, read_body
+from headrace.server.decode import read_json
 from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, event
 from headrace.server.generation import Choice, Run
 from headrace.server.ids import new_id
 from headrace.server.logprobs import chat_logprobs, prompt_logprobs
 from headrace.server.messages import template_arguments, template_messages
-from headrace.server.params import check_length, check_stream_options, output_room, sampling_params
+from headrace.server.params import check_size, check_stream_options, encode_within, output_room, sampling_params
 from headrace.server.replies import (
     ChatChoice,
     ChatChunk,
@@ -32,19 +32,22 @@ from headrace.server.replies import (
     ChatMessage,
     UsageReply,
 )
-from headrace.server.schemas import ChatRequest, TokenizeRequest
+from headrace.server.schemas import ChatRequest, Message, TokenizeRequest
 
 __all__ = ["answer_chat", "render_chat"]
 
 
 async def answer_chat(context: Context, request: Request) -> Response:
     arrival = time.monotonic()
-    body = decode_body(await read_body(request), ChatRequest)
+    body, size = await read_json(request, ChatRequest)
     context.check_model(body.model)
     _refuse_unenforced(body)
     check_stream_options(body)
-    prompt = await render_chat(context, body, context.client.info.max_model_len)
-    job = _request(context, body, prompt)
+    info = context.client.info
+    context.check_choices(1, body.n or 1)
+    # In a thread: templates and long texts must not hold up the streams.
+    prompt = await context.workers.run(size, partial(_prompt, context, body, info.max_model_len))
+    job = _request(info, body, prompt)
     options = body.stream_options
     exchange = ExchangeOptions(
         request_id=job.id,
@@ -77,33 +80,30 @@ def _refuse_unenforced(body: ChatRequest) -> None:
         raise InvalidRequest(message, "max_tokens", "invalid_value")
 
 
-async def render_chat(context: Context, body: ChatRequest | TokenizeRequest, limit: int | None = None) -> list[int]:
-    """The conversation as token ids. Works in a thread: templates and long texts must not hold up the streams.
-
-    Raises ContextOverflow where it is plain that there are more than `limit`.
-    """
-    messages = template_messages(body.messages or [])
-    arguments = template_arguments(body)
-    return await asyncio.to_thread(_render, context, messages, arguments, bool(body.add_special_tokens), limit)
+def _prompt(context: Context, body: ChatRequest, limit: int) -> list[int]:
+    """The conversation as token ids, in any thread. Raises ContextOverflow where it is plain that there are more than `limit`."""
+    text = render_chat(context, body, partial(check_size, param="messages", limit=limit))
+    return encode_within(context.tokenizer.encode, text, bool(body.add_special_tokens), "messages", limit)
 
 
-def _render(
-    context: Context,
-    messages: list[dict[str, Any]],
-    arguments: dict[str, Any],
-    add_special_tokens: bool,
-    limit: int | None,
-) -> list[int]:
-    text = context.tokenizer.apply_chat_template(messages, **arguments)
-    if limit is not None:
-        check_length(text, "messages", limit)
-    return context.tokenizer.encode(text, add_special_tokens)
+def render_chat(context: Context, body: ChatRequest | TokenizeRequest, check: Callable[[int], None]) -> str:
+    """The conversation as the model reads it, in any thread. `check` is given the number of characters: of the messages before the
+    template sees them, and of the text."""
+    check(sum(map(_text_length, body.messages or ())))
+    text = context.tokenizer.apply_chat_template(template_messages(body.messages or []), **template_arguments(body))
+    check(len(text))
+    return text
 
 
-def _request(context: Context, body: ChatRequest, prompt: list[int]) -> GenerateRequest:
+def _text_length(message: Message) -> int:
+    """Characters that a template shows; what a model thought earlier, some leave out."""
+    content = message.content or ""
+    return len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
+
+
+def _request(info: ModelInfo, body: ChatRequest, prompt: list[int]) -> GenerateRequest:
     if not prompt:
         raise InvalidRequest("`messages` render to an empty prompt", "messages", "invalid_value")
-    info = context.client.info
     wanted = ("max_tokens", body.max_tokens)
     if body.max_completion_tokens is not None:
         wanted = ("max_completion_tokens", body.max_completion_tokens)

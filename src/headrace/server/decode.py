@@ -13,8 +13,9 @@ from starlette.requests import Request
 from headrace.errors import InvalidRequest
 from headrace.server.errors import HttpError
 from headrace.server.schemas import Body
+from headrace.server.shape import SMALL, check_shape
 
-__all__ = ["MAX_BODY", "decode_body", "read_body"]
+__all__ = ["MAX_BODY", "decode_body", "read_body", "read_json"]
 
 MAX_BODY = 16 * 2**20
 """Bytes of a request's body; a longer one is refused with 413."""
@@ -31,8 +32,21 @@ _ELSEWHERE = {
 B = TypeVar("B", bound=Body)
 
 
+async def read_json(request: Request, kind: type[B], context: int = 0) -> tuple[B, int]:
+    """The body, parsed and checked, and its size in bytes. `context`: token ids that a prompt may have, so that one of the model's
+    whole context is read. Raises HttpError and InvalidRequest."""
+    body = await read_body(request)
+    await check_shape(body, kind.MOST_PARTS, max(kind.MOST_VALUES, context + SMALL))
+    return decode_body(body, kind), len(body)
+
+
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises HttpError 413 before more than MAX_BODY bytes are held."""
+    """The whole body. Raises HttpError 413 before more than MAX_BODY bytes are held, and 415 for one that is compressed."""
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        message = f"bodies with content-encoding {coding[:40]} are not read: send it as it is"
+        headers = {"accept-encoding": "identity", "connection": "close"}
+        raise HttpError(415, message, code="unsupported_content_encoding", headers=headers)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > MAX_BODY:
         raise _too_large()

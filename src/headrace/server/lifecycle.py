@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ import uvicorn
 
 from headrace import event_loop
 from headrace.client.api import EngineClient
-from headrace.config import Config, read_environment
+from headrace.config import Config, read_environment, served_name
 from headrace.engine.launch import Launched
 from headrace.errors import ConfigError
 from headrace.server.app import create_app_for
 from headrace.server.context import Context, TextTokenizer, make_context
+from headrace.server.descriptors import Descriptors
 from headrace.server.errors import ShuttingDown
 from headrace.server.first_prompt import ask
 from headrace.server.loading import loading_bar
@@ -64,8 +66,9 @@ def run(config: Config, model_path: Path, first_prompt: str | None = None, launc
 
 def _with_path(config: Config, model_path: Path) -> Config:
     """The engine is given the path; clients see the name that the user gave."""
-    name = config.server.served_model_name or Path(config.model.model).name
-    key = config.server.api_key or read_environment().api_key
+    name = config.server.served_model_name or served_name(config.model.model)
+    given = config.server.api_key
+    key = given.strip() if given else read_environment().api_key
     server = config.server.model_copy(update={"served_model_name": name, "api_key": key})
     model = config.model.model_copy(update={"model": str(model_path)})
     return config.model_copy(update={"server": server, "model": model})
@@ -129,6 +132,12 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    def give_up(self) -> None:
+        """Wait for no body any more."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.give_up()
+
 
 async def serve(
     config: Config,
@@ -144,7 +153,9 @@ async def serve(
         try:
             # Before the engine is waited for, which takes longer.
             context = make_context(client, tokenizer, config)
-            server = _server_of(context)
+            descriptors = Descriptors()
+            asyncio.get_running_loop().set_exception_handler(descriptors.handle)
+            server = _server_of(context, descriptors)
             # What start-up made stays for good: the collector need not look at it again, which keeps its pauses short.
             gc.collect()
             gc.freeze()
@@ -168,12 +179,12 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
     return False
 
 
-def _server_of(context: Context) -> _Server:
+def _server_of(context: Context, descriptors: Descriptors) -> _Server:
     return _Server(
         uvicorn.Config(
             create_app_for(context),
             loop="none",
-            http=Connection,
+            http=partial(Connection, descriptors=descriptors),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
@@ -209,7 +220,7 @@ async def _serve_until(
         ).start()
     try:
         await _either(stop.drain, serving)
-        await _drain(stop, context, config.server.drain_timeout)
+        await _drain(stop, server, context, config.server.drain_timeout)
     finally:
         server.should_exit = True
         server.force_exit = stop.now.is_set()
@@ -217,6 +228,7 @@ async def _serve_until(
             await asyncio.wait_for(asyncio.shield(serving), 0.5 if stop.now.is_set() else _GOODBYE)
         server.force_exit = True
         await asyncio.wait({serving}, timeout=1.0)
+        context.workers.close()
 
 
 async def _until_started(server: _Server, serving: asyncio.Task[None]) -> None:
@@ -243,7 +255,7 @@ async def _either(event: asyncio.Event, task: asyncio.Task[None]) -> None:
         task.result()
 
 
-async def _drain(stop: _Stop, context: Context, timeout: float) -> None:
+async def _drain(stop: _Stop, server: _Server, context: Context, timeout: float) -> None:
     """Refuse what is new, let what runs finish; end what has not finished in time with an error that says so."""
     context.draining = True
     if context.inflight:
@@ -251,6 +263,7 @@ async def _drain(stop: _Stop, context: Context, timeout: float) -> None:
     await _idle(stop, context, timeout)
     for guard in list(context.active):
         guard.stop(ShuttingDown())
+    server.give_up()
     if not stop.now.is_set():
         await _idle(stop, context, _GOODBYE)
 

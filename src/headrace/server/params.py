@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace.client.api import ModelInfo
 from headrace.errors import ContextOverflow, InvalidRequest, NeverFits
 from headrace.sampling import SAMPLING_FIELDS, SamplingParams
 from headrace.server.schemas import GenerationRequest
 
-__all__ = ["check_length", "check_stream_options", "output_room", "sampling_params"]
+__all__ = [
+    "check_length",
+    "check_size",
+    "check_stream_options",
+    "encode_within",
+    "output_room",
+    "sampling_params",
+]
 
 _LONGEST_TOKEN = 256
 """Characters; longer than the tokens of any vocabulary in use."""
+_PROBE = 8
+"""Characters per token of the context, of which a long text's beginning is tokenised to see whether it fits."""
+_LEAST_PROBE = 4096
 
 
 def sampling_params(
@@ -55,13 +67,36 @@ def output_room(
 
 def check_length(text: str, param: str, limit: int) -> None:
     """Raises ContextOverflow for a text so long that it need not be tokenised to be refused."""
-    least = len(text) // _LONGEST_TOKEN
+    check_size(len(text), param, limit)
+
+
+def check_size(characters: int, param: str, limit: int) -> None:
+    """As `check_length`, of texts in all."""
+    least = characters // _LONGEST_TOKEN
     if least > limit:
         message = (
-            f"this model's maximum context length is {limit} tokens, but the prompt's {len(text)} characters make "
+            f"this model's maximum context length is {limit} tokens, but the prompt's {characters} characters make "
             f"at least {least}"
         )
         raise ContextOverflow(message, param)
+
+
+def encode_within(
+    encode: Callable[[str, bool], list[int]], text: str, special: bool, param: str, limit: int
+) -> list[int]:
+    """The text's tokens. Raises ContextOverflow for a text that is plainly too long, at the cost of about `limit` tokens."""
+    check_length(text, param, limit)
+    probe = _PROBE * limit + _LEAST_PROBE
+    if len(text) > 2 * probe:
+        least = len(encode(text[:probe], False))
+        # The cut may make a few tokens of what would have been one.
+        if least > limit + limit // 8 + 64:
+            message = (
+                f"this model's maximum context length is {limit} tokens, but the first {probe} of the prompt's "
+                f"{len(text)} characters make {least}"
+            )
+            raise ContextOverflow(message, param)
+    return encode(text, special)
 
 
 def check_stream_options(request: GenerationRequest) -> None:

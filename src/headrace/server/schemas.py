@@ -6,7 +6,7 @@ the model (vocabulary, context) is checked in `params`; a field that is not here
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
@@ -34,6 +34,11 @@ Inert = Meta(description="Accepted for compatibility; without effect.")
 
 class Body(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Base: fields by name, none beyond those declared."""
+
+    MOST_PARTS: ClassVar[int] = 2**16
+    """Lists, objects and keys that a body may hold, in all."""
+    MOST_VALUES: ClassVar[int] = 2**17
+    """The same of values, by their commas."""
 
 
 class StreamOptions(Body):
@@ -74,6 +79,8 @@ class GenerationRequest(Body):
 
 @with_sampling_fields
 class CompletionRequest(GenerationRequest, kw_only=True):
+    MOST_VALUES: ClassVar[int] = 2**19
+
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: Annotated[int, limits("logprobs")] | None = None
@@ -169,6 +176,8 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
+    MOST_VALUES: ClassVar[int] = 2**19
+
     tokens: list[int]
     model: str | None = None
     skip_special_tokens: bool | None = None

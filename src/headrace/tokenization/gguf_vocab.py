@@ -12,8 +12,10 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
+from headrace.checkpoints.end_tokens import gguf_end_ids
 from headrace.checkpoints.gguf_header import Strings
-from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.errors import CheckpointError, UnsupportedModel, excerpt
+from headrace.tokenization.library import guarded
 from headrace.tokenization.pretokenizers import pre_tokenizer
 from headrace.tokenization.vocab import Vocab, byte_level_bytes, is_byte_token, sentencepiece_bytes
 
@@ -22,6 +24,15 @@ __all__ = ["gguf_templates", "gguf_vocab"]
 _KEY = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _SPACE = "▁"
+_LONGEST_PIECE = 512
+"""Characters; every way to halve a piece is looked at."""
+_TURN_ENDS = frozenset(
+    """<|im_end|> <|eot_id|> <|eom_id|> <end_of_turn> <turn|> <|end|> <|end_of_turn|> <|END_OF_TURN_TOKEN|> <|eot|>
+    <|endofturn|> <end_of_utterance> <|end_of_text|> <|endoftext|> <|return|> <|call|> <EOT>""".split()
+)
+"""Texts with which templates end a turn, and models a text."""
+_HARMONY = frozenset({"<|return|>", "<|call|>"})
+"""In a vocabulary that has both, `<|end|>` ends one message of several in a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,7 @@ class _Fields:
         if value is None:
             return default
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise CheckpointError(f"metadata {_KEY + name!r} is {value!r}: expected {kind.__name__}")
+            raise CheckpointError(f"metadata {_KEY + name!r} is {excerpt(value)}: expected {kind.__name__}")
         return value
 
     def strings(self, name: str) -> list[str]:
@@ -53,7 +64,10 @@ class _Fields:
         if value is None or isinstance(value, (str, int, float)) or len(value) != count:
             have = "missing" if value is None else f"of length {len(value)}" if hasattr(value, "__len__") else "no list"
             raise CheckpointError(f"metadata {_KEY + name!r} is {have}: expected {count} numbers, one a token")
-        return value.tolist() if hasattr(value, "tolist") else list(value)
+        numbers = value.tolist() if hasattr(value, "tolist") else list(value)
+        if isinstance(value, Strings) or not all(isinstance(number, (int, float)) for number in numbers):
+            raise CheckpointError(f"metadata {_KEY + name!r} holds text: expected {count} numbers, one a token")
+        return numbers
 
     def token(self, name: str, count: int) -> int | None:
         value: int | None = self.get(f"{name}_token_id", int)
@@ -68,18 +82,19 @@ def gguf_vocab(metadata: Mapping[str, Any]) -> Vocab:
     model = fields.get("model", str)
     if model not in ("gpt2", "llama"):
         raise UnsupportedModel(
-            f"tokenizer.ggml.model is {model!r}: gpt2 (byte-level BPE) and llama (SentencePiece) work"
+            f"tokenizer.ggml.model is {excerpt(model)}: gpt2 (byte-level BPE) and llama (SentencePiece) work"
         )
     tokens = fields.strings("tokens")
     types = fields.numbers("token_type", len(tokens), 1)
-    vocab = _sentencepiece(fields, tokens, types) if model == "llama" else _byte_level(fields, tokens, types)
-    vocab.backend.add_tokens(
-        [
-            AddedToken(token, special=kind == _CONTROL, normalized=False)
-            for token, kind in zip(tokens, types, strict=True)
-            if kind in (_CONTROL, _USER_DEFINED) and token
-        ]
-    )
+    with guarded("the metadata gives no tokenizer that can be used"):
+        vocab = _sentencepiece(fields, tokens, types) if model == "llama" else _byte_level(fields, tokens, types)
+        vocab.backend.add_tokens(
+            [
+                AddedToken(token, special=kind == _CONTROL, normalized=False)
+                for token, kind in zip(tokens, types, strict=True)
+                if kind in (_CONTROL, _USER_DEFINED) and token
+            ]
+        )
     _name_special_tokens(fields, tokens, vocab)
     return vocab
 
@@ -106,7 +121,7 @@ def _byte_level(fields: _Fields, tokens: list[str], types: list[int]) -> Vocab:
     backend.decoder = decoders.ByteLevel()
     whole = {token for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)}
     add_bos = fields.get("add_bos_token", bool, pre.add_bos)
-    return _vocab(fields, backend, byte_level_bytes(tokens, whole), types, add_bos, strip=False)
+    return _vocab(fields, backend, tokens, byte_level_bytes(tokens, whole), types, add_bos, strip=False)
 
 
 def _sentencepiece(fields: _Fields, tokens: list[str], types: list[int]) -> Vocab:
@@ -120,20 +135,20 @@ def _sentencepiece(fields: _Fields, tokens: list[str], types: list[int]) -> Voca
     byte_ids = {i for i, kind in enumerate(types) if kind == _BYTE}
     wrong = next((i for i in byte_ids if not is_byte_token(tokens[i])), None)
     if wrong is not None:
-        raise CheckpointError(f"token {wrong} is {tokens[wrong]!r} and of the type byte: expected the form <0x0A>")
+        raise CheckpointError(
+            f"token {wrong} is {excerpt(tokens[wrong])} and of the type byte: expected the form <0x0A>"
+        )
     bytes_of = sentencepiece_bytes(tokens, byte_ids, _SPACE)
-    return _vocab(fields, backend, bytes_of, types, fields.get("add_bos_token", bool, True), strip=prefix)
+    return _vocab(fields, backend, tokens, bytes_of, types, fields.get("add_bos_token", bool, True), strip=prefix)
 
 
 def _bpe(tokens: list[str], merges: list[tuple[str, str]], **options: Any) -> BPE:
     vocab = {token: i for i, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
         twice = next(token for i, token in enumerate(tokens) if vocab[token] != i)
-        raise CheckpointError(f"metadata {_KEY + 'tokens'!r} holds {twice!r} twice")
-    try:
+        raise CheckpointError(f"metadata {_KEY + 'tokens'!r} holds {excerpt(twice)} twice")
+    with guarded(f"metadata {_KEY + 'merges'!r} does not fit the tokens"):
         return BPE(vocab, merges, **options)
-    except Exception as error:  # The library raises bare Exceptions.
-        raise CheckpointError(f"metadata {_KEY + 'merges'!r} does not fit the tokens: {error}") from error
 
 
 def _merge(line: str) -> tuple[str, str]:
@@ -146,6 +161,11 @@ def _merges(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]
     usable = {
         t for t, kind in zip(tokens, types, strict=True) if kind not in (_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE)
     }
+    long = next((token for token in usable if len(token) > _LONGEST_PIECE), None)
+    if long is not None:
+        raise CheckpointError(
+            f"token {excerpt(long)} has {len(long)} characters: at most {_LONGEST_PIECE} are supported"
+        )
     order = sorted((i for i, token in enumerate(tokens) if token in usable), key=lambda i: -scores[i])
     return [pair for i in order for pair in _halves(tokens[i], usable)]
 
@@ -158,21 +178,39 @@ def _halves(piece: str, usable: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _vocab(
-    fields: _Fields, backend: Tokenizer, token_bytes: list[bytes], types: list[int], add_bos: bool, strip: bool
+    fields: _Fields,
+    backend: Tokenizer,
+    tokens: list[str],
+    token_bytes: list[bytes],
+    types: list[int],
+    add_bos: bool,
+    strip: bool,
 ) -> Vocab:
     count = len(token_bytes)
     bos, eos = fields.token("bos", count), fields.token("eos", count)
-    ends = {token for name in ("eos", "eot", "eom") if (token := fields.token(name, count)) is not None}
     return Vocab(
         backend=backend,
         token_bytes=token_bytes,
         special_ids=frozenset(i for i, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN)),
         bos=bos,
-        ends=tuple(sorted(ends)),
+        ends=_ends(fields, tokens, types),
         prefix=(bos,) if add_bos and bos is not None else (),
         suffix=(eos,) if fields.get("add_eos_token", bool, False) and eos is not None else (),
         strip_space=strip,
     )
+
+
+def _ends(fields: _Fields, tokens: Sequence[str], types: Sequence[int]) -> tuple[int, ...]:
+    """Those of the metadata, and control tokens whose text ends a turn in every template that has it: converters name one end
+    alone. A token of such a text that is no control token is text."""
+    texts = _TURN_ENDS
+    control = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _CONTROL}
+    if control.keys() >= _HARMONY:
+        texts = texts - {"<|end|>"}
+    for name in ("eos", "eot", "eom"):
+        fields.token(name, len(tokens))
+    stated = {token for token in gguf_end_ids(fields.metadata) if token < len(tokens)}
+    return tuple(sorted(stated | {control[text] for text in texts & control.keys()}))
 
 
 def _name_special_tokens(fields: _Fields, tokens: list[str], vocab: Vocab) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.checkpoints.files import located, present, read_text
 from headrace.checkpoints.gguf_header import map_gguf
-from headrace.errors import CheckpointError, ConfigError, InvalidRequest, ModelNotFound, UnsupportedModel
+from headrace.errors import CheckpointError, ConfigError, InvalidRequest, ModelNotFound
 from headrace.tokenization.chat_template import ChatTemplate
 from headrace.tokenization.detokenizer import Pieces, StreamDecoder, decode_all
 from headrace.tokenization.gguf_vocab import gguf_templates, gguf_vocab
 from headrace.tokenization.hf_vocab import hf_templates, hf_vocab
+from headrace.tokenization.library import guarded
 from headrace.tokenization.vocab import Vocab
 
 __all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer", "tokenizer_from_gguf"]
@@ -40,8 +43,9 @@ class Tokenizer:
         """Special tokens that are written out in the text are taken as such. `add_special_tokens` puts BOS and the like around
         it where the checkpoint wants them. Raises InvalidRequest for text that is no Unicode (lone surrogates)."""
         try:
-            ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        except (UnicodeError, TypeError) as error:
+            with guarded("the tokenizer fails"):
+                ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except CheckpointError as error:
             raise InvalidRequest(f"the text cannot be encoded: {error}", "prompt", "invalid_value") from error
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
@@ -106,16 +110,23 @@ def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) ->
     """
     path = Path(path)
     override = None if chat_template is None else _read_template(Path(chat_template))
-    if path.is_dir():
+    if os.path.isdir(path):
+        if not present(path / "tokenizer.json"):
+            _check_checkpoint(path)
         return _build(hf_vocab(path), hf_templates(path), override)
-    if path.suffix != ".gguf" or not path.is_file():
+    if path.suffix != ".gguf" or not os.path.isfile(path):
         raise ModelNotFound(f"{path}: neither a directory with a tokenizer.json nor a .gguf file")
-    try:
-        return tokenizer_from_gguf(map_gguf(path)[1].metadata, override)
-    except UnsupportedModel as error:
-        raise UnsupportedModel(f"{path}: {error}") from error
-    except CheckpointError as error:
-        raise error if error.path else CheckpointError(str(error), str(path)) from error
+    metadata = map_gguf(path)[1].metadata
+    with located(path):
+        return tokenizer_from_gguf(metadata, override)
+
+
+def _check_checkpoint(path: Path) -> None:
+    """A directory without a tokenizer may be no checkpoint at all, or one that is not supported: that is said first."""
+    # Late: it needs torch, which the process that tokenizes does without.
+    from headrace.checkpoints.checkpoint import open_checkpoint
+
+    open_checkpoint(path)
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], chat_template: str | None = None) -> Tokenizer:
@@ -133,6 +144,6 @@ def _build(vocab: Vocab, templates: dict[str, str], override: str | None) -> Tok
 
 def _read_template(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"chat_template {path}: cannot be read: {error}") from error
+        return read_text(path)
+    except CheckpointError as error:
+        raise ConfigError(f"chat_template {error}") from error

@@ -16,10 +16,10 @@ import triton
 from fake_machines import VENDORS
 from fake_triton import FakeDriver, Launch, divisible
 
+from compile_report import code
+from compile_report.shipped import Recorded
 from headrace.kernels.attention.generate import generate as attention_inputs
 from headrace.kernels.registry import binding
-from headrace.kernels.tritonlib import code
-from headrace.kernels.tritonlib.shipped import Recorded
 from headrace.kernels.weight import Weight
 from headrace.platforms.accel_operators import triton_operators
 from headrace.platforms.accelerator import AcceleratorDevice

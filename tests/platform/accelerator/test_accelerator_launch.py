@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("triton")
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
+TOOLS = HERE.parents[2] / "tools"
 ROWS = ("rows 4 again", "rows 2", "rows 3", "rows 17", "rows 1", "rows 16")
 
 
@@ -37,7 +38,7 @@ def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     environment = os.environ | {
         "TRITON_INTERPRET": "0",
         "TRITON_CACHE_DIR": str(folder / "cache"),
-        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(TOOLS), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-W", "ignore", str(HERE / "launch_main.py"), request.param, str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)

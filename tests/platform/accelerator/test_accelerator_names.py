@@ -82,8 +82,8 @@ def test_siblings_do_not_know_each_other(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in PLATFORMS if name != "cpu"])
 def test_a_platform_is_small(name: str) -> None:
-    """But for the CPU's, which has no vendor's library, compiler or driver below it: packing, the tape, its threads and shared memory
-    between ranks are its own."""
+    """But for the CPU's, which has no vendor's library, compiler or driver below it: the tape, its threads and shared memory between
+    ranks are its own."""
     assert sum(len(path.read_text().splitlines()) for path in (ROOT / "platforms" / name).rglob("*.py")) < SMALL
 
 

@@ -183,6 +183,36 @@ class ForgetsWhatItDeclares(Sound):
         return replaced(spec, "attention", fault)
 
 
+class HasFewerHeads(Sound):
+    """Declares grouped queries and gives every query the first key head."""
+
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None:
+        def fault(reference: Callable[..., Any], q: Tensor, kv: KV, layer: int, **rest: Any) -> Tensor:
+            if q.shape[1] > kv.layout.layers[layer].num_kv_heads * kv.layout.layers[layer].head_dim:
+                keys = [store[:, :1].expand_as(store).contiguous() for store in kv.keys]
+                kv = replace(kv, keys=keys)
+            return reference(q=q, kv=kv, layer=layer, **rest)
+
+        return replaced(spec, "attention", fault)
+
+
+class Picky(Sound):
+    """No fault: little is declared, and nothing else may be asked of it."""
+
+    def capabilities(self) -> Capabilities:
+        return replace(CAPABILITIES, attention_features=frozenset(), head_sizes=frozenset({64}))
+
+    def op(self, spec: OpSpec) -> Callable[..., Any] | None:
+        def strict(reference: Callable[..., Any], q: Tensor, kv: KV, layer: int, **rest: Any) -> Tensor:
+            shape = kv.layout.layers[layer]
+            assert shape.head_dim == 64, "a head size that is not declared"
+            assert q.shape[1] == shape.num_kv_heads * 64, "grouped queries, which are not declared"
+            assert all(rest[name] is None for name in ("window", "soft_cap", "sinks", "alibi"))
+            return reference(q=q, kv=kv, layer=layer, **rest)
+
+        return replaced(spec, "attention", strict)
+
+
 class _Declares(Sound):
     """Weights of four bits, by an operator that gets `misread` ones."""
 
@@ -257,6 +287,7 @@ FAULTS = {
     DependsOnTheBatch: ("determinism", "test_alone_is_batched_is_chunked_is_warm"),
     SamplesBySlot: ("operators", "test_sample_exactly"),
     ForgetsWhatItDeclares: ("operators", "test_attention_feature_against_reference[soft_cap]"),
+    HasFewerHeads: ("operators", "test_attention_against_reference"),
     MisplacesTheZeroPoint: ("operators", "test_format_against_reference[linear-int4]"),
     SwapsNibbles: ("operators", "test_format_against_reference[linear-int4]"),
     ForgetsToClose: ("faults", "test_closing_is_final"),

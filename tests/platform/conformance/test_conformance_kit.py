@@ -10,7 +10,7 @@ from string import Template
 
 import numpy as np
 import pytest
-from broken_backends import FAULTS, Backend, Sound, TruncatesInsteadOfRounding
+from broken_backends import FAULTS, Backend, Picky, Sound, TruncatesInsteadOfRounding
 
 from headrace.conformance import Target, run
 from headrace.conformance.explore import explore
@@ -34,6 +34,11 @@ def test_green_where_all_is_right(platform: Platform, tmp_path: Path) -> None:
         assert f"{found.operator} {found.dtype}: NMSE {found.nmse:.1e} of {found.allowed:.0e}" in junit
         assert f"{found.operator:<20}{found.dtype:<10}{found.nmse:>12.1e}" in report.table()
     assert bool(report.measured) == (platform.name != "sim")
+
+
+def test_nothing_is_asked_that_is_not_declared() -> None:
+    report = run(Target(Backend(Picky), examples=3))
+    assert report.ok, report.table()
 
 
 def test_a_failure_says_how_far_off_and_at_the_smallest_call() -> None:

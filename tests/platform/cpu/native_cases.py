@@ -21,6 +21,7 @@ import torch
 from linear_weights import MAKERS
 
 from headrace.kernels import registry
+from headrace.kernels.linear.cpu_pack import Compute, PackedWeight
 from headrace.kernels.linear.reference import product
 from headrace.kernels.moe.generate import draw_routing
 from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
@@ -29,7 +30,6 @@ from headrace.platforms.cpu.native_launch import Eager
 from headrace.platforms.cpu.native_linear import NativeLinear
 from headrace.platforms.cpu.native_moe import NativeMoE
 from headrace.platforms.cpu.native_ops import NativeOps
-from headrace.platforms.cpu.packing import Compute, PackedWeight
 from headrace.quant.weights import stack
 
 __all__ = ["Case", "cases", "write"]

@@ -20,12 +20,12 @@ import torch
 from linear_weights import MAKERS
 
 import headrace
+from headrace.kernels.linear.cpu_pack import Compute
 from headrace.kernels.weight import Weight
 from headrace.platforms.cpu import native
 from headrace.platforms.cpu.native_launch import Eager, Launcher
 from headrace.platforms.cpu.native_linear import NativeLinear
 from headrace.platforms.cpu.native_team import Team
-from headrace.platforms.cpu.packing import Compute
 from headrace.quant.weights import dense
 
 Tensor = torch.Tensor

@@ -13,7 +13,6 @@ import pytest
 from headrace.platforms.cpu import native, native_team
 from headrace.platforms.cpu.native_args import FIXED, Dim, RmsNormArgs
 from headrace.platforms.cpu.native_team import Team, allowed_cores
-from headrace.platforms.host import cpu_quota
 
 needs_library = pytest.mark.skipif(
     native.missing() is not None or not hasattr(os, "sched_getaffinity"), reason="needs the native library on Linux"
@@ -35,24 +34,6 @@ def masks_of_a_team() -> list[set[int]]:
     assert len(found) == team.threads
     team.close()
     return found
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("max 100000", None), ("200000 100000", 2), ("150000 100000", 2), ("50000 100000", 1), ("", None)],
-)
-def test_quota_is_rounded_up(tmp_path: Path, text: str, expected: int | None) -> None:
-    (tmp_path / "cpu.max").write_text(text + "\n")
-    assert cpu_quota(tmp_path) == expected
-
-
-def test_quota_of_the_first_version(tmp_path: Path) -> None:
-    assert cpu_quota(tmp_path) is None
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
-    for limit, expected in (("-1\n", None), ("350000\n", 4)):
-        (tmp_path / "cpu/cpu.cfs_quota_us").write_text(limit)
-        assert cpu_quota(tmp_path) == expected
 
 
 @needs_library

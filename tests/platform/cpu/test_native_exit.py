@@ -116,7 +116,7 @@ used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 native.load()
 def count(): return len(os.listdir("/proc/self/task"))
 before = count()
-resource.setrlimit(resource.RLIMIT_AS, (used + (3 << 30) + (40 << 20), hard))  # scratch for 32, but not their stacks
+resource.setrlimit(resource.RLIMIT_AS, (used + (2248 << 20), hard))  # scratch for 32, but not their stacks
 refused(Team, native.load(), 32)
 resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 if count() != before: sys.exit(f"{count()} threads are left of {before}")

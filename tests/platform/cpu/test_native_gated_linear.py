@@ -12,6 +12,7 @@ import torch
 from linear_weights import MAKERS
 
 from headrace.errors import PlatformError
+from headrace.kernels.linear.cpu_pack import Compute
 from headrace.kernels.registry import OPS, binding
 from headrace.kernels.weight import Weight
 from headrace.platforms.cpu import native
@@ -20,7 +21,6 @@ from headrace.platforms.cpu.native_launch import Eager, Launcher
 from headrace.platforms.cpu.native_linear import NativeLinear
 from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.native_team import Team
-from headrace.platforms.cpu.packing import Compute
 from headrace.quant.weights import stack
 
 ISAS = native.usable()
@@ -106,6 +106,9 @@ def test_device_without_a_form_composes_it() -> None:
         kinds: list[str] = []
 
         class Plain:
+            def capabilities(self) -> object:
+                return device.capabilities()
+
             def op(self, spec: object) -> object:
                 if spec not in OPS:
                     return None

@@ -14,6 +14,7 @@ import torch
 from linear_weights import MAKERS
 
 from headrace.errors import PlatformError
+from headrace.kernels.linear.cpu_pack import Compute, PackedWeight, pack
 from headrace.kernels.linear.reference import product
 from headrace.kernels.logits.reference import logits as reference_logits
 from headrace.kernels.ops import Batch
@@ -22,7 +23,7 @@ from headrace.platforms.cpu import native
 from headrace.platforms.cpu.native_launch import Eager, Launcher
 from headrace.platforms.cpu.native_linear import NativeLinear
 from headrace.platforms.cpu.native_team import Team
-from headrace.platforms.cpu.packing import Arena, Compute, PackedWeight, pack
+from headrace.platforms.cpu.weight_arena import WeightArena
 from headrace.quant.weights import dense, stack
 
 Tensor = torch.Tensor
@@ -331,7 +332,7 @@ def test_four_bit_weights_stay_small() -> None:
 
 
 def test_arena_aligns_and_grows() -> None:
-    arena = Arena(4096)
+    arena = WeightArena(4096)
     pieces = [arena.take(size) for size in (100, 3000, 2000, 10000, 1)]
     assert [len(piece) for piece in pieces] == [100, 3000, 2000, 10000, 1]
     assert all(piece.data_ptr() % 64 == 0 for piece in pieces)

@@ -14,6 +14,7 @@ from linear_weights import MAKERS
 
 from headrace.errors import PlatformError
 from headrace.kernels import moe, random
+from headrace.kernels.linear.cpu_pack import Compute
 from headrace.kernels.moe.generate import draw_routing
 from headrace.kernels.moe.reference import route
 from headrace.kernels.moe.routing import Routing
@@ -26,7 +27,6 @@ from headrace.platforms.cpu.native_linear import NativeLinear
 from headrace.platforms.cpu.native_moe import NativeMoE
 from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.native_team import Team
-from headrace.platforms.cpu.packing import Compute
 from headrace.quant.weights import stack
 from headrace.types import Bucket, KVLayout, LayerKV
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 from linear_weights import MAKERS
 
+from headrace.kernels.linear.cpu_pack import PackedWeight, pack
 from headrace.platforms.cpu import numa
 from headrace.platforms.cpu.numa import BLOCK, Placement
-from headrace.platforms.cpu.packing import Arena, PackedWeight, pack
+from headrace.platforms.cpu.weight_arena import WeightArena
 from headrace.quant.weights import dense, stack
 from headrace.types import Bucket
 
@@ -44,7 +45,7 @@ def large(rows: int = 4096, columns: int = 1024) -> PackedWeight:
     """bfloat16 in two parts of unequal length."""
     cut = rows // 4
     parts = [dense(torch.zeros(n, columns, dtype=torch.bfloat16)) for n in (cut, rows - cut)]
-    return pack(stack(parts), "int8", Arena())
+    return pack(stack(parts), "int8", WeightArena().take)
 
 
 def test_nodes_and_neighbours(tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_each_block_goes_to_the_node_that_reads_its_middle(tmp_path: Path) -> No
 def test_gate_and_up_of_the_same_rows_lie_together(tmp_path: Path) -> None:
     root, (moved, move) = machine(tmp_path, "0", "1"), recorder()
     halves = [dense(torch.zeros(4096, 1024, dtype=torch.bfloat16)) for _ in range(2)]
-    weight = pack(stack(halves), "int8", Arena())
+    weight = pack(stack(halves), "int8", WeightArena().take)
     Placement([0, 1], root, move).place([("gated_linear", weight)])
     for part in weight.parts:
         start, size = part.panels.data_ptr(), part.panels.numel()
@@ -90,8 +91,8 @@ def test_gate_and_up_of_the_same_rows_lie_together(tmp_path: Path) -> None:
 
 def test_nothing_of_another_storage_is_touched(tmp_path: Path) -> None:
     root, (moved, move) = machine(tmp_path, "0", "1"), recorder()
-    arena = Arena(1 << 20)
-    weights = [pack(MAKERS["q8_0"](np.random.default_rng(i), 700, 2048), "int8", arena) for i in range(3)]
+    arena = WeightArena(1 << 20)
+    weights = [pack(MAKERS["q8_0"](np.random.default_rng(i), 700, 2048), "int8", arena.take) for i in range(3)]
     Placement([0, 1], root, move).place([("linear", weight) for weight in weights])
     storages = [part.panels.untyped_storage() for weight in weights for part in weight.parts]
     bounds = [(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages]
@@ -127,8 +128,8 @@ def test_nothing_happens_elsewhere(tmp_path: Path, cpulists: tuple[str, ...], cp
 def test_moved_weights_hold_what_they_held(tmp_path: Path) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     cpus = cpus * 2 if len(cpus) == 1 else cpus[:2]
-    arena, rng = Arena(), np.random.default_rng(2)
-    weights = [pack(MAKERS[name](rng, 900, 4096), "int8", arena) for name in ("q8_0", "q4_k", "bfloat16")]
+    arena, rng = WeightArena(), np.random.default_rng(2)
+    weights = [pack(MAKERS[name](rng, 900, 4096), "int8", arena.take) for name in ("q8_0", "q4_k", "bfloat16")]
     loaded = PackedWeight.load(*_copied(weights[0]))
     before = [part.panels.clone() for weight in (*weights, loaded) for part in weight.parts]
     mine = os.sched_getaffinity(0)
@@ -143,7 +144,7 @@ def test_moved_weights_hold_what_they_held(tmp_path: Path) -> None:
 def _copied(weight: PackedWeight) -> tuple[dict[str, Any], list[torch.Tensor]]:
     """As read from disk: all buffers in one piece of memory, at multiples of 64 bytes."""
     header, buffers = weight.dump()
-    memory, at, pieces = Arena(0).take(sum(-(-b.numel() // 64) * 64 for b in buffers)), 0, []
+    memory, at, pieces = WeightArena(0).take(sum(-(-b.numel() // 64) * 64 for b in buffers)), 0, []
     for buffer in buffers:
         flat = buffer.flatten().view(torch.uint8)
         memory[at : at + len(flat)] = flat

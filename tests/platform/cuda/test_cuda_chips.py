@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from compile_report.chips import CHIPS as CHIPS_COMPILED
 from headrace.errors import PlatformError
-from headrace.kernels.tritonlib.chips import CHIPS as CHIPS_COMPILED
 from headrace.kernels.tritonlib.config import config_of
 from headrace.platforms.cuda.chips import Properties, capabilities
 from headrace.platforms.cuda.device import TRAITS, read_properties, runtime

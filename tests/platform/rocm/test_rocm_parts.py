@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from fake_machines import AMD, machine, probed, torch_folder
 
+from compile_report.chips import CHIPS as CHIPS_COMPILED
 from headrace.errors import PlatformError
-from headrace.kernels.tritonlib.chips import CHIPS as CHIPS_COMPILED
 from headrace.kernels.tritonlib.config import config_of
 from headrace.platforms.rocm import RocmPlatform, discovery
 from headrace.platforms.rocm.chips import Properties, capabilities

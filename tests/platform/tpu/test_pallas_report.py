@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.kernels.pallaslib import report
+from compile_report import pallas_report as report
 
 GOOD = {"code_bytes": 1000, "temporary_bytes": 5, "reused_bytes": 64, "donated_bytes": 64}
 BASELINE = Path(__file__).parents[3] / "docs" / "results" / "tpu-compile.json"

@@ -73,7 +73,7 @@ def test_greedy_and_sampled_tokens_are_the_cpus(opened: Opened) -> None:
         wanted = Serving(host, TinyModel(host)).run(requests(6, temperature))
         assert {k: v[0] for k, v in found.items()} == {k: v[0] for k, v in wanted.items()}
     host.close()
-    assert xla.runs >= 5 * xla.compiled, "a step, and copies of blocks"
+    assert xla.runs >= 3 * xla.compiled, "a step for each bucket, and copies of blocks"
 
 
 def test_a_step_is_compiled_once_a_shape(opened: Opened) -> None:

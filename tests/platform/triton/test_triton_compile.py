@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from headrace.kernels.tritonlib import report
-from headrace.kernels.tritonlib.chips import CHIPS
-from headrace.kernels.tritonlib.report import faults_of, gone, render, write
+from compile_report import triton_report as report
+from compile_report.chips import CHIPS
+from compile_report.triton_report import faults_of, gone, render, write
 
 BASELINE = Path(__file__).parents[3] / "docs" / "results" / "triton-compile.json"
 KERNELS = (
@@ -28,10 +28,12 @@ KERNELS = (
 )  # fmt: skip
 
 
+ENVIRONMENT = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(Path(__file__).parents[3] / "tools")}
+
+
 def _report(*arguments: str) -> tuple[int, str]:
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    command = [sys.executable, "-W", "ignore", "-m", "headrace.kernels.tritonlib.report", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    command = [sys.executable, "-W", "ignore", "-m", "compile_report.triton_report", *arguments]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=900, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -135,14 +137,13 @@ def test_the_result_is_read_back(tmp_path: Path) -> None:
 def test_a_type_that_the_chip_lacks_fails() -> None:
     """E4M3 of OCP on a chip before it: the compiler must be the one that says so."""
     program = (
-        "from dataclasses import replace; from headrace.kernels.tritonlib.chips import CHIPS;"
-        "from headrace.kernels.tritonlib.code import compile_for; from headrace.kernels.tritonlib.shipped import recorded;"
+        "from dataclasses import replace; from compile_report.chips import CHIPS;"
+        "from compile_report.code import compile_for; from compile_report.shipped import recorded;"
         "chip = replace(CHIPS['sm_80'], fp8='ocp');"
         "[compile_for(l, chip) for l in recorded(chip, True) if l.name == 'linear-fp8-token/coded_kernel']"
     )
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode != 0
     assert "fp8e4nv" in done.stderr

@@ -195,7 +195,7 @@ def test_a_damaged_file_is_said_and_removed(checkpoint: Path, caplog: pytest.Log
     data[-70] ^= 1
     path.write_bytes(data)
     assert cache_of(checkpoint).load() is None
-    assert "packed anew" in caplog.text
+    assert "packed again" in caplog.text
     assert path.name in caplog.text
     assert not path.exists()
     put(checkpoint)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from headrace.checkpoints.packed.atomic import replacing
-from headrace.checkpoints.packed.file import Unsound, read, read_header, write
+from headrace.checkpoints.packed.file import Unsound, _sum, read, read_header, write
 
 KEY = "k" * 40
 BUFFERS = [
@@ -63,6 +64,35 @@ def test_every_buffer_is_summed(path: Path) -> None:
         if used:
             with pytest.raises(Unsound, match="not what was written"):
                 read(path, KEY, take)
+
+
+@pytest.mark.parametrize("unit", [1, 8, 64, 512, 4096, 8192, 1 << 19])
+def test_two_runs_of_bytes_that_change_places_are_found(path: Path, unit: int) -> None:
+    """Inside one piece, where the sum of all words stays the same."""
+    data = path.read_bytes()
+    at = read_header(path)[1] + (1 << 20) + 1
+    assert data[at : at + unit] != data[at + unit : at + 2 * unit]
+    path.write_bytes(data[:at] + data[at + unit : at + 2 * unit] + data[at : at + unit] + data[at + 2 * unit :])
+    with pytest.raises(Unsound, match="not what was written"):
+        read(path, KEY, take)
+
+
+def test_the_sum_depends_on_every_word_and_its_place() -> None:
+    draw = np.random.default_rng(0)
+    piece = draw.integers(0, 256, (1 << 18) + 100, dtype=np.uint8)
+    sums = {_sum(piece)}
+    words = piece[: len(piece) // 8 * 8].view(np.uint64)
+    for _ in range(50):
+        one, other = draw.choice(len(words), 2, replace=False)
+        for change in (np.uint64(1), np.uint64(1 << 63)):
+            words[[one, other]] ^= change
+            sums.add(_sum(piece))
+            words[[one, other]] ^= change
+        words[[one, other]] = words[[other, one]]
+        sums.add(_sum(piece))
+        words[[one, other]] = words[[other, one]]
+    assert len(sums) == 151
+    assert _sum(piece) in sums
 
 
 @pytest.mark.parametrize("keep", [0, 10, 100, 5000, -1])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.kernels.tritonlib.chips import CHIPS
+from compile_report.chips import CHIPS
 
 ROOT = Path(__file__).parents[3]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

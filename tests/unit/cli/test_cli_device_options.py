@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.arguments import add_engine_options, engine_options
 from headrace.cli.doctor import configure
 from headrace.cli.facts import operator_facts
-from headrace.cli.options import add_engine_options, build_config, engine_options
-from headrace.engine.startup import wishes
+from headrace.cli.options import build_config
+from headrace.engine.loading import device_options
 from headrace.errors import PlatformError
-from headrace.llm import _config
+from headrace.options import make_config
 from headrace.platforms.torch_device import TorchDevice
 from headrace.types import API_VERSION, Capabilities
 
@@ -28,14 +29,14 @@ def parsed(*words: str) -> argparse.Namespace:
 
 def test_what_the_user_gives_is_what_the_platform_gets() -> None:
     given = parsed("--device-option", "operators=mill", "--device-option", "graph_tokens=-3", "--threads", "2")
-    assert wishes(build_config(given)) == {"operators": "mill", "graph_tokens": -3, "threads": 2}
+    assert device_options(build_config(given)) == {"operators": "mill", "graph_tokens": -3, "threads": 2}
     assert engine_options(given)["device_options"] == {"operators": "mill", "graph_tokens": -3}
-    assert wishes(build_config(parsed())) == {}
+    assert device_options(build_config(parsed())) == {}
 
 
 def test_python_gives_the_same() -> None:
-    config = _config("smollm2", {"device_options": {"operators": "mill"}, "device_index": 1})
-    assert (config.device.index, wishes(config)) == (1, {"operators": "mill"})
+    config = make_config("smollm2", {"device_options": {"operators": "mill"}, "device_index": 1})
+    assert (config.device.index, device_options(config)) == (1, {"operators": "mill"})
 
 
 def test_a_name_without_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,21 +8,14 @@ from pathlib import Path
 import pytest
 
 from headrace import server
+from headrace.arguments import add_engine_options, add_server_options, engine_options
 from headrace.cli import serve
 from headrace.cli.main import main
-from headrace.cli.options import (
-    add_engine_options,
-    add_sampling_options,
-    add_server_options,
-    build_config,
-    engine_options,
-    parse_size,
-    sampling,
-)
-from headrace.config import Config
+from headrace.cli.options import add_sampling_options, build_config, sampling
+from headrace.config import Config, parse_size
 from headrace.engine.launch import Launched
 from headrace.errors import ConfigError
-from headrace.llm import Options
+from headrace.options import ENGINE, SERVER, make_config
 from headrace.types import SamplingParams
 
 
@@ -57,7 +50,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1 TB", "1i", "GiB", "1..5M"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="2GiB"):
+    with pytest.raises(ValueError, match="2GiB"):
         parse_size(text)
 
 
@@ -68,7 +61,7 @@ def test_nothing_given_is_the_default_configuration() -> None:
 
 EVERYTHING = (
     "m.gguf --platform p --device-index 1 --device-option a=1 --device-option b=c --threads 3 --tensor-parallel-size 2 --dtype float32 --quantize int8 "
-    "--max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 --kv-dtype int8 --kv-memory 1Ki --block-size 32 --no-prefix-caching "
+    "--max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 --kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching "
     "--chat-template t.jinja --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5"
 )
 
@@ -83,7 +76,7 @@ def test_every_option_has_its_place() -> None:
             "chat_template": "t.jinja",
             "packed_cache": 3000,
         },
-        "cache": {"block_size": 32, "kv_dtype": "int8", "kv_memory": 1024, "num_blocks": None, "prefix_caching": False},
+        "cache": {"block_size": 32, "kv_dtype": "int8", "kv_memory": 1024, "num_blocks": 9, "prefix_caching": False},
         "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_waiting": 5},
         "device": {"platform": "p", "index": 1, "threads": 3, "options": {"a": 1, "b": "c"}},
         "parallel": {"tensor_parallel_size": 2},
@@ -91,9 +84,27 @@ def test_every_option_has_its_place() -> None:
     }
 
 
+def test_every_option_says_what_it_is() -> None:
+    for option in (*ENGINE.values(), *SERVER.values()):
+        assert option.info.description, option.name
+        assert option.info.description[0].isupper(), option.name
+
+
+def test_sizes_may_be_texts_in_python_too() -> None:
+    assert make_config("m", {"kv_memory": "2GiB"}).cache.kv_memory == 2 << 30
+    with pytest.raises(ConfigError, match=r"option kv_memory='1 TB'.*2GiB"):
+        make_config("m", {"kv_memory": "1 TB"})
+
+
+def test_unknown_options_are_named() -> None:
+    with pytest.raises(ConfigError, match="unknown option 'max_len'; there are block_size, "):
+        make_config("m", {"max_len": 9})
+
+
 def test_the_engines_options_are_those_of_llm() -> None:
     options = engine_options(parse(*EVERYTHING.split()))
-    assert set(options) == set(Options.__annotations__) - {"num_blocks"}
+    assert set(options) == set(ENGINE)
+    assert make_config("m", options).cache.kv_memory == 1024
     assert options["prefix_caching"] is False
     assert options["kv_memory"] == 1024
 

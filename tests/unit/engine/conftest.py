@@ -11,3 +11,4 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.client.remote._SILENCE", 600.0)
     monkeypatch.setattr("headrace.client.remote._KILL_AFTER", 600.0)
     monkeypatch.setattr("headrace.client.base._STATS_TIMEOUT", 600.0)
+    monkeypatch.setattr("headrace.client.base._FRESH", 600.0)

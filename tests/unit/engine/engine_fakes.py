@@ -42,6 +42,9 @@ class ByteStream:
 class ByteTokenizer:
     """Token ids are bytes; those from 256 on are special."""
 
+    def __init__(self, eos_token_ids: Sequence[int] = ()) -> None:
+        self.eos_token_ids = eos_token_ids
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
@@ -98,6 +101,9 @@ class FakeRunner:
     def launch(self, plan: StepPlan) -> FakeLaunched:
         self.steps += 1
         return FakeLaunched(self, plan, time.monotonic() + self.delay)
+
+    def recover(self) -> bool:
+        return False
 
     def run(self, plan: StepPlan) -> StepResult:
         error = self.fail(plan)

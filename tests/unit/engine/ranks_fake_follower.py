@@ -6,24 +6,34 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 
-from headrace.engine.ranks.rank_messages import Down, Loaded, Opened, Start, Step, receive, send
+from headrace.engine.channel import Channel
+from headrace.engine.ranks.rank_messages import Down, Loaded, Message, Opened, RunStep, Start, decode, encode
 from headrace.engine.wire import to_wire
 from headrace.errors import CheckpointError
 
 
+def received(link: Channel) -> Iterator[Message]:
+    while not link.closed:
+        yield from map(decode, link.receive(600))
+
+
 def main(handle: int) -> int:
-    link = socket.socket(fileno=handle)
-    start = receive(link)
+    link = Channel(socket.socket(fileno=handle))
+    messages = received(link)
+    start = next(messages)
     assert isinstance(start, Start)
     if start.config == "fails":
-        send(link, Down(to_wire(CheckpointError("no such tensor", "model.safetensors", "q"))))
+        link.send(encode(Down(to_wire(CheckpointError("no such tensor", "model.safetensors", "q")))))
         return 1
     if start.config == "dies":
         return 3
-    send(link, Opened())
-    send(link, Loaded())
-    while isinstance(message := receive(link), Step):
+    link.send(encode(Opened()))
+    link.send(encode(Loaded()))
+    for message in messages:
+        if not isinstance(message, RunStep):
+            break
         if start.config == "killed at 2" and message.step == 2:
             os.kill(os.getpid(), signal.SIGKILL)
     if start.config == "stays":

@@ -67,6 +67,27 @@ def test_one_request() -> None:
     asyncio.run(main())
 
 
+def test_ends_that_the_tokenizer_alone_knows_end_a_request() -> None:
+    """And those beyond the model's rows are left out: no token can be one."""
+
+    async def main() -> None:
+        tokens = expected(tuple(b"hey"), 8, seed=3)
+        tokenizer = ByteTokenizer((tokens[4], 10**9))
+        client = InProcessClient(Config(), tokenizer, build=lambda config, progress: make_engine())
+        await client.start()
+        try:
+            ended = await collect(client, make_request("hey", max_tokens=8, seed=3))
+            assert ended[-1].finish_reason == "stop"
+            assert len([i for o in ended for i in o.token_ids]) == tokens.index(tokens[4]) + 1
+            on = await collect(client, make_request("hey", max_tokens=8, seed=3, ignore_eos=True))
+            assert [i for o in on for i in o.token_ids] == tokens
+            await collect(client, make_request("hey", max_tokens=8, seed=3, min_tokens=7))
+        finally:
+            await client.close()
+
+    asyncio.run(main())
+
+
 def test_many_at_once_are_each_as_alone() -> None:
     async def main() -> None:
         async with in_process() as c:

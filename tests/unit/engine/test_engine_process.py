@@ -124,6 +124,14 @@ def test_requests_stats_and_close() -> None:
     asyncio.run(main())
 
 
+def test_figures_are_there_before_anybody_asks() -> None:
+    async def main() -> None:
+        async with running() as client:
+            await until(lambda: client._figures is not None)
+
+    asyncio.run(main())
+
+
 def test_nobody_else_can_connect() -> None:
     """Both ends of the link were made by one process; neither has a name or a port."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import msgspec
 import numpy as np
 import pytest
@@ -81,6 +83,24 @@ def test_other_errors_arrive_with_their_type() -> None:
     back = protocol.from_wire(protocol.to_wire(ZeroDivisionError("by zero")))
     assert type(back) is errors.EngineDead
     assert str(back) == "ZeroDivisionError: by zero"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes"),
+        RuntimeError("can't start new thread"),
+    ],
+    ids=str,
+)
+def test_memory_that_a_library_does_not_get_is_out_of_memory(error: Exception) -> None:
+    back = protocol.from_wire(protocol.to_wire(error))
+    assert type(back) is errors.OutOfMemory
+    assert str(back).startswith(f"{type(error).__name__}: {error}")
+    assert "ulimit -v" in str(back)
 
 
 def test_a_plugins_own_error_arrives_as_ours() -> None:

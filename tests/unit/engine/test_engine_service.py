@@ -106,6 +106,31 @@ def test_a_step_that_never_ends_is_unhealthy(monkeypatch: pytest.MonkeyPatch) ->
     asyncio.run(main())
 
 
+def test_a_long_step_gives_the_last_known_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = HeldRunner()
+
+    async def main() -> None:
+        async with in_process(make_engine(runner)) as client:
+            assert (await client.stats()).scheduler.running == 0
+            stream = client.generate(make_request("hey", max_tokens=20))
+            await anext(stream)
+            sent: list[Command] = []
+            put = client._send
+            monkeypatch.setattr(client, "_send", lambda command: (sent.append(command), put(command)))
+            await until(lambda: client._pulse.stalled() > 0.1)
+            monkeypatch.setattr("headrace.client.base._FRESH", 0.0)
+            for _ in range(5):
+                assert (await client.stats()).scheduler.running == 0
+            # Questions that nobody answers do not pile up.
+            assert [type(command) for command in sent] == [GetStats]
+            monkeypatch.setattr("headrace.client.base._FRESH", 600.0)
+            runner.go.set()
+            assert (await client.stats()).steps > 0
+            assert [output.finish_reason async for output in stream][-1] == "length"
+
+    asyncio.run(main())
+
+
 def test_many_slow_readers_hold_one_piece_each() -> None:
     async def main() -> None:
         engine = make_engine(num_blocks=2000, max_num_seqs=32, max_num_batched_tokens=64)

@@ -15,10 +15,12 @@ import psutil
 import pytest
 from engine_fakes import make_engine
 
+from headrace.engine.channel import Channel
+from headrace.engine.core_loop import EngineCore
 from headrace.engine.plans import dummy_plan, history_plan
 from headrace.engine.ranks import leader
-from headrace.engine.ranks.leader import ParallelCore, ParallelRunner, Ranks
-from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes, Start, Step, Stop, receive, send
+from headrace.engine.ranks.leader import Followers, GroupRunner
+from headrace.engine.ranks.rank_messages import Loaded, Opened, RunStep, Sizes, Start, Stop, decode, encode
 from headrace.errors import CheckpointError, DeviceLost, HeadraceError, PlatformError
 from headrace.types import StepPlan, StepResult
 
@@ -26,8 +28,8 @@ COMMAND = (sys.executable, str(Path(__file__).with_name("ranks_fake_follower.py"
 
 
 @contextmanager
-def ranks(behaviour: str, size: int = 2) -> Iterator[Ranks]:
-    made = Ranks(behaviour, size, lambda rank: rank, COMMAND)
+def ranks(behaviour: str, size: int = 2) -> Iterator[Followers]:
+    made = Followers(behaviour, size, lambda rank: rank, COMMAND)
     meeting = Path(made.rendezvous.removeprefix("file://")).parent
     assert meeting.stat().st_mode & 0o777 == 0o700
     try:
@@ -73,11 +75,8 @@ def test_plans_survive_the_way() -> None:
         plan.request_ids = ("a", "b")
         plan.sampling.allowed = np.array([[1, 2**31]], np.uint32)
         plan.sampling.seed = np.array([2**64 - 1], np.uint64)
-        here, there = socket.socketpair()
-        with here, there:
-            send(here, Step.of(plan))
-            message = receive(there)
-        assert isinstance(message, Step)
+        message = decode(encode(RunStep.of(plan)))
+        assert isinstance(message, RunStep)
         found = message.plan()
         for one, other in ((plan, found), (plan.sampling, found.sampling)):
             for field in fields(one):
@@ -101,7 +100,7 @@ def test_a_rank_without_its_first_ends_and_clears_up(tmp_path: Path) -> None:
         process = subprocess.Popen(command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
     try:
         with here:
-            send(here, Start("{}", 1, 2, 0, f"file://{meeting}/meeting"))
+            Channel(here).send(encode(Start("{}", 1, 2, 0, f"file://{meeting}/meeting")))
         assert process.wait(600) == 0
     finally:
         process.kill()
@@ -114,15 +113,17 @@ def test_a_rank_whose_words_were_not_read_ends_and_clears_up_too(tmp_path: Path)
     meeting = tmp_path / "headrace-meeting"
     meeting.mkdir()
     code = (
-        "import queue, socket, sys; from headrace.engine.ranks.follower import _read; "
-        "link = socket.socket(fileno=int(sys.argv[1])); link.sendall(b'words'); _read(link, queue.SimpleQueue())"
+        "import queue, socket, sys; from headrace.engine.channel import Channel; "
+        "from headrace.engine.ranks.follower import _read; "
+        "link = socket.socket(fileno=int(sys.argv[1])); link.sendall(b'words'); _read(Channel(link), queue.SimpleQueue())"
     )
     here, there = socket.socketpair()
     with there:
         process = subprocess.Popen([sys.executable, "-c", code, str(there.fileno())], pass_fds=[there.fileno()])
     try:
         with here:
-            send(here, Start("{}", 1, 2, 0, f"file://{meeting}/meeting"))
+            Channel(here).send(encode(Start("{}", 1, 2, 0, f"file://{meeting}/meeting")))
+            here.setblocking(True)
             assert here.recv(1, socket.MSG_PEEK) == b"w"
         assert process.wait(600) == 0
     finally:
@@ -131,20 +132,30 @@ def test_a_rank_whose_words_were_not_read_ends_and_clears_up_too(tmp_path: Path)
     assert not meeting.exists()
 
 
-def test_the_end_of_a_socket_is_no_message() -> None:
-    here, there = socket.socketpair()
-    with there:
-        send(here, Stop())
-        here.sendall(b"\x05\x00\x00\x00ab")
-        here.close()
-        assert receive(there) == Stop()
-        assert receive(there) is None
+def test_one_rank_is_a_group_without_followers() -> None:
+    alone = Followers("{}", 1, lambda rank: rank, COMMAND)
+    alone.start()
+    assert (alone.pids, alone.rendezvous, alone.lost()) == ([], "", None)
+    alone.await_all(Loaded)
+    alone.send(Stop())
+    own = Runner()
+    assert alone.runner(own) is own
+    alone.close()
+
+
+def test_a_message_larger_than_the_socket_arrives_whole() -> None:
+    with ranks("ok") as made:
+        made.await_all(Loaded)
+        plan = numbered(1)
+        plan.block_tables = np.zeros((64, 1 << 16), np.int32)
+        GroupRunner(Runner(), made).launch(plan)
+        made.send(Stop())
 
 
 def test_ranks_load_get_plans_and_end() -> None:
     with ranks("ok", size=3) as made:
         made.await_all(Opened)
-        made.tell(Sizes(64, 16, "float32", 9, 4, 32))
+        made.send(Sizes(64, 16, "float32", 9, 4, 32))
         made.await_all(Loaded)
 
 
@@ -152,7 +163,7 @@ def test_steps_go_to_every_rank_and_to_the_own_runner() -> None:
     with ranks("ok") as made:
         made.await_all(Loaded)
         own = Runner()
-        runner = ParallelRunner(own, made)
+        runner = GroupRunner(own, made)
         for step in range(5):
             launched = runner.launch(numbered(step))
             assert launched.done()
@@ -174,7 +185,7 @@ def test_a_rank_that_ends_while_it_loads_is_told_with_its_code() -> None:
 def test_a_rank_that_is_killed_is_named_by_the_next_step() -> None:
     with ranks("killed at 2") as made:
         made.await_all(Loaded)
-        runner = ParallelRunner(Runner(), made)
+        runner = GroupRunner(Runner(), made)
         runner.launch(numbered(1))
         runner.launch(numbered(2))
         assert isinstance(made.why_gone(600), DeviceLost)
@@ -186,7 +197,7 @@ def test_what_a_rank_said_stands_before_what_its_end_did_to_others(monkeypatch: 
     monkeypatch.setattr(leader, "_LAST_WORDS", 600.0)
     with ranks("killed at 2") as made:
         made.await_all(Loaded)
-        runner = ParallelRunner(Runner(DeviceLost("cpu: rank 1 has ended")), made)
+        runner = GroupRunner(Runner(DeviceLost("cpu: rank 1 has ended")), made)
         launched = runner.launch(numbered(2))
         with pytest.raises(DeviceLost, match=r"rank 1 was killed by signal 9 \(cpu: rank 1 has ended\)"):
             launched.result()
@@ -195,7 +206,7 @@ def test_what_a_rank_said_stands_before_what_its_end_did_to_others(monkeypatch: 
 def test_a_step_that_fails_here_alone_leaves_ranks_out_of_step() -> None:
     with ranks("ok") as made:
         made.await_all(Loaded)
-        launched = ParallelRunner(Runner(PlatformError("an index out of range")), made).launch(numbered(1))
+        launched = GroupRunner(Runner(PlatformError("an index out of range")), made).launch(numbered(1))
         with pytest.raises(DeviceLost, match="an index out of range"):
             launched.result()
 
@@ -209,8 +220,8 @@ def test_a_rank_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_idle_engine_tells_of_a_rank_that_ends() -> None:
     with ranks("killed at 2") as made:
         made.await_all(Loaded)
-        runner = ParallelRunner(Runner(), made)
-        core = ParallelCore(make_engine().scheduler, runner, 4, 4)
+        runner = GroupRunner(Runner(), made)
+        core = EngineCore(make_engine().scheduler, runner, 4, 4, lost=made.lost)
         assert not core.has_work()
         assert core.step() == []
         runner.launch(numbered(2))
@@ -224,4 +235,4 @@ def test_a_gone_rank_cannot_be_told_anything() -> None:
     with ranks("dies") as made:
         assert isinstance(made.why_gone(600), HeadraceError)
         with pytest.raises(DeviceLost, match="rank 1 ended with code 3"):
-            made.tell(Stop())
+            made.send(Stop())

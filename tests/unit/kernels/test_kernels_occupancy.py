@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.kernels.tritonlib.chips import CHIPS
-from headrace.kernels.tritonlib.occupancy import Multiprocessor, resident_warps
+from compile_report.chips import CHIPS
+from compile_report.occupancy import Multiprocessor, resident_warps
 
 
 @pytest.mark.parametrize(

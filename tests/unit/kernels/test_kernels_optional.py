@@ -11,6 +11,7 @@ import pytest
 from headrace.errors import PlatformError
 from headrace.kernels import registry
 from headrace.kernels.spec import OpSpec
+from headrace.types import Capabilities
 
 SPEC = OpSpec("root", "math:sqrt", "math:sqrt", {})
 
@@ -20,6 +21,9 @@ class Source:
 
     def __init__(self, own: Any = None, why: object = None) -> None:
         self._own, self._why = own, why
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(frozenset({"float32"}), frozenset({"float32"}))
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
         return self._own if spec is SPEC else None

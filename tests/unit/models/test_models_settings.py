@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
+import torch
 
 from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.models.registry import GGUF_ARCHITECTURES, HF_ARCHITECTURES, from_gguf, from_hf
-from headrace.models.settings import Settings
+from headrace.models.rope import cos_sin_table
+from headrace.settings import MOST_POSITIONS, Settings
 
 BASE: dict[str, Any] = {
     "hidden_size": 64,
@@ -160,3 +163,43 @@ def test_settings_shorten_what_they_show() -> None:
     with pytest.raises(CheckpointError) as caught:
         Settings({"x": "y" * 10_000}).number("x")
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("scaling", "positions"),
+    [
+        ({"rope_type": "linear", "factor": 2.5}, 320),
+        ({"rope_type": "linear", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
+        ({"rope_type": "linear", "factor": 0.5}, 128),
+        ({"rope_type": "linear", "factor": 1e300}, MOST_POSITIONS),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}, 400),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 128),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64,
+          "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 128),
+    ],
+)  # fmt: skip
+def test_scaling_lengthens_the_context(scaling: dict[str, Any], positions: int) -> None:
+    for architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM"):
+        assert hf(architecture, rope_scaling=scaling).max_position == positions
+    if scaling["rope_type"] != "llama3":
+        keys = {"rope.scaling.type": scaling["rope_type"], "rope.scaling.factor": scaling["factor"]}
+        if "original_max_position_embeddings" in scaling:
+            keys["rope.scaling.original_context_length"] = scaling["original_max_position_embeddings"]
+        assert {meta(arch, **keys).max_position for arch in ("llama", "qwen2")} == {positions}
+
+
+def test_gemma3_states_the_context_after_scaling() -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    assert hf("Gemma3ForCausalLM", sliding_window=8, rope_scaling=scaling).max_position == 128
+    keys = {"attention.sliding_window": 8, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
+    assert meta("gemma3", **keys).max_position == 128
+
+
+@pytest.mark.parametrize(("kind", "own"), [("yarn", 0.1 * math.log(4.0) + 1), ("linear", 1.0), ("none", 1.0)])
+def test_a_gguf_attention_factor_multiplies_the_methods_own(kind: str, own: float) -> None:
+    keys = {"rope.scaling.type": kind, "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
+    plain = meta("llama", **keys).ropes[0]
+    assert meta("llama", **keys, **{"rope.scaling.attn_factor": 1.0}).ropes[0] == plain
+    more = meta("llama", **keys, **{"rope.scaling.attn_factor": 1.5}).ropes[0]
+    torch.testing.assert_close(cos_sin_table(more, 9), cos_sin_table(plain, 9) * 1.5)
+    assert cos_sin_table(plain, 1)[0, 0].item() == pytest.approx(own)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headrace.kernels.linear.activation import ACTIVATIONS, quantize_activation
-from headrace.platforms.cpu.packing_schemes import Coded, Dense, read
+from headrace.kernels.linear.cpu_pack_schemes import Coded, Dense, read
 from headrace.quant.draw import Quantised, quantised
 from headrace.quant.gguf import GGUF_TYPES
 from headrace.types import QUANT_FORMATS

@@ -32,6 +32,8 @@ STATS = EngineStats(SchedulerStats(2, 3, 10, 20, 30, 400, 1, 5, 6), 16, 7, 0.5, 
 class ByteTokenizer:
     """Token ids are bytes; 256 is the start of a text."""
 
+    eos_token_ids: Sequence[int] = ()
+
     def __init__(self) -> None:
         self.rendered: list[dict[str, Any]] = []
 
@@ -77,6 +79,7 @@ class FakeClient:
     failure: Exception = field(default_factory=lambda: EngineDead("the engine died"))
     dead: bool = False
     logprob: float = -0.5
+    kv_tokens: int | None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     """Ids of requests whose stream ended, by itself or because it was closed."""
@@ -85,7 +88,7 @@ class FakeClient:
 
     @property
     def info(self) -> ModelInfo:
-        return ModelInfo(MODEL, "/nowhere", CONTEXT, VOCAB, "fake", "float32", 123)
+        return ModelInfo(MODEL, "/nowhere", CONTEXT, VOCAB, "fake", "float32", 123, self.kv_tokens)
 
     async def start(self) -> None: ...
 

@@ -8,13 +8,13 @@ import json
 import threading
 from collections.abc import AsyncIterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from server_fakes import FakeClient
 
-from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
-from headrace.client.validate import check_ids
+from headrace.client.api import GenerateRequest, LogprobEntry, Output, Usage
 from headrace.config import Config
 from headrace.errors import (
     CheckpointError,
@@ -25,6 +25,7 @@ from headrace.errors import (
     NeverFits,
     Overloaded,
 )
+from headrace.server.context import make_context
 from headrace.server.errors import HttpError, ShuttingDown, to_http
 from headrace.server.first_prompt import ask
 from headrace.server.generation import Choice, Run, usage_reply
@@ -34,7 +35,6 @@ from headrace.server.lifecycle import _with_path
 from headrace.server.loading import loading_bar
 from headrace.server.logprobs import TextOffsets, chat_logprobs, prompt_logprobs, text_logprobs
 from headrace.server.metrics import Histogram, Meter, Metrics
-from headrace.server.params import output_room
 from headrace.types import SamplingParams
 
 
@@ -60,39 +60,6 @@ def test_errors_become_answers(error, status, code):
     if "retry-after" in told.headers:
         assert int(told.headers["retry-after"]) >= 1
     assert told.kind == ("server_error" if status >= 500 else "invalid_request_error")
-
-
-def test_room_for_output():
-    def room(wanted, default, length, least=1):
-        return output_room(("max_tokens", wanted), default, ("prompt", length), model, least)
-
-    model = ModelInfo("m", "m", 10, 300, "p", "d")
-
-    assert room(None, None, 4) == 6
-    assert room(None, 3, 4) == 3
-    assert room(None, 16, 4) == 6
-    assert room(6, None, 4) == 6
-    assert room(0, None, 10, least=0) == 0
-    for wanted, default, length, least, param in (
-        (7, None, 4, 1, "max_tokens"),
-        (None, 16, 10, 1, "prompt"),
-        (1, None, 10, 1, "prompt"),
-        (0, None, 11, 0, "prompt"),
-    ):
-        with pytest.raises(ContextOverflow) as caught:
-            room(wanted, default, length, least)
-        assert caught.value.param == param
-        assert "10 tokens" in str(caught.value)
-    with pytest.raises(InvalidRequest) as few:
-        room(0, None, 4)
-    assert few.value.param == "max_tokens"
-
-
-def test_ids_are_checked():
-    assert check_ids([0, 9], 10, "p") == (0, 9)
-    assert check_ids([], 10, "p") == ()
-    with pytest.raises(InvalidRequest, match="token id 10 "):
-        check_ids([1, 10, -1], 10, "p")
 
 
 def test_request_ids_are_their_own():
@@ -291,6 +258,39 @@ def test_the_engine_gets_the_path_and_clients_the_name(tmp_path, monkeypatch):
     named = Config.model_validate({"model": {"model": "/a/b"}, "server": {"api_key": "own"}})
     config = _with_path(named, tmp_path)
     assert (config.server.served_model_name, config.server.api_key) == ("b", "own")
+
+
+@pytest.mark.parametrize("given", [".", "./", "../here", "sub/..", "here", "{here}/.", "{here}/sub/.."])
+def test_a_model_given_as_a_folder_has_the_folders_name(given, tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    (here / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path if given == "here" else here)
+    model = given.format(here=here)
+    config = _with_path(Config.model_validate({"model": {"model": model}}), Path(model))
+    assert config.server.served_model_name == "here"
+
+
+def test_white_space_around_a_key_is_none_of_it(tmp_path, monkeypatch):
+    for key in ("k y\n", " k y", "\tk y\r\n"):
+        config = Config.model_validate({"server": {"api_key": key}})
+        assert make_context(FakeClient(), None, config).api_key == b"k y"
+        assert _with_path(config, tmp_path).server.api_key == "k y"
+        monkeypatch.setenv("HEADRACE_API_KEY", key)
+        assert _with_path(Config(), tmp_path).server.api_key == "k y"
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("\n", "is empty"),
+        ("", "is empty"),
+        ("ab\ncd", r"character 3 of the API key, '\\n',"),
+        ("kéy", r"character 2 .*'\\xe9'"),
+    ],
+)
+def test_a_key_that_no_client_can_send_is_refused(key, message):
+    with pytest.raises(ConfigError, match=message):
+        make_context(FakeClient(), None, Config.model_validate({"server": {"api_key": key}}))
 
 
 def test_no_bar_where_nobody_watches():

@@ -171,6 +171,20 @@ def test_a_stream_that_outlasts_the_drain_ends_with_an_error():
         assert reader.end()["error"]["code"] == "shutting_down"
 
 
+def test_half_a_body_does_not_hold_up_the_end():
+    with server(server={"drain_timeout": 0.2}) as running:
+        address = ("127.0.0.1", int(running.url.rpartition(":")[2]))
+        with socket.create_connection(address, PATIENCE) as half, socket.create_connection(address, PATIENCE) as silent:
+            half.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{")
+            silent.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-")
+            # Answered on a later connection, so that the half body has been seen.
+            assert running.get("/version") == 200
+            running.process.send_signal(signal.SIGTERM)
+            assert running.stop() == (0, "stopped True\n")
+            assert b"shutting_down" in half.recv(1000)
+            assert silent.recv(1000) == b""
+
+
 def test_a_second_signal_ends_it_at_once():
     options = {"server": {"drain_timeout": 600}, "engine": {"reply": "x" * 90, "hold": 3}, "at_once": 600}
     with server(**options) as running:

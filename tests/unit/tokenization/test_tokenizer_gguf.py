@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from tokenizer_vocabs import byte_level_tokenizer, gpt2_metadata, llama_metadata
+from tokenizer_vocabs import CONTROL, NORMAL, USER, byte_level_tokenizer, gpt2_metadata, llama_metadata
 
 from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.tokenization.pretokenizers import PRE_TOKENIZERS
@@ -118,6 +120,15 @@ class TestSentencePiece:
             tokenizer_from_gguf(metadata)
 
 
+def gpt2_with(kind: int, *texts: str) -> dict[str, Any]:
+    """The metadata with more tokens of one type behind the others."""
+    metadata = gpt2_metadata()
+    metadata["tokenizer.ggml.tokens"] += texts
+    types = metadata["tokenizer.ggml.token_type"]
+    metadata["tokenizer.ggml.token_type"] = np.append(types, np.full(len(texts), kind, dtype=types.dtype))
+    return metadata
+
+
 class TestSpecialTokens:
     def test_bos_is_added_by_default_for_llama_and_for_llama3_alone(self) -> None:
         assert tokenizer_from_gguf(llama_metadata()).encode("a")[0] == 1
@@ -134,6 +145,21 @@ class TestSpecialTokens:
         assert tokenizer.eos_token_ids == (0, 1, 2)
         assert tokenizer.bos_token_id == 0
         assert tokenizer.vocab_size == 3 + 256 + 9
+
+    def test_several_ends_are_known(self) -> None:
+        ids = np.array([2, 1, 0xFFFFFFFF, 10**9], dtype=np.uint32)
+        assert tokenizer_from_gguf(gpt2_metadata(eos_token_ids=ids)).eos_token_ids == (1, 2)
+
+    @pytest.mark.parametrize("text", ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>"])
+    def test_a_control_token_that_ends_a_turn_is_an_end(self, text: str) -> None:
+        size = gpt2_metadata()["tokenizer.ggml.token_type"].size
+        assert tokenizer_from_gguf(gpt2_with(CONTROL, text)).eos_token_ids == (1, size)
+        for other in (NORMAL, USER):
+            assert tokenizer_from_gguf(gpt2_with(other, text)).eos_token_ids == (1,), "text is no end"
+
+    def test_a_message_of_several_in_a_turn_does_not_end_it(self) -> None:
+        tokenizer = tokenizer_from_gguf(gpt2_with(CONTROL, "<|end|>", "<|return|>", "<|call|>"))
+        assert tokenizer.eos_token_ids == (1, tokenizer.vocab_size - 2, tokenizer.vocab_size - 1)
 
     def test_an_id_that_stands_for_none_is_none(self) -> None:
         assert tokenizer_from_gguf(gpt2_metadata(bos_token_id=0xFFFFFFFF)).bos_token_id is None

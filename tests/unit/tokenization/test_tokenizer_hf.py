@@ -87,11 +87,14 @@ def test_bos_can_be_added_where_tokenizer_json_adds_none(tmp_path: Path) -> None
     assert ours.bos_token_id == 0
 
 
-def test_ends_come_from_the_generation_configuration_and_the_tokenizer(tmp_path: Path) -> None:
+def test_ends_come_from_both_configurations_and_the_tokenizer(tmp_path: Path) -> None:
     files = {"generation_config": {"eos_token_id": [5, 7]}, "config": {"eos_token_id": 9}}
-    assert load_tokenizer(save(byte_level_tokenizer(), tmp_path, **files)).eos_token_ids == (5, 7)
-    files["special_tokens_map"] = {"eos_token": "<end>"}
-    assert load_tokenizer(save(byte_level_tokenizer(), tmp_path, **files)).eos_token_ids == (1, 5, 7)
+    assert load_tokenizer(save(byte_level_tokenizer(), tmp_path, **files)).eos_token_ids == (5, 7, 9)
+    files["tokenizer_config"] = {"eos_token": {"content": "<end>"}}
+    assert load_tokenizer(save(byte_level_tokenizer(), tmp_path, **files)).eos_token_ids == (1, 5, 7, 9)
+    files["config"] = {"eos_token_id": "</s>"}
+    with pytest.raises(CheckpointError, match=r"config\.json.*eos_token_id"):
+        load_tokenizer(save(byte_level_tokenizer(), tmp_path, **files))
 
 
 def test_truncation_and_padding_are_switched_off(tmp_path: Path) -> None:
@@ -139,13 +142,11 @@ def test_a_template_that_was_asked_for_must_be_sound(tmp_path: Path) -> None:
     (tmp_path / "bad.jinja").write_text("{% for %}")
     with pytest.raises(ConfigError, match="line 1"):
         load_tokenizer(tmp_path, str(tmp_path / "bad.jinja"))
-    with pytest.raises(ConfigError, match=r"none\.jinja: cannot be read"):
+    with pytest.raises(ConfigError, match=r"none\.jinja: the file is missing"):
         load_tokenizer(tmp_path, tmp_path / "none.jinja")
 
 
 def test_what_is_missing_or_broken_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match=r"no tokenizer\.json"):
-        load_tokenizer(tmp_path)
     with pytest.raises(ModelNotFound, match="neither a directory"):
         load_tokenizer(tmp_path / "none.gguf")
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -157,4 +158,22 @@ def test_what_is_missing_or_broken_is_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(CheckpointError, match="not valid JSON"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_directory_without_a_tokenizer_may_be_no_checkpoint_at_all(tmp_path: Path) -> None:
+    """What is wrong with the checkpoint itself comes first: nobody looks for a tokenizer of a model that cannot be served."""
+    with pytest.raises(ModelNotFound, match="the directory is empty"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "README.md").touch()
+    with pytest.raises(ModelNotFound, match=r"has no config\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelNotFound, match=r"give the file model\.gguf itself"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"config\.json: field 'architectures' is missing"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    with pytest.raises(UnsupportedModel, match="architecture 'BertModel' is not supported"):
         load_tokenizer(tmp_path)

@@ -79,7 +79,7 @@ class PackedCache:
             return None if path is None else self._read(path)
         except (Unsound, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
             where = path or self._directory
-            _log.warning("packed weights in %s are not used: %s; they are packed anew", where, error)
+            _log.warning("packed weights in %s are dropped: %s; they are packed again", where, error)
             if path is not None:
                 with contextlib.suppress(OSError):
                     path.unlink()

@@ -7,8 +7,9 @@
     zeros     up to a multiple of 4096
     payload
 
-It is written beside its name and then renamed, so that a reader finds all of it or nothing. Sums are of 64-bit words: a change of
-a single bit, a lost page and a shortened file all show, at a fraction of what reading costs.
+It is written beside its name and then renamed, so that a reader finds all of it or nothing. A sum depends on where each word
+lies: a changed bit, a lost page, two pages that changed places and a shortened file all show, at a fraction of what reading
+costs (`_sum`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import hashlib
 import json
 import os
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,12 +32,14 @@ from headrace.checkpoints.packed.atomic import replacing
 
 __all__ = ["Unsound", "read", "read_header", "write"]
 
-_MAGIC = b"HRPACK\0\1"
+_MAGIC = b"HRPACK\0\2"
 _FIXED = struct.Struct("<8sQ32s")
 _PAGE = 4096
 _ALIGN = 64
 _PIECE = 1 << 20
 """Bytes that a sum covers: what stays in a core's cache between reading and adding up."""
+_ROW = 4096
+"""Bytes of a row when a piece is summed by rows and by columns."""
 _LONGEST_HEADER = 1 << 28
 _READERS = 2
 
@@ -124,9 +128,17 @@ def _bytes(buffer: torch.Tensor) -> Bytes:
 
 
 def _sum(piece: Bytes) -> int:
-    """Of its 64-bit words and the bytes behind the last, modulo 2^64."""
-    whole = len(piece) // 8 * 8
-    return (int(piece[:whole].view(np.uint64).sum()) + int(piece[whole:].sum())) % (1 << 64)
+    """A checksum of 64 bits that depends on the order of the bytes.
+
+    The piece is a table of 64-bit words, a row a page. The sums of its rows and of its columns go through a CRC each, with the
+    bytes behind the last whole row. Up to three changed words always change a sum of a row or of a column, and words that change
+    places change the sums of the rows or of the columns that they leave. Two passes of vectorised additions cost a sixth of a
+    CRC of the whole piece.
+    """
+    whole = len(piece) // _ROW * _ROW
+    table = piece[:whole].view(np.uint64).reshape(-1, _ROW // 8)
+    rows, columns = table.sum(axis=1, dtype=np.uint64), table.sum(axis=0, dtype=np.uint64)
+    return zlib.crc32(rows.data) << 32 | zlib.crc32(piece[whole:].data, zlib.crc32(columns.data))
 
 
 def _digest(text: bytes) -> bytes:

@@ -1,1 +1,1 @@
-"""One engine over several ranks: rank 0 schedules and sends every plan, each rank runs its part of the model on a device of its own."""
+"""One engine over several ranks: rank 0 sends every plan to the others, and each runs its part on its own device."""

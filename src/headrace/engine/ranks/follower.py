@@ -1,7 +1,7 @@
-"""The process of a rank that is not the first: `python -m headrace.engine.ranks.follower SOCKET`, started by `leader.Ranks`.
+"""The process of a rank that is not the first: `python -m headrace.engine.ranks.follower SOCKET`, started by `leader`.
 
-It loads its part of the model and runs the plans that it is sent, in their order. It ends when told to, when a step fails, and when
-rank 0 is gone.
+It loads its part of the model and runs the plans that it is sent, in their order. It ends when told to, when a step
+fails, and when rank 0 is gone.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from pathlib import Path
 import msgspec
 
 from headrace.config import read_environment
-from headrace.engine.ranks.rank_messages import Down, Message, Start, Step, Stop, receive, send
+from headrace.engine.channel import Channel
+from headrace.engine.ranks.rank_messages import Down, Message, RunStep, Start, Stop, decode, encode
 from headrace.engine.runner import Launched, Runner
-from headrace.engine.wire import to_wire
+from headrace.engine.wire import as_ours, to_wire
 from headrace.errors import HeadraceError
 
 __all__ = ["follow", "main"]
@@ -31,6 +32,8 @@ __all__ = ["follow", "main"]
 _log = logging.getLogger(__name__)
 _DEPTH = 2
 """Steps in flight, as on rank 0."""
+_PATIENCE = 60.0
+"""Seconds of one wait for messages; another follows."""
 
 
 def main(arguments: list[str]) -> int:
@@ -39,30 +42,29 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=read_environment().log_level.upper(), format="%(levelname)s rank: %(message)s")
-    link = socket.socket(fileno=int(arguments[0]))
+    link = Channel(socket.socket(fileno=int(arguments[0])))
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
     reader = threading.Thread(target=_read, args=(link, messages), name="messages", daemon=True)
     reader.start()
     try:
         _run(link, messages)
     except Exception as error:
-        if not isinstance(error, HeadraceError):
+        if not isinstance(as_ours(error), HeadraceError):
             _log.exception("the rank ends")
-        try:
-            send(link, Down(to_wire(error)))
-        except OSError:  # Rank 0 is gone: the thread that reads sees it too, clears up and ends this process.
+        _send(link, Down(to_wire(error)))
+        if link.other_end_closed(0):  # Rank 0 is gone: the reading thread sees it too, clears up and ends this process.
             reader.join()
         return 1
     return 0
 
 
-def _run(link: socket.socket, messages: queue.SimpleQueue[Message]) -> None:
-    # The heavy imports come late, and their failure is told like any other.
-    from headrace.engine.ranks.startup import load_rank
+def _run(link: Channel, messages: queue.SimpleQueue[Message]) -> None:
+    # The heavy imports come late, and their failure is reported like any other.
+    from headrace.engine.loading import load_follower
 
     start = messages.get()
     assert isinstance(start, Start)
-    loaded = load_rank(start, lambda message: send(link, message), messages.get)
+    loaded = load_follower(start, lambda message: _send(link, message), messages.get)
     try:
         follow(loaded.runner, messages)
     finally:
@@ -72,22 +74,30 @@ def _run(link: socket.socket, messages: queue.SimpleQueue[Message]) -> None:
 def follow(runner: Runner, messages: queue.SimpleQueue[Message]) -> None:
     """Run steps until told to end. Raises what a step raises."""
     flying: deque[Launched] = deque()
-    while isinstance(message := messages.get(), Step):
+    while isinstance(message := messages.get(), RunStep):
         flying.append(runner.launch(message.plan()))
         while flying and (len(flying) > _DEPTH or flying[0].done()):
             flying.popleft().result()
     assert isinstance(message, Stop)
 
 
-def _read(link: socket.socket, messages: queue.SimpleQueue[Message]) -> None:
-    """A thread: without rank 0 there is nobody to work for, and nobody else to clear up where the ranks met."""
+def _send(link: Channel, message: Message) -> None:
+    """Dropped if rank 0 is gone."""
+    if not link.send(encode(message)):
+        while not link.flush_for(_PATIENCE):
+            pass
+
+
+def _read(link: Channel, messages: queue.SimpleQueue[Message]) -> None:
+    """The reading thread. Without rank 0 this process has no work, and nobody else clears up where the ranks met."""
     meeting: Path | None = None
-    # What rank 0 has left unread makes its end an error here.
+    # Data that rank 0 did not read makes its end an error here.
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        while (message := receive(link)) is not None:
-            if isinstance(message, Start):
-                meeting = Path(message.rendezvous.removeprefix("file://")).parent
-            messages.put(message)
+        while not link.closed:
+            for message in map(decode, link.receive(_PATIENCE)):
+                if isinstance(message, Start):
+                    meeting = Path(message.rendezvous.removeprefix("file://")).parent
+                messages.put(message)
     if meeting is not None:
         shutil.rmtree(meeting, ignore_errors=True)
     os._exit(0)

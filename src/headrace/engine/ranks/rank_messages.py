@@ -1,9 +1,7 @@
-"""What rank 0 and the others say to each other: msgspec structs in MessagePack, framed by their length, over a socket pair."""
+"""Messages between rank 0 and the others: msgspec structs in MessagePack, over an `engine.channel`."""
 
 from __future__ import annotations
 
-import socket
-import struct
 from dataclasses import fields
 from typing import Any
 
@@ -13,9 +11,8 @@ import numpy as np
 from headrace.engine.wire import WireError
 from headrace.types import SamplingBatch, StepPlan
 
-__all__ = ["Down", "Loaded", "Message", "Opened", "Sizes", "Start", "Step", "Stop", "receive", "send"]
+__all__ = ["Down", "Loaded", "Message", "Opened", "RunStep", "Sizes", "Start", "Stop", "decode", "encode"]
 
-_FRAME = struct.Struct("<I")
 _Array = tuple[str, list[int], bytes]
 
 
@@ -46,7 +43,7 @@ class Sizes(_Base, frozen=True):
     max_num_batched_tokens: int
 
 
-class Step(_Base, frozen=True):
+class RunStep(_Base, frozen=True):
     """To a rank: run this plan behind those before it."""
 
     arrays: dict[str, _Array]
@@ -55,7 +52,7 @@ class Step(_Base, frozen=True):
     request_ids: tuple[str, ...]
 
     @classmethod
-    def of(cls, plan: StepPlan) -> Step:
+    def of(cls, plan: StepPlan) -> RunStep:
         arrays = {**_arrays(plan, ""), **_arrays(plan.sampling, "sampling.")}
         arrays |= {f"params.{name}": _packed(array) for name, array in plan.sampling.params.items()}
         return cls(arrays, plan.step, plan.sampling.num_logprobs, plan.request_ids)
@@ -86,32 +83,18 @@ class Down(_Base, frozen=True):
     error: WireError
 
 
-Message = Start | Sizes | Step | Stop | Opened | Loaded | Down
+Message = Start | Sizes | RunStep | Stop | Opened | Loaded | Down
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
-def send(to: socket.socket, message: Message) -> None:
-    """Raises OSError where nobody is left to read."""
-    data = _encoder.encode(message)
-    to.sendall(_FRAME.pack(len(data)) + data)
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
 
 
-def receive(source: socket.socket) -> Message | None:
-    """The next message; None once the other end is closed. Raises OSError, msgspec.DecodeError."""
-    head = _exactly(source, _FRAME.size)
-    data = None if head is None else _exactly(source, _FRAME.unpack(head)[0])
-    return None if data is None else _decoder.decode(data)
-
-
-def _exactly(source: socket.socket, size: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < size:
-        part = source.recv(size - len(data))
-        if not part:
-            return None
-        data += part
-    return bytes(data)
+def decode(data: bytes) -> Message:
+    """Raises msgspec.DecodeError for what is not a message of ranks."""
+    return _decoder.decode(data)
 
 
 def _arrays(holder: StepPlan | SamplingBatch, prefix: str) -> dict[str, _Array]:

@@ -63,6 +63,16 @@ def decode_kernel(
     BLOCK: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a sequence of one query, KV head and split; parts [S, Hq, splits] and [S, Hq, splits, SIZE]."""
+    # Grid (sequences, KV heads, splits). `q` is [T, Hq, SIZE], `keys` and `values` one layer's
+    # [blocks, KV_HEADS, BLOCK, SIZE], their scales [blocks, KV_HEADS, BLOCK] or None, `block_tables` [S, table_width],
+    # `query_start` [S + 1]. The tile of queries is the GROUP of query heads that share this KV head, padded to ROWS
+    # rows: one read of a key serves them all.
+    # The program walks the keys of its split, SPLIT positions from split * SPLIT on, KEYS at a time (`attend`): it
+    # looks up each position's block in the table, so that pages may lie anywhere. It leaves the peak of the scores, the
+    # sum of their exponentials and the weighted sum of the values; combine_kernel merges the splits. Splits are what
+    # gives a decode step enough programs: without them a long context would keep one multiprocessor busy. A window
+    # starts inside a split at a multiple of KEYS, so that groups of keys stay the same absolute positions. Sequences
+    # with several queries, and splits past the context, end at once: the grid is that of the largest batch.
     seq, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start, context = tl.load(query_start + seq), tl.load(context_lens + seq)
     low, high = split * SPLIT, tl.minimum(split * SPLIT + SPLIT, context)
@@ -91,6 +101,12 @@ def combine_kernel(
     KEYS: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a sequence of one query and head: its splits in ascending order."""
+    # Grid (sequences, query heads). `part_out` [S, Hq, splits, SIZE], `part_peak` and `part_norm` [S, Hq, splits], all
+    # float32, are what decode_kernel left; `out` is [T, Hq, SIZE], and a sequence of one query has the row
+    # query_start[seq].
+    # The program walks the splits that hold a seen key, lowest first, and merges each into its state; the order is
+    # fixed, so a result's bits do not depend on which split was ready first. Splits before a window are not read:
+    # nobody wrote them. A sink joins at the end (`finish`).
     seq, head = tl.program_id(0), tl.program_id(1)
     start, context = tl.load(query_start + seq), tl.load(context_lens + seq)
     if tl.load(query_start + seq + 1) - start == 1:
@@ -128,6 +144,15 @@ def prefill_kernel(
     KEYS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a tile of TILE queries and KV head; sequences of one query are left to decode_kernel."""
+    # Grid (tiles of queries, KV heads). Pointers as in decode_kernel; `out` is [T, Hq, SIZE], `sizes` holds the true
+    # counts of tokens and of sequences. Queries of all sequences lie one after the other, and tiles are numbered
+    # through the batch: sequence s owns the tiles from query_start[s] div TILE + s on, one more than it may need, so
+    # that a tile never spans two sequences. The owner is found by bisection on the device; surplus tiles end at once.
+    # TILE queries times GROUP heads are the ROWS of the matrix product.
+    # The program walks the keys that its queries may see, from the start (of the window) to its last query, in splits
+    # of SPLIT and groups of KEYS just as decodes do, and merges each split into its state: so a token gets the same
+    # bits in a whole prompt, in a chunk and decoded. Scores above the diagonal are masked, not skipped: only the last
+    # groups have any.
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     seq = _sequence_of(query_start, tl.load(sizes + 1), tile, TILE)
     start = tl.load(query_start + seq)

@@ -38,6 +38,12 @@ def conv_kernel(
     BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a token and block of channels."""
+    # Grid (tokens, blocks of BLOCK channels). `x` and `out` are [T, DIM], `weight` [DIM, TAPS], `state`
+    # [slots, TAPS - 1, DIM]: the last inputs of a sequence, oldest first. A program adds the TAPS inputs up to its
+    # token, oldest first, each times its weight. An input before this call's first token comes from `state`, one before
+    # the sequence counts as zero (`load_input`), so cutting a prompt changes no bit. Channels do not meet: there is no
+    # tile beyond the vector of channels. Only conv_state_kernel writes `state`, in a launch of its own after this one
+    # has read it.
     token = tl.program_id(0)
     if token < tl.load(sizes):
         seq = tl.load(token_seq + token)

@@ -69,6 +69,16 @@ def delta_kernel(
 ) -> None:  # fmt: skip
     """A program a sequence, value head and PART columns of its state, which stays in memory and is met PIECE rows at a time. Reads
     `pending`, which keep_kernel writes afterwards."""
+    # Grid (sequences, value heads, parts of PART columns). `qkv` is [T, 2 K_HEADS DK + HEADS DV]: queries, keys,
+    # values. `state` is [slots, HEADS, DK, DV] in float32, `pending` [slots, CHUNK, KEPT]: keys, values, decay and
+    # strength of an unfinished chunk. Columns of a state do not meet, so each program owns PART of them and computes
+    # what all columns share (K K^T, Q K^T) itself.
+    # The program walks the chunks from the one that holds its first new token, in order. Rows of that chunk that
+    # earlier calls saw come from `pending`, the others from `qkv` (`load_rows`): every chunk is computed whole, at
+    # absolute positions. In a chunk it walks DK in pieces of PIECE rows for the four products with keys, queries and
+    # the old state, solves for the writes u, stores the outputs of new tokens, and only for a full chunk updates the
+    # state (`leave`, a second walk over DK). The state stays in memory: in registers it would leave none for the
+    # products. In chunk 0 it counts as zeros and is not read, so that nobody need clear a slot.
     WIDTH: tl.constexpr = 2 * K_HEADS * DK + HEADS * DV
     KEPT: tl.constexpr = K_HEADS * DK + HEADS * DV + 2 * HEADS
     SKIP: tl.constexpr = K_HEADS * DK

@@ -41,6 +41,11 @@ def quantise_kernel(
     KIND: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a row and group of x [T, width]; GROUP 0: the whole row. `static` is the scale where the scheme fixes it."""
+    # Grid (rows, groups). `x` and `codes` are [T, width], contiguous, `scales` [T, groups]; `static` is one scale or
+    # None. A program holds its whole group (GROUP columns, or with GROUP 0 the row) in BLOCK lanes: one read finds the
+    # largest value, the same registers are then divided and rounded, and x is not read again. Divisions are rounded to
+    # nearest (`div_rn`) as torch's are: the codes are to be the reference's, not close to them. `asymmetric` writes
+    # code minus zero point as a float, since the product has no place for a zero point of inputs.
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = group * GROUP + tl.arange(0, BLOCK)
     inside = column < width

@@ -43,6 +43,15 @@ def ssd_kernel(
 ) -> None:  # fmt: skip
     """A program a sequence, head and PART rows of its state, which stays in memory and is met PIECE columns at a time. Reads
     `pending`, which keep_kernel writes afterwards."""
+    # Grid (sequences, heads, parts of PART rows). `xbc` is [T, HEADS SIZE + 2 GROUPS N]: x, b, c. `state` is
+    # [slots, HEADS, SIZE, N] in float32, `pending` [slots, CHUNK, KEPT]: x, b and dt of an unfinished chunk. Rows of a
+    # state do not meet, so each program owns PART of them and computes what all rows share (C B^T) itself.
+    # The program walks the chunks from the one that holds its first new token, in order. Rows of that chunk that
+    # earlier calls saw come from `pending`, the others from `xbc` (`load_rows`): every chunk is computed whole, at
+    # absolute positions. In a chunk it walks N in pieces of PIECE columns for the products with b, c and the old state,
+    # stores the outputs of new tokens, and only for a full chunk walks N again to update the state. The state stays in
+    # memory: in registers it would leave none for the products. In chunk 0 it counts as zeros and is not read, so that
+    # nobody need clear a slot.
     WIDTH: tl.constexpr = HEADS * SIZE + 2 * GROUPS * N
     KEPT: tl.constexpr = HEADS * SIZE + GROUPS * N + HEADS
     seq, head = tl.program_id(0), tl.program_id(1)

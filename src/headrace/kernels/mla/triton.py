@@ -113,6 +113,13 @@ def latent_decode_kernel(
     KEYS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a sequence of one token, tile of heads and split; parts [S, Hq, splits] and [S, Hq, splits, RANK]."""
+    # Grid (sequences, tiles of heads, splits). `q` is [T, HEADS, RANK + ROPE], absorbed: its first RANK elements meet
+    # the latent, the rest the rotated key. `rows` is the cache [blocks, BLOCK, RANK + ROPE], `scales` [blocks, BLOCK]
+    # or None. There is one latent for all heads, so ROWS heads of the one token are the tile's rows; each latent is
+    # read once for them and serves as key and, its first RANK elements, as value.
+    # The program walks the keys of its split KEYS at a time (`attend_latents`) and leaves peak, sum and weighted
+    # latents in the parts, which attention's combine_kernel merges in ascending order. Where a latent is too wide for
+    # the registers, the scores' product goes PIECE elements at a time and reads them again.
     seq, split = tl.program_id(0), tl.program_id(2)
     start, context = tl.load(query_start + seq), tl.load(context_lens + seq)
     low, high = split * SPLIT, tl.minimum(split * SPLIT + SPLIT, context)
@@ -137,6 +144,12 @@ def latent_prefill_kernel(
     KEYS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a token and tile of heads; sequences of one token are left to latent_decode_kernel."""
+    # Grid (tokens, tiles of heads). Pointers as in latent_decode_kernel; `out` is [T, HEADS, RANK], `positions` and
+    # `token_seq` are [T]. A token has heads enough to fill a tile (128 in the models in use), so each program takes one
+    # token and no tile of queries is formed: no scores above a diagonal are computed, and a token's arithmetic cannot
+    # depend on its neighbours.
+    # The program walks the keys up to its own position in the splits and groups that a decode would use, and merges the
+    # splits itself, in ascending order.
     token = tl.program_id(0)
     if token < tl.load(sizes):
         seq = tl.load(token_seq + token)

@@ -40,6 +40,14 @@ def expert_dense_kernel(
 ) -> None:  # fmt: skip
     """weight float [parts, columns, depth]; pair p reads row p // divide of x. GATE: act(x w_2e) * (x w_2e+1), else x w_e.
     Where a block has no pair, row 0 is read and nothing written."""
+    # Grid (blocks of BM pairs, tiles of BN columns). A pair is one token with one of its experts. `order` is
+    # [blocks, BM]: the pairs of a block, -1 for none, all of the expert `owner`[block], so a tile meets one matrix
+    # only; a block without a pair has owner -1 and ends at once. `x` is [T, depth], or [pairs, depth] in the second
+    # product; `weight` [parts, columns, depth], where with GATE part 2 e is expert e's gate and 2 e + 1 its up; `out`
+    # [pairs, columns].
+    # The program walks the depth in ascending steps of BK, as dense_kernel does; with GATE it reads a step of x once
+    # for both products and joins them at the end, so gate and up are never written. Rows go out to the pair's own row,
+    # not to the block's: nothing has to be sorted back.
     expert = tl.load(owner + tl.program_id(0)).to(tl.int64)
     if expert < 0:
         return
@@ -100,6 +108,13 @@ def expert_coded_kernel(
 ) -> None:  # fmt: skip
     """As the dense one, on codes of KIND int8, fp8, int4 or fp4: codes [parts, size], scales and offsets [parts, groups, columns],
     columns_order [parts, depth]. LATE: there is one scale a column, applied at the end."""
+    # Grid, `order`, `owner`, `x` and `out` as in expert_dense_kernel; codes, scales and offsets as in coded_kernel, an
+    # expert's part one after the other: `size` elements of codes, groups * columns of scales. `columns_order` is
+    # [parts, depth], since each part may have an order of its own.
+    # The program walks the depth in ascending steps of BK, two at a time for four bits, whose low and high halves are
+    # neighbouring runs of columns. With GATE each step is done for the gate's part and then for the up's; x is read for
+    # both, as their orders may differ. The arithmetic of a step is `step` of the plain products: an expert gives the
+    # bits that the same matrix gives alone.
     expert = tl.load(owner + tl.program_id(0)).to(tl.int64)
     if expert < 0:
         return

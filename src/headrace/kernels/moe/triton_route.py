@@ -62,6 +62,11 @@ def route_kernel(
     KPAD: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program a token: router [T, experts] to chosen int32 and shares float32 [T, K]."""
+    # Grid (tokens). `router` is [T, experts], `bias` [experts] or None, `chosen` and `shares` are [T, K]. A program
+    # holds all experts of its token in BLOCK lanes: one read, then everything in registers. The K choices are K passes
+    # of "largest, the lower id of equal ones": few, exact, and in the order in which the shares are later added. A sort
+    # would not be stable over chips. `bias` moves the choice only, not the share. With groups, all but the best groups
+    # are shut (-inf) first; a NaN is as low as a choice can be, so it never shuts out a number.
     token, expert = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = expert < experts
     x = tl.load(router + token * experts + expert, inside, float("-inf")).to(tl.float32)
@@ -106,6 +111,12 @@ def blocks_kernel(
     ROWS: tl.constexpr, EPAD: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """A program an expert: its pairs in their order into whole blocks of `order`, -1 for the rest of the last one."""
+    # Grid (experts). `chosen` is [pairs], `counts` [experts] as pairs_kernel left them, `order` [blocks, ROWS], `owner`
+    # [blocks]. Each expert owns whole blocks, those after the blocks of the experts before it: a program adds up all
+    # counts itself, so experts need not wait for one another. It then walks all pairs in chunks of BLOCK and puts its
+    # own, in their order, one after the other (a running count in place of an atomic one, so the order is the same in
+    # every run), fills its last block with -1 and signs its blocks. The last expert marks the blocks that nobody needs:
+    # their number depends on the choice, and the host never learns it.
     expert, every = tl.program_id(0), tl.arange(0, EPAD)
     count = tl.load(counts + every, every < experts, 0)
     taken = (count + ROWS - 1) // ROWS

@@ -62,6 +62,12 @@ def rotary_kernel(
     PAD: tl.constexpr,
 ) -> None:  # fmt: skip
     """qkv [T, (Q_HEADS + 2 KV_HEADS) SIZE]; caches [blocks, KV_HEADS, BLOCK, SIZE]. Tokens past the true count write nothing."""
+    # Grid (tokens, heads: queries, then keys, then values). `qkv` is a token's heads one after the other, `q`
+    # [T, Q_HEADS, SIZE], the caches [blocks, KV_HEADS, BLOCK, SIZE], their scales [blocks, KV_HEADS, BLOCK] or None,
+    # `cos_sin` [positions, 2 HALF]. A program holds one head in PAD lanes: it is read once, and the element that each
+    # lane turns with a second time, as lanes cannot exchange values. Norm, rotation, scale and rounding are done in
+    # registers; only the result is written. `slot_mapping` gives a token's place in the cache as block * BLOCK +
+    # offset: keys and values go there, heads of queries to `q`.
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if token < tl.load(sizes):
         dim = tl.arange(0, PAD)

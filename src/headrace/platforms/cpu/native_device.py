@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.errors import OutOfMemory, PlatformError
+from headrace.kernels.linear.cpu_pack import Compute
 from headrace.kernels.registry import OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.cpu.native import load
@@ -25,7 +26,6 @@ from headrace.platforms.cpu.native_split import split_table
 from headrace.platforms.cpu.native_team import Team, TicketPending
 from headrace.platforms.cpu.numa import Placement
 from headrace.platforms.cpu.packed_forms import CpuPackedForms
-from headrace.platforms.cpu.packing import Compute
 from headrace.platforms.cpu.tape import Tape
 from headrace.platforms.cpu.tape_executable import TapeExecutable
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 
 import torch
 
 from headrace.errors import PlatformError
 from headrace.kernels import paged
 from headrace.kernels.kv import TorchKV
+from headrace.platforms.cpu.mapping import map_memory
 from headrace.types import KVLayout
 
 __all__ = ["KVArgs", "Memory", "NativeKV"]
@@ -18,7 +18,6 @@ Tensor = torch.Tensor
 GROUP = 16
 CODES = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "float8_e4m3": 4}
 _LINE, _PAGE = 64, 4096
-_NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python names from 3.13 on
 
 
 def _spread(size: int) -> int:
@@ -48,13 +47,9 @@ class KVArgs(ctypes.Structure):
 class Memory:
     """Zeroed memory that is taken from the system when it is first touched, in huge pages where the system has them."""
 
-    def __init__(self, size: int) -> None:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
-            flags |= _NORESERVE
-        self._map = mmap.mmap(-1, max(size, 1), flags=flags)
-        if hasattr(mmap, "MADV_HUGEPAGE") and size >= 1 << 21:
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+    def __init__(self, size: int, what: str) -> None:
+        """`what` it is for. Raises OutOfMemory."""
+        self._map = map_memory(size, what, reserve=False)
         self.size = size
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -102,7 +97,7 @@ class NativeKV:
                 parts.append((store, at, count, dtype))
                 at += -(-count * dtype.itemsize // _LINE) * _LINE
         self.stride = _spread(at)
-        memory = Memory(num_blocks * self.stride)
+        memory = Memory(num_blocks * self.stride, f"a KV cache of {num_blocks} blocks")
         for store, offset, count, dtype in parts:
             store.append(memory.rows(offset, (num_blocks, count), self.stride, dtype))
 

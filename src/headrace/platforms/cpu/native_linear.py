@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 import torch
 
+from headrace.kernels.linear.cpu_pack import Compute, PackedWeight, pack
 from headrace.kernels.ops import Batch
 from headrace.kernels.weight import Weight
 from headrace.platforms.cpu.native_args import ACTIVATIONS, Dim
 from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_ops import NativeOps
-from headrace.platforms.cpu.packing import Arena, Compute, PackedWeight, pack
+from headrace.platforms.cpu.weight_arena import WeightArena
 
 __all__ = ["KEY", "EmbeddingArgs", "GatedLinearArgs", "LinearArgs", "LogitsArgs", "NativeLinear"]
 
@@ -63,7 +64,7 @@ class NativeLinear:
         self._owner = owner
         self._compute: Compute = compute
         self._key = KEY.format(compute)
-        self._arena = Arena()
+        self._arena = WeightArena()
 
     def table(self) -> Mapping[str, Callable[..., Any]]:
         return {
@@ -85,7 +86,7 @@ class NativeLinear:
     def packed(self, weight: Weight) -> PackedWeight:
         found: PackedWeight | None = weight.prepared.get(self._key)
         if found is None:
-            found = weight.prepared[self._key] = pack(weight, self._compute, self._arena)
+            found = weight.prepared[self._key] = pack(weight, self._compute, self._arena.take)
         return found
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:

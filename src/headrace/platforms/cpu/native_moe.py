@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from headrace.errors import PlatformError
+from headrace.kernels.linear.cpu_pack import PackedWeight
 from headrace.kernels.moe.routing import Routing
 from headrace.kernels.weight import Weight
 from headrace.platforms.cpu.native_args import ACTIVATIONS, FIXED, Dim
 from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_linear import HasLauncher, NativeLinear
-from headrace.platforms.cpu.packing import PackedWeight
 
 __all__ = ["MoEArgs", "NativeMoE"]
 

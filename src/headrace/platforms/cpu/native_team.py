@@ -15,13 +15,15 @@ from headrace.errors import DeviceLost, PlatformError
 from headrace.platforms.cpu.native import Copy, Library
 from headrace.platforms.cpu.native_handle import TeamHandle
 from headrace.platforms.cpu.numa import by_node
-from headrace.platforms.host import cpu_quota
+from headrace.platforms.host import address_space, cpu_quota
 
 __all__ = ["NUM_SIZES", "Team", "TicketPending", "allowed_cores"]
 
 NUM_SIZES = 8
 Sizes = ctypes.c_int32 * NUM_SIZES
 _SCRATCH, _SHARED = 64 << 20, 1 << 30
+_SHARED_PART = 16
+"""Of a limited address space the team shares a sixteenth of what is left: kernels then take more turns."""
 _SPIN_NS = 50_000
 _ERRORS = {
     1: "a kernel needs more scratch memory than the team has",
@@ -74,10 +76,15 @@ class Team:
         cpus = (ctypes.c_int32 * self.threads)(*(cores if pin else [-1] * self.threads))
         # A team larger than the machine must not spin: those it waits for need the cores.
         spin = _SPIN_NS if self.threads * ranks <= len(every) else 0
-        handle = library.functions.hr_team_new(self.threads, cpus, _SCRATCH, _SHARED, spin)
+        space = address_space()
+        shared = _SHARED if space is None else min(_SHARED, max(_SCRATCH, space[0] // _SHARED_PART // 4096 * 4096))
+        handle = library.functions.hr_team_new(self.threads, cpus, _SCRATCH, shared, spin)
         if not handle:
+            needed = self.threads * _SCRATCH + shared
+            left = "" if space is None else f" of {space[0]} that its limit leaves"
             raise PlatformError(
-                f"cpu: cannot start {self.threads} threads: lower --threads or raise the process limits"
+                f"cpu: cannot start {self.threads} threads: lower --threads or raise the process limits (ulimit -u, ulimit -v); "
+                f"they need {needed} bytes of address space{left}, and their stacks"
             )
         self._native = TeamHandle(library.functions, handle)
         self._kept = self._native.kept

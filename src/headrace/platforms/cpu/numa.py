@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from headrace.platforms.cpu.packing import PackedPart, PackedWeight
+from headrace.kernels.linear.cpu_pack import PackedPart, PackedWeight
 
 __all__ = ["BLOCK", "Placement", "by_node", "nodes"]
 

@@ -1,4 +1,4 @@
-"""Packed weights of this device as plain data, for the engine's cache (`engine.packed.forms.PackedForms`)."""
+"""Packed weights of this device as plain data, for the engine's cache (`checkpoints.packed.forms.PackedForms`)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 
+from headrace.kernels import codebooks
+from headrace.kernels.linear import cpu_pack, cpu_pack_panels, cpu_pack_schemes
+from headrace.kernels.linear.cpu_pack import Compute, PackedWeight
+from headrace.kernels.linear.cpu_pack_panels import LAYOUT_VERSION
 from headrace.kernels.weight import Weight
-from headrace.platforms.cpu import packing, packing_panels, packing_schemes
-from headrace.platforms.cpu.packing import Arena, Compute, PackedWeight
-from headrace.platforms.cpu.packing_panels import LAYOUT_VERSION
+from headrace.platforms.cpu.weight_arena import WeightArena
 
 __all__ = ["CpuPackedForms"]
 
-_SOURCES = (packing, packing_panels, packing_schemes)
+_SOURCES = (codebooks, cpu_pack, cpu_pack_panels, cpu_pack_schemes)
 
 
 class CpuPackedForms:
@@ -38,7 +40,7 @@ class CpuPackedForms:
     def take(self, size: int) -> torch.Tensor:
         """Huge pages, read into, rather than the file's own pages mapped: a decode step reads every weight once, and with small
         pages it would wait for the tables of pages."""
-        return Arena(0).take(size)
+        return WeightArena(0).take(size)
 
 
 def _code() -> str:

@@ -21,9 +21,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace.errors import PlatformError
+from headrace.kernels.linear.cpu_pack import PackedWeight
 from headrace.platforms.cpu.native_args import FIXED, Dim
 from headrace.platforms.cpu.native_team import Team
-from headrace.platforms.cpu.packing import PackedWeight
 from headrace.platforms.cpu.tape_arena import Arena
 
 __all__ = ["OpProfile", "Recorder", "Tape"]

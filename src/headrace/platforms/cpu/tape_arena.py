@@ -10,19 +10,25 @@ import torch
 
 from headrace.errors import OutOfMemory
 from headrace.platforms.cpu.native_kv import Memory
+from headrace.platforms.host import address_space
 
 __all__ = ["Arena"]
 
 _ALIGN = 256
 _ROOM = 16 << 30
 """Address space, not memory: pages are taken when they are touched."""
+_SHARE = 4
+"""Of a limited address space a fourth of what is left: weights, the cache and threads need the rest."""
 
 
 class Arena:
     """Best fit over a sorted list of holes."""
 
-    def __init__(self, room: int = _ROOM) -> None:
-        self._memory = Memory(room)
+    def __init__(self, room: int | None = None) -> None:
+        """`room` None: as much as the limits of this process leave for it."""
+        room = _room() if room is None else room
+        self._room = room
+        self._memory = Memory(room, "a step's buffers")
         self._holes: list[tuple[int, int]] = [(0, room)]
         self._live: dict[int, tuple[int, int, weakref.ref[torch.Tensor]]] = {}
         self.used = 0
@@ -56,7 +62,8 @@ class Arena:
         fits = [(hole, start) for start, hole in self._holes if hole >= size]
         if not fits:
             raise OutOfMemory(
-                f"cpu: a step's buffers exceed {_ROOM} bytes, at one of {size}: lower max_num_batched_tokens"
+                f"cpu: a step's buffers exceed {self._room} bytes, at one of {size}: lower max_num_batched_tokens, or raise "
+                "the limit of the address space (ulimit -v) where there is one"
             )
         hole, start = min(fits)
         index = self._holes.index((start, hole))
@@ -73,3 +80,8 @@ class Arena:
             start, before = self._holes.pop(index)
             size += before
         self._holes.insert(index, (start, size))
+
+
+def _room() -> int:
+    space = address_space()
+    return _ROOM if space is None else min(_ROOM, space[0] // _SHARE // _ALIGN * _ALIGN)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from headrace.errors import DeviceLost, HeadraceError, OutOfMemory, PlatformError
-from headrace.kernels.pallaslib.lanes import lanes
+from headrace.kernels.pallaslib import LANES
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.accel_faults import Faults, first_line
@@ -49,7 +49,7 @@ class TpuDevice(TorchDevice):
         self._copies: dict[KVLayout, Step] = {}
         able = capabilities(chip, runtime.rank()[1])
         # The Pallas kernels copy whole lanes.
-        able = able if self._kernels == "xla" else replace(able, kv_lanes=lanes(1))
+        able = able if self._kernels == "xla" else replace(able, kv_lanes=LANES)
         super().__init__(runtime.device(index), able, queue=Inline())
 
     def memory(self) -> tuple[int, int]:

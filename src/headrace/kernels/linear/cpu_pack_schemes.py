@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 import torch
 
+from headrace.kernels.codebooks import FP4_VALUES, IQ4_VALUES
 from headrace.kernels.weight import Weight
-from headrace.quant.gguf_simple import FP4_VALUES, IQ4_VALUES
 
 __all__ = ["Coded", "Dense", "read"]
 

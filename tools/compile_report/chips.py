@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from headrace.kernels.tritonlib.occupancy import Multiprocessor
+from compile_report.occupancy import Multiprocessor
 
 __all__ = ["CHIPS", "Chip"]
 
@@ -33,7 +33,8 @@ class Chip:
     """These three as in `Config`."""
     unit: Multiprocessor
     matrix: Mapping[str, str]
-    """By operands (`float16`, `int8`, `fp8`; `any` where the tile is too small for the widest unit), the instruction that a product of them must hold, as a regular expression."""
+    """By operands (`float16`, `int8`, `fp8`; `any` where the tile is too small for the widest unit), the instruction that a
+    product of them must hold, as a regular expression."""
 
     @property
     def extra(self) -> dict[str, object]:

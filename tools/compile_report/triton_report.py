@@ -1,6 +1,7 @@
 """What every Triton kernel takes on every chip: compiled without the chip, read from its machine code, held to a baseline.
 
-    python -m headrace.kernels.tritonlib.report [--chips sm_90,gfx942] [--core] [--baseline FILE | --write FILE]
+    PYTHONPATH=tools python -m compile_report.triton_report [--chips sm_90,gfx942] [--core]
+        [--baseline FILE | --write FILE]
 
 Ends with `N passed, M failed`. Always held: no spills, shared memory within the chip's limit, the expected matrix instruction.
 With a baseline made by the same triton also: not more registers or fewer warps at once than there, no matrix instruction lost, and,
@@ -19,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from headrace.kernels.tritonlib.chips import CHIPS, Chip
+from compile_report.chips import CHIPS, Chip
 
 __all__ = ["faults_of", "gone", "main", "measure", "render", "write"]
 
@@ -33,8 +34,8 @@ def measure(
     chip: Chip, core_only: bool = False, told: Callable[[str, Row], None] = lambda name, row: None
 ) -> dict[str, Row]:
     """Rows by kernel. Imports triton, not for interpretation; a kernel that does not compile is a row with its error."""
-    from headrace.kernels.tritonlib.code import compile_for
-    from headrace.kernels.tritonlib.shipped import recorded
+    from compile_report.code import compile_for
+    from compile_report.shipped import recorded
 
     rows: dict[str, Row] = {}
     for launch in recorded(chip, core_only):
@@ -98,7 +99,7 @@ def write(path: Path, results: Mapping[str, Mapping[str, Row]]) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """0: nothing failed."""
-    parser = argparse.ArgumentParser(prog="python -m headrace.kernels.tritonlib.report", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m compile_report.triton_report", description=__doc__)
     parser.add_argument("--chips", default=",".join(CHIPS), help="out of " + ", ".join(CHIPS))
     parser.add_argument("--core", action="store_true", help="every kernel once, not every case")
     parser.add_argument("--baseline", type=Path, help="a file that --write made")

@@ -1,11 +1,12 @@
 """What the compiler makes of the Pallas kernels for each generation of TPU, with no TPU in the machine.
 
-    python -m headrace.kernels.pallaslib.report [--chips v5e,v5p,v6e,7x] [--write FILE] [--baseline FILE]
+    PYTHONPATH=tools python -m compile_report.pallas_report [--chips v5e,v5p,v6e,7x] [--write FILE] [--baseline FILE]
 
 Every kernel at shapes as they are served is lowered, and compiled by libtpu against a description of the chip: a kernel that the
 chip's units or its vector memory cannot take is an error here. What is reported: code size, memory in HBM beside arguments and
 results, and how much of the arguments the results reuse (a cache that is written must be reused whole). Each generation is compiled
-in a process of its own under a time limit, since the compiler can hang on what doesn't fit; 7x needs the libtpu of JAX 0.10. The last line is `N passed, N failed`.
+in a process of its own under a time limit, since the compiler can hang on what doesn't fit; 7x needs the libtpu of JAX 0.10.
+The last line is `N passed, N failed`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def compiled(chip: str) -> Found:
     from jax.experimental import topologies
     from jax.sharding import SingleDeviceSharding
 
-    from headrace.kernels.pallaslib.shipped import shipped
+    from compile_report.pallas_shipped import shipped
 
     target = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS[chip]).devices[0]
     place = SingleDeviceSharding(target)
@@ -85,7 +86,7 @@ def compare(found: dict[str, Found], baseline: dict[str, Found]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="headrace.kernels.pallaslib.report")
+    parser = argparse.ArgumentParser(prog="compile_report.pallas_report")
     parser.add_argument("--chips", default=",".join(CHIPS))
     parser.add_argument("--write", type=Path)
     parser.add_argument("--baseline", type=Path)

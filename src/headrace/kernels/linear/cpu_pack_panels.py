@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
-import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from headrace.platforms.cpu.packing_schemes import Coded, Dense
+from headrace.kernels.linear.cpu_pack_schemes import Coded, Dense
 
 __all__ = [
     "ARITH_BF16",
@@ -19,13 +18,16 @@ __all__ = [
     "ARITH_I8_PAIR",
     "ARITH_I8_ROW",
     "LAYOUT_VERSION",
-    "Arena",
     "Layout",
+    "Take",
     "lay_out",
     "padded",
+    "plain_memory",
 ]
 
 Tensor = torch.Tensor
+Take = Callable[[int], Tensor]
+"""Gives memory for packed weights: uint8 [size], aligned to 64 bytes, zeroed."""
 LAYOUT_VERSION = 1
 """Raise it with every change of what packed bytes or the numbers of `Layout` mean to the kernels: packed weights are kept on disk
 from one start to the next, and those of another version are packed anew."""
@@ -67,37 +69,16 @@ class Layout:
         return asdict(self)
 
 
-class Arena:
-    """Memory for many packed weights, on huge pages where the system has them. Freed with the last tensor that was taken. Several
-    threads may take."""
-
-    def __init__(self, chunk: int = 64 << 20) -> None:
-        self._lock = threading.Lock()
-        self._chunk = chunk
-        self._memory: Tensor | None = None
-        self._used = 0
-
-    def take(self, size: int) -> Tensor:
-        """uint8 [size], aligned to 64 bytes, zeroed."""
-        with self._lock:
-            return self._take(size)
-
-    def _take(self, size: int) -> Tensor:
-        if self._memory is None or self._used + size > len(self._memory):
-            # Private, since shared anonymous memory gets no huge pages: it belongs to the kernel's tmpfs.
-            region = mmap.mmap(-1, max(size, self._chunk), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                region.madvise(mmap.MADV_HUGEPAGE)
-            self._memory, self._used = torch.frombuffer(region, dtype=torch.uint8), 0
-        start, self._used = self._used, self._used + (size + 63) // 64 * 64
-        return self._memory[start : start + size]
+def plain_memory(size: int) -> Tensor:
+    """A `Take` of torch's own memory."""
+    return torch.zeros(size, dtype=torch.uint8)
 
 
 def padded(columns: int) -> int:
     return -(-columns // 32) * 32
 
 
-def lay_out(form: Coded | Dense, arith: int, step: int, arena: Arena) -> tuple[Layout, Tensor]:
+def lay_out(form: Coded | Dense, arith: int, step: int, take: Take) -> tuple[Layout, Tensor]:
     """The layout and its panels, uint8 [P, panel_bytes]."""
     regions = _coded_regions(form, arith) if isinstance(form, Coded) else _dense_regions(form)
     offsets, total = {}, 0
@@ -105,7 +86,7 @@ def lay_out(form: Coded | Dense, arith: int, step: int, arena: Arena) -> tuple[L
         offsets[name] = total
         total += -(-region.shape[1] * region.shape[2] * region.element_size() // 64) * 64
     panels = len(regions["codes"])
-    memory = arena.take(panels * total).view(panels, total)
+    memory = take(panels * total).view(panels, total)
     for name, region in regions.items():
         size = region.shape[1] * region.shape[2] * region.element_size()
         target = memory[:, offsets[name] : offsets[name] + size].view(region.dtype)

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from compile_report.chips import Chip
+from compile_report.shipped_experts import EXPERT_PRODUCTS, experts
+from compile_report.shipped_states import PRODUCTS, latents, scans
 from headrace.kernels import random
 from headrace.kernels.ops import Batch, SampleInputs
 from headrace.kernels.sample.generate import generate as sample_inputs
-from headrace.kernels.tritonlib.chips import Chip
-from headrace.kernels.tritonlib.shipped_experts import EXPERT_PRODUCTS, experts
-from headrace.kernels.tritonlib.shipped_states import PRODUCTS, latents, scans
 from headrace.kernels.tritonlib.table import operators
 from headrace.kernels.weight import Weight
 from headrace.types import LayerKV

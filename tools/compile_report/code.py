@@ -14,9 +14,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from headrace.kernels.tritonlib.chips import Chip
-from headrace.kernels.tritonlib.occupancy import resident_warps
-from headrace.kernels.tritonlib.shipped import Recorded
+from compile_report.chips import Chip
+from compile_report.occupancy import resident_warps
+from compile_report.shipped import Recorded
 
 __all__ = ["Code", "compile_for"]
 

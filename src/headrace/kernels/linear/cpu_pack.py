@@ -1,8 +1,9 @@
 """From a checkpoint's weight to the form that the native kernels read: packed once, kept beside the weight.
 
 `pack` chooses the arithmetic: `float32` multiplies dequantised weights exactly; `bfloat16` lets bfloat16 (and float32) weights
-meet inputs rounded to bfloat16, and FP8 weights those or the FP8 inputs that their scheme asks for; `int8` also lets integer weights meet inputs rounded to int8, by groups of 32 (16 where a
-scale covers 16 columns) or as the scheme says, or split into two int8 (`Weight.wide_inputs`).
+meet inputs rounded to bfloat16, and FP8 weights those or the FP8 inputs that their scheme asks for; `int8` also lets integer
+weights meet inputs rounded to int8, by groups of 32 (16 where a scale covers 16 columns) or as the scheme says, or split into
+two int8 (`Weight.wide_inputs`).
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ from typing import Any, Literal, get_args
 import torch
 
 from headrace.errors import PlatformError
-from headrace.kernels.weight import Weight
-from headrace.platforms.cpu.packing_panels import (
+from headrace.kernels.linear.cpu_pack_panels import (
     ARITH_BF16,
     ARITH_F8,
     ARITH_F32,
     ARITH_I8,
     ARITH_I8_PAIR,
     ARITH_I8_ROW,
-    Arena,
     Layout,
+    Take,
     lay_out,
     padded,
+    plain_memory,
 )
-from headrace.platforms.cpu.packing_schemes import Coded, Dense, read
+from headrace.kernels.linear.cpu_pack_schemes import Coded, Dense, read
+from headrace.kernels.weight import Weight
 
-__all__ = ["Arena", "Compute", "PackedPart", "PackedWeight", "pack"]
+__all__ = ["Compute", "PackedPart", "PackedWeight", "pack"]
 
 Tensor = torch.Tensor
 Compute = Literal["float32", "bfloat16", "int8"]
@@ -186,16 +188,15 @@ class PackedWeight:
         return PackedWeight((rows, columns), header["compute"], tuple(parts), buffers[-1] if header["bias"] else None)
 
 
-def pack(weight: Weight, compute: Compute, arena: Arena | None = None) -> PackedWeight:
-    """Repack a weight, a stack part by part. Memory comes from the arena where one is given.
+def pack(weight: Weight, compute: Compute, take: Take = plain_memory) -> PackedWeight:
+    """Repack a weight, a stack part by part.
 
     Raises PlatformError for an arithmetic or an input format that the kernels don't know.
     """
     if compute not in get_args(Compute):
         raise PlatformError(f"cpu: arithmetic {compute!r} is unknown: choose one of {', '.join(get_args(Compute))}")
-    room = arena or Arena(0)
     pieces = weight.parts or (weight,)
-    parts = tuple(_pack_part(piece, compute, room) for piece in pieces)
+    parts = tuple(_pack_part(piece, compute, take) for piece in pieces)
     bias = weight.bias
     if weight.parts and any(piece.bias is not None for piece in pieces):
         own = torch.cat([torch.zeros(p.shape[0]) if p.bias is None else p.bias.float() for p in pieces])
@@ -203,7 +204,7 @@ def pack(weight: Weight, compute: Compute, arena: Arena | None = None) -> Packed
     return PackedWeight(weight.shape, compute, parts, None if bias is None else bias.float().contiguous())
 
 
-def _pack_part(weight: Weight, compute: Compute, arena: Arena) -> PackedPart:
+def _pack_part(weight: Weight, compute: Compute, take: Take) -> PackedPart:
     if weight.activation not in _INPUTS:
         known = ", ".join(str(name) for name in _INPUTS if name)
         raise PlatformError(f"cpu: {weight.name}: inputs in {weight.activation!r} are unknown: there are {known}")
@@ -211,7 +212,7 @@ def _pack_part(weight: Weight, compute: Compute, arena: Arena) -> PackedPart:
     arith, step = _arithmetic(weight, form, compute)
     if isinstance(form, Dense) and arith == ARITH_BF16:
         form = Dense(form.values.to(torch.bfloat16))
-    layout, panels = lay_out(form, arith, step, arena)
+    layout, panels = lay_out(form, arith, step, take)
     scale = weight.tensors.get({"nvfp4": "input_global_scale"}.get(weight.activation or "", "input_scale"))
     order = form.order if isinstance(form, Coded) else None
     return PackedPart(

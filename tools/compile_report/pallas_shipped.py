@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from headrace.kernels.attention.pallas import attention, tile_rows
 from headrace.kernels.linear.pallas import UNIT, product
-from headrace.kernels.pallaslib.lanes import lanes
+from headrace.kernels.pallaslib import LANES
 from headrace.kernels.rotary_cache.pallas import write
 
 __all__ = ["Case", "shipped"]
@@ -56,7 +56,7 @@ def _attention(
     **static: Any,
 ) -> Case:
     of_query, of_cache, size = heads
-    cache = ((_BLOCKS, of_cache, page, lanes(size)), store)
+    cache = ((_BLOCKS, of_cache, page, -(-size // LANES) * LANES), store)
     ints = [((seqs + 1,), jnp.int32), ((tokens,), jnp.int32), ((seqs, 32), jnp.int32)]
     scale = [((_BLOCKS, of_cache, page), jnp.float32)] * 2 if store == jnp.int8 else []
     more = [((of_query,), jnp.float32)] * 2 if extras else []

@@ -1,0 +1,107 @@
+"""Options of the command line that are derived from the configuration, for every verb.
+
+Nothing but argparse is imported until a parser is filled, so that `headrace --help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.options import Option
+
+__all__ = ["add_device_option", "add_engine_options", "add_server_options", "engine_options"]
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Where and how the model runs. An option that the user leaves out keeps the configuration's own default."""
+    from headrace.options import ENGINE
+
+    group = parser.add_argument_group("engine")
+    for option in ENGINE.values():
+        _add(group, option)
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    from headrace.options import SERVER
+
+    group = parser.add_argument_group("server")
+    for option in SERVER.values():
+        _add(group, option)
+
+
+def add_device_option(group: argparse._ActionsContainer, default: object) -> None:
+    """`--device-option NAME=VALUE`, any number of times, as a dictionary."""
+    text = "an option of the platform itself; may be given again"
+    group.add_argument(
+        "--device-option", dest="device_options", action=_Pairs, default=default, metavar="NAME=VALUE", help=text
+    )
+
+
+def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+    """One field as an option of the command line."""
+    if option.is_mapping:
+        add_device_option(group, argparse.SUPPRESS)
+    elif option.is_switch:
+        group.add_argument(
+            option.flag, dest=option.name, action="store_false", default=argparse.SUPPRESS, help=_help(option)
+        )
+    else:
+        group.add_argument(
+            option.flag,
+            dest=option.name,
+            type=_reader(option),
+            default=argparse.SUPPRESS,
+            metavar=_metavar(option),
+            help=_help(option),
+        )
+
+
+def _help(option: Option) -> str:
+    """The field's description, as argparse takes it, with the default if the text names none."""
+    text = str(option.info.description).rstrip(".")
+    text = f"do not {text[0].lower()}{text[1:]}" if option.is_switch else text
+    default = option.default_text
+    return (f"{text} (default: {default})" if default and not option.is_switch else text).replace("%", "%%")
+
+
+def _metavar(option: Option) -> str:
+    if option.choices:
+        return "{" + ",".join(option.choices) + "}"
+    kind = option.kind
+    return option.unit.upper() or ("N" if kind is int else "SIZE" if kind is not str else "TEXT")
+
+
+def _reader(option: Option) -> Callable[[str], Any]:
+    """What reads the option's text. A literal is checked with the whole configuration."""
+    kind = option.kind
+    return kind if kind in (int, float, str) else _size
+
+
+def _size(text: str) -> object:
+    from headrace.config import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+class _Pairs(argparse.Action):
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _: Any = None
+    ) -> None:
+        name, equals, value = str(values).partition("=")
+        if not equals:
+            raise argparse.ArgumentError(self, f"{values!r}: write NAME=VALUE")
+        known = dict(getattr(namespace, self.dest, None) or {})
+        setattr(namespace, self.dest, {**known, name: int(value) if value.lstrip("-").isdigit() else value})
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What the user gave, as the arguments of `LLM` and `AsyncLLM`."""
+    from headrace.options import ENGINE
+
+    return {name: getattr(args, name) for name in ENGINE if hasattr(args, name)}

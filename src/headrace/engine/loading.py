@@ -1,0 +1,195 @@
+"""Loads one rank of a model on an open device: weights, KV cache, runner. One rank of one is the whole model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from headrace.checkpoints.packed.cache import PackedCache, open_cache
+from headrace.checkpoints.quantizing import quantizing
+from headrace.config import Config
+from headrace.engine.ranks.rank_messages import Loaded, Message, Opened, Sizes, Start
+from headrace.engine.runner import Runner, RunnerConfig
+from headrace.engine.service import Progress
+from headrace.errors import PlatformError
+from headrace.kernels.ops import Ops
+from headrace.kernels.registry import bind, pack
+from headrace.models.decoder import Decoder, DecoderWeights
+from headrace.models.sharding import Group, Shard, local_config
+from headrace.platforms.interface import Device, Platform
+from headrace.plugins import discover
+from headrace.types import KVLayout
+
+__all__ = ["LoadedRank", "device_options", "load_follower", "load_rank", "open_rank", "packing_threads"]
+
+_PACKING_THREADS = 2
+"""Threads that pack weights in the host's memory, each one weight at a time."""
+_LAST_WRITE = 2.0
+"""Seconds that packed weights still being written get at the end."""
+
+
+@dataclass(slots=True)
+class LoadedRank:
+    """One rank, ready for steps."""
+
+    device: Device
+    runner: Runner
+    weights: DecoderWeights
+    cache: PackedCache | None
+    """The cache that the packed weights go to; None if they came from it, or if they are not kept."""
+
+    def keep_weights(self) -> None:
+        """Start writing the packed weights to the cache, if they are not there yet."""
+        if self.cache is not None:
+            self.cache.save(self.weights)
+
+    def close(self) -> None:
+        if self.cache is not None:
+            self.cache.wait(_LAST_WRITE)
+        self.device.close()
+
+
+def open_rank(platform: Platform, config: Config, index: int, rank: int, rendezvous: str) -> Device:
+    """Open the device of one rank. Raises PlatformError that names the rank, if there are several."""
+    size, options = config.parallel.tensor_parallel_size, device_options(config)
+    if size == 1:
+        return platform.open(index, options)
+    try:
+        return platform.open(index, {**options, "rank": rank, "world_size": size, "rendezvous": rendezvous})
+    except PlatformError as error:
+        where = f"rank {rank} of {size}"
+        raise PlatformError(f"{where} cannot open a device of platform {platform.name}: {error}") from error
+
+
+def device_options(config: Config) -> dict[str, Any]:
+    """The options that the user set, as `Platform.open` takes them."""
+    given: dict[str, Any] = dict(config.device.options)
+    if config.device.threads is not None:
+        given["threads"] = config.device.threads
+    if config.model.dtype != "auto":
+        given["dtype"] = config.model.dtype
+    return given
+
+
+def load_follower(start: Start, send: Callable[[Message], None], receive: Callable[[], Message]) -> LoadedRank:
+    """Load the rank that `start` names. Raises what loading raises."""
+    config = Config.model_validate_json(start.config)
+    checkpoint = open_checkpoint(config.model.model)
+    platform, _ = discover().select_platform(config.device.platform)
+    device = open_rank(platform, config, start.index, start.rank, start.rendezvous)
+    try:
+        send(Opened())
+        sizes = receive()
+        assert isinstance(sizes, Sizes)
+        loaded = load_rank(config, checkpoint, device, Shard(start.rank, start.size), sizes, lambda stage, done: None)
+        loaded.keep_weights()
+        send(Loaded())
+        return loaded
+    except BaseException:
+        device.close()
+        raise
+
+
+def load_rank(
+    config: Config, checkpoint: Checkpoint, device: Device, shard: Shard, sizes: Sizes, progress: Progress
+) -> LoadedRank:
+    """Load the weights of `shard`, allocate its cache and bind its steps. Several ranks meet here first.
+
+    Raises CheckpointError, UnsupportedModel, OutOfMemory, PlatformError. The device stays open when this raises.
+    """
+    group = device.communicator(range(shard.size)) if shard.size > 1 else None
+    ops = bind(device)
+    forms = device.extension("packed_forms")
+    cache = open_cache(config, checkpoint.path, checkpoint.decoder_config, forms, shard)
+    kept = None if cache is None else cache.load()
+    if kept is None:
+        model = _read(config, checkpoint, device, ops, (shard, group), sizes.max_model_len, progress)
+    else:
+        cache = None
+        model = Decoder(local_config(checkpoint.decoder_config, shard), ops, kept, sizes.max_model_len, group)
+    progress("cache", 0.0)
+    runner = Runner(device, model, ops, _runner_config(checkpoint, shard, sizes))
+    return LoadedRank(device, runner, model.weights, cache)
+
+
+def _read(
+    config: Config,
+    checkpoint: Checkpoint,
+    device: Device,
+    ops: Ops,
+    place: tuple[Shard, Group | None],
+    max_model_len: int,
+    progress: Progress,
+) -> Decoder:
+    """This rank's part of the model from its checkpoint, with its weights packed for the device."""
+    shard, group = place
+    if config.model.quantize is not None:
+        checkpoint = quantizing(checkpoint, config.model.quantize)
+    model = checkpoint.build(
+        ops,
+        max_model_len,
+        lambda done, total: progress("weights", done * shard.size / max(1, total)),
+        move=None if device.capabilities().host_memory else _mover(device),
+        shard=shard,
+        group=group,
+    )
+    _pack_weights(ops, model.weights, lambda done: progress("packing", done), packing_threads(device, shard.size))
+    return model
+
+
+def packing_threads(device: Device, ranks: int = 1) -> int:
+    """Threads that pack weights on each of `ranks` ranks of one host."""
+    shared = max(1, (os.cpu_count() or 1) // ranks) if ranks > 1 else _PACKING_THREADS
+    return min(_PACKING_THREADS, shared) if device.capabilities().host_memory else 1
+
+
+def _pack_weights(ops: Ops, weights: DecoderWeights, progress: Callable[[float], None], threads: int) -> None:
+    """Let each operator pack the weights that it will be called with, once each."""
+    uses = [("logits", weights.head)]
+    for layer in weights.layers:
+        uses += [("linear", w) for w in (layer.qkv, layer.output, layer.router) if w is not None]
+        uses += [("linear" if layer.router is None else "moe", w) for w in (layer.gate_up, layer.down)]
+        if layer.shared is not None:
+            share = layer.shared.share
+            uses += [("linear" if share is None else "moe", w) for w in (layer.shared.gate_up, layer.shared.down)]
+            uses += [] if share is None else [("linear", share)]
+    if threads == 1:
+        for at, (name, weight) in enumerate(uses):
+            progress(at / len(uses))
+            pack(ops, name, weight)
+    else:
+        # One torch thread each: torch would divide every one of thousands of small operations between them.
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for at, _ in enumerate(pool.map(lambda use: pack(ops, *use), uses)):
+                progress(at / len(uses))
+    # Last and alone: it may be the head, which is packed once.
+    pack(ops, "embedding", weights.embedding)
+
+
+def _mover(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that puts weights on a device. Every dtype crosses as bytes: numpy has no bfloat16 and no float8."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        flat = tensor.contiguous().reshape(-1)
+        moved: torch.Tensor = device.put(flat.view(torch.uint8).numpy())
+        return moved.view(tensor.dtype).reshape(tensor.shape)
+
+    return move
+
+
+def _runner_config(checkpoint: Checkpoint, shard: Shard, sizes: Sizes) -> RunnerConfig:
+    facts = checkpoint.facts(shard)
+    return RunnerConfig(
+        layout=KVLayout(facts.layers, sizes.block_size, sizes.kv_dtype),
+        num_blocks=sizes.num_blocks,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_model_len=sizes.max_model_len,
+        vocab_size=facts.vocab_size,
+    )

@@ -1,0 +1,129 @@
+"""The options of Headrace by flat names, derived from the fields of `config.py`.
+
+A field of a configuration model is an option of the command line, a keyword argument of `LLM` and `AsyncLLM`, and a row
+of docs/configuration.md. Nothing else has to be written for a new one.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Union
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from headrace.config import SIZE, Bytes, Config
+from headrace.errors import ConfigError
+
+__all__ = ["ENGINE", "SERVER", "Option", "make_config"]
+
+_QUALIFIED = frozenset({"index", "options"})
+"""Fields whose name says too little without their section's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One field of the configuration."""
+
+    name: str
+    """The keyword argument."""
+    section: str
+    field: str
+    info: FieldInfo
+
+    @property
+    def flag(self) -> str:
+        """The command-line option."""
+        flag = self.name.replace("_", "-")
+        return f"--no-{flag}" if self.is_switch else f"--{flag.removesuffix('s')}" if self.is_mapping else f"--{flag}"
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """The types of the value, None left out; `Bytes` stands for itself, a literal for its choices."""
+        annotation = self.info.annotation
+        parts = typing.get_args(annotation) if typing.get_origin(annotation) in (Union, types.UnionType) else ()
+        found = tuple(part for part in parts or (annotation,) if part is not type(None))
+        # Pydantic moves the metadata of a field that is `Bytes` and nothing else into its own list.
+        return (Bytes,) if SIZE in self.info.metadata else found
+
+    @property
+    def kind(self) -> Any:
+        """`int`, `float`, `str`, `bool` or `Bytes`; a literal is a string."""
+        first = self.kinds[0]
+        return str if typing.get_origin(first) is Literal else first
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The strings that a literal admits; empty for other options."""
+        return tuple(typing.get_args(self.kinds[0])) if typing.get_origin(self.kinds[0]) is Literal else ()
+
+    @property
+    def is_switch(self) -> bool:
+        """True for what is on by default and can only be turned off on the command line."""
+        return self.info.annotation is bool
+
+    @property
+    def is_mapping(self) -> bool:
+        """True for NAME=VALUE, given any number of times."""
+        return typing.get_origin(self.info.annotation) is dict
+
+    @property
+    def default_text(self) -> str:
+        """The default as a user writes it; empty if the description says what is chosen."""
+        default = self.info.default
+        if default is None or default == "auto" or self.is_mapping:
+            return ""
+        if self.kind is Bytes:
+            return f"{default / 2**30:g}GiB"
+        return f"{default:g}" if isinstance(default, float) else str(default)
+
+    @property
+    def unit(self) -> str:
+        """The unit of a number, or what a string names: `tokens`, `seconds`, `file`…; empty where neither is said."""
+        extra = self.info.json_schema_extra
+        return str(extra.get("unit", "")) if isinstance(extra, dict) else ""
+
+
+def _options(*sections: str) -> Iterator[Option]:
+    for section in sections:
+        model = Config.model_fields[section].annotation
+        assert isinstance(model, type)
+        for field, info in model.model_fields.items():
+            if (section, field) != ("model", "model"):
+                name = f"{section}_{field}" if field in _QUALIFIED else field
+                yield Option(name, section, field, info)
+
+
+ENGINE: Mapping[str, Option] = {
+    option.name: option for option in _options("device", "parallel", "model", "scheduler", "cache")
+}
+"""Options of every verb that loads a model, and of `LLM`."""
+SERVER: Mapping[str, Option] = {option.name: option for option in _options("server")}
+"""Options of `headrace serve`."""
+
+
+def make_config(model: str, given: Mapping[str, Any], flags: bool = False) -> Config:
+    """The configuration of a model with the options that are given, by their names; the others keep their defaults.
+
+    Raises ConfigError that names the option, as a flag of the command line if `flags`.
+    """
+    values: dict[str, dict[str, Any]] = {section: {} for section in Config.model_fields}
+    values["model"]["model"] = model
+    known = {**ENGINE, **SERVER}
+    for name, value in given.items():
+        option = known.get(name)
+        if option is None:
+            raise ConfigError(f"unknown option {name!r}; there are {', '.join(sorted(ENGINE))}")
+        values[option.section][option.field] = value
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        section, field = str(first["loc"][0]), str(first["loc"][1])
+        option = next((o for o in known.values() if (o.section, o.field) == (section, field)), None)
+        shown, value = option.name if option else field, first["input"]
+        where = f"--{shown.replace('_', '-')} {value}" if flags else f"option {shown}={value!r}"
+        raise ConfigError(f"{where}: {first['msg']}") from None

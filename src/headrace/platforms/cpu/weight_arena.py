@@ -1,0 +1,36 @@
+"""Memory for packed weights."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from headrace.platforms.cpu.mapping import map_memory
+
+__all__ = ["WeightArena"]
+
+Tensor = torch.Tensor
+
+
+class WeightArena:
+    """Memory for many packed weights, on huge pages where the system has them. Freed with the last tensor that was taken. Several
+    threads may take."""
+
+    def __init__(self, chunk: int = 64 << 20) -> None:
+        self._lock = threading.Lock()
+        self._chunk = chunk
+        self._memory: Tensor | None = None
+        self._used = 0
+
+    def take(self, size: int) -> Tensor:
+        """uint8 [size], aligned to 64 bytes, zeroed."""
+        with self._lock:
+            return self._take(size)
+
+    def _take(self, size: int) -> Tensor:
+        if self._memory is None or self._used + size > len(self._memory):
+            region = map_memory(max(size, self._chunk), "packed weights")
+            self._memory, self._used = torch.frombuffer(region, dtype=torch.uint8), 0
+        start, self._used = self._used, self._used + (size + 63) // 64 * 64
+        return self._memory[start : start + size]

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Writes docs/configuration.md from the fields of `headrace.config`. Run it after a change of an option."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from headrace import config
+from headrace.options import ENGINE, SERVER, Option
+
+PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
+_HEAD = """# Configuration
+
+Written from the code by `tools/write_configuration.py`. Every option of the engine is a flag of the verbs that load a
+model (`headrace serve`, `generate`, `chat`, `bench offline`…) and a keyword argument of `LLM` and `AsyncLLM`. A wrong
+value is an error that names the option. Sizes are numbers of bytes, or texts such as `2GiB` and `500M`.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [
+        _HEAD,
+        *_table("Engine", ENGINE, True),
+        *_table("Server (`headrace serve`)", SERVER, False),
+        *_environment(),
+    ]
+    return "\n".join(parts)
+
+
+def _table(title: str, options: Mapping[str, Option], keyword: bool) -> Iterator[str]:
+    yield f"## {title}\n"
+    yield f"| flag |{' keyword |' if keyword else ''} value | default | meaning |"
+    yield f"|---|{'---|' if keyword else ''}---|---|---|"
+    for option in options.values():
+        name = f" `{option.name}` |" if keyword else ""
+        yield f"| `{option.flag}` |{name} {_value(option)} | {_default(option)} | {option.info.description} |"
+    yield ""
+
+
+def _value(option: Option) -> str:
+    if option.choices:
+        return ", ".join(f"`{choice}`" for choice in option.choices)
+    if option.is_switch:
+        return "on or off"
+    if option.is_mapping:
+        return "NAME=VALUE, any number of times"
+    if option.kind is config.Bytes:
+        return "size"
+    return option.unit or {int: "number", float: "number"}.get(option.kind, "text")
+
+
+def _default(option: Option) -> str:
+    if option.is_switch:
+        return "on"
+    return f"`{option.default_text}`" if option.default_text else "`auto`" if option.info.default == "auto" else ""
+
+
+def _environment() -> Iterator[str]:
+    yield "## Environment variables\n"
+    yield "| variable | meaning |"
+    yield "|---|---|"
+    (environment,) = ast.parse(inspect.getsource(config.Environment)).body
+    assert isinstance(environment, ast.ClassDef)
+    for node in environment.body[1:]:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            variable, _, meaning = str(node.value.value).partition(": ")
+            text = " ".join(meaning.split())
+            yield f"| `{variable}` | {text[0].upper()}{text[1:]} |"
+    yield ""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
