@@ -6,7 +6,6 @@ through `Settings`. Nothing is converted on the way: a number that stands in quo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from headrace.errors import CheckpointError, UnsupportedModel, excerpt
 __all__ = ["LARGEST_ID", "MOST_POSITIONS", "Settings", "same"]
 
 _LARGEST = 1 << 31
+_HUGE = 1e30
 _MOST_LAYERS = 10_000
 LARGEST_ID = _LARGEST - 1
 """Of a token."""
@@ -55,16 +55,16 @@ class Settings:
         return self.integer(key, default, _MOST_LAYERS)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite float."""
+        """A float that the arithmetic can work with: finite, and far from the ends of float32's range."""
         value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not _finite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -_HUGE <= value <= _HUGE:
             raise self.wrong(key, value, "a number")
         return float(value)
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """A finite float above 0."""
+        """As `number`, and above 0."""
         value = self.number(key, default)
-        if value <= 0:
+        if value < 1 / _HUGE:
             raise self.wrong(key, value, "a number above 0")
         return value
 
@@ -184,13 +184,6 @@ class Settings:
         if value is None:
             raise CheckpointError(f"field {excerpt(self.name(key))} is missing")
         return value
-
-
-def _finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # An int beyond what a float can hold.
-        return False
 
 
 def same(found: Any, neutral: Any) -> bool:

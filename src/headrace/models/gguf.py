@@ -125,10 +125,11 @@ def _per_layer(settings: Settings, key: str, default: int | None = None) -> int:
     value = settings.get(key)
     if not isinstance(value, (list, np.ndarray)):
         return settings.integer(key, default)
-    distinct = set(np.asarray(value).tolist())
+    entries = value.tolist() if isinstance(value, np.ndarray) else value
+    distinct = {Settings({key: entry}, within=settings.name("")[:-1]).integer(key) for entry in entries}
     if len(distinct) != 1:
         raise UnsupportedModel(f"GGUF key {settings.name(key)!r} differs from layer to layer: not supported")
-    return Settings({key: distinct.pop()}).integer(key)
+    return distinct.pop()
 
 
 def _vocabulary(metadata: Mapping[str, Any]) -> int | None:
