@@ -21,7 +21,14 @@ from headrace.server.generation import Choice, Run
 from headrace.server.ids import new_id
 from headrace.server.logprobs import chat_logprobs, prompt_logprobs
 from headrace.server.messages import template_arguments, template_messages
-from headrace.server.params import check_size, check_stream_options, encode_within, output_room, sampling_params
+from headrace.server.params import (
+    check_size,
+    check_stream_options,
+    encode_within,
+    output_room,
+    sampling_params,
+    stop_tokens,
+)
 from headrace.server.replies import (
     ChatChoice,
     ChatChunk,
@@ -46,8 +53,7 @@ async def answer_chat(context: Context, request: Request) -> Response:
     info = context.client.info
     context.check_choices(1, body.n or 1)
     # In a thread: templates and long texts must not hold up the streams.
-    prompt = await context.workers.run(size, partial(_prompt, context, body, info.max_model_len))
-    job = _request(info, body, prompt)
+    job = await context.workers.run(size, partial(_job, context, info, body))
     options = body.stream_options
     exchange = ExchangeOptions(
         request_id=job.id,
@@ -80,8 +86,14 @@ def _refuse_unenforced(body: ChatRequest) -> None:
         raise InvalidRequest(message, "max_tokens", "invalid_value")
 
 
+def _job(context: Context, info: ModelInfo, body: ChatRequest) -> GenerateRequest:
+    """In any thread."""
+    prompt = _prompt(context, body, info.max_model_len)
+    return _request(info, body, prompt, stop_tokens(body, context.tokenizer))
+
+
 def _prompt(context: Context, body: ChatRequest, limit: int) -> list[int]:
-    """The conversation as token ids, in any thread. Raises ContextOverflow where it is plain that there are more than `limit`."""
+    """The conversation as token ids. Raises ContextOverflow where it is plain that there are more than `limit`."""
     text = render_chat(context, body, partial(check_size, param="messages", limit=limit))
     return encode_within(context.tokenizer.encode, text, bool(body.add_special_tokens), "messages", limit)
 
@@ -101,7 +113,7 @@ def _text_length(message: Message) -> int:
     return len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
 
 
-def _request(info: ModelInfo, body: ChatRequest, prompt: list[int]) -> GenerateRequest:
+def _request(info: ModelInfo, body: ChatRequest, prompt: list[int], stops: tuple[int, ...]) -> GenerateRequest:
     if not prompt:
         raise InvalidRequest("`messages` render to an empty prompt", "messages", "invalid_value")
     wanted = ("max_tokens", body.max_tokens)
@@ -109,7 +121,8 @@ def _request(info: ModelInfo, body: ChatRequest, prompt: list[int]) -> GenerateR
         wanted = ("max_completion_tokens", body.max_completion_tokens)
     room = output_room(wanted, None, ("messages", len(prompt)), info)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling_params(body, info.vocab_size, room, logprobs=logprobs, prompt_logprobs=body.prompt_logprobs)
+    scored = body.prompt_logprobs
+    params = sampling_params(body, info.vocab_size, room, logprobs=logprobs, prompt_logprobs=scored, stop_tokens=stops)
     return GenerateRequest(
         id=new_id("chatcmpl"),
         prompt=tuple(prompt),
