@@ -34,7 +34,6 @@ __all__ = [
     "parse_size",
     "read_environment",
     "resolve",
-    "served_name",
 ]
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -211,12 +210,6 @@ class Config(Frozen):
     device: DeviceConfig = DeviceConfig()
     parallel: ParallelConfig = ParallelConfig()
     server: ServerConfig = ServerConfig()
-
-
-def served_name(model: str) -> str:
-    """What clients call a model that was given so: the last part of its path, of the resolved one for `.` and its like."""
-    name = Path(model).name
-    return name if name not in ("", "..") else Path(model).expanduser().resolve().name or model
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,13 +42,13 @@ _INLINE = 2000
 
 async def answer_completion(context: Context, request: Request) -> Response:
     arrival = time.monotonic()
-    body, size = await read_json(request, CompletionRequest, context.client.info.max_model_len)
+    body, sent = await read_json(request, CompletionRequest, context.client.info.max_model_len)
     context.check_model(body.model)
     _refuse_unsupported(body)
     check_stream_options(body)
     request_id = new_id("cmpl")
     work = partial(_jobs, context, context.client.info, body, request_id)
-    jobs = work() if size <= _INLINE else await context.workers.run(size, work)
+    jobs = work() if len(sent) <= _INLINE else await context.workers.run(len(sent), work)
     options = body.stream_options
     exchange = ExchangeOptions(
         request_id=request_id,

@@ -29,7 +29,7 @@ class TextTokenizer(Protocol):
 
     def token_text(self, token_id: int) -> str: ...
 
-    def apply_chat_template(
+    async def apply_chat_template_async(
         self,
         messages: list[dict[str, Any]],
         *,

@@ -34,12 +34,12 @@ _ELSEWHERE = {
 B = TypeVar("B", bound=Body)
 
 
-async def read_json(request: Request, kind: type[B], context: int = 0) -> tuple[B, int]:
-    """The body, parsed and checked, and its size in bytes. `context`: token ids that a prompt may have, so that one of the model's
+async def read_json(request: Request, kind: type[B], context: int = 0) -> tuple[B, bytes]:
+    """The body, parsed and checked, and as it was sent. `context`: token ids that a prompt may have, so that one of the model's
     whole context is read. Raises HttpError and InvalidRequest."""
     body = await read_body(request)
     await check_shape(body, kind.MOST_PARTS, max(kind.MOST_VALUES, context + SMALL))
-    return decode_body(body, kind), len(body)
+    return decode_body(body, kind), body
 
 
 async def read_body(request: Request) -> bytes:
