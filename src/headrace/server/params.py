@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from headrace.client.api import ModelInfo
+from headrace.client.stops import special_stops
 from headrace.errors import ContextOverflow, InvalidRequest, NeverFits
 from headrace.sampling import SAMPLING_FIELDS, SamplingParams
+from headrace.server.context import TextTokenizer
 from headrace.server.schemas import GenerationRequest
 
 __all__ = [
@@ -16,6 +19,7 @@ __all__ = [
     "encode_within",
     "output_room",
     "sampling_params",
+    "stop_tokens",
 ]
 
 _LONGEST_TOKEN = 256
@@ -25,12 +29,28 @@ _PROBE = 8
 _LEAST_PROBE = 4096
 
 
+def stop_tokens(request: GenerationRequest, tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """Tokens that stop because a stop string is their text, which is not shown."""
+    stops = getattr(request, "stop", None)
+    if stops is None or getattr(request, "skip_special_tokens", None) is False:
+        return ()
+    return special_stops([stops] if isinstance(stops, str) else stops, tokenizer)
+
+
 def sampling_params(
-    request: GenerationRequest, max_tokens: int, *, logprobs: int | None, prompt_logprobs: int | None
+    request: GenerationRequest,
+    max_tokens: int,
+    *,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    stop_tokens: tuple[int, ...] = (),
 ) -> SamplingParams:
-    """Raises InvalidRequest. What depends on the model is checked by the client."""
+    """`stop_tokens` stop beside those of the request. Raises InvalidRequest; what depends on the model is checked by the
+    client."""
     given = {name: value for name in SAMPLING_FIELDS if (value := getattr(request, name, None)) is not None}
-    decided = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    decided: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    if stop_tokens:
+        decided["stop_token_ids"] = (*given.get("stop_token_ids", ()), *stop_tokens)
     return SamplingParams(**{**given, **decided})
 
 
