@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.core.matcher import Matcher
-from headrace.core.sequence import Sequence
+from headrace.sampling import SamplingParams
 
 __all__ = ["Constraints", "Gathered", "gather"]
 
@@ -35,20 +35,29 @@ class Constraints(NamedTuple):
     """Bits of the stop tokens that the grammar does not know as ends: they must wait until the text is complete."""
 
     @staticmethod
-    def of(seq: Sequence, vocab_size: int) -> Constraints:
-        params = seq.params
+    def of(
+        params: SamplingParams,
+        stops: frozenset[int],
+        prompt_len: int,
+        vocab_size: int,
+        matcher: Matcher | None = None,
+        eos_token_ids: Sequence[int] = (),
+    ) -> Constraints | None:
+        """None if no row of the sequence needs any."""
+        listed = params.logit_bias or params.allowed_token_ids is not None
+        if not (matcher is not None or listed or (params.min_tokens and stops)):
+            return None
         mask = None
         if params.allowed_token_ids is not None:
             mask = _bits(params.allowed_token_ids, vocab_size)
-        stops = sorted(token for token in seq.stops if 0 <= token < vocab_size)
         return Constraints(
             np.array([token for token, _ in params.logit_bias], np.int32),
             np.array([value for _, value in params.logit_bias], np.float32),
-            np.array(stops, np.int32),
-            seq.prompt_len + params.min_tokens,
+            np.array(sorted(token for token in stops if 0 <= token < vocab_size), np.int32),
+            prompt_len + params.min_tokens,
             mask,
-            seq.matcher,
-            None if seq.matcher is None else _bits(set(stops) - set(seq.request.eos_token_ids), vocab_size),
+            matcher,
+            None if matcher is None else _bits(stops.difference(eos_token_ids), vocab_size),
         )
 
     def allowed(self) -> npt.NDArray[np.uint32] | None:

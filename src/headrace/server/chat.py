@@ -21,7 +21,14 @@ from headrace.server.generation import Choice, Run
 from headrace.server.ids import new_id
 from headrace.server.logprobs import chat_logprobs, prompt_logprobs
 from headrace.server.messages import template_call
-from headrace.server.params import check_size, check_stream_options, encode_within, output_room, sampling_params
+from headrace.server.params import (
+    check_size,
+    check_stream_options,
+    encode_within,
+    output_room,
+    sampling_params,
+    stop_tokens,
+)
 from headrace.server.replies import (
     ChatChoice,
     ChatChunk,
@@ -48,12 +55,9 @@ async def answer_chat(context: Context, request: Request) -> Response:
     check_stream_options(body)
     info = context.client.info
     context.check_choices(1, body.n or 1)
-    limit = info.max_model_len
-    text = await render_chat(context, body, sent, partial(check_size, param="messages", limit=limit))
-    special = bool(body.add_special_tokens)
-    encode = partial(encode_within, context.tokenizer.encode, text, special, "messages", limit)
-    prompt = await context.workers.run(len(sent), encode)
-    job = _request(info, body, prompt)
+    check = partial(check_size, param="messages", limit=info.max_model_len)
+    text = await render_chat(context, body, sent, check)
+    job = await context.workers.run(len(sent), partial(_job, context, info, body, text))
     options = body.stream_options
     exchange = ExchangeOptions(
         request_id=job.id,
@@ -86,6 +90,13 @@ def _refuse_unenforced(body: ChatRequest) -> None:
         raise InvalidRequest(message, "max_tokens", "invalid_value")
 
 
+def _job(context: Context, info: ModelInfo, body: ChatRequest, text: str) -> GenerateRequest:
+    """In any thread. Raises ContextOverflow where it is plain that the text does not fit."""
+    special = bool(body.add_special_tokens)
+    prompt = encode_within(context.tokenizer.encode, text, special, "messages", info.max_model_len)
+    return _request(info, body, prompt, stop_tokens(body, context.tokenizer))
+
+
 async def render_chat(
     context: Context, body: ChatRequest | TokenizeRequest, sent: bytes, check: Callable[[int], None]
 ) -> str:
@@ -111,7 +122,7 @@ def _text_length(message: Message) -> int:
     return len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
 
 
-def _request(info: ModelInfo, body: ChatRequest, prompt: list[int]) -> GenerateRequest:
+def _request(info: ModelInfo, body: ChatRequest, prompt: list[int], stops: tuple[int, ...]) -> GenerateRequest:
     if not prompt:
         raise InvalidRequest("`messages` render to an empty prompt", "messages", "invalid_value")
     wanted = ("max_tokens", body.max_tokens)
@@ -119,7 +130,8 @@ def _request(info: ModelInfo, body: ChatRequest, prompt: list[int]) -> GenerateR
         wanted = ("max_completion_tokens", body.max_completion_tokens)
     room = output_room(wanted, None, ("messages", len(prompt)), info)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling_params(body, info.vocab_size, room, logprobs=logprobs, prompt_logprobs=body.prompt_logprobs)
+    scored = body.prompt_logprobs
+    params = sampling_params(body, room, logprobs=logprobs, prompt_logprobs=scored, stop_tokens=stops)
     return GenerateRequest(
         id=new_id("chatcmpl"),
         prompt=tuple(prompt),
