@@ -64,6 +64,8 @@ class Constraint:
     """Between the parts of a JSON text: up to 32 characters, or none."""
     strict: bool = False
     """A schema held to OpenAI's strict rules: every property required, no others allowed; refused otherwise."""
+    field: str = "response_format"
+    """The request's field that asked for it, for errors."""
     after: tuple[int, ...] = ()
     """Token ids that end thinking: the constraint begins after one of them. Empty: it begins at once."""
 

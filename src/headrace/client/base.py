@@ -176,6 +176,7 @@ class BaseClient:
             arrival=stream.arrival,
             salt=request.salt,
             adapter=request.adapter,
+            constraint=request.constraint,
         )
         self._send(Add(core, children))
 

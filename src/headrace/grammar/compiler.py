@@ -49,7 +49,7 @@ class GrammarCompiler:
                 self._known.popitem(last=False)
         self._known.move_to_end(key)
         if isinstance(known, InvalidRequest):
-            raise InvalidRequest(str(known), known.param, known.code)
+            raise InvalidRequest(str(known), constraint.field, known.code)
         return known
 
     def _compile(self, constraint: Constraint) -> CompiledGrammar | InvalidRequest:
