@@ -16,10 +16,10 @@ from typing_extensions import Self
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
 from headrace.client.in_process import InProcessClient
-from headrace.config import served_name
 from headrace.engine.stats import EngineStats
 from headrace.errors import EngineDead, InvalidRequest
 from headrace.hub.catalogue import resolve_model
+from headrace.hub.reference import display_name
 from headrace.options import make_config
 from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 from headrace.types import SamplingParams
@@ -72,7 +72,7 @@ class AsyncLLM(InProcessClient):
         path = resolve_model(model)
         self.tokenizer: Tokenizer = load_tokenizer(path, config.model.chat_template)
         model_config = config.model.model_copy(update={"model": str(path)})
-        server_config = config.server.model_copy(update={"served_model_name": served_name(model)})
+        server_config = config.server.model_copy(update={"served_model_name": display_name(model)})
         config = config.model_copy(update={"model": model_config, "server": server_config})
         super().__init__(config, self.tokenizer, progress)
 

@@ -169,6 +169,10 @@ class Bucket:
     rows: int
     blocks: int
     """Length of a block-table row."""
+    biases: int = 0
+    """Length of `bias_row`, `bias_token` and `bias_value` where shapes are static; 0 elsewhere: any number."""
+    masks: int = 0
+    """Rows of `allowed`, likewise."""
 
 
 QUANT_FORMATS = frozenset(

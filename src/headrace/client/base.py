@@ -13,7 +13,7 @@ from functools import cached_property
 from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.client.output import RequestOutputs, TextTokenizer
 from headrace.client.validate import validate
-from headrace.config import Config, served_name
+from headrace.config import Config
 from headrace.engine.stats import EngineStats
 from headrace.engine.wire import (
     Abort,
@@ -29,6 +29,7 @@ from headrace.engine.wire import (
     from_wire,
 )
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest
+from headrace.hub.reference import display_name
 from headrace.types import Request
 
 __all__ = ["BaseClient"]
@@ -79,7 +80,7 @@ class BaseClient:
     def info(self) -> ModelInfo:
         """Raises EngineDead before `start`."""
         engine = self.engine_info
-        name = self.config.server.served_model_name or served_name(self.config.model.model)
+        name = self.config.server.served_model_name or display_name(self.config.model.model)
         return ModelInfo(
             name,
             engine.path,

@@ -5,8 +5,9 @@ A platform is a small plugin, in this repository and outside it alike. `Platform
 flight. What crosses is a padded host-array plan and an opaque KV handle: no stream, pointer or torch type reaches the core.
 The KV handle is passed in and returned, so that a compiler can donate its buffers where others update in place.
 
-Names marked ★ are required of a raw backend; the rest have tested defaults in `torch_device.TorchDevice`. Methods are
-called from one thread, the engine's, unless said otherwise; `Pending.result` may be called from any.
+A raw backend has all eleven members of `Device`; where the chip is a `torch.device`, each has a tested default in
+`torch_device.TorchDevice`. Methods are called from one thread, the engine's, unless said otherwise; `Pending.result` may be
+called from any.
 """
 
 from __future__ import annotations
@@ -71,25 +72,25 @@ class Device(Protocol):
     """One opened device."""
 
     def capabilities(self) -> Capabilities:
-        """★ Frozen facts; the same object every time."""
+        """Frozen facts; the same object every time."""
 
     def memory(self) -> tuple[int, int]:
-        """★ (free, total) bytes now."""
+        """(free, total) bytes now."""
 
     def put(self, array: npt.NDArray[Any]) -> Tensor:
-        """★ Copy a host array to the device, in order with launched work. The array may be reused when this returns."""
+        """Copy a host array to the device, in order with launched work. The array may be reused when this returns."""
 
     def get(self, tensor: Tensor) -> Pending:
-        """★ Start copying to the host, in order with launched work. Does not block where `async_exec` is declared."""
+        """Start copying to the host, in order with launched work. Does not block where `async_exec` is declared."""
 
     def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
-        """★ A zeroed cache. Raises OutOfMemory with both numbers."""
+        """A zeroed cache. Raises OutOfMemory with both numbers."""
 
     def copy_blocks(self, kv: KV, src: Sequence[int], dst: Sequence[int]) -> KV:
         """Copy whole blocks over all layers, in order with launched work; sources are read before destinations are written."""
 
     def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
-        """★ Make a step launchable for inputs up to the bucket's sizes. May run `step_fn` to record it."""
+        """Make a step launchable for inputs up to the bucket's sizes. May run `step_fn` to record it."""
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
         """This device's form of an operator, None where the reference serves. The callable may carry `pack(weight) → None`,

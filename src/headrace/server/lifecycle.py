@@ -25,15 +25,16 @@ import uvicorn
 
 from headrace import event_loop
 from headrace.client.api import EngineClient
-from headrace.config import Config, read_environment, served_name
+from headrace.config import Config, read_environment
 from headrace.engine.launch import Launched
 from headrace.errors import ConfigError
+from headrace.hub.reference import display_name
+from headrace.progress import loading_bar
 from headrace.server.app import create_app_for
 from headrace.server.context import Context, TextTokenizer, make_context
 from headrace.server.descriptors import Descriptors
 from headrace.server.errors import ShuttingDown
 from headrace.server.first_prompt import ask
-from headrace.server.loading import loading_bar
 from headrace.server.protocol import Connection
 
 __all__ = ["run", "serve"]
@@ -60,13 +61,14 @@ def run(config: Config, model_path: Path, first_prompt: str | None = None, launc
     config = _with_path(config, model_path)
     with contextlib.closing(_bind(config.server.host, config.server.port)) as listener, loading_bar() as progress:
         tokenizer = load_tokenizer(model_path, config.model.chat_template)
+        tokenizer.warm_chat_template()
         client = ProcessClient(config, tokenizer, progress, launched=launched)
         return event_loop.run(_deaf_afterwards(serve(config, client, tokenizer, listener, first_prompt)))
 
 
 def _with_path(config: Config, model_path: Path) -> Config:
     """The engine is given the path; clients see the name that the user gave."""
-    name = config.server.served_model_name or served_name(config.model.model)
+    name = config.server.served_model_name or display_name(config.model.model)
     given = config.server.api_key
     key = given.strip() if given else read_environment().api_key
     server = config.server.model_copy(update={"served_model_name": name, "api_key": key})

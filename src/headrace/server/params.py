@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headrace.client.api import ModelInfo
+from headrace.client.stops import special_stops
 from headrace.errors import ContextOverflow, InvalidRequest, NeverFits
+from headrace.server.context import TextTokenizer
 from headrace.server.schemas import GenerationRequest
 from headrace.types import SamplingParams
 
@@ -17,6 +19,7 @@ __all__ = [
     "encode_within",
     "output_room",
     "sampling_params",
+    "stop_tokens",
 ]
 
 _LONGEST_TOKEN = 256
@@ -26,10 +29,23 @@ _PROBE = 8
 _LEAST_PROBE = 4096
 
 
+def stop_tokens(request: GenerationRequest, tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """Tokens that stop because a stop string is their text, which is not shown."""
+    if request.stop is None or request.skip_special_tokens is False:
+        return ()
+    return special_stops([request.stop] if isinstance(request.stop, str) else request.stop, tokenizer)
+
+
 def sampling_params(
-    request: GenerationRequest, vocab_size: int, max_tokens: int, *, logprobs: int | None, prompt_logprobs: int | None
+    request: GenerationRequest,
+    vocab_size: int,
+    max_tokens: int,
+    *,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    stop_tokens: tuple[int, ...] = (),
 ) -> SamplingParams:
-    """Raises InvalidRequest for token ids outside the vocabulary and for `min_tokens` above `max_tokens`."""
+    """`stop_tokens` stop beside those of the request. Raises InvalidRequest for token ids outside the vocabulary and for `min_tokens` above `max_tokens`."""
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         message = f"`min_tokens` {min_tokens} exceeds the {max_tokens} tokens that may be generated"
@@ -49,7 +65,7 @@ def sampling_params(
         seed=None if request.seed is None else request.seed % 2**64,
         n=request.n or 1,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        stop_token_ids=check_ids(request.stop_token_ids or (), vocab_size, "stop_token_ids"),
+        stop_token_ids=check_ids(request.stop_token_ids or (), vocab_size, "stop_token_ids") + stop_tokens,
         include_stop_str_in_output=bool(request.include_stop_str_in_output),
         min_tokens=min_tokens,
         ignore_eos=bool(request.ignore_eos),

@@ -88,19 +88,45 @@ class Tokenizer:
         `add_generation_prompt`. `kwargs` are more variables for the template. Raises InvalidRequest where the messages are
         wrong, the template refuses them, or it uses more time or room than it may.
         """
-        if self._template is None:
-            raise InvalidRequest(
-                "this model has no chat template: use /v1/completions, or start with --chat-template FILE",
-                "messages",
-                "no_chat_template",
-            )
-        return self._template.render(
+        return self._chat_template().render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             kwargs=kwargs,
         )
+
+    async def apply_chat_template_async(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """As `apply_chat_template`, for an event loop, which is not held up."""
+        return await self._chat_template().render_async(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            kwargs=kwargs,
+        )
+
+    def warm_chat_template(self) -> None:
+        """Start the process that renders the chat template in the background, ahead of the first request."""
+        if self._template is not None:
+            self._template.warm()
+
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            raise InvalidRequest(
+                "this model has no chat template: use /v1/completions, or start with --chat-template FILE",
+                "messages",
+                "no_chat_template",
+            )
+        return self._template
 
 
 def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) -> Tokenizer:

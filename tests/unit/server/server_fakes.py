@@ -16,6 +16,7 @@ from headrace.engine.stats import EngineStats, EngineTotals
 from headrace.errors import EngineDead
 from headrace.server import create_app
 from headrace.tokenization.conversation import normalize_messages
+from headrace.tokenization.template_forms import TemplateForms
 from headrace.types import SchedulerStats
 
 VOCAB = 300
@@ -44,7 +45,7 @@ class ByteTokenizer:
     def token_text(self, token_id: int) -> str:
         return "<s>" if token_id == BOS else bytes([token_id]).decode(errors="replace")
 
-    def apply_chat_template(
+    async def apply_chat_template_async(
         self,
         messages: list[dict[str, Any]],
         *,
@@ -53,7 +54,7 @@ class ByteTokenizer:
         continue_final_message: bool = False,
         kwargs: dict[str, Any] | None = None,
     ) -> str:
-        messages = normalize_messages(messages)
+        messages = normalize_messages(messages, TemplateForms())
         call = {"messages": messages, "tools": tools, "generate": add_generation_prompt}
         self.rendered.append({**call, "continue": continue_final_message, "kwargs": kwargs})
         return "|".join(m["content"] for m in messages) + ">" * add_generation_prompt
