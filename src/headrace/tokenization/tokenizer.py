@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.checkpoints.files import located, present, read_text
+from headrace.checkpoints.files import located, present
 from headrace.checkpoints.gguf_header import map_gguf
 from headrace.errors import CheckpointError, ConfigError, InvalidRequest, ModelNotFound
 from headrace.tokenization.chat_template import ChatTemplate
@@ -170,6 +170,6 @@ def _build(vocab: Vocab, templates: dict[str, str], override: str | None) -> Tok
 
 def _read_template(path: Path) -> str:
     try:
-        return read_text(path)
-    except CheckpointError as error:
-        raise ConfigError(f"chat_template {error}") from error
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"chat_template {path}: cannot be read: {error}") from error
