@@ -53,7 +53,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "an option that is none": (["generate", f"--{LONG}"], "unrecognized arguments"),
     "a verb of bench that is none": (["bench", LONG], "invalid choice"),
     "a tape of nothing": (["doctor", "--tape", LONG], "is no such path"),
-    "a model that is not pulled": (["pull", LONG], "is not in the catalogue"),
+    "a model that is not pulled": (["pull", LONG], "is neither in the catalogue"),
 }
 
 
