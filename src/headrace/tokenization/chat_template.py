@@ -164,7 +164,8 @@ class ChatTemplate:
 
     def _learn(self, template: int, frames: Sequence[Frame]) -> None:
         """Raises InvalidRequest if the process had to end before the last probe: nothing is known then."""
-        if frames[-1][1]:
+        kind, ended, _ = frames[-1]
+        if ended and kind != TEXT:
             _text(frames[-1])
         texts = [content.decode("utf-8", "surrogatepass") if kind == TEXT else None for kind, _, content in frames]
         self._forms[template] = read_forms(dict(zip(PROBES, texts, strict=True)))

@@ -67,16 +67,27 @@ class Renderer:
     """The renders of one checkpoint's templates. Any thread may call; processes start with the first job."""
 
     def __init__(self, sources: Sequence[str], limits: RenderLimits) -> None:
-        setup = {"templates": list(sources), "memory": limits.memory}
-        self._fast = _Lane(setup, _FAST, limits.first_seconds, limits.stuck)
+        self._setup = {"templates": list(sources), "memory": limits.memory}
+        self._limits = limits
+        self._open()
+
+    def _open(self) -> None:
+        limits = self._limits
+        self._owner = os.getpid()
+        self._fast = _Lane(self._setup, _FAST, limits.first_seconds, limits.stuck)
         slow = limits.seconds > limits.first_seconds
-        self._slow = _Lane(setup | {"nice": _NICE}, _SLOW, limits.seconds, limits.stuck) if slow else None
+        self._slow = _Lane(self._setup | {"nice": _NICE}, _SLOW, limits.seconds, limits.stuck) if slow else None
+
+    def _first(self, job: Job) -> Future[list[Frame]]:
+        if os.getpid() != self._owner:  # A fork has neither the threads nor, for itself, the processes.
+            self._open()
+        return self._fast.submit(job)
 
     def render(self, job: Job) -> list[Frame]:
         """Raises RenderStopped, what `job.renders` raises, and OSError if no process can be started; TypeError,
         ValueError or RecursionError for variables that are not JSON."""
         try:
-            return self._fast.submit(job).result()
+            return self._first(job).result()
         except RenderStopped:
             if self._slow is None:
                 raise
@@ -85,7 +96,7 @@ class Renderer:
     async def render_async(self, job: Job) -> list[Frame]:
         """As `render`, without a thread of the caller's waiting."""
         try:
-            return await asyncio.wrap_future(self._fast.submit(job))
+            return await asyncio.wrap_future(self._first(job))
         except RenderStopped:
             if self._slow is None:
                 raise
@@ -188,6 +199,7 @@ class _Process:
             self._link.close()
             raise
         self._setup: bytes | None = setup
+        self._owner = os.getpid()
 
     @property
     def alive(self) -> bool:
@@ -215,9 +227,11 @@ class _Process:
 
     def end(self, error: OSError | None = None, seconds: float = 0.0) -> str:
         """Kill it. The reason for which it could not answer, given what `ask` has raised."""
+        self._link.close()
+        if os.getpid() != self._owner:  # A fork leaves it to its parent.
+            return "it belongs to another process"
         if not isinstance(error, ConnectionError):
             self._process.kill()
-        self._link.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         self._process.kill()

@@ -214,6 +214,43 @@ def test_no_process_outlives_the_script_that_needs_no_main_guard(end: str, tmp_p
     wait_until(gone)
 
 
+FORK = """
+import os
+from headrace.tokenization.chat_template import ChatTemplate
+template = ChatTemplate({"default": "{{ messages[0].content }}"}, {})
+USER = [{"role": "user", "content": "hi"}]
+template.render(USER)
+(before,) = template._renderer._fast._idle
+fork = os.fork()
+assert template.render(USER) == "hi"
+if fork:
+    assert os.waitpid(fork, 0)[1] == 0
+    assert template.render(USER) == "hi"
+    assert template._renderer._fast._idle == [before] and before.alive
+"""
+
+
+@linux
+def test_a_fork_has_processes_of_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FORK)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@linux
+def test_a_large_parent_does_not_count() -> None:
+    """The system reports the parent's greatest size as the process's own."""
+    ballast = bytearray(300 << 20)
+    ballast[::4096] = b"x" * len(ballast[::4096])
+    before = pids()
+    mine = template("hi", RenderLimits())
+    assert mine.render(USER) == "hi"
+    started = pids() - before
+    assert mine.render(USER) == "hi"
+    assert pids() - before == started
+
+
 def test_long_honest_conversations_are_rendered() -> None:
     source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}\n{% endfor %}"
     talk = [{"role": "user" if i % 2 == 0 else "assistant", "content": "é" * 250} for i in range(801)]

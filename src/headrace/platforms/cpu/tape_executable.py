@@ -14,8 +14,8 @@ from headrace.platforms.cpu.native import Copy
 from headrace.platforms.cpu.native_args import FIXED, Dim
 from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_team import Sizes, Team
-from headrace.platforms.cpu.tape import OpProfile, Recorder, Tape
-from headrace.platforms.interface import KV, StepFn, Tensor
+from headrace.platforms.cpu.tape import Recorder, Tape
+from headrace.platforms.interface import KV, OpProfile, StepFn, Tensor
 from headrace.types import Bucket
 
 __all__ = ["TapeExecutable"]
