@@ -92,9 +92,9 @@ def _bind(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, proto)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port or --host"
+            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}; choose another --port or --host"
         ) from None
     return listener
 
