@@ -12,7 +12,7 @@ from functools import cached_property
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.client.output import RequestOutputs, TextTokenizer
-from headrace.client.validate import validate
+from headrace.client.validate import validated
 from headrace.config import Config
 from headrace.engine.stats import EngineStats
 from headrace.engine.wire import (
@@ -89,8 +89,7 @@ class BaseClient:
             engine.platform,
             engine.dtype,
             self._created,
-            # Block 0 is padding.
-            (engine.num_blocks - 1) * engine.block_size,
+            engine.kv_tokens,
         )
 
     @property
@@ -110,7 +109,7 @@ class BaseClient:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
         self._check_ready()
-        validate(request, self.engine_info)
+        request = validated(request, self.engine_info, self._ends)
         if request.id in self._streams:
             raise InvalidRequest(f"a request with id {request.id!r} is still running", "request_id", "invalid_value")
         stream = _Stream(next(self._numbers), request, self._tokenizer, time.monotonic())
