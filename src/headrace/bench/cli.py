@@ -6,6 +6,8 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
+from headrace.errors import ConfigError
+
 __all__ = ["main"]
 
 VERBS = {
@@ -28,7 +30,12 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("verb", choices=list(VERBS), metavar="VERB")
     verb = parser.parse_args(argv[:1]).verb
-    module = importlib.import_module(VERBS[verb][0])
+    try:
+        module = importlib.import_module(VERBS[verb][0])
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"`headrace bench {verb}` needs the package {error.name}: pip install 'headrace[bench]'"
+        ) from error
     inner = argparse.ArgumentParser(prog=f"headrace bench {verb}", description=module.__doc__)
     module.configure(inner)
     result: int = module.run(inner.parse_args(argv[1:]))

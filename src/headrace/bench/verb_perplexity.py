@@ -7,15 +7,14 @@ returns prompt logprobs (`--url`).
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from headrace.arguments import add_engine_options, engine_options
 from headrace.bench.plots import curve
@@ -131,19 +130,18 @@ def _local(llm: Any, ids: Sequence[int]) -> list[float | None]:
 
 
 def _remote(url: str, model: str, api_key: str | None) -> Score:
-    headers = {"Content-Type": "application/json"}
-    if api_key:
-        headers["Authorization"] = f"Bearer {api_key}"
+    client = httpx.Client(headers={"Authorization": f"Bearer {api_key}"} if api_key else {}, timeout=None)
 
     def score(ids: Sequence[int]) -> list[float | None]:
         body = {"model": model, "prompt": list(ids), "max_tokens": 0, "echo": True, "logprobs": 0, "temperature": 0}
-        request = urllib.request.Request(f"{url.rstrip('/')}/v1/completions", json.dumps(body).encode(), headers)
         try:
-            with urllib.request.urlopen(request) as response:
-                found: list[float | None] = json.load(response)["choices"][0]["logprobs"]["token_logprobs"]
-        except urllib.error.HTTPError as error:
-            raise ConfigError(f"{url} does not score {model!r}: HTTP {error.code} {error.read(300)!r}") from None
-        except (urllib.error.URLError, KeyError, TypeError, IndexError) as error:
+            response = client.post(f"{url.rstrip('/')}/v1/completions", json=body)
+            if response.status_code != 200:
+                raise ConfigError(
+                    f"{url} does not score {model!r}: HTTP {response.status_code} {response.text[:300]!r}"
+                )
+            found: list[float | None] = response.json()["choices"][0]["logprobs"]["token_logprobs"]
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, IndexError) as error:
             raise ConfigError(f"{url} gives no prompt logprobs: {type(error).__name__}: {error}") from None
         return found
 

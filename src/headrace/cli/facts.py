@@ -8,7 +8,7 @@ from typing import Any
 from headrace.errors import HeadraceError
 from headrace.kernels.registry import OPS, OPTIONAL, Binding, binding
 from headrace.kernels.spec import OpSpec
-from headrace.platforms.interface import Device, Platform
+from headrace.platforms.interface import CaptureReason, Device, Platform, ProviderVersions, Tagged
 from headrace.plugins import AUTO_SCORE, PluginSet, Probe
 
 __all__ = ["all_operator_facts", "operator_facts", "operator_lines", "platform_facts", "platform_lines"]
@@ -100,15 +100,16 @@ def _why_optional(spec: OpSpec, reason: str) -> str:
 
 
 def _tag(bound: Binding, spec: OpSpec, device: Device) -> str:
-    return str(getattr(bound.optional[spec.name], "tag", type(device).__name__))
+    operator = bound.optional[spec.name]
+    return operator.tag if isinstance(operator, Tagged) else type(device).__name__
 
 
 def _extras(device: Device) -> dict[str, Any]:
     """Libraries that a platform knows of, and why it captures no steps, where it says so."""
-    providers, graphs = device.extension("providers"), device.extension("graphs")
+    providers, captures = device.extension(ProviderVersions), device.extension(CaptureReason)
     return {
-        "providers": dict(providers) if isinstance(providers, Mapping) else {},
-        "graphs": graphs if isinstance(graphs, str) else "",
+        "providers": {} if providers is None else dict(providers.provider_versions()),
+        "graphs": "" if captures is None else captures.why_uncaptured(),
     }
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,16 +12,23 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.client.api import GenerateRequest, LogprobEntry, Output
+from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output
 from headrace.errors import InvalidRequest
 from headrace.server.context import Context
-from headrace.server.decode import decode_body, read_body
+from headrace.server.decode import read_json
 from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, event
 from headrace.server.generation import Choice, Run
 from headrace.server.ids import new_id
 from headrace.server.logprobs import chat_logprobs, prompt_logprobs
-from headrace.server.messages import template_arguments, template_messages
-from headrace.server.params import check_length, check_stream_options, output_room, sampling_params
+from headrace.server.messages import template_call
+from headrace.server.params import (
+    check_size,
+    check_stream_options,
+    encode_within,
+    output_room,
+    sampling_params,
+    stop_tokens,
+)
 from headrace.server.replies import (
     ChatChoice,
     ChatChunk,
@@ -32,19 +39,25 @@ from headrace.server.replies import (
     ChatMessage,
     UsageReply,
 )
-from headrace.server.schemas import ChatRequest, TokenizeRequest
+from headrace.server.schemas import ChatRequest, Message, TokenizeRequest
 
 __all__ = ["answer_chat", "render_chat"]
+
+_SMALL = 1 << 16
+"""Bytes of a body whose messages are looked through in the event loop."""
 
 
 async def answer_chat(context: Context, request: Request) -> Response:
     arrival = time.monotonic()
-    body = decode_body(await read_body(request), ChatRequest)
+    body, sent = await read_json(request, ChatRequest)
     context.check_model(body.model)
     _refuse_unenforced(body)
     check_stream_options(body)
-    prompt = await render_chat(context, body, context.client.info.max_model_len)
-    job = _request(context, body, prompt)
+    info = context.client.info
+    context.check_choices(1, body.n or 1)
+    check = partial(check_size, param="messages", limit=info.max_model_len)
+    text = await render_chat(context, body, sent, check)
+    job = await context.workers.run(len(sent), partial(_job, context, info, body, text))
     options = body.stream_options
     exchange = ExchangeOptions(
         request_id=job.id,
@@ -77,39 +90,48 @@ def _refuse_unenforced(body: ChatRequest) -> None:
         raise InvalidRequest(message, "max_tokens", "invalid_value")
 
 
-async def render_chat(context: Context, body: ChatRequest | TokenizeRequest, limit: int | None = None) -> list[int]:
-    """The conversation as token ids. Works in a thread: templates and long texts must not hold up the streams.
-
-    Raises ContextOverflow where it is plain that there are more than `limit`.
-    """
-    messages = template_messages(body.messages or [])
-    arguments = template_arguments(body)
-    return await asyncio.to_thread(_render, context, messages, arguments, bool(body.add_special_tokens), limit)
+def _job(context: Context, info: ModelInfo, body: ChatRequest, text: str) -> GenerateRequest:
+    """In any thread. Raises ContextOverflow where it is plain that the text does not fit."""
+    special = bool(body.add_special_tokens)
+    prompt = encode_within(context.tokenizer.encode, text, special, "messages", info.max_model_len)
+    return _request(info, body, prompt, stop_tokens(body, context.tokenizer))
 
 
-def _render(
-    context: Context,
-    messages: list[dict[str, Any]],
-    arguments: dict[str, Any],
-    add_special_tokens: bool,
-    limit: int | None,
-) -> list[int]:
-    text = context.tokenizer.apply_chat_template(messages, **arguments)
-    if limit is not None:
-        check_length(text, "messages", limit)
-    return context.tokenizer.encode(text, add_special_tokens)
+async def render_chat(
+    context: Context, body: ChatRequest | TokenizeRequest, sent: bytes, check: Callable[[int], None]
+) -> str:
+    """The conversation as the model reads it. `sent` is the body that was decoded. `check` is given the number of
+    characters: of the messages before the template sees them, and of the text."""
+    prepare = partial(_prepare, body, sent, check)
+    messages, arguments = prepare() if len(sent) < _SMALL else await context.workers.run(len(sent), prepare)
+    text = await context.tokenizer.apply_chat_template_async(messages, **arguments)
+    check(len(text))
+    return text
 
 
-def _request(context: Context, body: ChatRequest, prompt: list[int]) -> GenerateRequest:
+def _prepare(
+    body: ChatRequest | TokenizeRequest, sent: bytes, check: Callable[[int], None]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    check(sum(map(_text_length, body.messages or ())))
+    return template_call(body, sent)
+
+
+def _text_length(message: Message) -> int:
+    """Characters that a template shows; what a model thought earlier, some leave out."""
+    content = message.content or ""
+    return len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
+
+
+def _request(info: ModelInfo, body: ChatRequest, prompt: list[int], stops: tuple[int, ...]) -> GenerateRequest:
     if not prompt:
         raise InvalidRequest("`messages` render to an empty prompt", "messages", "invalid_value")
-    info = context.client.info
     wanted = ("max_tokens", body.max_tokens)
     if body.max_completion_tokens is not None:
         wanted = ("max_completion_tokens", body.max_completion_tokens)
     room = output_room(wanted, None, ("messages", len(prompt)), info)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling_params(body, info.vocab_size, room, logprobs=logprobs, prompt_logprobs=body.prompt_logprobs)
+    scored = body.prompt_logprobs
+    params = sampling_params(body, room, logprobs=logprobs, prompt_logprobs=scored, stop_tokens=stops)
     return GenerateRequest(
         id=new_id("chatcmpl"),
         prompt=tuple(prompt),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,15 +12,23 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.client.api import GenerateRequest, LogprobEntry, Output
+from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output
+from headrace.client.validate import check_ids
 from headrace.errors import InvalidRequest
 from headrace.server.context import Context
-from headrace.server.decode import decode_body, read_body
+from headrace.server.decode import read_json
 from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, event
 from headrace.server.generation import Choice, Run
 from headrace.server.ids import new_id
 from headrace.server.logprobs import TextOffsets, prompt_logprobs, text_logprobs
-from headrace.server.params import check_ids, check_length, check_stream_options, output_room, sampling_params
+from headrace.server.params import (
+    check_length,
+    check_stream_options,
+    encode_within,
+    output_room,
+    sampling_params,
+    stop_tokens,
+)
 from headrace.server.replies import TextChoice, TextCompletion, TextLogprobs, UsageReply
 from headrace.server.schemas import CompletionRequest
 
@@ -28,23 +36,19 @@ __all__ = ["answer_completion"]
 
 MAX_PROMPTS = 2048
 DEFAULT_MAX_TOKENS = 16
-_INLINE_CHARS = 2000
-"""Shorter texts are tokenised at once; longer ones in a thread, so that they don't hold up the streams."""
+_INLINE = 2000
+"""Bytes of a request whose texts are tokenised at once; longer ones are in a thread, so that they don't hold up the streams."""
 
 
 async def answer_completion(context: Context, request: Request) -> Response:
     arrival = time.monotonic()
-    body = decode_body(await read_body(request), CompletionRequest)
+    body, sent = await read_json(request, CompletionRequest, context.client.info.max_model_len)
     context.check_model(body.model)
     _refuse_unsupported(body)
     check_stream_options(body)
-    prompts = _prompts(body.prompt)
-    if len(prompts) * (body.n or 1) > MAX_PROMPTS:
-        message = f"{len(prompts)} prompts with n {body.n or 1}: at most {MAX_PROMPTS} choices in one request"
-        raise InvalidRequest(message, "prompt", "invalid_value")
     request_id = new_id("cmpl")
-    ids = [await _encode(context, body, prompt) for prompt in prompts]
-    jobs = [_request(context, body, prompt, f"{request_id}-{i}") for i, prompt in enumerate(ids)]
+    work = partial(_jobs, context, context.client.info, body, request_id)
+    jobs = work() if len(sent) <= _INLINE else await context.workers.run(len(sent), work)
     options = body.stream_options
     exchange = ExchangeOptions(
         request_id=request_id,
@@ -55,6 +59,24 @@ async def answer_completion(context: Context, request: Request) -> Response:
     )
     run = Run(context.client, jobs)
     return Exchange(context, run, _TextDialect(context.model, body, request_id, jobs, run), exchange)
+
+
+def _jobs(context: Context, info: ModelInfo, body: CompletionRequest, request_id: str) -> list[GenerateRequest]:
+    """The prompts one after the other, so that the first that is refused spares the rest their work. In any thread."""
+    prompts = _prompts(body.prompt)
+    n = body.n or 1
+    if len(prompts) * n > MAX_PROMPTS:
+        message = f"{len(prompts)} prompts with n {n}: at most {MAX_PROMPTS} choices in one request"
+        raise InvalidRequest(message, "prompt", "invalid_value")
+    context.check_choices(len(prompts), n)
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            check_length(prompt, "prompt", info.max_model_len)
+    encode, stops = context.tokenizer.encode, stop_tokens(body, context.tokenizer)
+    return [
+        _request(info, body, _encode(encode, info, body, prompt), f"{request_id}-{i}", stops)
+        for i, prompt in enumerate(prompts)
+    ]
 
 
 def _refuse_unsupported(body: CompletionRequest) -> None:
@@ -81,29 +103,27 @@ def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
     return prompts
 
 
-async def _encode(context: Context, body: CompletionRequest, prompt: str | list[int]) -> tuple[int, ...]:
+def _encode(
+    encode: Callable[[str, bool], list[int]], info: ModelInfo, body: CompletionRequest, prompt: str | list[int]
+) -> tuple[int, ...]:
     if not isinstance(prompt, str):
-        return check_ids(prompt, context.client.info.vocab_size, "prompt")
-    check_length(prompt, "prompt", context.client.info.max_model_len)
-    special = body.add_special_tokens is not False
-    if len(prompt) <= _INLINE_CHARS:
-        ids = context.tokenizer.encode(prompt, special)
-    else:
-        ids = await asyncio.to_thread(context.tokenizer.encode, prompt, special)
+        return check_ids(prompt, info.vocab_size, "prompt")
+    ids = encode_within(encode, prompt, body.add_special_tokens is not False, "prompt", info.max_model_len)
     if not ids:
         raise InvalidRequest("`prompt` has no tokens", "prompt", "invalid_value")
     return tuple(ids)
 
 
-def _request(context: Context, body: CompletionRequest, prompt: tuple[int, ...], request_id: str) -> GenerateRequest:
-    info = context.client.info
+def _request(
+    info: ModelInfo, body: CompletionRequest, prompt: tuple[int, ...], request_id: str, stops: tuple[int, ...]
+) -> GenerateRequest:
     wanted, size = ("max_tokens", body.max_tokens), ("prompt", len(prompt))
     least = 0 if body.echo else 1
     room = output_room(wanted, DEFAULT_MAX_TOKENS, size, info, least)
     scored = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         scored = max(body.logprobs, body.prompt_logprobs or 0)
-    params = sampling_params(body, info.vocab_size, room, logprobs=body.logprobs, prompt_logprobs=scored)
+    params = sampling_params(body, room, logprobs=body.logprobs, prompt_logprobs=scored, stop_tokens=stops)
     return GenerateRequest(
         id=request_id,
         prompt=prompt,

@@ -15,7 +15,7 @@ from headrace.kernels.attention.static import attention
 from headrace.kernels.linear.pallas_pack import KEY, packed
 from headrace.kernels.linear.reference import linear
 from headrace.kernels.logits.reference import logits
-from headrace.kernels.pallaslib.lanes import lanes
+from headrace.kernels.pallaslib import LANES
 from headrace.kernels.pallaslib.table import operators
 from headrace.kernels.rotary_cache.reference import rotary_cache
 from headrace.kernels.rotary_cache.static import scatter
@@ -134,7 +134,8 @@ def test_attention_is_told_the_shapes_of_its_work() -> None:
 
 def test_rows_are_padded_to_whole_lanes() -> None:
     rng, kernels = np.random.default_rng(8), Kernels()
-    assert [lanes(size) for size in (16, 128, 192)] == [128, 128, 256]
+    layout = KVLayout(tuple(LayerKV(2, size) for size in (16, 128, 192)), 16, "float32").padded(LANES)
+    assert [layer.head_dim for layer in layout.layers] == [128, 128, 256]
     batch, kv = random.batch(rng, SHAPE, CPU), random.cache(rng, SHAPE, LayerKV(2, 16), CPU, "float32")
     narrow = copy.deepcopy(kv)
     for store in (kv.keys, kv.values):

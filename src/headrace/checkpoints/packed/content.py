@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.checkpoints.packed.atomic import replacing
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 __all__ = ["Contents", "checkpoint_files"]
 
@@ -76,18 +78,13 @@ class Contents:
             file.write(json.dumps(kept).encode())
 
 
-@contextlib.contextmanager
-def _alone(index: Path) -> Iterator[None]:
-    """One process at a time, where the system has such locks; they end with their holder."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
+def _alone(index: Path) -> BaseFileLock:
+    """One process at a time, on every system; the lock ends with its holder."""
+    # Late: only a checkpoint that was not read before needs it.
+    from filelock import FileLock
+
     index.parent.mkdir(parents=True, exist_ok=True)
-    with index.with_suffix(".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return FileLock(index.with_suffix(".lock"))
 
 
 def _stamp(file: Path) -> list[int]:

@@ -1,0 +1,46 @@
+"""Threads for what would hold up the event loop: chat templates and tokenising."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from headrace.errors import Overloaded
+
+__all__ = ["LONG", "Workers"]
+
+LONG = 256 * 2**10
+"""Bytes of a request from which on it is long: it takes a second or so."""
+_MOST_WAITING = 128 * 2**20
+"""Bytes of long requests that may wait."""
+
+T = TypeVar("T")
+
+
+class Workers:
+    """Two lanes, so that long requests hold up no short ones. Thread: the event loop's."""
+
+    def __init__(self) -> None:
+        self._short = ThreadPoolExecutor(4, "text")
+        self._long = ThreadPoolExecutor(1, "long-text")
+        self._waiting = 0
+
+    async def run(self, size: int, work: Callable[[], T]) -> T:
+        """Call `work` in a thread. `size`: the request's bytes. Raises what it raises, and Overloaded where too much waits."""
+        loop = asyncio.get_running_loop()
+        if size < LONG:
+            return await loop.run_in_executor(self._short, work)
+        if self._waiting and self._waiting + size > _MOST_WAITING:
+            raise Overloaded(f"{self._waiting} bytes of long requests wait to be tokenised", retry_after=1.0)
+        self._waiting += size
+        try:
+            return await loop.run_in_executor(self._long, work)
+        finally:
+            self._waiting -= size
+
+    def close(self) -> None:
+        """What waits is dropped; what runs is not waited for."""
+        for lane in (self._short, self._long):
+            lane.shutdown(wait=False, cancel_futures=True)
