@@ -11,13 +11,12 @@ from types import TracebackType
 
 import torch
 
-from headrace.checkpoints.packed.forms import PackedForms
 from headrace.checkpoints.packed.tree import keep_packed_alone
 from headrace.checkpoints.released_memory import MappedFiles, trim_heap
 from headrace.kernels.ops import Ops
 from headrace.kernels.registry import pack
 from headrace.kernels.weight import Weight
-from headrace.platforms.interface import Device
+from headrace.platforms.interface import Device, PackedForms
 from headrace.quant.soundness import check_weight
 from headrace.quant.weights import place
 
@@ -46,9 +45,8 @@ class Packing:
         move: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> None:
         """`move` puts a tensor on the device; None: the device reads the host's memory."""
-        forms = device.extension("packed_forms")
         self._ops, self._path, self._move = ops, str(checkpoint), move
-        self._forms = forms if isinstance(forms, PackedForms) else None
+        self._forms = device.extension(PackedForms)
         self._files = MappedFiles(checkpoint)
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
