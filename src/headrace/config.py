@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator
 
 from headrace.errors import ConfigError, UnsupportedModel
 from headrace.types import Capabilities, KVLayout, LayerKV
@@ -179,12 +179,28 @@ class ServerConfig(Frozen):
     served_model_name: str | None = Field(
         default=None, description="What clients call the model. Default: its own name.", json_schema_extra=unit("name")
     )
+    cors_origin: str | None = Field(
+        default=None,
+        description="Origin of web pages that may read the answers, as https://chat.example; several are separated by "
+        "commas, and * is every origin.",
+        json_schema_extra=unit("origin"),
+    )
     drain_timeout: float = Field(
         default=30.0,
         ge=0,
         description="Time that running requests get after SIGTERM.",
         json_schema_extra=unit("seconds"),
     )
+
+    @field_validator("cors_origin")
+    @classmethod
+    def _origins(cls, text: str | None) -> str | None:
+        for origin in [] if text is None else text.split(","):
+            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s,]+", origin.strip()):
+                raise ValueError(
+                    f"{origin.strip()!r} is no origin: write it as https://chat.example, without a path, or *"
+                )
+        return text
 
 
 class Config(Frozen):
@@ -355,10 +371,12 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     native = env.get("HEADRACE_NATIVE", "1")
     if native not in ("0", "1"):
         raise ConfigError(f"HEADRACE_NATIVE={native!r}: choose 0 or 1")
+    key = env.get("HEADRACE_API_KEY")
     base = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "~")).expanduser() / ".cache")
     return Environment(
         cache_dir=Path(env.get("HEADRACE_CACHE") or Path(base) / "headrace"),
-        api_key=env.get("HEADRACE_API_KEY"),
+        # White space around a key comes from the file that it was read from; no client can send it.
+        api_key=None if key is None else key.strip(),
         log_level=level,
         native=native == "1",
     )

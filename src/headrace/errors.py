@@ -19,6 +19,9 @@ HeadraceError
 
 from __future__ import annotations
 
+import re
+import reprlib
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -35,7 +38,40 @@ __all__ = [
     "PluginError",
     "UnsupportedModel",
     "UserError",
+    "cut",
+    "excerpt",
+    "shortened",
 ]
+
+MOST_ECHOED = 200
+"""Characters of input that a message repeats at most."""
+_LONGEST = 1000
+_QUOTED = re.compile(r"'[^']{200,}'|\"[^\"]{200,}\"|`[^`]{200,}`|\S{200,}")
+
+
+def cut(text: str, limit: int = MOST_ECHOED) -> str:
+    """The text, without its middle where it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    tail = limit // 4
+    return f"{text[: limit - tail - 1]}…{text[-tail:]}"
+
+
+_repr = reprlib.Repr()
+_repr.maxlevel, _repr.maxstring, _repr.maxother, _repr.maxlong = 3, 120, 120, 60
+
+
+def excerpt(value: object, limit: int = 120) -> str:
+    """The value as Python writes it, short and on one line: what a message repeats of input. No large value is written out in
+    full first."""
+    return cut(" ".join(_repr.repr(value).split()), limit)
+
+
+def shortened(message: str) -> str:
+    """The message, with everything long that it quotes cut in the middle."""
+    if len(message) <= MOST_ECHOED:
+        return message
+    return cut(_QUOTED.sub(lambda found: cut(found[0]), message), _LONGEST)
 
 
 class HeadraceError(Exception):
@@ -44,6 +80,9 @@ class HeadraceError(Exception):
 
 class UserError(HeadraceError):
     """The caller asked for something that cannot be done."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(message))
 
 
 class ConfigError(UserError):
@@ -86,8 +125,8 @@ class CheckpointError(HeadraceError):
 
     def __init__(self, message: str, path: str | None = None, tensor: str | None = None) -> None:
         where = f"{path}: " if path else ""
-        what = f"tensor {tensor!r}: " if tensor else ""
-        super().__init__(f"{where}{what}{message}")
+        what = f"tensor {excerpt(tensor)}: " if tensor else ""
+        super().__init__(shortened(f"{where}{what}{message}"))
         self.path = path
         self.tensor = tensor
 

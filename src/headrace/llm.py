@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from headrace.client.in_process import InProcessClient
 from headrace.engine.stats import EngineStats
 from headrace.errors import EngineDead, InvalidRequest
 from headrace.hub.catalogue import resolve_model
+from headrace.hub.reference import display_name
 from headrace.options import make_config
 from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 from headrace.types import SamplingParams
@@ -71,7 +72,7 @@ class AsyncLLM(InProcessClient):
         path = resolve_model(model)
         self.tokenizer: Tokenizer = load_tokenizer(path, config.model.chat_template)
         model_config = config.model.model_copy(update={"model": str(path)})
-        server_config = config.server.model_copy(update={"served_model_name": Path(model).name})
+        server_config = config.server.model_copy(update={"served_model_name": display_name(model)})
         config = config.model_copy(update={"model": model_config, "server": server_config})
         super().__init__(config, self.tokenizer, progress)
 
@@ -98,13 +99,15 @@ class LLM:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-llm", daemon=True)
         self._thread.start()
-        # Also when the interpreter ends: a device's threads should not be cut off in the middle of a step.
-        self._finalizer = weakref.finalize(self, _close, self._client, self._loop, self._thread)
+        self._finalizer = self._closing()
         try:
             self._run(self._client.start())
         except BaseException:
             self.close()
             raise
+        # Once more: when the interpreter ends, the newest finalizer comes first, and the engine must end before its device does.
+        self._finalizer.detach()
+        self._finalizer = self._closing()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -162,16 +165,31 @@ class LLM:
     ) -> None:
         self.close()
 
+    def _closing(self) -> weakref.finalize[[AsyncLLM, asyncio.AbstractEventLoop, threading.Thread, int], Self]:
+        """Closes when nobody refers to this any more, and when the interpreter ends."""
+        return weakref.finalize(self, _close, self._client, self._loop, self._thread, os.getpid())
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if not self._finalizer.alive:
+        try:
+            self._check_open()
+        except EngineDead:
             work.close()
-            raise EngineDead("the engine was closed")
+            raise
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
+            _end_with_the_interpreter()
             raise
+
+    def _check_open(self) -> None:
+        """Raises EngineDead."""
+        self._client.check_process()
+        if self._finalizer.alive:
+            return
+        _end_with_the_interpreter()
+        raise EngineDead("the engine was closed")
 
     def _encode(
         self, prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
@@ -203,6 +221,17 @@ class LLM:
         return answer
 
 
+def _end_with_the_interpreter() -> None:
+    """Where the interpreter ends, a daemon thread ends with it: an error would only be printed after the script's last word."""
+    if threading.current_thread().daemon and not threading.main_thread().is_alive():
+        threading.Event().wait()
+
+
+# Handlers at exit run in the reverse order of their registration. Finalizers have one handler, registered with the first of them:
+# with this one, so that what a script registers from here on still finds its engine.
+weakref.finalize(LLM, lambda: None)
+
+
 def _extend(answer: RequestOutput, output: Output) -> None:
     choice = answer.outputs[output.index]
     choice.text += output.text
@@ -224,7 +253,13 @@ def _each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list
     return list(params)
 
 
-def _close(client: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+def _close(client: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread, process: int) -> None:
+    if os.getpid() != process:  # Forked: the threads are the parent's.
+        return
+    if threading.current_thread() is thread or client.is_own_thread():
+        # The collector runs in any thread, and these two cannot wait for themselves.
+        threading.Thread(target=_close, args=(client, loop, thread, process), name="headrace-close").start()
+        return
     asyncio.run_coroutine_threadsafe(client.close(), loop).result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()

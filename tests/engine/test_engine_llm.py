@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -124,6 +125,27 @@ def test_closed(tiny_llama: Path) -> None:
     llm.close()
     with pytest.raises(EngineDead, match="closed"):
         llm.generate("Hello")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_left_open_in_the_middle_and_forked(tiny_llama: Path, ranks: int) -> None:
+    code = f"""
+import os, sys, threading, warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Python 3.12 and later
+from headrace import LLM, SamplingParams
+llm = LLM({str(tiny_llama)!r}, tensor_parallel_size={ranks}, **{OPTIONS})
+def forever():
+    while True: llm.generate(["a", "b"], SamplingParams(max_tokens=400, ignore_eos=True))
+threading.Thread(target=forever, daemon=True).start()
+while not llm.stats().scheduler.running: pass
+if not os.fork(): sys.exit(5)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]) - 2)
+"""
+    environment = {**os.environ, "HEADRACE_LOG": "warning"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
 
 
 @pytest.mark.parametrize(

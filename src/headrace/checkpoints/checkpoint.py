@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,18 +12,21 @@ import torch
 
 from headrace.checkpoints.end_tokens import gguf_end_ids, hf_end_ids
 from headrace.checkpoints.extensions import Extensions
+from headrace.checkpoints.files import located, present, read_json
 from headrace.checkpoints.gguf_source import open_gguf
-from headrace.checkpoints.safetensors_source import SafetensorsSource, open_safetensors, read_json
+from headrace.checkpoints.safetensors_source import open_safetensors
+from headrace.checkpoints.sidecar import quantization_file, with_sidecar
 from headrace.config import ModelFacts
-from headrace.errors import CheckpointError, ModelNotFound, UnsupportedModel
+from headrace.errors import ModelNotFound, UnsupportedModel
 from headrace.kernels.ops import Ops
 from headrace.models.assemble import Assembly, Source
-from headrace.models.config import DecoderConfig
+from headrace.models.config import DecoderConfig, check_decoder
 from headrace.models.decoder import Decoder
 from headrace.models.family import Names
 from headrace.models.registry import from_gguf, from_hf
 from headrace.models.sharding import WHOLE, Group, Shard, local_config
 from headrace.quant.methods import scheme_of
+from headrace.settings import Settings
 
 __all__ = ["Checkpoint", "open_checkpoint"]
 
@@ -102,22 +106,32 @@ def open_checkpoint(path: Path | str, extensions: Extensions | None = None) -> C
     CheckpointError for a file that is not sound. Code in a checkpoint is never run.
     """
     path, extensions = Path(path), extensions or Extensions()
-    if path.is_dir():
+    if os.path.isdir(path):
         return _open_directory(path, extensions)
-    if path.suffix == ".gguf" and path.is_file():
+    if path.suffix == ".gguf" and os.path.isfile(path):
         return _open_gguf(path, extensions)
     raise ModelNotFound(f"{path}: neither a directory with a config.json nor a .gguf file")
 
 
 def _open_directory(path: Path, extensions: Extensions) -> Checkpoint:
-    if not (path / "config.json").exists():
-        raise ModelNotFound(f"{path}: the directory has no config.json")
-    config = read_json(path / "config.json")
-    family, decoder = _located(lambda c: from_hf(c, extensions.family), config, path / "config.json")
+    if not present(path / "config.json"):
+        raise ModelNotFound(f"{path}: {_without_config(path)}")
+    config = with_sidecar(path, read_json(path / "config.json"))
+    with located(path / "config.json"):
+        family, decoder = from_hf(config, extensions.family)
+        check_decoder(decoder)
     source, total = _open_weights(path, config, extensions)
     dtype = "quantized" if config.get("quantization_config") else _float_dtype(source, family.hf_names, decoder)
     ends = _end_ids(path, config)
     return Checkpoint(path, decoder, ends, config, source, family.hf_names, family.norm_offset, False, dtype, total)
+
+
+def _without_config(path: Path) -> str:
+    """Why there is no config.json."""
+    if not any(path.iterdir()):
+        return "the directory is empty: expected a config.json"
+    files = sorted(file.name for file in path.glob("*.gguf"))
+    return f"the directory has no config.json{f': give the file {files[0]} itself' if files else ''}"
 
 
 def _open_weights(path: Path, config: Mapping[str, Any], extensions: Extensions) -> tuple[Source, int]:
@@ -126,31 +140,35 @@ def _open_weights(path: Path, config: Mapping[str, Any], extensions: Extensions)
     other = extensions.source(path) if not files else None
     if other is not None:
         return other
-    source = open_safetensors(path, scheme_of(config, extensions.scheme))
-    return source, sum(file.stat().st_size for file in files if file.suffix == ".safetensors")
+    with located(quantization_file(path, config)):
+        scheme = scheme_of(config, extensions.scheme)
+    source = open_safetensors(path, scheme)
+    return source, sum(os.path.getsize(file) for file in files if file.suffix == ".safetensors" and file.is_file())
 
 
 def _float_dtype(source: Source, names: Names, config: DecoderConfig) -> str:
-    """Of the first matrix of attention."""
-    name = names.q.format(i=0)
-    if isinstance(source, SafetensorsSource):
-        return str(source.get(f"{name}.weight").dtype).removeprefix("torch.")
-    scheme = source.matrix(name, config.num_q_heads * config.head_dim, config.hidden, bias=False).scheme
+    """Of the first matrix of attention, whose shape is checked here: before any memory is planned by the configuration."""
+    rows = config.num_q_heads * config.head_dim
+    scheme = source.matrix(names.q.format(i=0), rows, config.hidden, bias=False).scheme
     return scheme if scheme in ("float32", "bfloat16", "float16") else "quantized"
 
 
 def _end_ids(path: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     extra = path / "generation_config.json"
-    more = [(extra, read_json(extra))] if extra.exists() else []
+    more = [(extra, read_json(extra))] if present(extra) else []
     return tuple(sorted(hf_end_ids([(path / "config.json", config), *more])))
 
 
 def _open_gguf(path: Path, extensions: Extensions) -> Checkpoint:
     source = open_gguf(path)
     metadata, tensors = source.header.metadata, source.header.tensors
-    if metadata.get("split.count", 1) > 1:
-        raise UnsupportedModel(f"{path}: a GGUF in {metadata['split.count']} parts: join them with gguf-split --merge")
-    family, decoder = _located(lambda m: from_gguf(m, extensions.family), metadata, path)
+    with located(path):
+        settings = Settings(metadata)
+        if settings.count("split.count", 1) > 1:
+            raise UnsupportedModel(f"a GGUF in {metadata['split.count']} parts: join them with gguf-split --merge")
+        family, decoder = from_gguf(metadata, extensions.family)
+        check_decoder(decoder)
+        ends = tuple(sorted(gguf_end_ids(metadata)))
     names = family.gguf_names
     decoder = replace(
         decoder,
@@ -160,18 +178,7 @@ def _open_gguf(path: Path, extensions: Extensions) -> Checkpoint:
         output_bias=f"{names.output.format(i=0)}.bias" in tensors,
         mlp_bias=f"{names.up.format(i=0)}.bias" in tensors,
     )
-    entry = tensors.get(f"{names.q.format(i=0)}.weight")
-    dtype = {0: "float32", 1: "float16", 30: "bfloat16"}.get(entry.type if entry else 0, "quantized")
-    ends = tuple(sorted(gguf_end_ids(metadata)))
+    source.expect(f"{names.q.format(i=0)}.weight", (decoder.num_q_heads * decoder.head_dim, decoder.hidden))
+    dtype = {0: "float32", 1: "float16", 30: "bfloat16"}.get(tensors[f"{names.q.format(i=0)}.weight"].type, "quantized")
     total = sum(entry.size for entry in tensors.values())
     return Checkpoint(path, decoder, ends, metadata, source, names, 0.0, family.gguf_interleaved, dtype, total)
-
-
-def _located(read: Callable[[Mapping[str, Any]], Any], values: Mapping[str, Any], path: Path) -> Any:
-    """Run a reader of settings; its errors get the file's name."""
-    try:
-        return read(values)
-    except CheckpointError as error:
-        raise CheckpointError(str(error), str(path)) from error
-    except UnsupportedModel as error:
-        raise UnsupportedModel(f"{path}: {error}") from error

@@ -16,12 +16,14 @@ from typing import Any, overload
 
 import numpy as np
 
-from headrace.errors import CheckpointError, ModelNotFound
-from headrace.quant.gguf_types import BLOCK_SIZES, FLOAT_BYTES
+from headrace.checkpoints.files import regular_size
+from headrace.errors import CheckpointError, ModelNotFound, excerpt
+from headrace.quant.gguf_types import BLOCK_SIZES, FLOAT_BYTES, TYPE_NAMES
 
 __all__ = ["GGUFHeader", "Strings", "TensorEntry", "map_gguf", "parse_header"]
 
 _MAX_DIMENSIONS = 4
+_SUPPORTED = ", ".join(["F32", "F16", "BF16", *(name.upper() for name, *_ in BLOCK_SIZES.values())])
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
     0: "<u1",
@@ -197,8 +199,16 @@ def _entry(reader: _Reader, index: int) -> _Raw:
 def _aligned(reader: _Reader, metadata: dict[str, Any]) -> int:
     """The offset at which tensor data begins."""
     alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1) or alignment > 1 << 20:
-        raise reader.fail(f"metadata 'general.alignment' is {alignment!r}: expected a power of two from 8 to 2^20")
+    if (
+        isinstance(alignment, bool)
+        or not isinstance(alignment, int)
+        or alignment < 8
+        or alignment & (alignment - 1)
+        or alignment > 1 << 20
+    ):
+        raise reader.fail(
+            f"metadata 'general.alignment' is {excerpt(alignment)}: expected a power of two from 8 to 2^20"
+        )
     metadata["general.alignment"] = alignment
     return -(-reader.at // alignment) * alignment
 
@@ -229,7 +239,9 @@ def _size(reader: _Reader, name: str, shape: tuple[int, ...], kind: int) -> int:
     if kind in FLOAT_BYTES:
         return count * FLOAT_BYTES[kind]
     if kind not in BLOCK_SIZES:
-        raise reader.fail(f"has GGUF type {kind}, which is not supported", name[:80])
+        raise reader.fail(
+            f"has GGUF type {TYPE_NAMES.get(kind, kind)}, which is not supported: {_SUPPORTED} are", name[:80]
+        )
     block, elements, size = BLOCK_SIZES[kind]
     if shape[-1] % elements:
         raise reader.fail(f"has rows of {shape[-1]} values: no multiple of {block}'s {elements}", name[:80])
@@ -238,12 +250,12 @@ def _size(reader: _Reader, name: str, shape: tuple[int, ...], kind: int) -> int:
 
 def map_gguf(path: Path) -> tuple[mmap.mmap, GGUFHeader]:
     """Map a file and read its header. Raises ModelNotFound or CheckpointError."""
+    if regular_size(path) == 0:
+        raise CheckpointError("the file is empty", str(path))
     try:
         with path.open("rb") as file:
             # A private copy-on-write map: torch wants memory it could write to, and pages stay shared until it does.
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except ValueError as error:
-        raise CheckpointError("the file is empty", str(path)) from error
-    except OSError as error:
-        raise ModelNotFound(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     return data, parse_header(memoryview(data), str(path))

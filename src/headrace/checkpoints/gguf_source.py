@@ -60,14 +60,21 @@ class GGUFSource:
         raw = torch.frombuffer(self._data, dtype=torch.uint8, count=entry.size, offset=entry.start)
         return raw.view(FLOAT_TYPES[entry.type]).float()
 
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises CheckpointError unless there is such a tensor."""
+        self._find(name, shape)
+
     def _entry(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
+        self._used.add(name)
+        return self._find(name, shape)
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
         entry = self.header.tensors.get(name)
         if entry is None:
             raise CheckpointError("is missing", self.path, name)
         # Some writers squeeze a matrix of one row, some do not.
         if _squeezed(entry.shape) != _squeezed(shape):
             raise CheckpointError(f"has shape {list(entry.shape)}: expected {list(shape)}", self.path, name)
-        self._used.add(name)
         return entry
 
 

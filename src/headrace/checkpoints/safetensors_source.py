@@ -10,14 +10,18 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.checkpoints.files import located, present, read_json, regular_size
+from headrace.errors import CheckpointError, UnsupportedModel, excerpt
 from headrace.kernels.weight import Weight
 from headrace.quant.scheme import Scheme
 from headrace.quant.weights import dense
+from headrace.settings import Settings
 
-__all__ = ["SafetensorsSource", "open_safetensors", "read_json"]
+__all__ = ["SafetensorsSource", "open_safetensors"]
 
 Tensor = torch.Tensor
+_WHOLE = "model.safetensors"
+_INDEX = f"{_WHOLE}.index.json"
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -59,7 +63,8 @@ class SafetensorsSource:
     def matrix(self, name: str, rows: int, columns: int, bias: bool) -> Weight:
         scheme = self._scheme
         if scheme is not None and scheme.covers(name, self):
-            weight = scheme.load(name, (rows, columns), self)
+            with located(self._directory):
+                weight = scheme.load(name, (rows, columns), self)
         else:
             weight = dense(self._floats(f"{name}.weight", (rows, columns)), f"{name}.weight")
         if bias:
@@ -85,8 +90,8 @@ class SafetensorsSource:
 
 def open_safetensors(directory: Path, scheme: Scheme | None) -> SafetensorsSource:
     """Open every shard. Raises CheckpointError that names the file, and the tensor where one is cut off."""
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
+    index = directory / _INDEX
+    if present(index):
         placed = _read_index(index)
         opened = {name: _open(directory / name) for name in sorted(set(placed.values()))}
         held = {name: set(handle.keys()) for name, handle in opened.items()}
@@ -94,29 +99,30 @@ def open_safetensors(directory: Path, scheme: Scheme | None) -> SafetensorsSourc
             if tensor not in held[file]:
                 raise CheckpointError("is not in the file that the index names", str(directory / file), tensor)
         return SafetensorsSource(directory, {tensor: opened[file] for tensor, file in placed.items()}, scheme)
-    single = directory / "model.safetensors"
-    if not single.exists():
-        raise UnsupportedModel(f"{directory}: no model.safetensors and no index of shards; other formats are not read")
+    single = directory / _WHOLE
+    if not present(single):
+        raise UnsupportedModel(f"{directory}: no {_WHOLE} and no index of shards; other formats are not read")
     handle = _open(single)
     return SafetensorsSource(directory, dict.fromkeys(handle.keys(), handle), scheme)
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    placed = read_json(path).get("weight_map")
-    if not isinstance(placed, dict) or not placed:
+    with located(path):
+        weight_map = Settings(read_json(path)).section("weight_map")
+        placed = {} if weight_map is None else {name: weight_map.text(name) for name in weight_map.names()}
+    if not placed:
         raise CheckpointError("field 'weight_map' is missing", str(path))
-    for file in placed.values():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise CheckpointError(f"field 'weight_map' names {file!r}: expected a file beside it", str(path))
+    for file in set(placed.values()):
+        if file in ("", ".", "..") or "\0" in file or Path(file).name != file:
+            raise CheckpointError(f"field 'weight_map' names {excerpt(file)}: expected a file beside it", str(path))
     return placed
 
 
 def _open(path: Path) -> Any:
+    regular_size(path)
     try:
         return safe_open(path, framework="pt")
-    except FileNotFoundError as error:
-        raise CheckpointError("the shard is missing", str(path)) from error
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"not a sound safetensors file: {error}", str(path), _first_cut(path)) from error
 
 
@@ -131,18 +137,5 @@ def _first_cut(path: Path) -> str | None:
             header = json.loads(file.read(length))
         ends = sorted((entry["data_offsets"][1], name) for name, entry in header.items() if name != "__metadata__")
         return next((name for end, name in ends if 8 + length + end > size), None)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises CheckpointError that names the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError("the file is missing", str(path)) from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"not readable as JSON: {error}", str(path)) from error
-    if not isinstance(value, dict):
-        raise CheckpointError("not a JSON object", str(path))
-    return value

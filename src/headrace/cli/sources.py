@@ -39,7 +39,7 @@ def open_source(args: argparse.Namespace, model: str | None) -> Iterator[Source]
         from headrace.cli.remote import RemoteSource
         from headrace.config import read_environment
 
-        source = RemoteSource(args.url, model, args.api_key or read_environment().api_key)
+        source = RemoteSource(args.url, model, (args.api_key or read_environment().api_key or "").strip() or None)
     else:
         from headrace.cli.local import LocalSource
         from headrace.cli.obtain import obtain

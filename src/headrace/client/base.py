@@ -9,11 +9,10 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.client.output import RequestOutputs, TextTokenizer
-from headrace.client.validate import validate
+from headrace.client.validate import validated
 from headrace.config import Config
 from headrace.engine.stats import EngineStats
 from headrace.engine.wire import (
@@ -30,6 +29,7 @@ from headrace.engine.wire import (
     from_wire,
 )
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest
+from headrace.hub.reference import display_name
 from headrace.types import Request
 
 __all__ = ["BaseClient"]
@@ -80,7 +80,7 @@ class BaseClient:
     def info(self) -> ModelInfo:
         """Raises EngineDead before `start`."""
         engine = self.engine_info
-        name = self.config.server.served_model_name or Path(self.config.model.model).name
+        name = self.config.server.served_model_name or display_name(self.config.model.model)
         return ModelInfo(
             name,
             engine.path,
@@ -89,8 +89,7 @@ class BaseClient:
             engine.platform,
             engine.dtype,
             self._created,
-            # Block 0 is padding.
-            (engine.num_blocks - 1) * engine.block_size,
+            engine.kv_tokens,
         )
 
     @property
@@ -110,7 +109,7 @@ class BaseClient:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
         self._check_ready()
-        validate(request, self.engine_info)
+        request = validated(request, self.engine_info, self._ends)
         if request.id in self._streams:
             raise InvalidRequest(f"a request with id {request.id!r} is still running", "request_id", "invalid_value")
         stream = _Stream(next(self._numbers), request, self._tokenizer, time.monotonic())

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
 import threading
+import weakref
+from concurrent.futures import Future
 
 from headrace.client.base import BaseClient
 from headrace.client.output import TextTokenizer
@@ -37,7 +40,10 @@ class InProcessClient(BaseClient):
         self._build = build
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._pulse = Pulse()
+        self._process = os.getpid()
         self._thread: threading.Thread | None = None
+        self._ended: Future[None] = Future()
+        self._ended.set_running_or_notify_cancel()  # From here on nobody who waits for it can cancel it.
         self._why: str | None = "the engine has not been started"
 
     async def start(self) -> None:
@@ -48,6 +54,8 @@ class InProcessClient(BaseClient):
         self._thread = threading.Thread(target=self._run, args=(loop, started), name="headrace-engine", daemon=True)
         self._thread.start()
         await started
+        # For the interpreter's end. Made when the device is open: the newest comes first, and a device's threads are stopped likewise.
+        weakref.finalize(self, _stop, self._commands, self._thread, self._process)
 
     async def check_health(self) -> None:
         self._check_ready()
@@ -56,13 +64,31 @@ class InProcessClient(BaseClient):
             raise EngineDead(f"the engine's step has not ended for {stalled:.0f} s")
 
     async def close(self) -> None:
+        """In a forked process, which has no part of the engine, this does nothing."""
+        if os.getpid() != self._process:
+            return
         self._why = "the engine was closed"
         self._end_all()
         if self._thread is not None:
             self._commands.put(Shutdown())
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join, _JOIN)
+            # Without an executor: there is none any more when the interpreter ends.
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.wrap_future(self._ended), _JOIN)
+
+    def is_own_thread(self) -> bool:
+        """Whether the engine itself calls: it cannot wait for its own end."""
+        return threading.current_thread() is self._thread
+
+    def check_process(self) -> None:
+        """Raises EngineDead in a process that was forked from the engine's."""
+        if os.getpid() != self._process:
+            raise EngineDead(
+                f"this process was forked from process {self._process}, which holds the engine: open a model here, after the "
+                "fork, or start processes by spawn"
+            )
 
     def _check_ready(self) -> None:
+        self.check_process()
         if self._why is not None:
             raise EngineDead(self._why)
 
@@ -83,10 +109,13 @@ class InProcessClient(BaseClient):
             send(Ready(engine.info))
             serve(engine.core, self._take_commands, send, self._pulse)
         except Exception as error:
-            send(Failed(to_wire(error)))
+            send(Failed(to_wire(_explained(error))))
         finally:
-            if engine is not None:
-                engine.close()
+            try:
+                if engine is not None:
+                    engine.close()
+            finally:
+                self._ended.set_result(None)
 
     def _on_event(self, event: Event, started: asyncio.Future[None]) -> None:
         if isinstance(event, Ready):
@@ -116,6 +145,20 @@ class InProcessClient(BaseClient):
             while True:
                 commands.append(self._commands.get_nowait())
         return commands
+
+
+def _explained(error: Exception) -> Exception:
+    """Once the main thread has ended, Python starts no more pools of threads."""
+    if isinstance(error, RuntimeError) and not threading.main_thread().is_alive():
+        return EngineDead(f"the main thread has ended: let it wait for the thread that uses the model ({error})")
+    return error
+
+
+def _stop(commands: queue.SimpleQueue[Command], thread: threading.Thread, process: int) -> None:
+    # The thread itself may be the last to let go of its client.
+    if os.getpid() == process and thread is not threading.current_thread():
+        commands.put(Shutdown())
+        thread.join(_JOIN)
 
 
 def _default_build() -> Build:

@@ -11,7 +11,7 @@ import pytest
 from headrace.conformance.interrupted import Interrupted
 from headrace.conformance.moving import head_size
 from headrace.conformance.tiers import tier
-from headrace.conformance.tiny import Serving, TinyModel, requests
+from headrace.conformance.tiny import Serving, TinyModel, agreeing, requests
 from headrace.errors import DeviceLost, OutOfMemory, PlatformError
 from headrace.platforms.interface import KV, Device, Platform, Tensor
 from headrace.types import Bucket, KVLayout, LayerKV
@@ -59,7 +59,8 @@ class FaultsTier:
 
     @pytest.mark.parametrize("fault", _FAULTS, ids=lambda fault: fault.__class__.__name__)
     def test_the_engine_survives(self, device: Device, model: TinyModel, fault: Exception) -> None:
-        """The requests of a step that fails end with its error; all others, and those that come after, are served whole."""
+        """The requests of a step that fails end with its error; all others, and those that come after, are served whole, with the
+        tokens of a device on which nothing fails. The last ones find prefixes of those before in the cache."""
         wanted = Serving(device, model, budget=48, seqs=3).run(requests(_REQUESTS))
         serving = Interrupted(device, model, fault)
         found = serving.run(requests(_REQUESTS))
@@ -70,11 +71,18 @@ class FaultsTier:
             assert not isinstance(error, DeviceLost), "the device is still there"
         assert 0 < len(serving.errors) < _REQUESTS
         assert all(str(fault) in message for message in serving.errors.values()), serving.errors
-        again = serving.run(requests(_REQUESTS))
-        served = {name: answer for name, answer in found.items() if name not in serving.errors}
-        for name, (tokens, _) in (*served.items(), *again.items()):
-            assert len(tokens) == len(wanted[name][0])
-            assert tokens == wanted[name][0] or not device.capabilities().deterministic
+        served = [(name, answer) for name, answer in found.items() if name not in serving.errors]
+        again = [*serving.run(requests(_REQUESTS)).items(), *serving.run(requests(_REQUESTS)).items()]
+        whole = []
+        for name, answer in (*served, *again):
+            assert len(answer[0]) == len(wanted[name][0])
+            same = answer[0] == wanted[name][0]
+            assert same or not device.capabilities().deterministic, (
+                f"{name}: {answer[0]}, and {wanted[name][0]} is right"
+            )
+            whole.append(same or agreeing(answer, wanted[name]) == len(answer[0]))
+        # Where sums depend on the batch, near-ties may fall the other way.
+        assert sum(whole) >= len(whole) - 2, f"{len(whole) - sum(whole)} of {len(whole)} answers have other tokens"
 
     def test_a_lost_device_ends_the_engine(self, platform: Platform | None) -> None:
         """The error is DeviceLost, so that the engine knows; nothing else comes of the device, and a new one serves."""

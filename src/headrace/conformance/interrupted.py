@@ -1,4 +1,4 @@
-"""Serving in which one step fails on the device, handled as the engine handles it."""
+"""Serving in which one step fails on the device."""
 
 from __future__ import annotations
 
@@ -6,48 +6,81 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.conformance.tiny import Serving, TinyModel
-from headrace.errors import DeviceLost, PlatformError
-from headrace.kernels.inputs import batch_of
-from headrace.platforms.interface import KV, Device, Pending, Tensor
-from headrace.types import Delta, StepPlan
+from headrace.engine.core_loop import LaunchedStep, StepRunner
+from headrace.errors import PlatformError
+from headrace.platforms.interface import KV, Device, Executable, StepFn, Tensor
+from headrace.types import Bucket, StepPlan, StepResult
 
-__all__ = ["Interrupted"]
+__all__ = ["Interrupted", "Interrupting"]
 
 _FAILING = 3
-"""The launch that fails: one is under way before it."""
+"""The call that fails: one is under way before it."""
+
+
+class Interrupting:
+    """A device whose third call of a step raises `fault` behind its last operator, wherever the device runs or records it; all
+    other calls are sound."""
+
+    def __init__(self, device: Device, fault: Exception) -> None:
+        self._device, self._fault, self._calls = device, fault, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
+        sound = self._device.compile(step_fn, bucket)
+
+        def broken(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+            step_fn(kv, inputs)
+            raise self._fault
+
+        def call(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+            self._calls += 1
+            executable = self._device.compile(broken, bucket) if self._calls == _FAILING else sound
+            return executable(kv, inputs)
+
+        return call
 
 
 class Interrupted(Serving):
-    """The third step raises `fault` behind its last operator, wherever the device runs or records it; all others are sound.
-
-    A step that fails ends the requests that took part in it, whose messages `errors` keeps, and the others go on; the loss of
-    the device is raised, since it ends the engine.
-    """
+    """`raised` keeps what the engine was told of the step that failed."""
 
     def __init__(self, device: Device, model: TinyModel, fault: Exception) -> None:
-        super().__init__(device, model, budget=48, seqs=3)
-        self.errors: dict[str, str] = {}
         self.raised: list[PlatformError] = []
-        self._fault, self._model, self._launches = fault, model, 0
+        failing: Any = Interrupting(device, fault)
+        super().__init__(failing, model, budget=48, seqs=3)
 
-    def failed(self, plan: StepPlan, error: PlatformError) -> list[Delta]:
-        self.raised.append(error)
-        if isinstance(error, DeviceLost):
-            raise error
-        deltas = self.scheduler.fail(plan, f"step {plan.step} failed on the device: {error}")
-        self.errors |= {delta.request_id: delta.error for delta in deltas if delta.error is not None}
-        return deltas
+    def watch(self, runner: StepRunner) -> StepRunner:
+        return _Watched(runner, self.raised)
 
-    def launch(self, plan: StepPlan) -> dict[str, Pending]:
-        self._launches += 1
-        if self._launches != _FAILING:
-            return super().launch(plan)
-        sound, self._executable = self._executable, self._device.compile(self._failing, self._bucket)
+
+class _Watched:
+    """A runner, whose errors are noted."""
+
+    def __init__(self, runner: StepRunner, raised: list[PlatformError]) -> None:
+        self._runner, self._raised = runner, raised
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         try:
-            return super().launch(plan)
-        finally:
-            self._executable = sound
+            return _WatchedStep(self._runner.launch(plan), self._raised)
+        except PlatformError as error:
+            self._raised.append(error)
+            raise
 
-    def _failing(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Any]]:
-        self._model.forward(batch_of(inputs), kv, inputs["history"])
-        raise self._fault
+    def recover(self) -> bool:
+        return self._runner.recover()
+
+
+class _WatchedStep:
+    def __init__(self, launched: LaunchedStep, raised: list[PlatformError]) -> None:
+        self._launched, self._raised = launched, raised
+
+    def done(self) -> bool:
+        return self._launched.done()
+
+    def result(self) -> StepResult:
+        try:
+            return self._launched.result()
+        except PlatformError as error:
+            self._raised.append(error)
+            raise

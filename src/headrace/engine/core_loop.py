@@ -10,7 +10,7 @@ from typing import Protocol
 
 from headrace.engine.stats import EngineStats
 from headrace.engine.usage import Figures
-from headrace.errors import DeviceLost, HeadraceError, PlatformError
+from headrace.errors import DeviceLost, PlatformError
 from headrace.types import Delta, Request, SchedulerStats, StepPlan, StepResult
 
 __all__ = ["EngineCore", "LaunchedStep", "StepRunner", "StepScheduler"]
@@ -32,6 +32,9 @@ class StepRunner(Protocol):
 
     def launch(self, plan: StepPlan) -> LaunchedStep: ...
 
+    def recover(self) -> bool:
+        """Called after a step that failed. True if the cache had to be made again: it holds nothing any more."""
+
 
 class StepScheduler(Protocol):
     """What the loop needs of `core.Scheduler`."""
@@ -47,6 +50,8 @@ class StepScheduler(Protocol):
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]: ...
 
     def fail(self, plan: StepPlan, message: str) -> list[Delta]: ...
+
+    def reset_cache(self) -> None: ...
 
     def drain(self) -> list[Delta]: ...
 
@@ -92,7 +97,7 @@ class EngineCore:
             for request in requests:
                 self._scheduler.add(request)
                 admitted.append(request.id)
-        except HeadraceError:
+        except Exception:
             self.abort(admitted)
             raise
 
@@ -154,7 +159,7 @@ class EngineCore:
         now = self._clock()
         try:
             launched = self._runner.launch(plan)
-        except PlatformError as error:
+        except Exception as error:
             deltas += self._failed(plan, error)
             return True
         self._flying.append((plan, launched, now))
@@ -165,7 +170,7 @@ class EngineCore:
         waited = not launched.done()
         try:
             result = launched.result()
-        except PlatformError as error:
+        except Exception as error:
             self._free_at = self._clock()
             deltas += self._failed(plan, error)
             return
@@ -189,13 +194,20 @@ class EngineCore:
         self._free_at = min(now, began + self._duration)
         return self._free_at - began
 
-    def _failed(self, plan: StepPlan, error: PlatformError) -> list[Delta]:
-        """Ends the requests of a step that the device could not do, and those alone."""
-        message = f"step {plan.step} failed on the device: {error}"
-        _log.error("%s (requests %s)", message, ", ".join(plan.request_ids) or "none")
+    def _failed(self, plan: StepPlan, error: Exception) -> list[Delta]:
+        """Ends the requests of a step that the device could not do, or that we could not give it, and those alone."""
+        what = str(error) if isinstance(error, PlatformError) else f"{type(error).__name__}: {error}"
+        message = f"step {plan.step} failed on the device: {what}"
+        trace = None if isinstance(error, PlatformError) else error
+        _log.error("%s (requests %s)", message, ", ".join(plan.request_ids) or "none", exc_info=trace)
         if isinstance(error, DeviceLost):
             raise error
-        return self._scheduler.fail(plan, message)
+        deltas = self._scheduler.fail(plan, message)
+        if self._runner.recover():
+            # Nothing runs now: what ran with the failed step has been sent back to be computed again.
+            self._scheduler.reset_cache()
+            _log.warning("the KV cache was donated to that step: it has been made again, and cached prefixes are gone")
+        return deltas
 
 
 def _never() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine.plans import history_plan
+from headrace.errors import DeviceLost, PlatformError
 from headrace.kernels.inputs import batch_of, pad_arrays, plan_arrays, sample_inputs_of
 from headrace.kernels.ops import Batch, Ops
 from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor
@@ -41,9 +42,11 @@ class RunnerConfig:
 class Launched:
     """A step under way."""
 
-    def __init__(self, plan: StepPlan, outputs: Mapping[str, Pending]) -> None:
+    def __init__(self, plan: StepPlan, outputs: Mapping[str, Pending], failed: Callable[[], None]) -> None:
+        """`failed` is called before an error of the device is raised."""
         self._plan = plan
         self._outputs = outputs
+        self._failed = failed
 
     def done(self) -> bool:
         """True once `result` would not block."""
@@ -51,7 +54,11 @@ class Launched:
 
     def result(self) -> StepResult:
         """Blocks until the device has finished. Raises PlatformError where the device's work failed."""
-        arrays = {name: pending.result() for name, pending in self._outputs.items()}
+        try:
+            arrays = {name: pending.result() for name, pending in self._outputs.items()}
+        except PlatformError:
+            self._failed()
+            raise
         rows, top = self._plan.num_rows, max(0, self._plan.sampling.num_logprobs)
         wide = {n: a[:rows, :top] for n, a in arrays.items() if n.startswith("top_")}
         flat = {n: a[:rows] for n, a in arrays.items() if not n.startswith("top_")}
@@ -73,16 +80,51 @@ class Runner:
         self._ops = ops
         self._capabilities = device.capabilities()
         self._static = self._capabilities.static_shapes
-        self._kv: KV = device.alloc_kv(config.layout, config.num_blocks)
-        # Rows of padding write somewhere: the row behind the last.
-        shape = (config.max_num_seqs + self._static, config.max_model_len)
-        self._history: Tensor = device.put(np.zeros(shape, np.int32))
+        self._kv: KV = None
+        self._history: Tensor = None
+        self._allocate()
+        self._times_made = 1
+        """How often the cache has been made: a step that fails late may belong to one that is gone."""
+        self._donated_to_a_failure = False
         self._blocks = -(-config.max_model_len // config.layout.block_size)
         self._executables: dict[tuple[Bucket, int | None], Executable] = {}
         self._resident: dict[str, tuple[npt.NDArray[Any], bytes, Tensor]] = {}
 
     def launch(self, plan: StepPlan) -> Launched:
         """Start a step, in order behind those launched before. Raises PlatformError."""
+        made = self._times_made
+        try:
+            return Launched(plan, self._launch(plan), lambda: self._failed(made))
+        except PlatformError:
+            self._failed(made)
+            raise
+
+    def recover(self) -> bool:
+        """To be called after a step that failed. True if the cache has been made again: where buffers are donated, those of the
+        failed step are gone, and what the cache held with them. Raises DeviceLost if there is no memory for another."""
+        if not self._donated_to_a_failure:
+            return False
+        self._donated_to_a_failure = False
+        self._times_made += 1
+        # Freed before their successors are allocated.
+        self._kv = self._history = None
+        try:
+            self._allocate()
+        except PlatformError as error:
+            raise DeviceLost(f"the KV cache cannot be made again after a step that failed: {error}") from error
+        return True
+
+    def _allocate(self) -> None:
+        config = self.config
+        self._kv = self._device.alloc_kv(config.layout, config.num_blocks)
+        # Rows of padding write somewhere: the row behind the last.
+        shape = (config.max_num_seqs + self._static, config.max_model_len)
+        self._history = self._device.put(np.zeros(shape, np.int32))
+
+    def _failed(self, made: int) -> None:
+        self._donated_to_a_failure |= not self._capabilities.in_place_kv and made == self._times_made
+
+    def _launch(self, plan: StepPlan) -> dict[str, Pending]:
         if len(plan.copies):
             self._kv = self._device.copy_blocks(self._kv, plan.copies[:, 0].tolist(), plan.copies[:, 1].tolist())
         if len(plan.history_tokens):
@@ -94,7 +136,7 @@ class Runner:
             names += ["logprobs", "ranks"]
         if top > 0:
             names += ["top_ids", "top_logprobs"]
-        return Launched(plan, {name: self._device.get(outputs[name]) for name in names})
+        return {name: self._device.get(outputs[name]) for name in names}
 
     def _call(self, plan: StepPlan, top: int | None) -> Mapping[str, Tensor]:
         """`top` alternatives of logprobs; None only writes the plan's tokens into the history."""
@@ -156,7 +198,9 @@ class Runner:
         tokens = _power_of_two(max(plan.num_tokens, plan.num_rows), config.max_num_batched_tokens)
         seqs = min(_power_of_two(plan.num_seqs, config.max_num_seqs), tokens)
         seqs = max(seqs, plan.num_seqs)
-        return Bucket(tokens, seqs, tokens if plan.num_rows > seqs else seqs, self._blocks)
+        rows = tokens if plan.num_rows > seqs else seqs
+        masks = 1 if plan.sampling.allowed is None else len(plan.sampling.allowed)
+        return Bucket(tokens, seqs, rows, self._blocks, _bias_size(len(plan.sampling.bias_row)), _next_power(masks))
 
     def _load_history(self, plan: StepPlan) -> None:
         """Known tokens that no step computes go into the history with the operator that writes a step's tokens there."""
@@ -168,4 +212,16 @@ class Runner:
 
 
 def _power_of_two(value: int, most: int) -> int:
-    return min(most, max(8, 1 << (value - 1).bit_length()))
+    return min(most, max(8, _next_power(value)))
+
+
+def _next_power(value: int) -> int:
+    return 1 << (value - 1).bit_length()
+
+
+def _bias_size(count: int) -> int:
+    """8, 64, 512, …: a step is compiled for each, and one bias in a batch of many is usual."""
+    size = 8
+    while size < count:
+        size *= 8
+    return size

@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.errors import CheckpointError
 from headrace.models.moe import MoE
+from headrace.settings import MOST_POSITIONS
 from headrace.types import LayerKV
 
-__all__ = ["Activation", "DecoderConfig", "LayerConfig", "Rope"]
+__all__ = ["Activation", "DecoderConfig", "LayerConfig", "Rope", "check_decoder"]
 
-_MOST_POSITIONS = (1 << 31) - 1
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
@@ -46,7 +47,7 @@ class Rope:
         if self.kind not in ("linear", "yarn"):
             return stated
         original = self.original_max_position or (stated if self.kind == "linear" else 0)
-        return max(stated, int(min(original * self.factor, _MOST_POSITIONS)))
+        return max(stated, int(min(original * self.factor, MOST_POSITIONS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,4 +112,19 @@ class DecoderConfig:
         common |= {"soft_cap"} if self.attention_soft_cap is not None else set()
         return tuple(
             frozenset(common | ({"sliding_window"} if layer.window is not None else set())) for layer in self.layers
+        )
+
+
+def check_decoder(config: DecoderConfig) -> None:
+    """Raises CheckpointError for sizes that cannot go together, whatever family's they are."""
+    for rope in config.ropes:
+        if rope.rotary_dim < 2 or rope.rotary_dim % 2 or rope.rotary_dim > config.head_dim:
+            raise CheckpointError(
+                f"{rope.rotary_dim} dimensions of a head are rotated: expected an even number, "
+                f"at most the head's {config.head_dim}"
+            )
+    widest = max(config.num_q_heads * config.head_dim, config.vocab, config.intermediate)
+    if widest >= 1 << 31:
+        raise CheckpointError(
+            f"{config.num_q_heads} heads of {config.head_dim}: a row of more than 2^31 values is not supported"
         )

@@ -17,7 +17,7 @@ from headrace.models.config import DecoderConfig
 from headrace.models.family import GGUF_NAMES, HF_NAMES, Family
 from headrace.models.moe import MoE
 from headrace.models.moe_settings import GGUF_KEYS, with_experts
-from headrace.models.settings import Settings
+from headrace.settings import Settings
 
 __all__ = ["DOTS1", "GLM4_MOE"]
 
@@ -35,6 +35,7 @@ _GGUF_KEYS = GGUF_KEYS | {
     "expert_gating_func", "expert_group_count", "expert_group_used_count", "expert_shared_count", "expert_weights_norm",
     "expert_weights_scale", "leading_dense_block_count", "nextn_predict_layers",
 }  # fmt: skip
+_PART = "partial_rotary_factor"
 _SIGMOID = 2
 """GGUF's number of the gating function."""
 
@@ -45,7 +46,7 @@ def _moe(settings: Settings, renormalize: bool) -> MoE:
         settings.integer("num_experts_per_tok"),
         "sigmoid",
         settings.flag("norm_topk_prob", renormalize),
-        settings.number("routed_scaling_factor", 1.0),
+        settings.positive("routed_scaling_factor", 1.0),
         settings.integer("n_group", 1),
         settings.integer("topk_group", 1),
     )
@@ -58,7 +59,7 @@ def _gguf_moe(settings: Settings, arch: str) -> MoE:
         settings.integer("expert_used_count"),
         "sigmoid",
         settings.flag("expert_weights_norm", False),
-        settings.number("expert_weights_scale", 1.0),
+        settings.positive("expert_weights_scale", 1.0),
         settings.integer("expert_group_count", 1),
         settings.integer("expert_group_used_count", 1),
     )
@@ -82,7 +83,7 @@ def _dots1(config: Mapping[str, Any]) -> DecoderConfig:
     settings = Settings(config)
     count, bias = settings.layers("num_hidden_layers"), settings.flag("attention_bias", False)
     sliding = settings.get("sliding_window") is not None
-    start = settings.integer("max_window_layers", 62) if sliding else count
+    start = settings.count("max_window_layers", 62) if sliding else count
     types = ["sliding_attention" if index >= start else "full_attention" for index in range(count)]
     windows = hf.layer_windows(config, "dots1", types)
     dense = hf.simple_decoder(config, "dots1", windows, qk_norm=True, qkv_bias=bias, output_bias=bias)
@@ -92,8 +93,9 @@ def _dots1(config: Mapping[str, Any]) -> DecoderConfig:
 def _glm4_moe(config: Mapping[str, Any]) -> DecoderConfig:
     settings = Settings(config)
     parameters = hf.rope_parameters(config)
-    part = parameters.pop("partial_rotary_factor", None) or settings.number("partial_rotary_factor", 0.5)
-    fields = hf.base_fields(config, "glm4_moe", known={"partial_rotary_factor", "use_qk_norm"})
+    given = parameters.pop(_PART, None)
+    part = Settings({_PART: given}).positive(_PART, settings.positive(_PART, 0.5))
+    fields = hf.base_fields(config, "glm4_moe", known={_PART, "use_qk_norm"})
     rope = replace(hf.read_rope(parameters, config, "glm4_moe"), rotary_dim=int(fields["head_dim"] * part))
     dense = DecoderConfig(
         **{**fields, "max_position": rope.context(fields["max_position"])},
@@ -108,11 +110,13 @@ def _glm4_moe(config: Mapping[str, Any]) -> DecoderConfig:
 
 def _gguf(metadata: Mapping[str, Any], arch: str, **more: Any) -> DecoderConfig:
     settings = gguf.settings_of(metadata, arch, _GGUF_KEYS)
-    drafting = settings.count("nextn_predict_layers", 0)
+    count, drafting = settings.layers("block_count"), settings.count("nextn_predict_layers", 0)
+    if drafting >= count:
+        raise settings.wrong("nextn_predict_layers", drafting, f"fewer than the {count} layers of block_count")
     dense = DecoderConfig(
         **gguf.base_fields(settings, metadata, arch),
         **more,
-        layers=hf.uniform_layers([None] * max(0, settings.layers("block_count") - drafting)),
+        layers=hf.uniform_layers([None] * (count - drafting)),
         ropes=(gguf.read_rope(settings, arch),),
         draft_layers=drafting,
     )

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.models import gguf, hf
 from headrace.models.config import DecoderConfig, LayerConfig, Rope
 from headrace.models.family import GGUF_SANDWICH, HF_SANDWICH, Family
-from headrace.models.settings import Settings
+from headrace.settings import Settings
 
 __all__ = ["GEMMA3"]
 
@@ -35,8 +35,8 @@ def _gemma3(config: Mapping[str, Any]) -> DecoderConfig:
         qk_norm=True,
         sandwich_norm=True,
         embedding_scale=fields["hidden"] ** 0.5,
-        attention_scale=settings.number("query_pre_attn_scalar", 256) ** -0.5,
-        logits_soft_cap=settings.optional_number("final_logit_softcapping"),
+        attention_scale=settings.positive("query_pre_attn_scalar", 256) ** -0.5,
+        logits_soft_cap=settings.optional_positive("final_logit_softcapping"),
         qkv_bias=bias,
         output_bias=bias,
     )
@@ -52,13 +52,17 @@ def _layers(windows: list[int | None]) -> tuple[LayerConfig, ...]:
 
 
 def _ropes(config: Mapping[str, Any]) -> tuple[Rope, Rope]:
-    given = config.get("rope_parameters") or {}
-    if "full_attention" in given or "sliding_attention" in given:
-        whole, local = given.get("full_attention") or {}, given.get("sliding_attention") or {}
+    given = Settings(config).section("rope_parameters")
+    if given is not None and {"full_attention", "sliding_attention"} & set(given.names()):
+        whole, local = (_values(given.section(kind)) for kind in ("full_attention", "sliding_attention"))
     else:
         whole = hf.rope_parameters(config)
         local = {"rope_theta": config.get("rope_local_base_freq")}
     return hf.read_rope(whole, config, "gemma3", 1e6), hf.read_rope(local, config, "gemma3", 1e4)
+
+
+def _values(section: Settings | None) -> dict[str, Any]:
+    return {} if section is None else section.values()
 
 
 def _gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
@@ -71,7 +75,7 @@ def _gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
     windows = [window if kind == "sliding_attention" else None for kind in types]
     fields = gguf.base_fields(settings, metadata, "gemma3")
     rope = gguf.read_rope(settings, "gemma3", 1e6)
-    local = Rope(settings.number("rope.freq_base_swa", 1e4), rope.rotary_dim)
+    local = Rope(settings.base("rope.freq_base_swa", 1e4), rope.rotary_dim)
     largest = count == 62  # the 27B divides by hidden / heads instead of the head's size
     return DecoderConfig(
         # The stated context is the scaled one, unlike other families'.
@@ -82,7 +86,7 @@ def _gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
         sandwich_norm=True,
         embedding_scale=fields["hidden"] ** 0.5,
         attention_scale=(fields["hidden"] / fields["num_q_heads"]) ** -0.5 if largest else None,
-        logits_soft_cap=settings.optional_number("final_logit_softcapping"),
+        logits_soft_cap=settings.optional_positive("final_logit_softcapping"),
     )
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from headrace.errors import CheckpointError, UnsupportedModel
+import numpy as np
+
+from headrace.errors import CheckpointError, UnsupportedModel, excerpt
 from headrace.models.config import Rope
-from headrace.models.settings import Settings
+from headrace.settings import MOST_POSITIONS, Settings, same
 
 __all__ = ["base_fields", "read_rope", "settings_of"]
 
@@ -56,8 +58,8 @@ def settings_of(metadata: Mapping[str, Any], arch: str, more: Collection[str] = 
         if not key.startswith(f"{arch}."):
             continue
         name = key[len(arch) + 1 :]
-        if name not in _READ and name not in more and not (name in _NEUTRAL and value == _NEUTRAL[name]):
-            raise UnsupportedModel(f"{arch}: GGUF key {key!r} = {str(value)[:60]} is not supported")
+        if name not in _READ and name not in more and not (name in _NEUTRAL and same(value, _NEUTRAL[name])):
+            raise UnsupportedModel(f"{arch}: GGUF key {excerpt(key)} = {excerpt(value)} is not supported")
     return Settings(metadata, f"{arch}.")
 
 
@@ -79,8 +81,8 @@ def base_fields(settings: Settings, metadata: Mapping[str, Any], arch: str) -> d
         "head_dim": head_dim,
         "intermediate": _per_layer(settings, "feed_forward_length"),
         "vocab": settings.integer("vocab_size", _vocabulary(metadata)),
-        "max_position": read_rope(settings, arch).context(settings.integer("context_length")),
-        "norm_eps": settings.number("attention.layer_norm_rms_epsilon"),
+        "max_position": read_rope(settings, arch).context(settings.integer("context_length", most=MOST_POSITIONS)),
+        "norm_eps": settings.positive("attention.layer_norm_rms_epsilon"),
     }
 
 
@@ -88,19 +90,19 @@ def read_rope(settings: Settings, arch: str, theta: float = 10000.0) -> Rope:
     """The rotary embedding of full-attention layers."""
     rope = _scaled(settings, arch, theta)
     # Of this format, the factor is one more beside the method's own.
-    more = settings.number("rope.scaling.attn_factor", 1.0)
+    more = settings.positive("rope.scaling.attn_factor", 1.0)
     return rope if more == 1.0 else replace(rope, attention_factor=rope.magnitude * more)
 
 
 def _scaled(settings: Settings, arch: str, theta: float) -> Rope:
     heads = _per_layer(settings, "attention.head_count")
     head_dim = settings.integer("attention.key_length", settings.integer("embedding_length") // heads)
-    rotary = settings.integer("rope.dimension_count", head_dim)
-    base = settings.number("rope.freq_base", theta)
-    kind = settings.get("rope.scaling.type") or "none"
+    rotary = settings.integer("rope.dimension_count", head_dim, most=head_dim)
+    base = settings.base("rope.freq_base", theta)
+    kind = settings.text("rope.scaling.type", "none")
     if kind == "none":
         return Rope(base, rotary)
-    factor = settings.number("rope.scaling.factor", 1.0)
+    factor = settings.positive("rope.scaling.factor", 1.0)
     if kind == "linear":
         original = settings.optional_integer("rope.scaling.original_context_length")
         return Rope(base, rotary, "linear", factor, original or 0)
@@ -112,23 +114,26 @@ def _scaled(settings: Settings, arch: str, theta: float) -> Rope:
             "yarn",
             factor,
             original,
-            beta_fast=settings.number("rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=settings.number("rope.scaling.yarn_beta_slow", 1.0),
+            beta_fast=settings.positive("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=settings.positive("rope.scaling.yarn_beta_slow", 1.0),
         )
-    raise UnsupportedModel(f"{arch}: rope.scaling.type {kind!r} is not supported: none, linear and yarn are")
+    raise UnsupportedModel(f"{arch}: rope.scaling.type {excerpt(kind)} is not supported: none, linear and yarn are")
 
 
 def _per_layer(settings: Settings, key: str, default: int | None = None) -> int:
     """A count that may be given as one a layer: all must agree."""
     value = settings.get(key)
-    if value is None or isinstance(value, int):
+    if not isinstance(value, (list, np.ndarray)):
         return settings.integer(key, default)
-    distinct = {int(entry) for entry in value}
+    entries = value.tolist() if isinstance(value, np.ndarray) else value
+    distinct = {Settings({key: entry}, within=settings.name("")[:-1]).integer(key) for entry in entries}
     if len(distinct) != 1:
-        raise UnsupportedModel(f"GGUF key {key!r} differs from layer to layer: not supported")
-    return Settings({key: distinct.pop()}).integer(key)
+        raise UnsupportedModel(f"GGUF key {settings.name(key)!r} differs from layer to layer: not supported")
+    return distinct.pop()
 
 
 def _vocabulary(metadata: Mapping[str, Any]) -> int | None:
     tokens = metadata.get("tokenizer.ggml.tokens")
+    if tokens is not None and (isinstance(tokens, str) or not isinstance(tokens, Sequence)):
+        raise CheckpointError(f"field 'tokenizer.ggml.tokens' is {excerpt(tokens)}: expected a list of strings")
     return None if tokens is None else len(tokens)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.errors import CheckpointError, UnsupportedModel, excerpt
 from headrace.models.config import Activation, DecoderConfig, LayerConfig, Rope
-from headrace.models.settings import Settings
+from headrace.settings import MOST_POSITIONS, Settings
 
 __all__ = ["activation", "base_fields", "layer_windows", "read_rope", "rope_parameters"]
 
@@ -26,6 +26,7 @@ _NEUTRAL: dict[str, Any] = {
     "use_qk_norm": False,
 }
 """Settings of other families that change the arithmetic: anywhere else they must be at rest."""
+_ORIGINAL = "original_max_position_embeddings"
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -58,76 +59,77 @@ def base_fields(
         "head_dim": settings.integer("head_dim", hidden // heads),
         "intermediate": settings.integer("intermediate_size"),
         "vocab": settings.integer("vocab_size"),
-        "max_position": settings.integer("max_position_embeddings"),
-        "norm_eps": settings.number("rms_norm_eps", 1e-6),
-        "activation": activation(family, settings.get(activation_key) or "silu"),
+        "max_position": settings.integer("max_position_embeddings", most=MOST_POSITIONS),
+        "norm_eps": settings.positive("rms_norm_eps", 1e-6),
+        "activation": activation(family, settings.text(activation_key, "silu")),
         "tied": settings.flag("tie_word_embeddings", False),
     }
 
 
 def activation(family: str, name: str) -> Activation:
     if name not in _ACTIVATIONS:
-        raise UnsupportedModel(f"{family}: activation {name!r} is not supported: {', '.join(_ACTIVATIONS)} are")
+        raise UnsupportedModel(f"{family}: activation {excerpt(name)} is not supported: {', '.join(_ACTIVATIONS)} are")
     return _ACTIVATIONS[name]
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """The one dictionary of newer configurations, or the older `rope_theta` and `rope_scaling`, as the newer."""
-    merged = dict(config.get("rope_scaling") or {})
-    if config.get("rope_theta") is not None:
-        merged["rope_theta"] = config["rope_theta"]
-    merged.update(config.get("rope_parameters") or {})
+    settings = Settings(config)
+    merged = _plain(settings.section("rope_scaling"))
+    if settings.get("rope_theta") is not None:
+        merged["rope_theta"] = settings.get("rope_theta")
+    merged.update(_plain(settings.section("rope_parameters")))
     if "type" in merged:
         merged.setdefault("rope_type", merged["type"])
     return merged
 
 
+def _plain(section: Settings | None) -> dict[str, Any]:
+    return {} if section is None else section.values()
+
+
 def read_rope(parameters: Mapping[str, Any], config: Mapping[str, Any], family: str, theta: float = 10000.0) -> Rope:
     """One layer type's rotary embedding. `theta` is the family's own base where none is given."""
-    values = Settings(parameters)
+    values = Settings(parameters, within="rope_parameters")
     settings = Settings(config)
     head_dim = settings.integer("head_dim", settings.integer("hidden_size") // settings.integer("num_attention_heads"))
     values.refuse(family, {"partial_rotary_factor": 1.0})
-    rotary = head_dim
-    base = values.number("rope_theta", theta)
-    kind = values.get("rope_type") or "default"
+    base = values.base("rope_theta", theta)
+    kind = values.text("rope_type", "default")
     if kind == "default":
-        return Rope(base, rotary)
-    original = values.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
+        return Rope(base, head_dim)
+    where = settings if values.get(_ORIGINAL) is None else values
     if kind == "linear":
-        before = 0 if original is None else _original(original)
-        return Rope(base, rotary, "linear", values.number("factor"), before)
+        before = where.optional_integer(_ORIGINAL) or 0
+        return Rope(base, head_dim, "linear", values.positive("factor"), before)
     if kind == "llama3":
-        return Rope(
-            base,
-            rotary,
-            "llama3",
-            values.number("factor"),
-            _original(original),
-            low_freq_factor=values.number("low_freq_factor"),
-            high_freq_factor=values.number("high_freq_factor"),
-        )
+        return _llama3(values, base, head_dim, where.integer(_ORIGINAL, most=MOST_POSITIONS))
     if kind == "yarn":
-        return _yarn(values, base, rotary, original, settings.integer("max_position_embeddings"), family)
-    raise UnsupportedModel(f"{family}: rope_type {kind!r} is not supported: default, linear, llama3 and yarn are")
+        longest = settings.integer("max_position_embeddings", most=MOST_POSITIONS)
+        return _yarn(values, base, head_dim, where.integer(_ORIGINAL, longest, MOST_POSITIONS), longest, family)
+    raise UnsupportedModel(
+        f"{family}: rope_type {excerpt(kind)} is not supported: default, linear, llama3 and yarn are"
+    )
 
 
-def _original(value: Any) -> int:
-    return Settings({"original_max_position_embeddings": value}).integer("original_max_position_embeddings")
+def _llama3(values: Settings, base: float, rotary: int, original: int) -> Rope:
+    low, high = values.positive("low_freq_factor"), values.positive("high_freq_factor")
+    if low >= high:
+        raise values.wrong("high_freq_factor", high, f"more than low_freq_factor, {low}")
+    return Rope(base, rotary, "llama3", values.positive("factor"), original, low_freq_factor=low, high_freq_factor=high)
 
 
-def _yarn(values: Settings, base: float, rotary: int, original: Any, longest: int, family: str) -> Rope:
+def _yarn(values: Settings, base: float, rotary: int, original: int, longest: int, family: str) -> Rope:
     values.refuse(family, {"mscale": None, "mscale_all_dim": None})
-    context = original or longest
     return Rope(
         base,
         rotary,
         "yarn",
-        values.number("factor", longest / context),
-        context,
-        beta_fast=values.number("beta_fast", 32.0),
-        beta_slow=values.number("beta_slow", 1.0),
-        attention_factor=values.optional_number("attention_factor"),
+        values.positive("factor", longest / original),
+        original,
+        beta_fast=values.positive("beta_fast", 32.0),
+        beta_slow=values.positive("beta_slow", 1.0),
+        attention_factor=values.optional_positive("attention_factor"),
         truncate=values.flag("truncate", True),
     )
 
@@ -136,12 +138,12 @@ def layer_windows(config: Mapping[str, Any], family: str, default: list[str]) ->
     """The sliding window of every layer, from `layer_types` (or `default` where the config has none)."""
     settings = Settings(config)
     count = settings.layers("num_hidden_layers")
-    types = settings.get("layer_types") or default
+    types = settings.texts("layer_types") or default
     if len(types) != count:
         raise CheckpointError(f"field 'layer_types' has {len(types)} entries for {count} layers")
-    unknown = sorted(set(map(str, types)) - {"full_attention", "sliding_attention"})
+    unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
     if unknown:
-        raise UnsupportedModel(f"{family}: layer type {unknown[0]!r} is not supported")
+        raise UnsupportedModel(f"{family}: layer type {excerpt(unknown[0])} is not supported")
     return [settings.integer("sliding_window") if kind == "sliding_attention" else None for kind in types]
 
 

@@ -9,7 +9,7 @@ from headrace.models import gguf, hf
 from headrace.models.config import DecoderConfig
 from headrace.models.family import GGUF_NAMES, HF_NAMES, Family
 from headrace.models.moe_settings import GGUF_KEYS, gguf_moe, with_experts
-from headrace.models.settings import Settings
+from headrace.settings import Settings
 
 __all__ = ["LLAMA", "MISTRAL"]
 
@@ -38,7 +38,9 @@ def _gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
     rope = gguf.read_rope(settings, "llama")
     fields = gguf.base_fields(settings, metadata, "llama")
     config = DecoderConfig(**fields, layers=hf.uniform_layers(windows), ropes=(rope,))
-    return with_experts(config, gguf_moe(settings), [True] * len(windows)) if settings.get("expert_count") else config
+    return (
+        with_experts(config, gguf_moe(settings), [True] * len(windows)) if settings.count("expert_count", 0) else config
+    )
 
 
 LLAMA = Family("llama", _llama, HF_NAMES, _gguf, GGUF_NAMES, gguf_interleaved=True)

@@ -11,7 +11,7 @@ from headrace.models.config import DecoderConfig
 from headrace.models.family import GGUF_NAMES, HF_NAMES, Family
 from headrace.models.llama import LLAMA
 from headrace.models.moe_settings import HF_KEYS, hf_moe, with_experts
-from headrace.models.settings import Settings
+from headrace.settings import Settings
 
 __all__ = ["MIXTRAL"]
 

@@ -9,7 +9,7 @@ from headrace.errors import CheckpointError
 from headrace.kernels.moe.routing import Routing
 from headrace.models.config import DecoderConfig
 from headrace.models.moe import MoE
-from headrace.models.settings import Settings
+from headrace.settings import Settings
 
 __all__ = ["GGUF_KEYS", "HF_KEYS", "gguf_moe", "hf_moe", "with_experts"]
 
@@ -20,13 +20,13 @@ GGUF_KEYS = frozenset({"expert_count", "expert_feed_forward_length", "expert_use
 
 def hf_moe(settings: Settings, intermediate: int, renormalize: bool) -> MoE:
     """Experts chosen by softmax. Raises CheckpointError for a missing or impossible number."""
-    count = settings.integer("num_experts", settings.get("num_local_experts"))
+    count = settings.integer("num_experts", settings.optional_integer("num_local_experts"))
     return _checked(count, intermediate, Routing(settings.integer("num_experts_per_tok"), "softmax", renormalize))
 
 
 def gguf_moe(settings: Settings) -> MoE:
     """Experts chosen by softmax, shares renormalised: what the formats' readers take for granted."""
-    width = settings.integer("expert_feed_forward_length", settings.get("feed_forward_length"))
+    width = settings.integer("expert_feed_forward_length", settings.optional_integer("feed_forward_length"))
     return _checked(settings.integer("expert_count"), width, Routing(settings.integer("expert_used_count")))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.models import gguf, hf
 from headrace.models.config import DecoderConfig
 from headrace.models.family import GGUF_NAMES, HF_NAMES, Family
-from headrace.models.settings import Settings
+from headrace.settings import Settings
 
 __all__ = ["QWEN2", "QWEN3", "windows"]
 
@@ -18,8 +18,7 @@ def windows(config: Mapping[str, Any], family: str) -> list[int | None]:
     settings = Settings(config)
     count = settings.layers("num_hidden_layers")
     sliding = settings.flag("use_sliding_window", False) and settings.get("sliding_window") is not None
-    first = settings.get("max_window_layers")
-    start = (28 if first is None else int(first)) if sliding else count
+    start = settings.count("max_window_layers", 28) if sliding else count
     types = ["sliding_attention" if index >= start else "full_attention" for index in range(count)]
     return hf.layer_windows(config, family, types)
 

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from headrace.errors import CheckpointError
 from headrace.models import gguf, hf
 from headrace.models.config import DecoderConfig
 from headrace.models.family import GGUF_NAMES, HF_NAMES, Family
 from headrace.models.moe_settings import GGUF_KEYS, HF_KEYS, gguf_moe, hf_moe, with_experts
 from headrace.models.qwen import windows
-from headrace.models.settings import Settings
+from headrace.settings import Settings
 
 __all__ = ["QWEN2_MOE", "QWEN3_MOE"]
 
@@ -32,9 +31,7 @@ def _qwen3_moe(config: Mapping[str, Any]) -> DecoderConfig:
 
 def _sparse(settings: Settings, count: int) -> list[bool]:
     """Every `decoder_sparse_step`-th layer, without those of `mlp_only_layers`."""
-    step, plain = settings.integer("decoder_sparse_step", 1), settings.get("mlp_only_layers") or []
-    if not isinstance(plain, list):
-        raise CheckpointError(f"field 'mlp_only_layers' is {str(plain)[:60]!r}: expected a list of layers")
+    step, plain = settings.integer("decoder_sparse_step", 1), settings.items("mlp_only_layers")
     return [index not in plain and (index + 1) % step == 0 for index in range(count)]
 
 
@@ -54,7 +51,7 @@ def _qwen2_moe(config: Mapping[str, Any]) -> DecoderConfig:
 def _every_other(settings: Settings) -> list[str]:
     """The layers' types where none are given: a window in every other of the first `max_window_layers`, if it is switched on."""
     count, sliding = settings.layers("num_hidden_layers"), settings.flag("use_sliding_window", False)
-    windowed = range(0, min(count, settings.integer("max_window_layers", 28)), 2) if sliding else ()
+    windowed = range(0, min(count, settings.count("max_window_layers", 28)), 2) if sliding else ()
     return ["sliding_attention" if index in windowed else "full_attention" for index in range(count)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.errors import CheckpointError, UnsupportedModel, excerpt
 from headrace.models.config import DecoderConfig
 from headrace.models.deepseek_moe import DOTS1, GLM4_MOE
 from headrace.models.family import Family
@@ -15,6 +15,7 @@ from headrace.models.llama import LLAMA, MISTRAL
 from headrace.models.mixtral import MIXTRAL
 from headrace.models.qwen import QWEN2, QWEN3
 from headrace.models.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from headrace.settings import Settings
 
 __all__ = ["GGUF_ARCHITECTURES", "HF_ARCHITECTURES", "from_gguf", "from_hf"]
 
@@ -52,18 +53,16 @@ More = Callable[[str], Family | None]
 
 def from_hf(config: Mapping[str, Any], more: More = lambda name: None) -> tuple[Family, DecoderConfig]:
     """Raises UnsupportedModel that names the architecture and those supported. Code named by `auto_map` is never run."""
-    architectures = config.get("architectures")
-    if not isinstance(architectures, list) or not architectures:
+    architectures = Settings(config).texts("architectures")
+    if not architectures:
         raise CheckpointError("field 'architectures' is missing")
-    family = _lookup(str(architectures[0]), HF_ARCHITECTURES, more)
+    family = _lookup(architectures[0], HF_ARCHITECTURES, more)
     return family, family.from_hf(config)
 
 
 def from_gguf(metadata: Mapping[str, Any], more: More = lambda name: None) -> tuple[Family, DecoderConfig]:
     """Raises UnsupportedModel that names the architecture and those supported."""
-    name = metadata.get("general.architecture")
-    if not isinstance(name, str):
-        raise CheckpointError("field 'general.architecture' is missing")
+    name = Settings(metadata).text("general.architecture")
     family = _lookup(name, GGUF_ARCHITECTURES, more)
     return family, family.from_gguf(metadata)
 
@@ -72,6 +71,6 @@ def _lookup(name: str, table: Mapping[str, Family], more: More) -> Family:
     found = table.get(name) or more(name)
     if found is None:
         raise UnsupportedModel(
-            f"architecture {name!r} is not supported: {', '.join(sorted(table))} are, and no plugin offers it"
+            f"architecture {excerpt(name)} is not supported: {', '.join(sorted(table))} are, and no plugin offers it"
         )
     return found

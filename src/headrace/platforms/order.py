@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import queue
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 import numpy.typing as npt
@@ -25,17 +29,51 @@ class Queue(Protocol):
         """Waits for what was submitted."""
 
 
+_Jobs = queue.SimpleQueue["tuple[Future[Any], Callable[[], Any]] | None"]
+
+
 class Worker:
-    """One thread; `submit` returns at once. `start` runs on the thread before anything else."""
+    """One thread; `submit` returns at once. `start` runs on the thread before anything else.
+
+    No ThreadPoolExecutor, which takes no work any more once the main thread has ended: engines are closed after that.
+    """
 
     def __init__(self, name: str, start: Callable[[], None]) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=start)
+        self._jobs: _Jobs = queue.SimpleQueue()
+        thread = threading.Thread(target=_work, args=(self._jobs, start), name=name, daemon=True)
+        thread.start()
+        self._end = weakref.finalize(self, _finish, self._jobs, thread, os.getpid())
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        return self._pool.submit(work)
+        future: Future[T] = Future()
+        if not self._end.alive:
+            raise PlatformError("the device has been closed")
+        self._jobs.put((future, work))
+        return future
 
     def close(self) -> None:
-        self._pool.shutdown(wait=True)
+        self._end()
+
+
+def _work(jobs: _Jobs, start: Callable[[], None]) -> None:
+    """The thread."""
+    start()
+    while (job := jobs.get()) is not None:
+        future, work = job
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+        # Waiting for the next job must not keep alive what this one held.
+        del job, future, work
+
+
+def _finish(jobs: _Jobs, thread: threading.Thread, process: int) -> None:
+    """Waits for what was submitted; a forked process has no such thread."""
+    jobs.put(None)
+    if os.getpid() == process and thread is not threading.current_thread():
+        thread.join()
 
 
 class Inline:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
 
-from headrace.errors import UnsupportedModel
+from headrace.errors import UnsupportedModel, cut
+from headrace.settings import Settings
 
 __all__ = ["by_token", "input_rule"]
 
@@ -28,25 +27,26 @@ _RULES: dict[_Rule, str] = {
 """By type, bits, strategy, dynamic, group and symmetry. A tensor's dynamic scale is that of one token: see `by_token`."""
 
 
-def input_rule(settings: Mapping[str, Any] | None, where: str) -> str | None:
+def input_rule(settings: Settings | None, where: str) -> str | None:
     """None where inputs stay as they are. Raises UnsupportedModel that spells out a rule that is not built."""
-    if not settings:
+    if settings is None or not settings.values():
         return None
-    dynamic = settings.get("dynamic", False)
-    when = dynamic if isinstance(dynamic, str) else "dynamic" if dynamic else "static"
+    dynamic = settings.get("dynamic")
+    when = settings.text("dynamic") if isinstance(dynamic, str) else "dynamic" if settings.flag("dynamic") else "static"
     key = (
-        settings.get("type", "int"),
-        settings.get("num_bits"),
-        settings.get("strategy"),
+        settings.text("type", "int"),
+        settings.optional_integer("num_bits"),
+        settings.optional_text("strategy"),
         when,
-        settings.get("group_size"),
-        bool(settings.get("symmetric", True)),
+        settings.optional_integer("group_size"),
+        settings.flag("symmetric", True),
     )
     rule = _RULES.get(key)  # type: ignore[arg-type]
     if rule is None:
         kind, bits, strategy, when, group, symmetric = key
         raise UnsupportedModel(
-            f"{where}: inputs quantised to {kind} of {bits} bits a {strategy} (group {group}), {when}, "
+            f"{where}: inputs quantised to {cut(kind, 40)} of {bits} bits a {cut(str(strategy), 40)} (group {group}), "
+            f"{cut(when, 40)}, "
             f"{'symmetric' if symmetric else 'asymmetric'}, are not supported"
         )
     if key[2:4] == ("tensor", "dynamic"):

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from headrace.errors import UnsupportedModel
+from headrace.errors import UnsupportedModel, excerpt
 from headrace.kernels.weight import Weight
 from headrace.quant.bits import unpack_stream
-from headrace.quant.checks import expect
+from headrace.quant.checks import expect, floats
 from headrace.quant.containers import int_weight
-from headrace.quant.scheme import Reader
+from headrace.quant.scheme import WHERE, Reader
+from headrace.settings import Settings
 
 __all__ = ["AWQ"]
 
@@ -28,13 +29,14 @@ class AWQ:
     """A `Scheme`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        named = (config.get(key) for key in ("version", "checkpoint_format", "format"))
-        version = str(next(filter(None, named), "gemm")).lower()
+        settings = Settings(config, within=WHERE)
+        named = (settings.optional_text(key) for key in ("version", "checkpoint_format", "format"))
+        version = next(filter(None, named), "gemm").lower()
         if version != "gemm":
-            raise UnsupportedModel(f"awq: version {version!r} is not supported: gemm is")
-        if config.get("backend") == "llm-awq":
+            raise UnsupportedModel(f"awq: version {excerpt(version)} is not supported: gemm is")
+        if settings.get("backend") == "llm-awq":
             raise UnsupportedModel("awq: backend 'llm-awq' lays its words out another way and is not supported")
-        bits = config.get("bits", config.get("w_bit", 4))
+        bits = settings.integer("bits", settings.integer("w_bit", 4))
         if bits != 4:
             raise UnsupportedModel(f"awq: {bits} bits are not supported: 4 are")
 
@@ -43,7 +45,9 @@ class AWQ:
 
     def load(self, module: str, shape: tuple[int, int], reader: Reader) -> Weight:
         rows, columns = shape
-        packed, scales = reader.get(f"{module}.qweight"), reader.get(f"{module}.scales")
+        if rows % 8:
+            raise reader.error(f"has {rows} outputs: expected a multiple of 8", f"{module}.qweight")
+        packed, scales = reader.get(f"{module}.qweight"), floats(reader, f"{module}.scales")
         expect(reader, f"{module}.qweight", packed, (columns, rows // 8), torch.int32)
         groups = scales.shape[0] if scales.dim() == 2 else 0
         if groups == 0 or columns % groups:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from headrace.errors import UnsupportedModel
+from headrace.errors import CheckpointError, UnsupportedModel, excerpt
+from headrace.quant.checks import floats
 from headrace.quant.scheme import Reader
 
 __all__ = ["CacheHint"]
@@ -26,9 +27,11 @@ class CacheHint:
         self._given = bool(scheme)
         if not self._given:
             return
+        if not isinstance(scheme, (dict, str)):
+            raise CheckpointError(f"field 'kv_cache_scheme' is {excerpt(scheme)}: expected an object or a name")
         bits = scheme.get("num_bits") if isinstance(scheme, dict) else 8
         if bits != 8:
-            raise UnsupportedModel(f"{where}: kv_cache_scheme of {bits} bits is not supported: 8 are")
+            raise UnsupportedModel(f"{where}: kv_cache_scheme of {excerpt(bits)} bits is not supported: 8 are")
         _log.info(
             "%s: kv_cache_scheme: keys and values are kept as kv_dtype says, in 8 bits with a scale a token; "
             "the checkpoint's own scales are not needed",
@@ -46,6 +49,6 @@ class CacheHint:
                 name = f"{stem}_{kind}"
                 if not reader.has(name):
                     continue
-                value = reader.get(name).float()
+                value = floats(reader, name) if kind == "scale" else reader.get(name)
                 if kind == "scale" and not bool((value > 0).all()):
                     raise reader.error("has scales that are not above zero", name)

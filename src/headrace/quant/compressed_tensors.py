@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 
-from headrace.errors import UnsupportedModel
+from headrace.errors import UnsupportedModel, cut, excerpt
 from headrace.kernels.weight import Weight
 from headrace.quant.activations import input_rule
 from headrace.quant.bits import unpack_stream
 from headrace.quant.cache_hint import CacheHint
-from headrace.quant.checks import expect
+from headrace.quant.checks import expect, floats, indices, one_scale
 from headrace.quant.containers import fp8_weight, int4_weight, int8_weight, int_weight, mxfp4_weight, nvfp4_weight
-from headrace.quant.scheme import Reader
+from headrace.quant.scheme import WHERE, Reader
 from headrace.quant.tiles import column_groups, expand_tiles
+from headrace.settings import Settings
 
 __all__ = ["CompressedTensors"]
 
@@ -53,15 +54,16 @@ class CompressedTensors:
     """A `Scheme`. Raises UnsupportedModel that names the first setting that is not built."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
+        settings = Settings(config, within=WHERE)
         for key in ("sparsity_config", "transform_config"):
-            value = config.get(key)
+            value = settings.get(key)
             if value and value != {"format": "dense"}:
-                raise UnsupportedModel(f"compressed-tensors: {key} = {str(value)[:80]} is not supported")
-        self._cache = CacheHint(config.get("kv_cache_scheme"), "compressed-tensors")
-        groups = config.get("config_groups") or {}
-        whole = config.get("format") or ""
+                raise UnsupportedModel(f"compressed-tensors: {key} = {excerpt(value)} is not supported")
+        self._cache = CacheHint(settings.get("kv_cache_scheme"), "compressed-tensors")
+        whole = settings.text("format", "")
+        groups = settings.sections("config_groups")
         self._groups = tuple(_read_group(name, group, whole) for name, group in groups.items())
-        self._ignore = tuple(config.get("ignore") or ())
+        self._ignore = _targets(settings, "ignore")
 
     def covers(self, module: str, reader: Reader) -> bool:
         self._cache.read(
@@ -83,11 +85,9 @@ class CompressedTensors:
         weight = _LOADERS[group.format](module, shape, group, reader)
         weight.activation = group.activation
         if group.activation in ("fp8_tensor", "int8_tensor"):
-            scale = reader.get(f"{module}.input_scale").float().reshape(-1)
-            weight.tensors["input_scale"] = expect(reader, f"{module}.input_scale", scale, (1,))
+            weight.tensors["input_scale"] = one_scale(reader, f"{module}.input_scale")
         if group.activation == "nvfp4":
-            scale = reader.get(f"{module}.input_global_scale").float().reshape(-1)
-            weight.tensors["input_global_scale"] = expect(reader, f"{module}.input_global_scale", scale, (1,))
+            weight.tensors["input_global_scale"] = one_scale(reader, f"{module}.input_global_scale")
         return weight
 
 
@@ -103,46 +103,62 @@ def _matches(module: str, targets: Sequence[str], by_class: bool) -> bool:
     return False
 
 
-def _read_group(name: str, group: Mapping[str, Any], whole: str) -> _Group:
-    layout = group.get("format") or whole
-    where = f"compressed-tensors: {name}"
+def _targets(settings: Settings, key: str) -> tuple[str, ...]:
+    """Names of modules, or `re:` and a pattern."""
+    targets = tuple(settings.texts(key))
+    for target in targets:
+        if target.startswith("re:"):
+            try:
+                re.compile(target[3:])
+            except (re.error, RecursionError, OverflowError) as error:
+                raise settings.wrong(key, target, f"a regular expression ({error})") from error
+    return targets
+
+
+def _read_group(name: str, group: Settings, whole: str) -> _Group:
+    layout = group.text("format", whole)
+    where = f"compressed-tensors: {cut(name, 60)}"
     if layout not in _FORMATS:
-        raise UnsupportedModel(f"{where}: format {layout!r} is not supported: {', '.join(_FORMATS)} are")
-    weights = group.get("weights") or {}
+        raise UnsupportedModel(f"{where}: format {excerpt(layout)} is not supported: {', '.join(_FORMATS)} are")
+    weights = group.section("weights") or Settings({}, within=group.name("weights"))
     if group.get("output_activations"):
         raise UnsupportedModel(f"{where}: quantised output_activations are not supported")
-    bits, kind = weights.get("num_bits"), weights.get("type", "int")
-    if weights.get("dynamic") or not isinstance(bits, int):
-        raise UnsupportedModel(f"{where}: weights of {bits} bits, dynamic {weights.get('dynamic')} are not supported")
-    if (kind == "float" and bits not in (4, 8)) or not 1 <= bits <= 8:
-        raise UnsupportedModel(f"{where}: {kind} weights of {bits} bits are not supported")
-    strategy = weights.get("strategy") or "tensor"
+    bits, kind = weights.integer("num_bits"), weights.text("type", "int")
+    if weights.get("dynamic"):
+        raise UnsupportedModel(f"{where}: weights of dynamic {excerpt(weights.get('dynamic'))} are not supported")
+    if kind not in ("int", "float") or (kind == "float" and bits not in (4, 8)) or bits > 8:
+        raise UnsupportedModel(f"{where}: {cut(kind, 40)} weights of {bits} bits are not supported")
+    strategy = weights.text("strategy", "tensor")
     if strategy not in ("tensor", "channel", "group", "block", "tensor_group"):
-        raise UnsupportedModel(f"{where}: weight strategy {strategy!r} is not supported")
-    block = weights.get("block_structure")
+        raise UnsupportedModel(f"{where}: weight strategy {excerpt(strategy)} is not supported")
     return _Group(
-        targets=tuple(group.get("targets") or ()),
+        targets=_targets(group, "targets"),
         format=layout,
         bits=bits,
         kind=kind,
         strategy=strategy,
-        group_size=weights.get("group_size"),
-        block=None if block is None else (int(block[0]), int(block[1])),
-        symmetric=bool(weights.get("symmetric", True)),
-        activation=input_rule(group.get("input_activations"), where),
+        group_size=_group_size(weights),
+        block=weights.pair("block_structure"),
+        symmetric=weights.flag("symmetric", True),
+        activation=input_rule(group.section("input_activations"), where),
     )
+
+
+def _group_size(weights: Settings) -> int | None:
+    """-1 stands for no groups."""
+    return None if weights.get("group_size") == -1 else weights.optional_integer("group_size")
 
 
 def _scales(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -> Tensor:
     """float32 [N, G] whatever the strategy."""
     name = f"{module}.weight_scale"
-    return expand_tiles(reader, name, reader.get(name).float(), shape, group.block or (shape[0], shape[1]))
+    return expand_tiles(reader, name, floats(reader, name), shape, group.block or (shape[0], shape[1]))
 
 
 def _group_index(module: str, shape: tuple[int, int], group: _Group, groups: int, reader: Reader) -> Tensor | None:
     name = f"{module}.weight_g_idx"
     if reader.has(name):
-        index = expect(reader, name, reader.get(name), (shape[1],)).int()
+        index = indices(reader, name, shape[1], groups)
         if int(index.min()) >= 0:
             return index
     size = group.group_size if group.strategy == "group" else group.block[1] if group.block else None
@@ -154,7 +170,9 @@ def _packed_int(module: str, shape: tuple[int, int], group: _Group, reader: Read
     words = -(-shape[1] * group.bits // 32)
     packed = expect(reader, name, reader.get(name), (shape[0], words), torch.int32)
     if reader.has(f"{module}.weight_shape"):
-        expect(reader, name, torch.empty(tuple(reader.get(f"{module}.weight_shape").tolist()), device="meta"), shape)
+        told = reader.get(f"{module}.weight_shape").reshape(-1).tolist()
+        if told != list(shape):
+            raise reader.error(f"is {excerpt(told)}: expected {list(shape)}", f"{module}.weight_shape")
     scales = _scales(module, shape, group, reader)
     zeros = None
     if not group.symmetric:
@@ -197,8 +215,14 @@ def _plain(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -
     return int8_weight(codes, scales, zeros, index, name)
 
 
+def _whole_groups(reader: Reader, name: str, shape: tuple[int, int], size: int) -> None:
+    if shape[1] % size:
+        raise reader.error(f"has {shape[1]} columns: expected a multiple of {size}", name)
+
+
 def _mxfp4(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -> Weight:
     name = f"{module}.weight_packed"
+    _whole_groups(reader, name, shape, 32)
     packed = expect(reader, name, reader.get(name), (shape[0], shape[1] // 2), torch.uint8)
     scale = f"{module}.weight_scale"
     scales = expect(reader, scale, reader.get(scale), (shape[0], shape[1] // 32), torch.uint8)
@@ -207,6 +231,7 @@ def _mxfp4(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -
 
 def _mxfp8(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -> Weight:
     name = f"{module}.weight"
+    _whole_groups(reader, name, shape, 32)
     codes = expect(reader, name, reader.get(name), shape, torch.float8_e4m3fn)
     scale = f"{module}.weight_scale"
     exponents = expect(reader, scale, reader.get(scale), (shape[0], shape[1] // 32), torch.uint8)
@@ -215,10 +240,11 @@ def _mxfp8(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -
 
 def _nvfp4(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -> Weight:
     name = f"{module}.weight_packed"
+    _whole_groups(reader, name, shape, 16)
     packed = expect(reader, name, reader.get(name), (shape[0], shape[1] // 2), torch.uint8)
     scale = f"{module}.weight_scale"
     scales = expect(reader, scale, reader.get(scale), (shape[0], shape[1] // 16), torch.float8_e4m3fn)
-    whole = reader.get(f"{module}.weight_global_scale")
+    whole = one_scale(reader, f"{module}.weight_global_scale")
     return nvfp4_weight(packed, scales, whole, name)
 
 

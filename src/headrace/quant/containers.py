@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 import torch
 
+from headrace.errors import CheckpointError
 from headrace.kernels.codebooks import FP4_VALUES
 from headrace.kernels.weight import Weight
 from headrace.quant.bits import pack_nibbles, split_nibbles
@@ -78,7 +79,18 @@ def nvfp4_weight(packed: Tensor, scales: Tensor, global_scale: Tensor, name: str
 
 def _weight(scheme: str, shape: tuple[int, int], tensors: Mapping[str, Tensor | None], name: str) -> Weight:
     present = {key: value for key, value in tensors.items() if value is not None}
+    _check_groups(shape, present, name)
     return Weight(scheme, shape, present, _UNPACK[scheme], wide_inputs=True, name=name)
+
+
+def _check_groups(shape: tuple[int, int], tensors: Mapping[str, Tensor], name: str) -> None:
+    """Kernels go by these shapes. Raises CheckpointError."""
+    scales, zeros, index = tensors["scales"], tensors.get("zeros"), tensors.get("group_index")
+    fits = scales.dim() == 2 and scales.shape[0] == shape[0] and scales.shape[1] > 0
+    if not fits or (index is None and shape[1] % scales.shape[1]):
+        raise CheckpointError(f"has scales {list(scales.shape)} for a weight of {list(shape)}", tensor=name)
+    if zeros is not None and zeros.shape != scales.shape:
+        raise CheckpointError(f"has zero points {list(zeros.shape)} for scales {list(scales.shape)}", tensor=name)
 
 
 def _by_column(weight: Weight, table: Tensor) -> Tensor:

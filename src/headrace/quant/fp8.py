@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from headrace.errors import UnsupportedModel
+from headrace.errors import UnsupportedModel, excerpt
 from headrace.kernels.weight import Weight
 from headrace.quant.activations import by_token
 from headrace.quant.cache_hint import CacheHint
-from headrace.quant.checks import expect
+from headrace.quant.checks import expect, floats, one_scale
 from headrace.quant.containers import fp8_weight
-from headrace.quant.scheme import Reader
+from headrace.quant.scheme import WHERE, Reader
 from headrace.quant.tiles import column_groups, expand_tiles
+from headrace.settings import Settings
 
 __all__ = ["FP8"]
 
@@ -23,21 +24,21 @@ class FP8:
     """A `Scheme`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        block = config.get("weight_block_size")
-        inputs = config.get("activation_scheme", "dynamic")
-        if config.get("scale_fmt") not in (None, "float"):
-            raise UnsupportedModel(f"fp8: scale_fmt {config['scale_fmt']!r} is not supported")
-        if block is not None and (inputs != "dynamic" or int(block[1]) != 128):
-            raise UnsupportedModel(
-                f"fp8: tiles of {block} with {inputs} inputs are not supported: columns of 128, dynamic are"
-            )
+        settings = Settings(config, within=WHERE)
+        block = settings.pair("weight_block_size")
+        inputs = settings.text("activation_scheme", "dynamic")
+        settings.refuse("fp8", {"scale_fmt": "float"})
         if inputs not in ("dynamic", "static"):
-            raise UnsupportedModel(f"fp8: activation_scheme {inputs!r} is not supported: dynamic and static are")
+            raise UnsupportedModel(f"fp8: activation_scheme {excerpt(inputs)} is not supported: dynamic and static are")
+        if block is not None and (inputs != "dynamic" or block[1] != 128):
+            raise UnsupportedModel(
+                f"fp8: tiles of {list(block)} with {inputs} inputs are not supported: columns of 128, dynamic are"
+            )
         if block is None and inputs == "dynamic":
             by_token("fp8")
         self._static = inputs == "static"
-        self._cache = CacheHint(config.get("kv_cache_scheme"), "fp8")
-        self._block = None if block is None else (int(block[0]), int(block[1]))
+        self._cache = CacheHint(settings.get("kv_cache_scheme"), "fp8")
+        self._block = block
 
     def covers(self, module: str, reader: Reader) -> bool:
         self._cache.read(module, reader)
@@ -47,14 +48,14 @@ class FP8:
         name = f"{module}.weight"
         codes = expect(reader, name, reader.get(name), shape, torch.float8_e4m3fn)
         scale = f"{module}.weight_scale_inv" if reader.has(f"{module}.weight_scale_inv") else f"{module}.weight_scale"
-        scales = expand_tiles(reader, scale, reader.get(scale).float(), shape, self._block or shape)
+        scales = expand_tiles(reader, scale, floats(reader, scale), shape, self._block or shape)
         size = self._block[1] if self._block else None
         weight = fp8_weight(codes, scales, column_groups(shape[1], scales.shape[1], size), name)
         if self._block is not None:
             weight.activation = "fp8_group128"
         elif self._static:
             weight.activation = "fp8_tensor"
-            weight.tensors["input_scale"] = reader.get(f"{module}.input_scale").float().reshape(1)
+            weight.tensors["input_scale"] = one_scale(reader, f"{module}.input_scale")
         else:
             weight.activation = "fp8_token"
         return weight

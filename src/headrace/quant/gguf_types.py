@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["BLOCK_SIZES", "FLOAT_BYTES"]
+__all__ = ["BLOCK_SIZES", "FLOAT_BYTES", "TYPE_NAMES"]
 
 FLOAT_BYTES: Mapping[int, int] = MappingProxyType({0: 4, 1: 2, 30: 2})
 """Bytes of a value by type number, of F32, F16 and BF16."""
@@ -27,3 +27,25 @@ BLOCK_SIZES: Mapping[int, tuple[str, int, int]] = MappingProxyType(
     }
 )
 """(name, values a block, bytes a block) by type number."""
+TYPE_NAMES: Mapping[int, str] = MappingProxyType(
+    {
+        9: "Q8_1",
+        15: "Q8_K",
+        16: "IQ2_XXS",
+        17: "IQ2_XS",
+        18: "IQ3_XXS",
+        19: "IQ1_S",
+        21: "IQ3_S",
+        22: "IQ2_S",
+        24: "I8",
+        25: "I16",
+        26: "I32",
+        27: "I64",
+        28: "F64",
+        29: "IQ1_M",
+        34: "TQ1_0",
+        35: "TQ2_0",
+        40: "NVFP4",
+    }
+)
+"""Names of the type numbers that have no place above."""

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from headrace.errors import UnsupportedModel
+from headrace.errors import UnsupportedModel, excerpt
 from headrace.kernels.weight import Weight
 from headrace.quant.bits import unpack_stream
-from headrace.quant.checks import expect
+from headrace.quant.checks import expect, floats, indices
 from headrace.quant.containers import int_weight
-from headrace.quant.scheme import Reader
+from headrace.quant.scheme import WHERE, Reader
+from headrace.settings import Settings
 
 __all__ = ["GPTQ"]
 
@@ -28,13 +29,13 @@ class GPTQ:
     """A `Scheme`. A module's own tensors say how wide its codes are, so mixed widths need no rule."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        layout = config.get("checkpoint_format") or config.get("format") or "gptq"
+        settings = Settings(config, within=WHERE)
+        layout = settings.text("checkpoint_format", settings.text("format", "gptq"))
         if layout not in ("gptq", "gptq_v2"):
-            raise UnsupportedModel(f"gptq: checkpoint_format {layout!r} is not supported: gptq and gptq_v2 are")
-        for key, plain in (("is_marlin_format", False), ("pack_dtype", "int32")):
-            if config.get(key, plain) != plain:
-                raise UnsupportedModel(f"gptq: {key} {config[key]!r} is not supported: {plain!r} is")
-        if config.get("meta", {}) and (config["meta"] or {}).get("adapter"):
+            raise UnsupportedModel(f"gptq: checkpoint_format {excerpt(layout)} is not supported: gptq and gptq_v2 are")
+        settings.refuse("gptq", {"is_marlin_format": False, "pack_dtype": "int32"})
+        meta = settings.section("meta")
+        if meta is not None and meta.get("adapter"):
             raise UnsupportedModel("gptq: an adapter inside the checkpoint is not supported")
         self._offset = 1 if layout == "gptq" else 0
 
@@ -45,13 +46,13 @@ class GPTQ:
         rows, columns = shape
         name = f"{module}.qweight"
         packed = reader.get(name)
-        bits = packed.shape[0] * 32 // columns
+        bits = packed.shape[0] * 32 // columns if packed.dim() == 2 else 0
         if bits not in _WIDTHS:
             raise reader.error(
                 f"has shape {list(packed.shape)}: no width of 2, 3, 4 or 8 bits gives {columns} inputs", name
             )
         expect(reader, name, packed, (columns * bits // 32, rows), torch.int32)
-        scales = reader.get(f"{module}.scales")
+        scales = floats(reader, f"{module}.scales")
         groups = scales.shape[0] if scales.dim() == 2 else 0
         expect(reader, f"{module}.scales", scales, (max(groups, 1), rows))
         stored = reader.get(f"{module}.qzeros")
@@ -63,7 +64,7 @@ class GPTQ:
         weight = int_weight(codes, bits, scales.T.contiguous(), zeros.T.contiguous(), index, name)
         if reader.has(f"{module}.bias"):
             # AutoGPTQ writes one for every module, zeros where the architecture has none.
-            bias = expect(reader, f"{module}.bias", reader.get(f"{module}.bias"), (rows,)).float()
+            bias = expect(reader, f"{module}.bias", floats(reader, f"{module}.bias"), (rows,))
             weight.bias = bias if bool(bias.any()) else None
         return weight
 
@@ -74,10 +75,9 @@ class GPTQ:
             if columns % groups:
                 raise reader.error(f"is missing: {columns} inputs don't divide into {groups} groups", name)
             return None
-        index = reader.get(name)
-        expect(reader, name, index, (columns,))
-        if int(index.min()) < 0 or int(index.max()) >= groups:
-            raise reader.error(f"names group {int(index.max())} of {groups}", name)
+        index = indices(reader, name, columns, groups)
+        if int(index.min()) < 0:
+            raise reader.error(f"names group {int(index.min())}", name)
         if columns % groups == 0 and bool((index == torch.arange(columns) // (columns // groups)).all()):
             return None
-        return index.int()
+        return index

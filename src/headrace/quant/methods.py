@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headrace.errors import UnsupportedModel
+from headrace.errors import UnsupportedModel, excerpt
 from headrace.quant.awq import AWQ
 from headrace.quant.compressed_tensors import CompressedTensors
 from headrace.quant.fp8 import FP8
 from headrace.quant.gptq import GPTQ
-from headrace.quant.scheme import Scheme
+from headrace.quant.scheme import WHERE, Scheme
+from headrace.settings import Settings
 
 __all__ = ["Make", "scheme_of"]
 
@@ -20,13 +21,14 @@ Make = Callable[[Mapping[str, Any]], Scheme]
 
 def _auto_round(config: Mapping[str, Any]) -> Scheme:
     """auto-round's own name for the layouts that it borrows; under its own name zero points are stored as they are."""
-    packing = str(config.get("packing_format") or "auto_round:auto_gptq")
-    layers = [config, *(config.get("extra_config") or {}).values()]
-    bits = min(layer.get("act_bits") or 16 for layer in layers)
+    settings = Settings(config, within=WHERE)
+    packing = settings.text("packing_format", "auto_round:auto_gptq")
+    layers = [settings, *settings.sections("extra_config").values()]
+    bits = min(layer.integer("act_bits", 16) for layer in layers)
     if packing not in _PACKINGS or bits < 16:
         inputs = f" with inputs of {bits} bits" if bits < 16 else ""
         known = ", ".join(_PACKINGS)
-        raise UnsupportedModel(f"auto-round: packing_format {packing!r}{inputs} is not supported: {known} are")
+        raise UnsupportedModel(f"auto-round: packing_format {excerpt(packing)}{inputs} is not supported: {known} are")
     return _PACKINGS[packing](config)
 
 
@@ -56,13 +58,14 @@ def scheme_of(config: Mapping[str, Any], more: Callable[[str], Make | None] = la
 
     Raises UnsupportedModel naming what is not built.
     """
-    found = config.get("quantization_config") or config.get("compression_config")
-    if not found:
+    settings = Settings(config)
+    found = settings.section(WHERE) or settings.section("compression_config")
+    if found is None or not found.values():
         return None
-    method = found.get("quant_method")
-    make = _METHODS.get(method) or (more(method) if isinstance(method, str) else None)
+    method = found.optional_text("quant_method")
+    make = None if method is None else _METHODS.get(method) or more(method)
     if make is None:
         raise UnsupportedModel(
-            f"quant_method {method!r} is not supported: {', '.join(_METHODS)} are, and no plugin offers it"
+            f"quant_method {excerpt(method)} is not supported: {', '.join(_METHODS)} are, and no plugin offers it"
         )
-    return make(found)
+    return make(found.values())

@@ -9,7 +9,10 @@ import torch
 from headrace.errors import CheckpointError
 from headrace.kernels.weight import Weight
 
-__all__ = ["Reader", "Scheme"]
+__all__ = ["WHERE", "Reader", "Scheme"]
+
+WHERE = "quantization_config"
+"""Where a scheme's settings stand in a config.json."""
 
 
 class Reader(Protocol):

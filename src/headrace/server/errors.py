@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
 from headrace.errors import EngineDead, InvalidRequest, Overloaded, UserError
+from headrace.server.replies import ErrorDetail, ErrorReply
 
 __all__ = ["HttpError", "ShuttingDown", "error_body", "error_response", "to_http"]
 
@@ -66,10 +66,8 @@ def to_http(error: Exception) -> HttpError:
     )
 
 
-def error_body(error: HttpError) -> dict[str, Any]:
-    return {
-        "error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code},
-    }
+def error_body(error: HttpError) -> ErrorReply:
+    return ErrorReply(ErrorDetail(error.message, error.kind, error.param, error.code))
 
 
 def error_response(error: HttpError) -> Response:

@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,13 @@ from headrace.client.api import EngineClient
 from headrace.config import Config, read_environment
 from headrace.engine.launch import Launched
 from headrace.errors import ConfigError
+from headrace.hub.reference import display_name
+from headrace.progress import loading_bar
 from headrace.server.app import create_app_for
 from headrace.server.context import Context, TextTokenizer, make_context
+from headrace.server.descriptors import Descriptors
 from headrace.server.errors import ShuttingDown
 from headrace.server.first_prompt import ask
-from headrace.server.loading import loading_bar
 from headrace.server.protocol import Connection
 
 __all__ = ["run", "serve"]
@@ -58,14 +61,16 @@ def run(config: Config, model_path: Path, first_prompt: str | None = None, launc
     config = _with_path(config, model_path)
     with contextlib.closing(_bind(config.server.host, config.server.port)) as listener, loading_bar() as progress:
         tokenizer = load_tokenizer(model_path, config.model.chat_template)
+        tokenizer.warm_chat_template()
         client = ProcessClient(config, tokenizer, progress, launched=launched)
         return event_loop.run(_deaf_afterwards(serve(config, client, tokenizer, listener, first_prompt)))
 
 
 def _with_path(config: Config, model_path: Path) -> Config:
     """The engine is given the path; clients see the name that the user gave."""
-    name = config.server.served_model_name or Path(config.model.model).name
-    key = config.server.api_key or read_environment().api_key
+    name = config.server.served_model_name or display_name(config.model.model)
+    given = config.server.api_key
+    key = given.strip() if given else read_environment().api_key
     server = config.server.model_copy(update={"served_model_name": name, "api_key": key})
     model = config.model.model_copy(update={"model": str(model_path)})
     return config.model_copy(update={"server": server, "model": model})
@@ -87,9 +92,9 @@ def _bind(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, proto)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port or --host"
+            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}; choose another --port or --host"
         ) from None
     return listener
 
@@ -150,7 +155,9 @@ async def serve(
         try:
             # Before the engine is waited for, which takes longer.
             context = make_context(client, tokenizer, config)
-            server = _server_of(context)
+            descriptors = Descriptors()
+            asyncio.get_running_loop().set_exception_handler(descriptors.handle)
+            server = _server_of(context, descriptors)
             # What start-up made stays for good: the collector need not look at it again, which keeps its pauses short.
             gc.collect()
             gc.freeze()
@@ -174,12 +181,12 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
     return False
 
 
-def _server_of(context: Context) -> _Server:
+def _server_of(context: Context, descriptors: Descriptors) -> _Server:
     return _Server(
         uvicorn.Config(
             create_app_for(context),
             loop="none",
-            http=Connection,
+            http=partial(Connection, descriptors=descriptors),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,

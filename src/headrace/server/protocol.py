@@ -9,6 +9,7 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from headrace.server.descriptors import Descriptors
 from headrace.server.errors import HttpError, ShuttingDown, error_body
 from headrace.server.patience import BODY, BODY_PAUSE, BODY_TIME, HEAD, HEAD_TIME, Patience
 
@@ -39,8 +40,13 @@ class Connection(HttpToolsProtocol):
     _refused = False
     _dropped = 0
 
+    def __init__(self, *arguments: Any, descriptors: Descriptors, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._descriptors = descriptors
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._descriptors.given(transport.get_extra_info("socket").fileno())
         self._patience = Patience(self.loop, self._busy, self._expired)
         self._patience.wait_for(HEAD)
 

@@ -16,6 +16,10 @@ __all__ = [
     "ChatLogprob",
     "ChatLogprobs",
     "ChatMessage",
+    "DetokenizeReply",
+    "ErrorDetail",
+    "ErrorReply",
+    "HealthReply",
     "ModelCard",
     "ModelList",
     "PromptDetails",
@@ -24,6 +28,7 @@ __all__ = [
     "TextLogprobs",
     "TokenizeReply",
     "UsageReply",
+    "VersionReply",
 ]
 
 PromptLogprobs = list[dict[str, Any] | None]
@@ -159,3 +164,29 @@ class TokenizeReply(Struct):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | UnsetType = UNSET
+
+
+class DetokenizeReply(Struct):
+    prompt: str
+
+
+class HealthReply(Struct):
+    status: str
+
+
+class VersionReply(Struct):
+    version: str
+
+
+class ErrorDetail(Struct):
+    message: str
+    type: str
+    param: str | None
+    """The field that is at fault, as the client wrote it."""
+    code: str | None
+
+
+class ErrorReply(Struct):
+    """Every answer other than 200, and the event that ends a stream which fails."""
+
+    error: ErrorDetail

@@ -14,7 +14,8 @@ from tokenizers.models import BPE
 
 from headrace.checkpoints.end_tokens import gguf_end_ids
 from headrace.checkpoints.gguf_header import Strings
-from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.errors import CheckpointError, UnsupportedModel, excerpt
+from headrace.tokenization.library import guarded
 from headrace.tokenization.pretokenizers import pre_tokenizer
 from headrace.tokenization.vocab import Vocab, byte_level_bytes, is_byte_token, sentencepiece_bytes
 
@@ -23,6 +24,8 @@ __all__ = ["gguf_templates", "gguf_vocab"]
 _KEY = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _SPACE = "▁"
+_LONGEST_PIECE = 512
+"""Characters; every way to halve a piece is looked at."""
 _TURN_ENDS = frozenset(
     """<|im_end|> <|eot_id|> <|eom_id|> <end_of_turn> <turn|> <|end|> <|end_of_turn|> <|END_OF_TURN_TOKEN|> <|eot|>
     <|endofturn|> <end_of_utterance> <|end_of_text|> <|endoftext|> <|return|> <|call|> <EOT>""".split()
@@ -43,7 +46,7 @@ class _Fields:
         if value is None:
             return default
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise CheckpointError(f"metadata {_KEY + name!r} is {value!r}: expected {kind.__name__}")
+            raise CheckpointError(f"metadata {_KEY + name!r} is {excerpt(value)}: expected {kind.__name__}")
         return value
 
     def strings(self, name: str) -> list[str]:
@@ -61,7 +64,10 @@ class _Fields:
         if value is None or isinstance(value, (str, int, float)) or len(value) != count:
             have = "missing" if value is None else f"of length {len(value)}" if hasattr(value, "__len__") else "no list"
             raise CheckpointError(f"metadata {_KEY + name!r} is {have}: expected {count} numbers, one a token")
-        return value.tolist() if hasattr(value, "tolist") else list(value)
+        numbers = value.tolist() if hasattr(value, "tolist") else list(value)
+        if isinstance(value, Strings) or not all(isinstance(number, (int, float)) for number in numbers):
+            raise CheckpointError(f"metadata {_KEY + name!r} holds text: expected {count} numbers, one a token")
+        return numbers
 
     def token(self, name: str, count: int) -> int | None:
         value: int | None = self.get(f"{name}_token_id", int)
@@ -76,18 +82,19 @@ def gguf_vocab(metadata: Mapping[str, Any]) -> Vocab:
     model = fields.get("model", str)
     if model not in ("gpt2", "llama"):
         raise UnsupportedModel(
-            f"tokenizer.ggml.model is {model!r}: gpt2 (byte-level BPE) and llama (SentencePiece) work"
+            f"tokenizer.ggml.model is {excerpt(model)}: gpt2 (byte-level BPE) and llama (SentencePiece) work"
         )
     tokens = fields.strings("tokens")
     types = fields.numbers("token_type", len(tokens), 1)
-    vocab = _sentencepiece(fields, tokens, types) if model == "llama" else _byte_level(fields, tokens, types)
-    vocab.backend.add_tokens(
-        [
-            AddedToken(token, special=kind == _CONTROL, normalized=False)
-            for token, kind in zip(tokens, types, strict=True)
-            if kind in (_CONTROL, _USER_DEFINED) and token
-        ]
-    )
+    with guarded("the metadata gives no tokenizer that can be used"):
+        vocab = _sentencepiece(fields, tokens, types) if model == "llama" else _byte_level(fields, tokens, types)
+        vocab.backend.add_tokens(
+            [
+                AddedToken(token, special=kind == _CONTROL, normalized=False)
+                for token, kind in zip(tokens, types, strict=True)
+                if kind in (_CONTROL, _USER_DEFINED) and token
+            ]
+        )
     _name_special_tokens(fields, tokens, vocab)
     return vocab
 
@@ -128,7 +135,9 @@ def _sentencepiece(fields: _Fields, tokens: list[str], types: list[int]) -> Voca
     byte_ids = {i for i, kind in enumerate(types) if kind == _BYTE}
     wrong = next((i for i in byte_ids if not is_byte_token(tokens[i])), None)
     if wrong is not None:
-        raise CheckpointError(f"token {wrong} is {tokens[wrong]!r} and of the type byte: expected the form <0x0A>")
+        raise CheckpointError(
+            f"token {wrong} is {excerpt(tokens[wrong])} and of the type byte: expected the form <0x0A>"
+        )
     bytes_of = sentencepiece_bytes(tokens, byte_ids, _SPACE)
     return _vocab(fields, backend, tokens, bytes_of, types, fields.get("add_bos_token", bool, True), strip=prefix)
 
@@ -137,11 +146,9 @@ def _bpe(tokens: list[str], merges: list[tuple[str, str]], **options: Any) -> BP
     vocab = {token: i for i, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
         twice = next(token for i, token in enumerate(tokens) if vocab[token] != i)
-        raise CheckpointError(f"metadata {_KEY + 'tokens'!r} holds {twice!r} twice")
-    try:
+        raise CheckpointError(f"metadata {_KEY + 'tokens'!r} holds {excerpt(twice)} twice")
+    with guarded(f"metadata {_KEY + 'merges'!r} does not fit the tokens"):
         return BPE(vocab, merges, **options)
-    except Exception as error:  # The library raises bare Exceptions.
-        raise CheckpointError(f"metadata {_KEY + 'merges'!r} does not fit the tokens: {error}") from error
 
 
 def _merge(line: str) -> tuple[str, str]:
@@ -154,6 +161,11 @@ def _merges(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]
     usable = {
         t for t, kind in zip(tokens, types, strict=True) if kind not in (_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE)
     }
+    long = next((token for token in usable if len(token) > _LONGEST_PIECE), None)
+    if long is not None:
+        raise CheckpointError(
+            f"token {excerpt(long)} has {len(long)} characters: at most {_LONGEST_PIECE} are supported"
+        )
     order = sorted((i for i, token in enumerate(tokens) if token in usable), key=lambda i: -scores[i])
     return [pair for i in order for pair in _halves(tokens[i], usable)]
 

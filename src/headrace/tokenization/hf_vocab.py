@@ -11,32 +11,47 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from headrace.checkpoints.end_tokens import hf_end_ids
-from headrace.errors import CheckpointError, ModelNotFound, UnsupportedModel
+from headrace.checkpoints.files import located, optional_json, present, read_text, regular_size
+from headrace.errors import CheckpointError, ModelNotFound, UnsupportedModel, excerpt
+from headrace.settings import Settings
+from headrace.tokenization.library import guarded
 from headrace.tokenization.vocab import Vocab, byte_level_bytes, is_byte_token, sentencepiece_bytes
 
 __all__ = ["hf_templates", "hf_vocab"]
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_LARGEST_FILE = 256 << 20
+_LONGEST_ID = 10
+"""Digits."""
+_MOST_HOLES = 1 << 16
+"""Ids without a token that a small vocabulary may have; a table has a place for each."""
 
 
 def hf_vocab(path: Path) -> Vocab:
     """Raises ModelNotFound without a tokenizer.json, CheckpointError for a file that is wrong, UnsupportedModel for a decoder
     that isn't built."""
     file = path / "tokenizer.json"
-    if not file.exists():
+    if not present(file):
         raise ModelNotFound(f"{path}: has no tokenizer.json: convert its tokenizer to that format")
-    try:
+    _check_size(file)
+    with guarded("not a tokenizer that can be read", file):
         backend = Tokenizer.from_file(str(file))
-    except Exception as error:  # The library raises bare Exceptions.
-        raise CheckpointError(f"not a tokenizer that can be read: {error}", str(file)) from error
-    backend.no_truncation()
-    backend.no_padding()
-    config = _json(path / "tokenizer_config.json")
-    special = _special_ids(backend, config, path)
-    named = _named_tokens(config, _json(path / "special_tokens_map.json"))
-    ids = {name: backend.token_to_id(token) for name, token in named.items()}
-    token_bytes, strip = _token_bytes(backend, file)
-    prefix, suffix = _wrapping(backend, config, ids)
+        backend.no_truncation()
+        backend.no_padding()
+    settings = path / "tokenizer_config.json"
+    with located(settings):
+        config = Settings(optional_json(settings))
+        special = _special_ids(backend, config)
+        flags = {key: config.flag(key) for key in ("add_bos_token", "add_eos_token") if config.get(key) is not None}
+        named = _named_tokens(config)
+    more = path / "special_tokens_map.json"
+    with located(more):
+        named = _named_tokens(Settings(optional_json(more))) | named
+    with guarded("not a tokenizer that can be used", file):
+        ids = {name: backend.token_to_id(token) for name, token in named.items()}
+        token_bytes, strip = _token_bytes(backend, file)
+        prefix, suffix = _wrapping(backend, flags, ids)
     return Vocab(
         backend=backend,
         token_bytes=token_bytes,
@@ -52,73 +67,77 @@ def hf_vocab(path: Path) -> Vocab:
 
 def hf_templates(path: Path) -> dict[str, str]:
     """Chat templates by name, `default` the usual one; files of their own go before the configuration."""
-    found = _json(path / "tokenizer_config.json").get("chat_template")
-    templates: dict[str, str] = {}
-    if isinstance(found, str):
-        templates["default"] = found
-    elif isinstance(found, list):
-        templates = {str(entry["name"]): str(entry["template"]) for entry in found}
+    file = path / "tokenizer_config.json"
+    with located(file):
+        templates = _templates(Settings(optional_json(file)))
     own = path / "chat_template.jinja"
     more = sorted((path / "additional_chat_templates").glob("*.jinja"))
-    for file in ([own] if own.exists() else []) + more:
-        templates["default" if file == own else file.stem] = file.read_text(encoding="utf-8")
+    for file in ([own] if present(own) else []) + more:
+        templates["default" if file == own else file.stem] = read_text(file)
     return templates
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """{} where there is no file."""
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"not valid JSON: {error}", str(path)) from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"holds a {type(value).__name__}: expected an object", str(path))
-    return value
+def _templates(config: Settings) -> dict[str, str]:
+    key = "chat_template"
+    if not isinstance(config.get(key), list):
+        text = config.optional_text(key)
+        return {} if text is None else {"default": text}
+    found = {}
+    for entry in config.items(key):
+        if not isinstance(entry, dict):
+            raise config.wrong(key, entry, "objects with name and template")
+        named = Settings(entry, within=key)
+        found[named.text("name")] = named.text("template")
+    return found
 
 
-def _special_ids(backend: Tokenizer, config: Mapping[str, Any], path: Path) -> frozenset[int]:
+def _check_size(file: Path) -> None:
+    size = regular_size(file)
+    if size > _LARGEST_FILE:
+        raise CheckpointError(f"has {size} bytes: at most {_LARGEST_FILE} are read", str(file))
+
+
+def _special_ids(backend: Tokenizer, config: Settings) -> frozenset[int]:
     """Also adds the tokens that the configuration knows and tokenizer.json doesn't."""
     special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
-    for key, entry in sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
-        content, wanted = str(entry["content"]), int(key)
+    entries = config.sections("added_tokens_decoder")
+    for key in entries:
+        if not key.isascii() or not key.isdigit() or len(key) > _LONGEST_ID:
+            raise config.wrong("added_tokens_decoder", key, "token ids as keys")
+    for wanted, entry in sorted((int(key), entry) for key, entry in entries.items()):
+        content, flags = entry.text("content"), {flag: entry.flag(flag) for flag in _FLAGS}
         if backend.token_to_id(content) is None:
-            flags = {f: bool(entry.get(f, False)) for f in ("single_word", "lstrip", "rstrip", "normalized", "special")}
             backend.add_tokens([AddedToken(content, **flags)])
-        if backend.token_to_id(content) != wanted:
-            have = backend.token_to_id(content)
-            raise CheckpointError(
-                f"added token {content!r} is {wanted} here and {have} in tokenizer.json",
-                str(path / "tokenizer_config.json"),
-            )
-        if entry.get("special", False):
+        have = backend.token_to_id(content)
+        if have != wanted:
+            raise CheckpointError(f"added token {excerpt(content)} is {wanted} here and {have} in tokenizer.json")
+        if flags["special"]:
             special.add(wanted)
     return frozenset(special)
 
 
-def _named_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
+def _named_tokens(source: Settings) -> dict[str, str]:
     named: dict[str, str] = {}
     for name in _NAMED:
-        for source in sources:
-            value = source.get(name)
-            content = value.get("content") if isinstance(value, dict) else value
-            if isinstance(content, str):
-                named.setdefault(name, content)
+        value = source.get(name)
+        section = source.section(name) if isinstance(value, dict) else None
+        content = source.optional_text(name) if section is None else section.optional_text("content")
+        if content is not None:
+            named[name] = content
     return named
 
 
 def _wrapping(
-    backend: Tokenizer, config: Mapping[str, Any], ids: Mapping[str, int | None]
+    backend: Tokenizer, flags: Mapping[str, bool], ids: Mapping[str, int | None]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What tokenizer.json's post-processor puts around a text, unless the configuration says otherwise."""
     whole = backend.encode("a", add_special_tokens=True)
     inside = [i for i, mark in enumerate(whole.special_tokens_mask) if not mark] or [0]
     prefix, suffix = tuple(whole.ids[: inside[0]]), tuple(whole.ids[inside[-1] + 1 :])
     bos, eos = ids.get("bos_token"), ids.get("eos_token")
-    if isinstance(wanted := config.get("add_bos_token"), bool) and bos is not None and wanted != (bos in prefix):
+    if (wanted := flags.get("add_bos_token")) is not None and bos is not None and wanted != (bos in prefix):
         prefix = (bos, *prefix) if wanted else tuple(token for token in prefix if token != bos)
-    if isinstance(wanted := config.get("add_eos_token"), bool) and eos is not None and wanted != (eos in suffix):
+    if (wanted := flags.get("add_eos_token")) is not None and eos is not None and wanted != (eos in suffix):
         suffix = (*suffix, eos) if wanted else tuple(token for token in suffix if token != eos)
     return prefix, suffix
 
@@ -126,7 +145,7 @@ def _wrapping(
 def _ends(path: Path, eos: int | None) -> tuple[int, ...]:
     """Those of the settings and the tokenizer's own: any of the three may be the one that chats end with."""
     files = [path / name for name in ("config.json", "generation_config.json")]
-    stated = hf_end_ids([(file, _json(file)) for file in files])
+    stated = hf_end_ids([(file, optional_json(file)) for file in files])
     return tuple(sorted(stated if eos is None else stated | {eos}))
 
 
@@ -144,7 +163,10 @@ class _Decoding:
 def _token_bytes(backend: Tokenizer, file: Path) -> tuple[list[bytes], bool]:
     """(bytes by id, whether a text's first space is dropped)"""
     by_token = backend.get_vocab(with_added_tokens=True)
-    tokens = [""] * (max(by_token.values(), default=-1) + 1)
+    highest = max(by_token.values(), default=-1)
+    if highest >= 4 * len(by_token) + _MOST_HOLES:
+        raise CheckpointError(f"holds {len(by_token)} tokens, but the id {highest}", str(file))
+    tokens = [""] * (highest + 1)
     for token, i in by_token.items():
         tokens[i] = token
     if backend.decoder is None:
@@ -175,4 +197,4 @@ def _read_decoder(spec: Mapping[str, Any], found: _Decoding, file: Path) -> None
     elif kind == "Strip" and spec["content"] == " " and (spec["start"], spec["stop"]) == (1, 0):
         found.strip = True
     elif kind != "Fuse":
-        raise UnsupportedModel(f"{file}: its decoder has a part {kind} ({json.dumps(dict(spec))}) that is not built")
+        raise UnsupportedModel(f"{file}: its decoder has a part {kind} ({excerpt(dict(spec))}) that is not built")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.errors import UnsupportedModel
+from headrace.errors import UnsupportedModel, excerpt
 
 __all__ = ["PRE_TOKENIZERS", "PreTokenizer", "pre_tokenizer"]
 
@@ -73,5 +73,7 @@ def pre_tokenizer(name: str) -> PreTokenizer:
     found = PRE_TOKENIZERS.get(name)
     if found is None:
         known = ", ".join(sorted(PRE_TOKENIZERS))
-        raise UnsupportedModel(f"tokenizer.ggml.pre is {name!r}: this pre-tokeniser is not known (known: {known})")
+        raise UnsupportedModel(
+            f"tokenizer.ggml.pre is {excerpt(name)}: this pre-tokeniser is not known (known: {known})"
+        )
     return found

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.checkpoints.files import located, present
 from headrace.checkpoints.gguf_header import map_gguf
-from headrace.errors import CheckpointError, ConfigError, InvalidRequest, ModelNotFound, UnsupportedModel
+from headrace.errors import CheckpointError, ConfigError, InvalidRequest, ModelNotFound
 from headrace.tokenization.chat_template import ChatTemplate
 from headrace.tokenization.detokenizer import Pieces, StreamDecoder, decode_all
 from headrace.tokenization.gguf_vocab import gguf_templates, gguf_vocab
 from headrace.tokenization.hf_vocab import hf_templates, hf_vocab
+from headrace.tokenization.library import guarded
 from headrace.tokenization.vocab import Vocab
 
 __all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer", "tokenizer_from_gguf"]
@@ -40,8 +44,9 @@ class Tokenizer:
         """Special tokens that are written out in the text are taken as such. `add_special_tokens` puts BOS and the like around
         it where the checkpoint wants them. Raises InvalidRequest for text that is no Unicode (lone surrogates)."""
         try:
-            ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        except (UnicodeError, TypeError) as error:
+            with guarded("the tokenizer fails"):
+                ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except CheckpointError as error:
             raise InvalidRequest(f"the text cannot be encoded: {error}", "prompt", "invalid_value") from error
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
@@ -84,19 +89,45 @@ class Tokenizer:
         `add_generation_prompt`. `kwargs` are more variables for the template. Raises InvalidRequest where the messages are
         wrong, the template refuses them, or it uses more time or room than it may.
         """
-        if self._template is None:
-            raise InvalidRequest(
-                "this model has no chat template: use /v1/completions, or start with --chat-template FILE",
-                "messages",
-                "no_chat_template",
-            )
-        return self._template.render(
+        return self._chat_template().render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             kwargs=kwargs,
         )
+
+    async def apply_chat_template_async(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """As `apply_chat_template`, for an event loop, which is not held up."""
+        return await self._chat_template().render_async(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            kwargs=kwargs,
+        )
+
+    def warm_chat_template(self) -> None:
+        """Start the process that renders the chat template in the background, ahead of the first request."""
+        if self._template is not None:
+            self._template.warm()
+
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            raise InvalidRequest(
+                "this model has no chat template: use /v1/completions, or start with --chat-template FILE",
+                "messages",
+                "no_chat_template",
+            )
+        return self._template
 
 
 def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) -> Tokenizer:
@@ -106,16 +137,24 @@ def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) ->
     """
     path = Path(path)
     override = None if chat_template is None else _read_template(Path(chat_template))
-    if path.is_dir():
-        return _build(hf_vocab(path), hf_templates(path), override)
-    if path.suffix != ".gguf" or not path.is_file():
+    if os.path.isdir(path):
+        if not present(path / "tokenizer.json"):
+            _check_checkpoint(path)
+        with _naming(chat_template):
+            return _build(hf_vocab(path), hf_templates(path), override)
+    if path.suffix != ".gguf" or not os.path.isfile(path):
         raise ModelNotFound(f"{path}: neither a directory with a tokenizer.json nor a .gguf file")
-    try:
-        return tokenizer_from_gguf(map_gguf(path)[1].metadata, override)
-    except UnsupportedModel as error:
-        raise UnsupportedModel(f"{path}: {error}") from error
-    except CheckpointError as error:
-        raise error if error.path else CheckpointError(str(error), str(path)) from error
+    metadata = map_gguf(path)[1].metadata
+    with located(path), _naming(chat_template):
+        return tokenizer_from_gguf(metadata, override)
+
+
+def _check_checkpoint(path: Path) -> None:
+    """A directory without a tokenizer may be no checkpoint at all, or one that is not supported: that is said first."""
+    # Late: it needs torch, which the process that tokenizes does without.
+    from headrace.checkpoints.checkpoint import open_checkpoint
+
+    open_checkpoint(path)
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], chat_template: str | None = None) -> Tokenizer:
@@ -129,6 +168,15 @@ def _build(vocab: Vocab, templates: dict[str, str], override: str | None) -> Tok
         template.check()
         return Tokenizer(vocab, template)
     return Tokenizer(vocab, ChatTemplate(templates, vocab.named_tokens) if templates else None)
+
+
+@contextlib.contextmanager
+def _naming(chat_template: str | Path | None) -> Iterator[None]:
+    """What is wrong with the template is said with its file."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"chat_template {chat_template}: {error}") from error
 
 
 def _read_template(path: Path) -> str:

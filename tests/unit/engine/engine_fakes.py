@@ -102,6 +102,9 @@ class FakeRunner:
         self.steps += 1
         return FakeLaunched(self, plan, time.monotonic() + self.delay)
 
+    def recover(self) -> bool:
+        return False
+
     def run(self, plan: StepPlan) -> StepResult:
         error = self.fail(plan)
         if error is not None:

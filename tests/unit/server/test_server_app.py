@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 
 import pytest
 from fastapi.routing import APIRoute
@@ -247,6 +248,24 @@ def test_openapi_describes_the_bodies():
     keyed = get("/openapi.json", serve_fake(with_key(KEY)), **{"x-api-key": KEY}).json()
     assert keyed["security"]
     assert get("/docs").status_code == 200
+
+
+def test_openapi_declares_parameters_errors_and_streams():
+    document = get("/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            named = {parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "path"}
+            assert named == set(re.findall(r"\{(\w+)\}", path))
+            for status in ("401", "503", *(("400", "413", "415") if "requestBody" in operation else ())):
+                content = operation["responses"][status]["content"]["application/json"]
+                assert content["schema"]["$ref"].endswith("/ErrorReply")
+            assert operation["responses"]["200"]["content"]
+    streamed = {path for path, methods in document["paths"].items() if "text/event-stream" in str(methods)}
+    assert streamed == {"/v1/chat/completions", "/v1/completions"}
+    error = asyncio.run(serve_fake().complete(n=0)).json()
+    assert error["error"].keys() == document["components"]["schemas"]["ErrorDetail"]["properties"].keys()
+    keyed = get("/openapi.json", serve_fake(with_key(KEY)), **{"x-api-key": KEY}).json()
+    assert keyed["paths"]["/health"]["get"]["security"] == []
 
 
 def test_an_unforeseen_error_tells_nothing():

@@ -137,6 +137,7 @@ def test_messages_as_the_template_sees_them():
                 {"type": "function", "id": "c2", "function": {"name": "now", "arguments": {}}},
             ],
             "reasoning_content": "hm",
+            "thinking": "hm",
         },
         {"role": "tool", "content": "noon", "tool_call_id": "c1"},
         {"role": "assistant", "content": "ok"},

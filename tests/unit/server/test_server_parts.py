@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import AsyncIterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,13 +25,14 @@ from headrace.errors import (
     NeverFits,
     Overloaded,
 )
+from headrace.progress import loading_bar
+from headrace.server.context import make_context
 from headrace.server.errors import HttpError, ShuttingDown, to_http
 from headrace.server.first_prompt import ask
 from headrace.server.generation import Choice, Run, usage_reply
 from headrace.server.guard import ClientGone, Guard
 from headrace.server.ids import new_id
 from headrace.server.lifecycle import _with_path
-from headrace.server.loading import loading_bar
 from headrace.server.logprobs import TextOffsets, chat_logprobs, prompt_logprobs, text_logprobs
 from headrace.server.metrics import Histogram, Meter, Metrics
 from headrace.types import SamplingParams
@@ -256,6 +258,39 @@ def test_the_engine_gets_the_path_and_clients_the_name(tmp_path, monkeypatch):
     named = Config.model_validate({"model": {"model": "/a/b"}, "server": {"api_key": "own"}})
     config = _with_path(named, tmp_path)
     assert (config.server.served_model_name, config.server.api_key) == ("b", "own")
+
+
+@pytest.mark.parametrize("given", [".", "./", "../here", "sub/..", "here", "{here}/.", "{here}/sub/.."])
+def test_a_model_given_as_a_folder_has_the_folders_name(given, tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    (here / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path if given == "here" else here)
+    model = given.format(here=here)
+    config = _with_path(Config.model_validate({"model": {"model": model}}), Path(model))
+    assert config.server.served_model_name == "here"
+
+
+def test_white_space_around_a_key_is_none_of_it(tmp_path, monkeypatch):
+    for key in ("k y\n", " k y", "\tk y\r\n"):
+        config = Config.model_validate({"server": {"api_key": key}})
+        assert make_context(FakeClient(), None, config).api_key == b"k y"
+        assert _with_path(config, tmp_path).server.api_key == "k y"
+        monkeypatch.setenv("HEADRACE_API_KEY", key)
+        assert _with_path(Config(), tmp_path).server.api_key == "k y"
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("\n", "is empty"),
+        ("", "is empty"),
+        ("ab\ncd", r"character 3 of the API key, '\\n',"),
+        ("kéy", r"character 2 .*'\\xe9'"),
+    ],
+)
+def test_a_key_that_no_client_can_send_is_refused(key, message):
+    with pytest.raises(ConfigError, match=message):
+        make_context(FakeClient(), None, Config.model_validate({"server": {"api_key": key}}))
 
 
 def test_no_bar_where_nobody_watches():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from server_wire import Wire, request, wired
 
-from headrace.server import patience
+from headrace.server import descriptors, patience
+from headrace.server.descriptors import Descriptors
 from headrace.server.patience import BODY, HEAD, Patience
 
 WHOLE = request(max_tokens=3)
@@ -209,3 +211,39 @@ def test_transfer_codings_are_refused(coding):
         assert wire.context.metrics.errors == {}
 
     on_wire(test)
+
+
+def test_exhausted_descriptors_are_logged_once(monkeypatch, caplog):
+    monkeypatch.setattr(descriptors, "_limit", lambda: 5)
+
+    async def test(wire: Wire) -> None:
+        for _ in range(3):
+            assert (await wire.ask(WHOLE)).status == 200
+
+    on_wire(test)
+    (line,) = caplog.records
+    assert "file descriptors" in line.getMessage()
+
+
+def test_what_the_event_loop_says_of_descriptors_is_said_once(monkeypatch, caplog):
+    monkeypatch.setattr(descriptors, "_limit", lambda: 1000)
+    watch, other = Descriptors(), list[dict]()
+
+    class Loop:
+        default_exception_handler = staticmethod(other.append)
+
+    def fail(number: int) -> None:
+        watch.handle(Loop(), {"message": "m", "exception": OSError(number, "e")})  # type: ignore[arg-type]
+
+    for _ in range(3):
+        fail(errno.EMFILE)
+    assert len(caplog.records) == 1
+    fail(errno.EPIPE)
+    assert len(other) == 1
+    watch.given(900)
+    fail(errno.ENFILE)
+    assert len(caplog.records) == 1
+    # Enough were free in between: this is another lack.
+    watch.given(20)
+    fail(errno.ENFILE)
+    assert len(caplog.records) == 2

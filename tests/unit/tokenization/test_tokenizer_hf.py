@@ -147,8 +147,6 @@ def test_a_template_that_was_asked_for_must_be_sound(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_or_broken_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match=r"no tokenizer\.json"):
-        load_tokenizer(tmp_path)
     with pytest.raises(ModelNotFound, match="neither a directory"):
         load_tokenizer(tmp_path / "none.gguf")
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -160,4 +158,22 @@ def test_what_is_missing_or_broken_is_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(CheckpointError, match="not valid JSON"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_directory_without_a_tokenizer_may_be_no_checkpoint_at_all(tmp_path: Path) -> None:
+    """What is wrong with the checkpoint itself comes first: nobody looks for a tokenizer of a model that cannot be served."""
+    with pytest.raises(ModelNotFound, match="the directory is empty"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "README.md").touch()
+    with pytest.raises(ModelNotFound, match=r"has no config\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelNotFound, match=r"give the file model\.gguf itself"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"config\.json: field 'architectures' is missing"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    with pytest.raises(UnsupportedModel, match="architecture 'BertModel' is not supported"):
         load_tokenizer(tmp_path)

@@ -1,0 +1,136 @@
+"""`LLM` where a script ends without closing it, in forked processes, and where the collector ends it: silence, and the script's
+own exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+START = """
+import asyncio, atexit, gc, os, sys, threading, warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Python 3.12 and later
+from llm_fake import LLM, PARAMS, FakeAsync, begin
+from engine_fakes import make_request
+from headrace.types import SamplingParams
+LONG = SamplingParams(max_tokens=4000, ignore_eos=True)
+
+def answer(llm): print(len(llm.generate("hello", PARAMS)[0].outputs[0].token_ids), flush=True)
+
+def forever():
+    while True: llm.generate(["a", "b"], LONG)
+"""
+SCRIPTS = {
+    "idle": ("llm = LLM()\nanswer(llm)", "3"),
+    "several": ("llm, other = LLM(), LLM()\nanswer(llm); other.close(); answer(llm)", "3 3"),
+    "in the middle": ("llm = LLM()\nthreading.Thread(target=forever, daemon=True).start(); begin(llm)", ""),
+    "in the middle, by a thread that is waited for": (
+        "llm = LLM()\nshort = SamplingParams(max_tokens=200, ignore_eos=True)\n"
+        "threading.Thread(target=lambda: print(len(llm.generate(['a', 'b'], short)))).start()",
+        "2",
+    ),
+    "in the middle of a slow step": (
+        "llm = LLM(delay=0.2)\nthreading.Thread(target=forever, daemon=True).start(); begin(llm)",
+        "",
+    ),
+    "handlers at exit use it": (
+        "atexit.register(lambda: answer(llm))\nllm = LLM()\natexit.register(lambda: answer(llm)); answer(llm)",
+        "3 3 3",
+    ),
+    "made in a thread": (
+        "def make():\n global llm\n llm = LLM(); answer(llm)\n"
+        "thread = threading.Thread(target=make); thread.start(); thread.join()",
+        "3",
+    ),
+    "in a running event loop": ("async def main():\n global llm\n llm = LLM(); answer(llm)\nasyncio.run(main())", "3"),
+    "dropped and made again": (
+        "for _ in range(2):\n llm = LLM(); answer(llm); del llm\nprint(threading.active_count())",
+        "3 3 1",
+    ),
+    "collected by its own thread": (
+        "llm = LLM(); llm.cycle = llm; loop, thread = llm._loop, llm._thread\ngc.disable(); del llm\n"
+        "loop.call_soon_threadsafe(gc.collect); thread.join(); print('ended')",
+        "ended",
+    ),
+    "collected by the engine": (
+        "llm = LLM(); llm.cycle = llm; pulse, thread = llm._client._pulse, llm._thread\ngc.disable()\n"
+        "pulse.beat = lambda busy: gc.collect()\nllm.tokenizer; del llm\nthread.join(); print('ended')",
+        "ended",
+    ),
+    "asynchronous, idle and in the middle": (
+        "async def main():\n global llm\n llm = FakeAsync(); await llm.start()\n"
+        " async for _ in llm.generate(make_request(max_tokens=4000)): break\n"
+        " global stream; stream = llm.generate(make_request(id='x', max_tokens=4000, ignore_eos=True)); await anext(stream)\n"
+        "asyncio.run(main()); print('over')",
+        "over",
+    ),
+    "a fork that does not use it": (
+        "llm = LLM()\nif not os.fork(): sys.exit(5)\nprint(os.waitstatus_to_exitcode(os.wait()[1])); answer(llm)",
+        "5 3",
+    ),
+    "a fork in the middle that closes and drops it": (
+        "llm = LLM()\nthreading.Thread(target=forever, daemon=True).start(); begin(llm)\n"
+        "if not os.fork(): llm.close(); del llm; gc.collect(); sys.exit(5)\n"
+        "print(os.waitstatus_to_exitcode(os.wait()[1])); answer(llm)",
+        "5 3",
+    ),
+    "a fork that makes its own": (
+        "llm = LLM()\nif not os.fork(): llm = LLM(); answer(llm); sys.exit(5)\n"
+        "print(os.waitstatus_to_exitcode(os.wait()[1])); answer(llm)",
+        "3 5 3",
+    ),
+}
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", f"{START}{script}\nsys.exit(3)"],
+        cwd=Path(__file__).parent, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SCRIPTS)
+def test_a_script_ends_in_silence(what: str) -> None:
+    script, said = SCRIPTS[what]
+    done = run(script)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout.split() == said.split()
+
+
+def test_a_fork_that_uses_it_is_told_so() -> None:
+    done = run("""
+llm, client = LLM(), FakeAsync()
+asyncio.run(client.start())
+from headrace.errors import EngineDead
+if not os.fork():
+    for use in (lambda: answer(llm), llm.stats, lambda: asyncio.run(client.check_health()), lambda: asyncio.run(client.stats())):
+        try: use()
+        except EngineDead as error: print(error, flush=True)
+    sys.exit(5)
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+""")
+    assert (done.returncode, done.stderr) == (3, "")
+    *told, code = done.stdout.splitlines()
+    assert code == "5"
+    assert len(told) == 4
+    assert all("was forked from process" in line and "open a model here, after the fork" in line for line in told)
+
+
+def test_the_main_thread_must_wait_for_the_one_that_opens_a_model() -> None:
+    done = run("""
+from headrace.client.in_process import InProcessClient
+from headrace.errors import EngineDead
+def build(config, progress):
+    threading.main_thread().join()
+    from concurrent.futures import ThreadPoolExecutor
+    with ThreadPoolExecutor(1) as pool: pool.submit(int)
+def make():
+    try: LLM()
+    except EngineDead as error: print(error, flush=True)
+FakeAsync.__init__ = lambda self, *_, **__: InProcessClient.__init__(self, None, None, None, build)
+threading.Thread(target=make).start()
+""")
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout.startswith("the main thread has ended: let it wait for the thread that uses the model (")
