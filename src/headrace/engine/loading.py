@@ -11,9 +11,9 @@ import torch
 
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.checkpoints.packed.cache import PackedCache, open_cache
+from headrace.checkpoints.packing import Packing
 from headrace.checkpoints.quantizing import quantizing
 from headrace.config import Config
-from headrace.engine.packing import Packing
 from headrace.engine.ranks.rank_messages import Loaded, Message, Opened, Sizes, Start
 from headrace.engine.runner import Runner, RunnerConfig
 from headrace.engine.service import Progress
