@@ -19,6 +19,7 @@ import torch
 
 from headrace.errors import DeviceLost, HeadraceError, OutOfMemory, PlatformError
 from headrace.kernels.spec import OpSpec
+from headrace.kernels.tritonlib.chip import TritonChip
 from headrace.platforms.accel_copies import Copies, EventPending
 from headrace.platforms.accel_faults import Faults, first_line
 from headrace.platforms.accel_graphs import GraphStep
@@ -50,7 +51,8 @@ class Traits:
 
 
 class AcceleratorDevice(TorchDevice):
-    """One opened device. `capabilities` are those of the chip; what depends on operators and ranks is added here."""
+    """One opened device. `capabilities` and `triton` are those of the chip; what depends on operators and ranks is added
+    here."""
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class AcceleratorDevice(TorchDevice):
         index: int,
         traits: Traits,
         capabilities: Capabilities,
+        triton: TritonChip,
         options: Options,
         source: Source = triton_operators,
     ) -> None:
@@ -66,7 +69,7 @@ class AcceleratorDevice(TorchDevice):
         if options.dtype is not None and options.dtype not in capabilities.dtypes:
             able = ", ".join(sorted(capabilities.dtypes - {"quantized"}))
             raise PlatformError(f"{device}: option dtype is {options.dtype!r}, but this device computes in {able}")
-        table, self._why = source(capabilities, options)
+        table, self._why = source(capabilities, triton, options)
         self._chosen = (
             unprovided(table)
             if options.operators == TRITON
