@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from headrace.kernels.registry import OPS
 from headrace.kernels.tritonlib.chip import TritonChip
 from headrace.kernels.tritonlib.config import config_for, run
-from headrace.platforms.accel_operators import Operators, Source
-from headrace.platforms.accel_options import Options
-from headrace.platforms.accel_runtime import Runtime
+from headrace.platforms.accelerator.operators import Operators, Source
+from headrace.platforms.accelerator.options import Options
+from headrace.platforms.accelerator.runtime import Runtime
 from headrace.types import Capabilities
 
 GIB = 1 << 30

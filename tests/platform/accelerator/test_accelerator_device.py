@@ -19,10 +19,10 @@ from headrace.errors import DeviceLost, OutOfMemory, PlatformError
 from headrace.kernels.registry import OPS, binding
 from headrace.kernels.tritonlib.chip import TritonChip
 from headrace.kernels.tritonlib.config import Config
-from headrace.platforms.accel_faults import Faults, first_line, root_cause
-from headrace.platforms.accel_operators import FollowsTable, missing_operators, triton_operators
-from headrace.platforms.accel_options import Options
-from headrace.platforms.accelerator import AcceleratorDevice
+from headrace.platforms.accelerator.device import AcceleratorDevice
+from headrace.platforms.accelerator.faults import Faults, first_line, root_cause
+from headrace.platforms.accelerator.operators import FollowsTable, missing_operators, triton_operators
+from headrace.platforms.accelerator.options import Options
 from headrace.platforms.interface import CaptureReason, Platform
 from headrace.platforms.torch_communicator import World
 from headrace.types import API_VERSION, COLLECTIVES, Bucket, Capabilities, KVLayout, LayerKV

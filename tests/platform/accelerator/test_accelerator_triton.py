@@ -15,8 +15,8 @@ from fake_machines import VENDORS
 from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.kernels.registry import OPS, OPTIONAL, binding
 from headrace.kernels.weight import Weight
-from headrace.platforms.accel_operators import FollowsTable, triton_operators
-from headrace.platforms.accel_options import Options
+from headrace.platforms.accelerator.operators import FollowsTable, triton_operators
+from headrace.platforms.accelerator.options import Options
 from headrace.platforms.cuda.chips import Properties, capabilities, triton_chip
 from headrace.platforms.torch_device import TorchDevice
 from headrace.types import Capabilities

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from headrace.platforms.accel_faults import Faults
-from headrace.platforms.accel_options import Options
-from headrace.platforms.accel_runtime import Runtime
-from headrace.platforms.accelerator import AcceleratorDevice, Traits
+from headrace.platforms.accelerator.device import AcceleratorDevice, Traits
+from headrace.platforms.accelerator.faults import Faults
+from headrace.platforms.accelerator.options import Options
+from headrace.platforms.accelerator.runtime import Runtime
 from headrace.platforms.rocm.chips import Properties, capabilities, triton_chip
 
 __all__ = ["TRAITS", "RocmDevice", "open_device", "runtime"]

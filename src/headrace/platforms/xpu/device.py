@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from headrace.platforms.accel_faults import Faults
-from headrace.platforms.accel_options import Options
-from headrace.platforms.accel_providers import Provider
-from headrace.platforms.accel_runtime import Runtime
-from headrace.platforms.accelerator import AcceleratorDevice, Traits
+from headrace.platforms.accelerator.device import AcceleratorDevice, Traits
+from headrace.platforms.accelerator.faults import Faults
+from headrace.platforms.accelerator.options import Options
+from headrace.platforms.accelerator.providers import Provider
+from headrace.platforms.accelerator.runtime import Runtime
 from headrace.platforms.xpu.chips import Properties, capabilities, triton_chip
 
 __all__ = ["TRAITS", "XpuDevice", "open_device", "runtime"]

@@ -20,13 +20,13 @@ import torch
 from headrace.errors import DeviceLost, HeadraceError, OutOfMemory, PlatformError
 from headrace.kernels.spec import OpSpec
 from headrace.kernels.tritonlib.chip import TritonChip
-from headrace.platforms.accel_copies import Copies, EventPending
-from headrace.platforms.accel_faults import Faults, first_line
-from headrace.platforms.accel_graphs import GraphStep
-from headrace.platforms.accel_operators import Source, missing_operators, triton_operators
-from headrace.platforms.accel_options import TRITON, Options
-from headrace.platforms.accel_providers import Provider, provided, provider_versions, unprovided
-from headrace.platforms.accel_runtime import Runtime
+from headrace.platforms.accelerator.copies import Copies, EventPending
+from headrace.platforms.accelerator.faults import Faults, first_line
+from headrace.platforms.accelerator.graphs import GraphStep
+from headrace.platforms.accelerator.operators import Source, missing_operators, triton_operators
+from headrace.platforms.accelerator.options import TRITON, Options
+from headrace.platforms.accelerator.providers import Provider, provided, provider_versions, unprovided
+from headrace.platforms.accelerator.runtime import Runtime
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
 from headrace.platforms.order import Inline
 from headrace.platforms.torch_communicator import World

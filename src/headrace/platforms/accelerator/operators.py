@@ -12,7 +12,7 @@ from headrace.kernels.spec import PacksWeights, Tagged
 from headrace.kernels.tritonlib.chip import TritonChip
 from headrace.kernels.tritonlib.config import config_for
 from headrace.kernels.weight import Weight
-from headrace.platforms.accel_options import Options
+from headrace.platforms.accelerator.options import Options
 from headrace.types import Capabilities
 
 __all__ = ["Operators", "Source", "missing_operators", "triton_operators"]
