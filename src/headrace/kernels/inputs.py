@@ -86,13 +86,7 @@ def _sampling_arrays(sampling: SamplingBatch, rows: int, vocab_size: int) -> dic
     else:
         allowed, allowed_row = sampling.allowed.view(np.int32), sampling.allowed_row
     return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
+        **sampling.params,
         "seed": sampling.seed.view(np.int64),
         "position": sampling.position,
         "bias_row": sampling.bias_row,

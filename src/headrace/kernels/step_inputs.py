@@ -12,6 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
+from headrace.sampling import DEVICE_ROWS
 from headrace.types import NO_TOKEN, Bucket
 
 __all__ = ["PERSISTENT", "STEP_INPUTS", "Dimension", "StepInput", "padded_sizes"]
@@ -52,13 +53,7 @@ STEP_INPUTS: Mapping[str, StepInput] = _table(
     StepInput("block_tables", "int32", ("seqs", "blocks")),
     StepInput("slots", "int32", ("seqs",), fill="spare slot"),
     StepInput("rows", "int32", ("rows",)),
-    StepInput("temperature", "float32", ("rows",), fill=1),
-    StepInput("top_p", "float32", ("rows",), fill=1),
-    StepInput("top_k", "int32", ("rows",)),
-    StepInput("min_p", "float32", ("rows",)),
-    StepInput("repetition_penalty", "float32", ("rows",), fill=1),
-    StepInput("presence_penalty", "float32", ("rows",)),
-    StepInput("frequency_penalty", "float32", ("rows",)),
+    *(StepInput(name, row.dtype, ("rows",), fill=row.neutral) for name, row in DEVICE_ROWS.items()),
     StepInput("seed", "int64", ("rows",)),
     StepInput("position", "int32", ("rows",)),
     StepInput("target", "int32", ("rows",), fill=NO_TOKEN),

@@ -131,7 +131,7 @@ def _request(info: ModelInfo, body: ChatRequest, prompt: list[int], stops: tuple
     room = output_room(wanted, None, ("messages", len(prompt)), info)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     scored = body.prompt_logprobs
-    params = sampling_params(body, info.vocab_size, room, logprobs=logprobs, prompt_logprobs=scored, stop_tokens=stops)
+    params = sampling_params(body, room, logprobs=logprobs, prompt_logprobs=scored, stop_tokens=stops)
     return GenerateRequest(
         id=new_id("chatcmpl"),
         prompt=tuple(prompt),

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output
+from headrace.client.validate import check_ids
 from headrace.errors import InvalidRequest
 from headrace.server.context import Context
 from headrace.server.decode import read_json
@@ -21,7 +22,6 @@ from headrace.server.generation import Choice, Run
 from headrace.server.ids import new_id
 from headrace.server.logprobs import TextOffsets, prompt_logprobs, text_logprobs
 from headrace.server.params import (
-    check_ids,
     check_length,
     check_stream_options,
     encode_within,
@@ -37,7 +37,8 @@ __all__ = ["answer_completion"]
 MAX_PROMPTS = 2048
 DEFAULT_MAX_TOKENS = 16
 _INLINE = 2000
-"""Bytes of a request whose texts are tokenised at once; longer ones are in a thread, so that they don't hold up the streams."""
+"""Bytes of a request whose texts are tokenised at once; longer ones are in a thread, so that they don't hold up the
+streams."""
 
 
 async def answer_completion(context: Context, request: Request) -> Response:
@@ -123,9 +124,7 @@ def _request(
     scored = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         scored = max(body.logprobs, body.prompt_logprobs or 0)
-    params = sampling_params(
-        body, info.vocab_size, room, logprobs=body.logprobs, prompt_logprobs=scored, stop_tokens=stops
-    )
+    params = sampling_params(body, room, logprobs=body.logprobs, prompt_logprobs=scored, stop_tokens=stops)
     return GenerateRequest(
         id=request_id,
         prompt=prompt,

@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace import __version__
+from headrace.client.validate import check_ids
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest
 from headrace.server.chat import render_chat
 from headrace.server.context import Context
 from headrace.server.decode import read_json
 from headrace.server.errors import HttpError
-from headrace.server.params import check_ids
 from headrace.server.replies import DetokenizeReply, HealthReply, ModelCard, ModelList, TokenizeReply, VersionReply
 from headrace.server.schemas import DetokenizeRequest, TokenizeRequest
 

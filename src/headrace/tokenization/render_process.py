@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 _LONGEST = 300
 """Characters of an error's text that are passed on."""
 _KEEP = 256 << 20
-"""Bytes of memory; a process that has held more ends after its job, and with it what the allocator keeps."""
+"""Bytes of memory; a process that holds more after a job ends, and with it what the allocator keeps."""
 
 
 def main(arguments: list[str]) -> None:
@@ -45,15 +45,16 @@ def main(arguments: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     link = socket.socket(fileno=int(arguments[0]))
-    with contextlib.suppress(ConnectionError):
+    with contextlib.suppress(ConnectionError, MemoryError):
         setup = read_frame(link)
         if setup is not None:
             _serve(link, json.loads(setup[2]))
 
 
 def _serve(link: socket.socket, setup: Mapping[str, Any]) -> None:
-    templates = Templates(setup["templates"])
-    _limit_memory(setup["memory"])
+    templates, memory = Templates(setup["templates"]), _Memory()
+    _limit(resource.RLIMIT_AS, memory.used()[0] + setup["memory"])
+    _limit(resource.RLIMIT_CORE, 0)
     os.nice(setup.get("nice", 0))
     gc.freeze()
     while (frame := read_frame(link)) is not None:
@@ -64,9 +65,9 @@ def _serve(link: socket.socket, setup: Mapping[str, Any]) -> None:
             return
         # The default action of SIGPROF ends the process, in the middle of a native call too.
         signal.setitimer(signal.ITIMER_PROF, job["seconds"])
-        for variables in job["renders"]:
+        for left, variables in zip(range(len(job["renders"]) - 1, -1, -1), job["renders"], strict=True):
             kind, text = templates.render(job["template"], variables)
-            last = text is None or _peak() > _KEEP
+            last = text is None or (not left and memory.used()[1] > _KEEP)
             content = f"it needs more than {setup['memory'] >> 20} MiB of memory" if text is None else text
             if kind != TEXT:
                 content = " ".join(content[:_LONGEST].split())
@@ -109,22 +110,26 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _limit_memory(more: int) -> None:
-    """Bound the address space to what it is now and `more` bytes. No core file is left behind."""
-    size = 0
-    with contextlib.suppress(OSError), open("/proc/self/statm", encoding="ascii") as file:
-        size = int(file.read().split()[0]) * resource.getpagesize()
-    for limit, wanted in ((resource.RLIMIT_AS, size + more), (resource.RLIMIT_CORE, 0)):
-        hard = resource.getrlimit(limit)[1]
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        # Some systems refuse a bound of the address space; the time is limited there all the same.
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(limit, (soft, hard))
+class _Memory:
+    """This process's memory, where the system tells of it at little cost."""
+
+    def __init__(self) -> None:
+        self._file = os.open("/proc/self/statm", os.O_RDONLY) if sys.platform == "linux" else None
+
+    def used(self) -> tuple[int, int]:
+        """Bytes: of address space, and of memory that is resident now. (The greatest size that `getrusage` knows may be
+        the parent's.)"""
+        if self._file is None:
+            return 0, 0
+        size, resident, *_ = os.pread(self._file, 100, 0).split()
+        return int(size) * resource.getpagesize(), int(resident) * resource.getpagesize()
 
 
-def _peak() -> int:
-    """Bytes, the most that this process has held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+def _limit(limit: int, wanted: int) -> None:
+    hard = resource.getrlimit(limit)[1]
+    # Some systems refuse a bound of the address space; the time is limited there all the same.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(limit, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 def _die_with(parent: int) -> None:

@@ -19,8 +19,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 from headrace.tokenization.render_frames import FAULT, Frame, read_frame, send_frame
@@ -67,16 +68,27 @@ class Renderer:
     """The renders of one checkpoint's templates. Any thread may call; processes start with the first job."""
 
     def __init__(self, sources: Sequence[str], limits: RenderLimits) -> None:
-        setup = {"templates": list(sources), "memory": limits.memory}
-        self._fast = _Lane(setup, _FAST, limits.first_seconds, limits.stuck)
+        self._setup = {"templates": list(sources), "memory": limits.memory}
+        self._limits = limits
+        self._open()
+
+    def _open(self) -> None:
+        limits = self._limits
+        self._owner = os.getpid()
+        self._fast = _Lane(self._setup, _FAST, limits.first_seconds, limits.stuck)
         slow = limits.seconds > limits.first_seconds
-        self._slow = _Lane(setup | {"nice": _NICE}, _SLOW, limits.seconds, limits.stuck) if slow else None
+        self._slow = _Lane(self._setup | {"nice": _NICE}, _SLOW, limits.seconds, limits.stuck) if slow else None
+
+    def _first(self, job: Job) -> Future[list[Frame]]:
+        if os.getpid() != self._owner:  # A fork has neither the threads nor, for itself, the processes.
+            self._open()
+        return self._fast.submit(job)
 
     def render(self, job: Job) -> list[Frame]:
         """Raises RenderStopped, what `job.renders` raises, and OSError if no process can be started; TypeError,
         ValueError or RecursionError for variables that are not JSON."""
         try:
-            return self._fast.submit(job).result()
+            return self._first(job).result()
         except RenderStopped:
             if self._slow is None:
                 raise
@@ -85,7 +97,7 @@ class Renderer:
     async def render_async(self, job: Job) -> list[Frame]:
         """As `render`, without a thread of the caller's waiting."""
         try:
-            return await asyncio.wrap_future(self._fast.submit(job))
+            return await asyncio.wrap_future(self._first(job))
         except RenderStopped:
             if self._slow is None:
                 raise
@@ -93,19 +105,38 @@ class Renderer:
 
 
 class _Lane:
-    """Threads that each hold a process while they work for a job. The process that was used last is taken first."""
+    """Threads that each hold a process while they work for a job. The process that was used last is taken first.
+
+    The threads are daemons, which a `ThreadPoolExecutor`'s are not: the end of the program waits for no render.
+    """
 
     def __init__(self, setup: Mapping[str, Any], processes: int, seconds: float, stuck: float) -> None:
         self._setup = json.dumps(setup).encode()
         self._seconds, self._stuck = seconds, stuck + 10 * seconds
-        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="headrace-render")
+        self._jobs: SimpleQueue[tuple[_Lane, Job, Future[list[Frame]]] | None] = SimpleQueue()
+        self._unused, self._free = processes, threading.Semaphore(0)
         self._idle: list[_Process] = []
         self._count = 0
         self._changed = threading.Condition()
-        weakref.finalize(self, _end_all, self._idle)
+        weakref.finalize(self, _end_all, self._idle, self._jobs, processes)
 
     def submit(self, job: Job) -> Future[list[Frame]]:
-        return self._threads.submit(self._run, job)
+        future: Future[list[Frame]] = Future()
+        with self._changed:
+            if not self._free.acquire(blocking=False) and self._unused:
+                self._unused -= 1
+                threading.Thread(target=_work, args=(self._jobs,), name="headrace-render", daemon=True).start()
+        self._jobs.put((self, job, future))
+        return future
+
+    def work(self, job: Job, future: Future[list[Frame]]) -> None:
+        """In one of its threads."""
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(self._run(job))
+            except BaseException as error:
+                future.set_exception(error)
+        self._free.release()
 
     def _run(self, job: Job) -> list[Frame]:
         renders = job.renders()
@@ -188,6 +219,7 @@ class _Process:
             self._link.close()
             raise
         self._setup: bytes | None = setup
+        self._owner = os.getpid()
 
     @property
     def alive(self) -> bool:
@@ -215,9 +247,11 @@ class _Process:
 
     def end(self, error: OSError | None = None, seconds: float = 0.0) -> str:
         """Kill it. The reason for which it could not answer, given what `ask` has raised."""
+        self._link.close()
+        if os.getpid() != self._owner:  # A fork leaves it to its parent.
+            return "it belongs to another process"
         if not isinstance(error, ConnectionError):
             self._process.kill()
-        self._link.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         self._process.kill()
@@ -229,6 +263,16 @@ class _Process:
         return f"the process that renders it ended with code {code}"
 
 
-def _end_all(processes: list[_Process]) -> None:
+def _work(jobs: SimpleQueue[tuple[_Lane, Job, Future[list[Frame]]] | None]) -> None:
+    """A thread of a lane, which it does not keep alive."""
+    while (given := jobs.get()) is not None:
+        lane, job, future = given
+        lane.work(job, future)
+        del given, lane, job, future
+
+
+def _end_all(processes: list[_Process], jobs: SimpleQueue[Any], threads: int) -> None:
+    for _ in range(threads):
+        jobs.put(None)
     while processes:
         processes.pop().end()

@@ -11,8 +11,10 @@ import httpx
 from fastapi import FastAPI
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
+from headrace.client.validate import validated
 from headrace.config import Config
 from headrace.engine.stats import EngineStats, EngineTotals
+from headrace.engine.wire import EngineInfo
 from headrace.errors import EngineDead
 from headrace.server import create_app
 from headrace.tokenization.conversation import normalize_messages
@@ -24,6 +26,7 @@ BOS = 256
 CONTEXT = 100
 MODEL = "fake/model"
 TOTALS = EngineTotals(12.5, 1.75, 3.5, 9, 0.625, 5000)
+LIMITS = EngineInfo("/nowhere", CONTEXT, VOCAB, (), "fake", "float32", "float32", 16, 1 + CONTEXT // 16 + 1, 8)
 STATS = EngineStats(SchedulerStats(2, 3, 10, 20, 30, 400, 1, 5, 6), 16, 7, 0.5, 0.25, 0.75, totals=TOTALS)
 
 
@@ -91,6 +94,7 @@ class FakeClient:
     async def start(self) -> None: ...
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+        validated(request, LIMITS)
         self.requests.append(request)
         if self.refuse is not None:
             raise self.refuse
