@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-__all__ = ["fetching_bar", "loading_bar"]
+__all__ = ["fetching_bar", "generating_bar", "loading_bar"]
 
 
 @contextmanager
@@ -55,6 +55,30 @@ def fetching_bar(out: TextIO | None = None) -> Iterator[Callable[[str, int, int]
             bar.update(tasks[what], completed=done, total=total or None)
 
         yield show
+
+
+@contextmanager
+def generating_bar(total: int, shown: bool, out: TextIO | None = None) -> Iterator[Callable[[int], None] | None]:
+    """A function that is told the tokens of each answer and draws a bar of `total` prompts; None if it is not to be `shown` or
+    `out` (default: stderr) is no terminal."""
+    out = out or sys.stderr
+    if not shown or not out.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=out), transient=True) as bar:
+        task = bar.add_task("generating", total=total)
+        generated = 0
+
+        def tell(tokens: int) -> None:
+            nonlocal generated
+            generated += tokens
+            bar.update(task, advance=1, description=f"generating ({generated} tokens)")
+
+        yield tell
 
 
 def _namer(out: TextIO) -> Callable[[str, int, int], None]:

@@ -6,6 +6,7 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
+from headrace.argument_parser import ArgumentParser
 from headrace.errors import ConfigError
 
 __all__ = ["main"]
@@ -25,7 +26,7 @@ VERBS = {
 def main(argv: Sequence[str]) -> int:
     """Dispatch to a verb's `configure(parser)` and `run(args) -> int`; only that verb's module is imported."""
     listing = "\n".join(f"  {verb:<12}{text}" for verb, (_, text) in VERBS.items())
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="headrace bench", epilog=f"verbs:\n{listing}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("verb", choices=list(VERBS), metavar="VERB")
@@ -36,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(
             f"`headrace bench {verb}` needs the package {error.name}: pip install 'headrace[bench]'"
         ) from error
-    inner = argparse.ArgumentParser(prog=f"headrace bench {verb}", description=module.__doc__)
+    inner = ArgumentParser(prog=f"headrace bench {verb}", description=module.__doc__)
     module.configure(inner)
     result: int = module.run(inner.parse_args(argv[1:]))
     return result

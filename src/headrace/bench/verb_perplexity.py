@@ -56,8 +56,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.window < 4:
         raise ConfigError(f"--window {args.window}: at least 4 tokens, of which the last is scored")
+    text = _text(args.file)
     tokenizer = load_tokenizer(resolve_model(args.model))
-    cut = list(windows(tokenizer, args.file.read_text(encoding="utf-8"), args.window))[: args.windows]
+    cut = list(windows(tokenizer, text, args.window))[: args.windows]
     if not cut:
         raise ConfigError(
             f"{args.file} is shorter than one window of {args.window} tokens: give a longer text or a smaller --window"
@@ -75,6 +76,15 @@ def run(args: argparse.Namespace) -> int:
             found = perplexity(cut, lambda ids: _local(llm, ids))
     publish(args, _report(args, found, options))
     return 0
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}: give a file of UTF-8 text") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text: byte {error.start} is wrong") from error
 
 
 def windows(tokenizer: Tokenizer, text: str, size: int) -> Iterator[list[int]]:
@@ -141,7 +151,15 @@ def _remote(url: str, model: str, api_key: str | None) -> Score:
                     f"{url} does not score {model!r}: HTTP {response.status_code} {response.text[:300]!r}"
                 )
             found: list[float | None] = response.json()["choices"][0]["logprobs"]["token_logprobs"]
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, IndexError) as error:
+        except (
+            httpx.HTTPError,
+            httpx.InvalidURL,
+            ValueError,
+            KeyError,
+            TypeError,
+            IndexError,
+            RecursionError,
+        ) as error:
             raise ConfigError(f"{url} gives no prompt logprobs: {type(error).__name__}: {error}") from None
         return found
 

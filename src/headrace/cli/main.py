@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from headrace import __version__
-from headrace.errors import HeadraceError
+from headrace.argument_parser import USER_FAULT, ArgumentParser
+from headrace.errors import HeadraceError, cut
 
 __all__ = ["VERBS", "main"]
 
@@ -26,16 +27,8 @@ VERBS = {
     "plugin": ("headrace.cli.plugin_new", "write the skeleton of a platform of your own"),
     "bench": ("headrace.bench.cli", "measure a server, this process, or this machine"),
 }
-_USER_FAULT = 2
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
-
-
-class _Parser(argparse.ArgumentParser):
-    """Errors as ours are: one line."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        self.exit(_USER_FAULT, f"error: {message} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,18 +38,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(arguments)
     except HeadraceError as error:
         print(f"error: {_one_line(error)}", file=sys.stderr)
-        return _USER_FAULT
+        return USER_FAULT
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
         # Who read us has gone; what Python still wants to flush goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
+    except OSError as error:
+        # Of a path that the user gave, or of the machine: nothing of ours is at fault.
+        where = "" if error.filename is None else f"{cut(str(error.filename))}: "
+        print(f"error: {where}{error.strerror or _one_line(error)}", file=sys.stderr)
+        return USER_FAULT
 
 
 def _run(arguments: list[str]) -> int:
     listing = "\n".join(f"  {verb:<13}{text}" for verb, (_, text) in VERBS.items())
-    parser = _Parser(
+    parser = ArgumentParser(
         prog="headrace",
         usage="headrace VERB [OPTION ...]",
         description="Serve large language models on any hardware.",
@@ -71,7 +69,7 @@ def _run(arguments: list[str]) -> int:
         measured: int = module.main(arguments[1:])
         return measured
     with contextlib.ExitStack() as stack:
-        inner = _Parser(prog=f"headrace {verb}", description=module.__doc__)
+        inner = ArgumentParser(prog=f"headrace {verb}", description=module.__doc__)
         if hasattr(module, "prepare") and not {"-h", "--help"} & set(arguments):
             inner.set_defaults(prepared=stack.enter_context(module.prepare()))
         module.configure(inner)
@@ -79,7 +77,7 @@ def _run(arguments: list[str]) -> int:
         return result
 
 
-def _one_line(error: HeadraceError) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 

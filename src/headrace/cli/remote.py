@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from headrace.cli.pieces import Pieces
-from headrace.errors import ConfigError, EngineDead, HeadraceError, InvalidRequest, Overloaded
+from headrace.errors import ConfigError, EngineDead, HeadraceError, InvalidRequest, Overloaded, excerpt
 from headrace.event_stream import event_data
 
 __all__ = ["RemoteSource"]
@@ -66,13 +66,15 @@ class RemoteSource:
         except httpx.TransportError as error:
             why = str(error) or type(error).__name__
             raise ConfigError(f"--url {self._url}: no answer ({why}); is the server running?") from error
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"--url {self._url}: the answer is not one of OpenAI's API: {excerpt(error)}") from error
 
 
 def _address(url: str) -> str:
     """The server's base, without a `/v1` at its end. Raises ConfigError."""
     try:
         found = httpx.URL(url if "://" in url else f"http://{url}")
-    except httpx.InvalidURL as error:
+    except (httpx.InvalidURL, ValueError) as error:
         raise ConfigError(f"--url {url}: {error}") from error
     if found.scheme not in ("http", "https") or not found.host:
         raise ConfigError(f"--url {url}: give it as http://HOST:PORT")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from headrace.client.api import GenerateRequest
-from headrace.errors import ContextOverflow, InvalidRequest
+from headrace.errors import ContextOverflow, InvalidRequest, NeverFits
 from headrace.types import SamplingParams
 
 __all__ = ["Limits", "check_ids", "validated"]
@@ -31,7 +31,7 @@ class Limits(Protocol):
 
 
 def validated(request: GenerateRequest, limits: Limits, ends: Collection[int] = ()) -> GenerateRequest:
-    """The request with `max_tokens` as a number; `ends` are the model's end tokens. Raises InvalidRequest, ContextOverflow. Only the core knows what never fits."""
+    """The request with `max_tokens` as a number; `ends` are the model's end tokens. Raises InvalidRequest and its kinds."""
     if not request.prompt:
         raise InvalidRequest("`prompt` is empty: give at least one token", "prompt", "invalid_value")
     check_ids(request.prompt, limits.vocab_size, "prompt")
@@ -45,6 +45,8 @@ def validated(request: GenerateRequest, limits: Limits, ends: Collection[int] = 
     if request.constraint is not None:
         _check_constrained(params)
     _check_room(len(request.prompt), params.max_tokens or 0, limits)
+    if params.max_tokens or params.prompt_logprobs is not None:
+        _check_cache(len(request.prompt), params.max_tokens or 0, limits)
     return request
 
 
@@ -89,4 +91,15 @@ def _check_room(prompt: int, output: int, limits: Limits) -> None:
             f"this model's maximum context length is {limits.max_model_len} tokens, but {prompt + output} were requested: "
             f"{prompt} in the prompt and {output} to generate",
             "prompt" if prompt >= limits.max_model_len else "max_tokens",
+        )
+
+
+def _check_cache(prompt: int, output: int, limits: Limits) -> None:
+    # The last token of the output takes no place.
+    need = prompt + max(output - 1, 0)
+    if need > limits.kv_tokens:
+        raise NeverFits(
+            f"the KV cache holds {limits.kv_tokens} tokens, but the request needs {need}: {prompt} in the prompt and {output} to "
+            "generate; shorten it or serve with a larger cache",
+            "prompt" if prompt > limits.kv_tokens else "max_tokens",
         )

@@ -12,7 +12,7 @@ from headrace.core.block_pool import blocks_for
 from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import Matcher
-from headrace.core.outcome import token_logprobs
+from headrace.core.outcome import scheduler_stats, token_logprobs
 from headrace.core.plan import Chunk, Decodes, Extras, Launched, build
 from headrace.core.queue import WaitingQueue
 from headrace.core.sequence import Sequence
@@ -176,22 +176,8 @@ class Scheduler:
     # Watching
 
     def stats(self) -> SchedulerStats:
-        cache, tree = self._cache, self._cache.tree
-        held = cache.pool.total - cache.available
-        private = sum(
-            int(self._slots.computed[seq.slot]) - seq.shared * cache.block_size for seq in self._running.values()
-        )
-        return SchedulerStats(
-            running=len(self._running),
-            waiting=len(self._waiting),
-            blocks_free=len(cache.pool),
-            blocks_cached=tree.evictable,
-            blocks_held=held,
-            kv_tokens=(tree.size - tree.evictable) * cache.block_size + private,
-            preemptions=self._preemptions,
-            cached_tokens=self._cached_tokens,
-            prompt_tokens=self._prompt_tokens,
-        )
+        counts = (len(self._waiting), self._preemptions, self._cached_tokens, self._prompt_tokens)
+        return scheduler_stats(self._cache, self._slots, self._running.values(), *counts)
 
     def reset_cache(self) -> None:
         """Forget every cached prefix; what running sequences use is freed when they end."""

@@ -163,13 +163,14 @@ def resolve_model(name_or_path: str, progress: Progress | None = None) -> Path:
     """
     if name_or_path in CATALOGUE:
         return cached_path(name_or_path, progress)
-    path = Path(name_or_path).expanduser()
-    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
+    # Not through pathlib, which raises for names that are too long and homes that do not exist.
+    path = Path(os.path.expanduser(name_or_path))
+    if os.path.isdir(path) or (path.suffix == ".gguf" and os.path.isfile(path)):
         return path
     repository = parse_repository(name_or_path)
     if repository is not None:
         return fetch_repository(repository, progress or _silent)
-    why = "is no .gguf file" if path.exists() else "is no such path and no name of the catalogue"
+    why = "is no .gguf file" if os.path.exists(path) else "is no such path and no name of the catalogue"
     raise ModelNotFound(
         f"model {name_or_path!r} {why}: give a directory, a .gguf file, org/name of a hub, or one of "
         f"{', '.join(CATALOGUE)}"

@@ -1,8 +1,8 @@
 """`headrace serve`: start the engine, open the port, drain on SIGTERM.
 
-The port opens only when the engine is ready, so a client that connects is answered. It is bound before the model loads, so
-that a taken port is an error at once. The first SIGTERM or SIGINT drains: the port stays open and answers 503 while running
-requests finish, for `drain_timeout` at most. A second signal ends everything at once.
+The port opens only when the engine is ready, so a client that connects is answered. It is bound before the model loads,
+so that a taken port is an error at once. The first SIGTERM or SIGINT drains: the port stays open and answers 503 while
+running requests finish, for `drain_timeout` at most. A second signal ends everything at once.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from headrace.server.protocol import Connection
 __all__ = ["run", "serve"]
 
 _log = logging.getLogger(__name__)
-_GOODBYE = 2.0
-"""Seconds for the error events of those that outlast the drain, and again for the connections to close."""
+_GOODBYE = 1.0
+"""Seconds for the error events of those that outlast the drain; who has not read them by then is cut off."""
 _AT_ONCE = 1.0
 """Seconds between a second signal and a hard exit."""
 _KEEP_ALIVE = 75
-"""Seconds; longer than the pools of common clients keep a connection, so that they never reuse one that we just closed."""
+"""Seconds; longer than the pools of common clients keep a connection, so that they never reuse one that we just
+closed."""
 
 
 def run(config: Config, model_path: Path, first_prompt: str | None = None, launched: Launched | None = None) -> int:
@@ -92,9 +93,9 @@ def _bind(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, proto)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port or --host"
+            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}; choose another --port or --host"
         ) from None
     return listener
 
@@ -136,9 +137,16 @@ class _Server(uvicorn.Server):
 
     def give_up(self) -> None:
         """Wait for no body any more."""
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, Connection):
-                connection.give_up()
+        for connection in self._connections():
+            connection.give_up()
+
+    def cut_off(self) -> None:
+        """Wait for no reader any more."""
+        for connection in self._connections():
+            connection.cut_off()
+
+    def _connections(self) -> list[Connection]:
+        return [one for one in self.server_state.connections if isinstance(one, Connection)]
 
 
 async def serve(
@@ -226,10 +234,10 @@ async def _serve_until(
     finally:
         server.should_exit = True
         server.force_exit = stop.now.is_set()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(serving), 0.5 if stop.now.is_set() else _GOODBYE)
+        server.cut_off()
+        await asyncio.wait({serving}, timeout=0.5)
         server.force_exit = True
-        await asyncio.wait({serving}, timeout=1.0)
+        await asyncio.wait({serving}, timeout=0.5)
         context.workers.close()
 
 
@@ -262,17 +270,16 @@ async def _drain(stop: _Stop, server: _Server, context: Context, timeout: float)
     context.draining = True
     if context.inflight:
         _log.warning("draining: %d requests get up to %g s; a second signal ends them now", context.inflight, timeout)
-    await _idle(stop, context, timeout)
+    await _idle(context, timeout, stop.now)
     for guard in list(context.active):
         guard.stop(ShuttingDown())
     server.give_up()
-    if not stop.now.is_set():
-        await _idle(stop, context, _GOODBYE)
+    await _idle(context, _AT_ONCE / 2 if stop.now.is_set() else _GOODBYE)
 
 
-async def _idle(stop: _Stop, context: Context, timeout: float) -> None:
+async def _idle(context: Context, timeout: float, unless: asyncio.Event | None = None) -> None:
     until = time.monotonic() + timeout
-    while context.inflight and not stop.now.is_set() and time.monotonic() < until:
+    while context.inflight and time.monotonic() < until and not (unless is not None and unless.is_set()):
         await asyncio.sleep(0.02)
 
 

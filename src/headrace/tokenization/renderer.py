@@ -19,8 +19,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 from headrace.tokenization.render_frames import FAULT, Frame, read_frame, send_frame
@@ -104,19 +105,38 @@ class Renderer:
 
 
 class _Lane:
-    """Threads that each hold a process while they work for a job. The process that was used last is taken first."""
+    """Threads that each hold a process while they work for a job. The process that was used last is taken first.
+
+    The threads are daemons, which a `ThreadPoolExecutor`'s are not: the end of the program waits for no render.
+    """
 
     def __init__(self, setup: Mapping[str, Any], processes: int, seconds: float, stuck: float) -> None:
         self._setup = json.dumps(setup).encode()
         self._seconds, self._stuck = seconds, stuck + 10 * seconds
-        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="headrace-render")
+        self._jobs: SimpleQueue[tuple[_Lane, Job, Future[list[Frame]]] | None] = SimpleQueue()
+        self._unused, self._free = processes, threading.Semaphore(0)
         self._idle: list[_Process] = []
         self._count = 0
         self._changed = threading.Condition()
-        weakref.finalize(self, _end_all, self._idle)
+        weakref.finalize(self, _end_all, self._idle, self._jobs, processes)
 
     def submit(self, job: Job) -> Future[list[Frame]]:
-        return self._threads.submit(self._run, job)
+        future: Future[list[Frame]] = Future()
+        with self._changed:
+            if not self._free.acquire(blocking=False) and self._unused:
+                self._unused -= 1
+                threading.Thread(target=_work, args=(self._jobs,), name="headrace-render", daemon=True).start()
+        self._jobs.put((self, job, future))
+        return future
+
+    def work(self, job: Job, future: Future[list[Frame]]) -> None:
+        """In one of its threads."""
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(self._run(job))
+            except BaseException as error:
+                future.set_exception(error)
+        self._free.release()
 
     def _run(self, job: Job) -> list[Frame]:
         renders = job.renders()
@@ -243,6 +263,16 @@ class _Process:
         return f"the process that renders it ended with code {code}"
 
 
-def _end_all(processes: list[_Process]) -> None:
+def _work(jobs: SimpleQueue[tuple[_Lane, Job, Future[list[Frame]]] | None]) -> None:
+    """A thread of a lane, which it does not keep alive."""
+    while (given := jobs.get()) is not None:
+        lane, job, future = given
+        lane.work(job, future)
+        del given, lane, job, future
+
+
+def _end_all(processes: list[_Process], jobs: SimpleQueue[Any], threads: int) -> None:
+    for _ in range(threads):
+        jobs.put(None)
     while processes:
         processes.pop().end()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.checkpoints.files import located, present, read_text
+from headrace.checkpoints.files import located, present
 from headrace.checkpoints.gguf_header import map_gguf
 from headrace.errors import CheckpointError, ConfigError, InvalidRequest, ModelNotFound
 from headrace.tokenization.chat_template import ChatTemplate
@@ -181,6 +181,6 @@ def _naming(chat_template: str | Path | None) -> Iterator[None]:
 
 def _read_template(path: Path) -> str:
     try:
-        return read_text(path)
-    except CheckpointError as error:
-        raise ConfigError(f"chat_template {error}") from error
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"chat_template {path}: cannot be read: {error}") from error

@@ -144,7 +144,7 @@ def test_nobody_waits_for_anothers_slow_render() -> None:
     before = pids()
 
     async def talk() -> None:
-        working = [asyncio.ensure_future(slow.render_async(WORK)) for _ in range(6)]
+        working = [asyncio.ensure_future(slow.render_async(WORK)) for _ in range(3)]
         assert await slow.render_async(USER) == "hi"
         await asyncio.to_thread(wait_until, lambda: len(pids() - before) >= 3)
         assert await slow.render_async(USER) == "hi"
@@ -212,6 +212,30 @@ def test_no_process_outlives_the_script_that_needs_no_main_guard(end: str, tmp_p
             return True
 
     wait_until(gone)
+
+
+BUSY = """
+import threading
+from headrace.tokenization.chat_template import ChatTemplate
+from headrace.tokenization.renderer import RenderLimits
+source = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+template = ChatTemplate({"default": source}, {}, RenderLimits(first_seconds=0.01, seconds=10_000))
+for _ in range(3):
+    threading.Thread(target=lambda: template.render([{"role": "user", "content": "hi"}]), daemon=True).start()
+slow = template._renderer._slow
+with slow._changed:
+    while slow._count < 2:
+        slow._changed.wait(0.01)
+print(slow._count)
+"""
+
+
+@linux
+def test_the_end_of_a_script_waits_for_no_render(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(BUSY)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode, done.stderr) == ("2\n", 0, "")
 
 
 FORK = """

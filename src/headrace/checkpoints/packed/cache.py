@@ -177,8 +177,9 @@ def clear(directory: Path) -> int:
 def _kept(directory: Path) -> Iterator[Kept]:
     for path in directory.glob(f"*{_SUFFIX}"):
         about: dict[str, Any] = {}
-        with contextlib.suppress(Unsound, OSError, ValueError, KeyError, TypeError):
-            about = read_header(path)[0]["about"]
+        with contextlib.suppress(Unsound, OSError, ValueError, KeyError, TypeError, RecursionError):
+            told = read_header(path)[0]["about"]
+            about = {**told, "model": str(told["model"]), "form": str(told["form"])}
         with contextlib.suppress(FileNotFoundError):
             status = path.stat()
             yield Kept(path, status.st_size, status.st_mtime, about)

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.checkpoints.files import read_json
 from headrace.checkpoints.packed.atomic import replacing
+from headrace.errors import CheckpointError
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -110,9 +112,11 @@ def _together(files: Sequence[Path], digests: Sequence[str]) -> str:
 def _read(index: Path) -> dict[str, list[Any]]:
     """What can be read of it; the rest is found out again."""
     try:
-        known = json.loads(index.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        known = read_json(index)
+    except CheckpointError:
         return {}
-    if not isinstance(known, dict):
-        return {}
-    return {name: entry for name, entry in known.items() if isinstance(entry, list) and len(entry) == 6}
+    return {name: entry for name, entry in known.items() if _is_entry(entry)}
+
+
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 6 and isinstance(value[5], str)
