@@ -134,3 +134,21 @@ threading.Thread(target=make).start()
 """)
     assert (done.returncode, done.stderr) == (3, "")
     assert done.stdout.startswith("the main thread has ended: let it wait for the thread that uses the model (")
+
+
+@pytest.mark.parametrize(
+    ("loading", "threads"), [("while True: progress('weights', 0.5)", 1), ("threading.Event().wait()", 2)]
+)
+def test_an_interrupt_while_it_loads(loading: str, threads: int) -> None:
+    """One that never looks up is left behind."""
+    done = run(f"""
+import signal
+from headrace.client.in_process import InProcessClient
+def build(config, progress):
+    os.kill(os.getpid(), signal.SIGINT)
+    {loading}
+FakeAsync.__init__ = lambda self, *_, **__: InProcessClient.__init__(self, None, None, None, build)
+try: LLM()
+except KeyboardInterrupt: print(threading.active_count())
+""")
+    assert (done.returncode, done.stdout, done.stderr) == (3, f"{threads}\n", "")
