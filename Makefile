@@ -1,8 +1,12 @@
-# Two commands do everything: `make run` and `make test`. Both make the environment first; it is remade when its inputs change.
+# Two commands do everything: `make run` and `make test`. Both make the environment first, `make run` with what serving needs
+# alone; it is remade when its inputs change.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SERVING := $(VENV)/.serving
 STAMP := $(VENV)/.installed
+INPUTS := pyproject.toml CMakeLists.txt $(wildcard constraints/*.txt) $(wildcard src/headrace/kernels/*/cpu*.cpp src/headrace/kernels/*/cpu*.h src/headrace/kernels/native/*)
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 MODEL ?= smollm2
 PROMPT ?= Write one sentence about rivers.
 
@@ -10,14 +14,20 @@ PROMPT ?= Write one sentence about rivers.
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml CMakeLists.txt $(wildcard constraints/*.txt) $(wildcard src/headrace/kernels/*/cpu*.cpp src/headrace/kernels/*/cpu*.h src/headrace/kernels/native/*)
+$(SERVING): $(INPUTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[dev]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r constraints/triton.txt
+	$(PIP) --upgrade pip
+	$(PIP) -c constraints/cpu.txt -e .
 	touch $@
 
-run: $(STAMP)  ## fetch the default model, serve it, answer a first prompt in the terminal
+$(STAMP): $(INPUTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	$(PIP) -c constraints/cpu.txt -e '.[dev]'
+	$(PIP) --no-deps -r constraints/triton.txt
+	touch $(SERVING) $@
+
+run: $(SERVING)  ## fetch the default model, serve it, answer a first prompt in the terminal
 	$(BIN)/headrace serve $(MODEL) --prompt "$(PROMPT)"
 
 test: $(STAMP) lint  ## the whole suite; a test that never ends fails by name

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from compile_report.chips import Chip
-from compile_report.code import _specialise as specialise
+from compile_report.code import specialise
 from compile_report.occupancy import Multiprocessor
 from compile_report.shipped import Recorded, recorded
 from headrace.platforms.xpu.chips import Properties, capabilities

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator
 
 from headrace.errors import ConfigError, UnsupportedModel
 from headrace.types import Capabilities, KVLayout, LayerKV
@@ -34,7 +34,6 @@ __all__ = [
     "parse_size",
     "read_environment",
     "resolve",
-    "served_name",
 ]
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -180,12 +179,28 @@ class ServerConfig(Frozen):
     served_model_name: str | None = Field(
         default=None, description="What clients call the model. Default: its own name.", json_schema_extra=unit("name")
     )
+    cors_origin: str | None = Field(
+        default=None,
+        description="Origin of web pages that may read the answers, as https://chat.example; several are separated by "
+        "commas, and * is every origin.",
+        json_schema_extra=unit("origin"),
+    )
     drain_timeout: float = Field(
         default=30.0,
         ge=0,
         description="Time that running requests get after SIGTERM.",
         json_schema_extra=unit("seconds"),
     )
+
+    @field_validator("cors_origin")
+    @classmethod
+    def _origins(cls, text: str | None) -> str | None:
+        for origin in [] if text is None else text.split(","):
+            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s,]+", origin.strip()):
+                raise ValueError(
+                    f"{origin.strip()!r} is no origin: write it as https://chat.example, without a path, or *"
+                )
+        return text
 
 
 class Config(Frozen):
@@ -195,12 +210,6 @@ class Config(Frozen):
     device: DeviceConfig = DeviceConfig()
     parallel: ParallelConfig = ParallelConfig()
     server: ServerConfig = ServerConfig()
-
-
-def served_name(model: str) -> str:
-    """What clients call a model that was given so: the last part of its path, of the resolved one for `.` and its like."""
-    name = Path(model).name
-    return name if name not in ("", "..") else Path(model).expanduser().resolve().name or model
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,20 +7,24 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
 from typing_extensions import Self
 
-from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
+from headrace.client.api import GenerateRequest, ModelInfo
+from headrace.client.batch import Completion, Places, RequestOutput, answer_all
 from headrace.client.in_process import InProcessClient
-from headrace.config import served_name
+from headrace.client.prompts import Prompt, one_each, read_prompts
+from headrace.client.stops import special_stops
 from headrace.engine.stats import EngineStats
 from headrace.errors import EngineDead, InvalidRequest
 from headrace.hub.catalogue import resolve_model
+from headrace.hub.reference import display_name
 from headrace.options import make_config
+from headrace.progress import generating_bar
 from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 from headrace.types import SamplingParams
 
@@ -28,31 +32,6 @@ __all__ = ["LLM", "AsyncLLM", "Completion", "RequestOutput"]
 
 T = TypeVar("T")
 _CHAT_TOKENS = 512
-
-
-@dataclass(slots=True)
-class Completion:
-    """One choice. For text, ids and stops the rule of `engine.api.Output` holds."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[LogprobEntry] | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    error: str | None = None
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """The answer to one prompt."""
-
-    prompt: str | None
-    """None where token ids were given."""
-    prompt_token_ids: list[int]
-    outputs: list[Completion]
-    prompt_logprobs: list[LogprobEntry] | None = None
-    usage: Usage | None = None
 
 
 class AsyncLLM(InProcessClient):
@@ -72,7 +51,7 @@ class AsyncLLM(InProcessClient):
         path = resolve_model(model)
         self.tokenizer: Tokenizer = load_tokenizer(path, config.model.chat_template)
         model_config = config.model.model_copy(update={"model": str(path)})
-        server_config = config.server.model_copy(update={"served_model_name": served_name(model)})
+        server_config = config.server.model_copy(update={"served_model_name": display_name(model)})
         config = config.model_copy(update={"model": model_config, "server": server_config})
         super().__init__(config, self.tokenizer, progress)
 
@@ -105,6 +84,7 @@ class LLM:
         except BaseException:
             self.close()
             raise
+        self._places = Places(self._client.config.scheduler.max_waiting)
         # Once more: when the interpreter ends, the newest finalizer comes first, and the engine must end before its device does.
         self._finalizer.detach()
         self._finalizer = self._closing()
@@ -119,16 +99,24 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        prompts: Prompt | Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """One answer a prompt, in their order, computed together. Prompts are texts or token ids; one may stand alone.
+        """One answer for each prompt, in their order, computed together.
 
-        `params` holds for all, or is one a prompt. Raises InvalidRequest and its kinds for the first prompt that cannot be served (the
-        others are then aborted), EngineDead.
+        A prompt is a text, a list or array of token ids, or a dict with one of both as `prompt` or `prompt_token_ids`; one may
+        stand alone. There may be any number: they enter the engine's queue as places come free. `params` holds for all, or is
+        a list with one for each prompt. `progress` draws a bar on a terminal's stderr; None: for more than one prompt.
+
+        Every prompt is checked before the first is computed: raises InvalidRequest and its kinds for the first that cannot be
+        served. What goes wrong with one later is told by its own choices (`finish_reason` is `error`, and `error` says why),
+        and the others have their answers. Raises EngineDead.
         """
-        texts, ids = self._encode(prompts)
-        return self._run(self._answer_all(texts, ids, _each(params or SamplingParams(), len(ids))))
+        self._check_open()
+        texts, ids = read_prompts(prompts, self.tokenizer.encode)
+        return self._answer(texts, ids, one_each(params, len(ids)), progress)
 
     def chat(
         self,
@@ -137,10 +125,13 @@ class LLM:
         *,
         tools: list[dict[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
+        progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """The next message of one conversation, or of several. Without `params` at most 512 tokens are generated."""
+        """The next message of one conversation, or of several. Without `params` at most 512 tokens are generated; for errors
+        and `progress` see `generate`."""
         talks = [messages] if messages and isinstance(messages[0], dict) else messages
-        texts, ids = [], []
+        texts: list[str | None] = []
+        ids: list[list[int]] = []
         for talk in talks:
             text = self.tokenizer.apply_chat_template(list(talk), tools=tools, kwargs=template_kwargs)  # type: ignore[arg-type]
             texts.append(text)
@@ -148,7 +139,7 @@ class LLM:
         if params is None:
             room = [max(1, min(_CHAT_TOKENS, self.info.room(len(prompt)))) for prompt in ids]
             params = [SamplingParams(max_tokens=tokens) for tokens in room]
-        return self._run(self._answer_all(texts, ids, _each(params, len(ids))))
+        return self._answer(texts, ids, one_each(params, len(ids)), progress)
 
     def stats(self) -> EngineStats:
         return self._run(self._client.stats())
@@ -191,34 +182,39 @@ class LLM:
         _end_with_the_interpreter()
         raise EngineDead("the engine was closed")
 
-    def _encode(
-        self, prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
-    ) -> tuple[list[str | None], list[list[int]]]:
-        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-            prompts = [prompts]  # type: ignore[assignment]
-        texts: list[str | None] = [prompt if isinstance(prompt, str) else None for prompt in prompts]
-        ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in prompts]  # type: ignore[arg-type]
-        return texts, ids
-
-    async def _answer_all(
-        self, texts: Sequence[str | None], ids: Sequence[list[int]], params: Sequence[SamplingParams]
+    def _answer(
+        self,
+        texts: Sequence[str | None],
+        ids: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        progress: bool | None,
     ) -> list[RequestOutput]:
-        work = [self._answer(*one) for one in zip(texts, ids, params, strict=True)]
-        tasks = [asyncio.ensure_future(one) for one in work]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        requests = [
+            GenerateRequest(f"llm-{next(self._numbers)}", tuple(prompt), self._with_special_stops(one))
+            for prompt, one in zip(ids, params, strict=True)
+        ]
+        for index, request in enumerate(requests):
+            self._check(request, f"prompts[{index}]: " if len(requests) > 1 else "")
+        shown = len(requests) > 1 if progress is None else progress
+        with generating_bar(len(requests), shown) as tell:
+            answers = self._run(answer_all(self._client, requests, self._places, tell))
+        for answer, text in zip(answers, texts, strict=True):
+            answer.prompt = text
+        return answers
 
-    async def _answer(self, text: str | None, ids: list[int], params: SamplingParams) -> RequestOutput:
-        answer = RequestOutput(text, ids, [Completion(i) for i in range(params.n)])
-        request = GenerateRequest(f"llm-{next(self._numbers)}", tuple(ids), params)
-        stream = self._client.generate(request)
-        async for output in stream:
-            _extend(answer, output)
-        return answer
+    def _with_special_stops(self, params: SamplingParams) -> SamplingParams:
+        """A stop that is a special token's text is not seen in the output where those are left out: the token itself stops."""
+        if not params.stop or not params.skip_special_tokens:
+            return params
+        found = special_stops(params.stop, self.tokenizer)
+        return replace(params, stop_token_ids=params.stop_token_ids + found) if found else params
+
+    def _check(self, request: GenerateRequest, where: str) -> None:
+        try:
+            self._client.check(request)
+        except InvalidRequest as error:
+            error.args = (f"{where}{error}",)
+            raise
 
 
 def _end_with_the_interpreter() -> None:
@@ -230,27 +226,6 @@ def _end_with_the_interpreter() -> None:
 # Handlers at exit run in the reverse order of their registration. Finalizers have one handler, registered with the first of them:
 # with this one, so that what a script registers from here on still finds its engine.
 weakref.finalize(LLM, lambda: None)
-
-
-def _extend(answer: RequestOutput, output: Output) -> None:
-    choice = answer.outputs[output.index]
-    choice.text += output.text
-    choice.token_ids += output.token_ids
-    if output.logprobs is not None:
-        choice.logprobs = [*(choice.logprobs or []), *output.logprobs]
-    choice.finish_reason, choice.stop_reason, choice.error = output.finish_reason, output.stop_reason, output.error
-    answer.prompt_logprobs = answer.prompt_logprobs or output.prompt_logprobs
-    answer.usage = output.usage or answer.usage
-
-
-def _each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if len(params) != count:
-        raise InvalidRequest(
-            f"{count} prompts, but {len(params)} sampling parameters: give one, or one a prompt", "params"
-        )
-    return list(params)
 
 
 def _close(client: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread, process: int) -> None:

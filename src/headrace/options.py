@@ -126,4 +126,4 @@ def make_config(model: str, given: Mapping[str, Any], flags: bool = False) -> Co
         option = next((o for o in known.values() if (o.section, o.field) == (section, field)), None)
         shown, value = option.name if option else field, first["input"]
         where = f"--{shown.replace('_', '-')} {value}" if flags else f"option {shown}={value!r}"
-        raise ConfigError(f"{where}: {first['msg']}") from None
+        raise ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from headrace.sampling import SamplingParams
+
 __all__ = [
     "API_VERSION",
     "ATTENTION_FEATURES",
@@ -43,41 +45,6 @@ NO_TOKEN = -1
 FinishReason = Literal["stop", "length", "abort", "error"]
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How one sequence is sampled. Defaults are OpenAI's, so an empty request samples at temperature 1.
-
-    Logprobs are those of the model's own distribution: before temperature, penalties, bias and truncation.
-    """
-
-    max_tokens: int = 16
-    temperature: float = 1.0
-    """0 is greedy: top_p, top_k and min_p are then without effect."""
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: no limit."""
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    """Over prompt and output, multiplicative (CTRL, arXiv:1909.05858)."""
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    """Presence and frequency count output tokens only, as OpenAI's do."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
-    seed: int | None = None
-    """None: the engine draws one when the request arrives and reports it nowhere."""
-    n: int = 1
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    logprobs: int | None = None
-    """How many alternatives to report for each generated token; 0 reports the chosen one alone; None reports nothing."""
-    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +136,10 @@ class Bucket:
     rows: int
     blocks: int
     """Length of a block-table row."""
+    biases: int = 0
+    """Length of `bias_row`, `bias_token` and `bias_value` where shapes are static; 0 elsewhere: any number."""
+    masks: int = 0
+    """Rows of `allowed`, likewise."""
 
 
 QUANT_FORMATS = frozenset(
@@ -229,18 +200,13 @@ class DeviceInfo:
 
 @dataclass(slots=True)
 class SamplingBatch:
-    """Sampling parameters of the R rows of a plan, one array entry a row.
+    """Sampling parameters of the R rows of a plan.
 
     Bans (min_tokens) and biases stand as triplets (row, token, value); a ban is -inf.
     """
 
-    temperature: Floats
-    top_p: Floats
-    top_k: Ints
-    min_p: Floats
-    repetition_penalty: Floats
-    presence_penalty: Floats
-    frequency_penalty: Floats
+    params: dict[str, Ints | Floats]
+    """[R] each: the parameters of `sampling.DEVICE_ROWS` by name."""
     seed: npt.NDArray[np.uint64]
     position: Ints
     """Index of the token to be sampled in its sequence: with the seed, the key of the random draw."""

@@ -13,6 +13,7 @@ from headrace.kernels.ops import Batch, Ops
 from headrace.kernels.registry import bind
 from headrace.kernels.spec import OpSpec
 from headrace.models.decoder import Decoder
+from headrace.platforms.interface import own_extension
 from headrace.types import Capabilities, KVLayout
 
 Tensor = torch.Tensor
@@ -28,8 +29,10 @@ class _NoDevice:
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
         return None
 
-    def extension(self, name: str) -> object | None:
-        return None
+    torch_device = torch.device("cpu")
+
+    def extension(self, kind: Any) -> Any:
+        return own_extension(self, kind)
 
 
 def reference_ops() -> Ops:

@@ -41,6 +41,18 @@ def until(condition: Callable[[], object], what: Callable[[], object] = lambda: 
     raise AssertionError(f"did not happen within a minute {what()}")
 
 
+def engine_of(server: int) -> psutil.Process:
+    """The engine among a server's processes, once there is one; another renders chat templates."""
+
+    def engines() -> list[psutil.Process]:
+        children = psutil.Process(server).children()
+        return [child for child in children if "headrace.tokenization.render_process" not in child.cmdline()]
+
+    until(lambda: len(engines()) == 1)
+    (engine,) = engines()
+    return engine
+
+
 def make_model(directory: Path) -> None:
     """Weights, a byte tokenizer (ids 4 to 259 are bytes) and a chat template."""
     tiny_models.save("llama", directory, vocab_size=VOCAB, max_position_embeddings=CONTEXT)
@@ -103,8 +115,7 @@ class Server:
 
     @property
     def engine(self) -> psutil.Process:
-        (child,) = psutil.Process(self.process.pid).children()
-        return child
+        return engine_of(self.process.pid)
 
     def complete(self, **body: Any) -> httpx.Response:
         return self.http.post("/v1/completions", json={"model": NAME, "prompt": "Hello", "temperature": 0, **body})

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from server_harness import PATIENCE, Server, command, running, until
+from server_harness import PATIENCE, Server, command, engine_of, running, until
 
 pytestmark = pytest.mark.slow
 
@@ -50,8 +50,7 @@ def test_while_the_model_loads(tiny_llama: Path, signals, tmp_path, monkeypatch)
     config = {"server": {"port": 0}, "device": {"platform": "cpu", "threads": 1}}
     process = subprocess.Popen(command(tiny_llama, config, at_once=600.0), stdout=subprocess.PIPE)
     try:
-        until(lambda: psutil.Process(process.pid).children())
-        (engine,) = psutil.Process(process.pid).children()
+        engine = engine_of(process.pid)
         for number in signals:
             process.send_signal(number)
             time.sleep(0.1)

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import headrace
 from headrace import LLM, AsyncLLM, SamplingParams
 from headrace.client.api import EngineClient, GenerateRequest, Usage
-from headrace.errors import ConfigError, ContextOverflow, EngineDead, InvalidRequest, ModelNotFound
+from headrace.errors import ConfigError, ContextOverflow, EngineDead, InvalidRequest, ModelNotFound, UserError
 
 OPTIONS: dict[str, Any] = {"platform": "cpu", "threads": 1, "num_blocks": 100, "max_num_seqs": 8}
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
@@ -82,8 +83,61 @@ def test_nothing_to_do(llm: LLM) -> None:
     assert llm.generate([]) == []
 
 
+def test_more_prompts_than_may_wait_are_fed_as_places_come_free(tiny_llama: Path) -> None:
+    prompts = [f"prompt {i}" for i in range(40)]
+    with LLM(str(tiny_llama), max_waiting=3, **OPTIONS) as small:
+        found = small.generate(prompts, GREEDY)
+        assert [one.prompt for one in found] == prompts
+        assert all(one.outputs[0].finish_reason == "length" for one in found)
+        assert found[39].outputs == small.generate(prompts[39], GREEDY)[0].outputs
+
+
+def test_an_array_a_dict_and_a_list_are_the_same_prompt(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("Hello")
+    array = np.array(ids)
+    (plain,) = llm.generate("Hello", GREEDY)
+    shapes: list[Any] = [array, [array], {"prompt": "Hello"}, [{"prompt_token_ids": ids}], array[None]]
+    for shape in shapes:
+        assert llm.generate(shape, GREEDY)[0].outputs == plain.outputs
+
+
+def test_without_a_limit_as_many_tokens_as_fit(llm: LLM) -> None:
+    (found,) = llm.generate("Hello", SamplingParams(max_tokens=None, temperature=0, ignore_eos=True))
+    assert len(found.prompt_token_ids) + len(found.outputs[0].token_ids) == llm.info.max_model_len
+    assert found.outputs[0].finish_reason == "length"
+
+
+def test_a_stop_that_is_the_text_of_a_special_token(llm: LLM) -> None:
+    (special, *_) = sorted(llm.tokenizer.special_ids)
+    text = llm.tokenizer.token_text(special)
+    bias = {special: 100.0}
+    params = SamplingParams(stop=text, temperature=0, ignore_eos=True, logit_bias=bias, max_tokens=20)
+    (found,) = llm.generate("Hello", params)
+    assert (found.outputs[0].finish_reason, found.outputs[0].text) == ("stop", "")
+
+
+def test_a_second_event_loop_is_refused_by_name(tiny_llama: Path) -> None:
+    engine = AsyncLLM(str(tiny_llama), **OPTIONS)
+    request = GenerateRequest("a", tuple(engine.tokenizer.encode("Hello")), GREEDY)
+
+    async def first() -> int:
+        await engine.start()
+        return len([output async for output in engine.generate(request)])
+
+    async def second() -> None:
+        with pytest.raises(UserError, match=r"belongs to the event loop .*closed") as caught:
+            await engine.generate(request).__anext__()
+        assert "MainThread" in str(caught.value)
+        with pytest.raises(UserError, match="belongs to the event loop"):
+            await engine.stats()
+        await engine.close()
+
+    assert asyncio.run(first()) > 0
+    asyncio.run(second())
+
+
 def test_errors_name_the_cause_and_leave_the_engine_well(llm: LLM) -> None:
-    with pytest.raises(ContextOverflow, match="512"):
+    with pytest.raises(ContextOverflow, match=r"^prompts\[1\]: .*512"):
         llm.generate(["fine", "x" * 600], GREEDY)
     with pytest.raises(InvalidRequest, match="2 prompts"):
         llm.generate(["a", "b"], [GREEDY])

@@ -174,7 +174,7 @@ def test_refusals_and_the_next_request(tiny_llama: Path) -> None:
     async def main() -> None:
         async with engine(tiny_llama, blocks=10, context=512) as client:
             for wrong, error, match in (
-                (request((1,) * 140, max_tokens=10), NeverFits, "10 KV blocks.*pool has 9"),
+                (request((1,) * 140, max_tokens=10), NeverFits, "holds 144 tokens.*needs 149"),
                 (request((1,) * 512), ContextOverflow, "512.*520"),
                 (request((VOCAB,)), InvalidRequest, "prompt"),
                 (request((1,), stop_token_ids=(VOCAB,)), InvalidRequest, "stop_token_ids"),

@@ -1,20 +1,21 @@
 """Greedy tokens of the catalogue's models equal transformers' on the same weights, dequantised, over 50 prompts.
 
 Prompts are prefixes of four stretches of one text, 10 to 1,000 tokens long: causal attention gives a prefix the same logits
-as the whole, so one pass a stretch compares every position, and its keys and values serve all continuations. Where the two
-sides' greedy tokens differ the reference's own gap must be below 1e-3: such near-ties are printed, not hidden.
+as the whole, so one pass a stretch compares every position, and its keys and values serve all continuations. If the two sides'
+greedy tokens differ, the reference's own gap must be below 1e-3: such near-ties are printed, not hidden. What transformers gives
+is kept (`real_references`); for a model of which nothing is kept it is computed.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from model_harness import logits_of, one_sequence, reference_ops
-from transformers import AutoModelForCausalLM, DynamicCache
+from real_references import PROMPTS, STEPS, STRETCHES, Arrays, columns_of, compute_logits, kept, pieces, prefixes
 
 from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.hub.catalogue import cached_path, find_cached, terms_of
@@ -25,10 +26,9 @@ from headrace.quant.weights import dense, stack
 from headrace.types import KVLayout
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
-STRETCHES = (1000, 500, 300, 200)
-PROMPTS = 50
-STEPS = 8
 NEAR = 1e-3
+CLOSE = 2e-3
+"""Of the deviation of all logits."""
 Tensor = torch.Tensor
 
 
@@ -45,72 +45,41 @@ def plain(weight: Weight) -> Weight:
     return whole
 
 
-def pieces(metadata: Any, count: int) -> list[int]:
-    """Token ids of the licence's text by longest match: any split will do, as long as both sides get the same."""
-    ids = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
-    space = "Ġ" if metadata["tokenizer.ggml.model"] == "gpt2" else "▁"
-    text = " ".join((Path(__file__).parents[2] / "LICENSE").read_text().split()).replace(" ", space)
-    found: list[int] = []
-    at = 0
-    while len(found) < count:
-        length = next(length for length in range(16, 0, -1) if text[at : at + length] in ids)
-        found.append(ids[text[at : at + length]])
-        at = (at + length) % (len(text) - 16)
-    return found
+@dataclass
+class Reference:
+    """Rows of transformers' logits in the order in which they are kept, and how many near-ties our rows had with them."""
+
+    arrays: Arrays
+    row: int = 0
+    ties: int = 0
+
+    def compare(self, ours: Tensor, spread: float) -> None:
+        """Our next rows [n, vocab]: near to theirs, and with their largest or a near-tie of it."""
+        own = slice(self.row, self.row + len(ours))
+        top_ids, top, some = (torch.from_numpy(self.arrays[key][own]) for key in ("top_ids", "top", "some"))
+        assert len(top) == len(ours), "the kept reference has fewer rows: run make_references.py again"
+        columns = torch.from_numpy(columns_of(self.row, *ours.shape))
+        self.row += len(ours)
+        assert (ours.gather(1, columns) - some).abs().max() < CLOSE * spread
+        assert (ours.gather(1, top_ids.long()) - top).abs().max() < CLOSE * spread
+        picked = ours.argmax(-1, keepdim=True)
+        found = torch.where(top_ids == picked, top, -torch.inf).amax(-1)
+        gap = (top[:, 0] - found).max()
+        assert gap < NEAR, f"a greedy token differs by {gap:.5f} in the reference's logits"
+        self.ties += int((picked[:, 0] != top_ids[:, 0]).sum())
 
 
-def prefixes() -> dict[int, list[int]]:
-    """Prompt lengths by stretch, longest first: 50 in all, from 10 to 1,000, evenly on a logarithmic scale."""
-    lengths = np.geomspace(10, max(STRETCHES), PROMPTS).round().astype(int).tolist()
-    shared: dict[int, list[int]] = {index: [] for index in range(len(STRETCHES))}
-    for turn, length in enumerate(reversed(lengths)):
-        fitting = [index for index, size in enumerate(STRETCHES) if size >= length]
-        shared[fitting[turn % len(fitting)]].append(length)
-    return shared
-
-
-class Both:
-    """Our decoder and transformers' model on one stretch of text, each with its own cache."""
-
-    def __init__(self, decoder: Decoder, reference: Any, ids: list[int]) -> None:
-        self.decoder, self.reference, self.ids = decoder, reference, ids
-        layout = KVLayout(decoder.config.kv_layers, 8, "float32")
-        self.kv = paged.alloc(layout, (len(ids) + STEPS) // 8 + 3, torch.device("cpu"))
-        self.history = torch.zeros(1, len(ids) + STEPS + 1, dtype=torch.int32)
-        self.cache = DynamicCache()  # keeps all keys of windowed layers, too: their mask is what windows them
-
-    def whole(self) -> tuple[Tensor, Tensor]:
-        """Logits of every position, ours and theirs."""
-        ours = self.decoder.forward(one_sequence(self.ids, 0, len(self.ids)), self.kv, self.history)
-        with torch.no_grad():
-            out = self.reference(torch.tensor([self.ids]), past_key_values=self.cache, use_cache=True)
-        return ours, out.logits[0]
-
-    def continuation(self, length: int, first: int) -> list[int]:
-        """Eight greedy tokens of transformers after a prefix. What stood in its cache past the prefix is dropped."""
-        self.cache.crop(length - self.cache.get_seq_length())
-        tokens = [first]
-        while len(tokens) < STEPS:
-            with torch.no_grad():
-                out = self.reference(torch.tensor([tokens[-1:]]), past_key_values=self.cache, use_cache=True)
-            self.theirs.append(out.logits[0, -1])
-            tokens.append(int(self.theirs[-1].argmax()))
-        return tokens
-
-    def check_continuation(self, length: int, first: int) -> int:
-        """Near-ties among them. Ours gets their tokens in one chunk: greedy on both sides as long as each one agrees."""
-        self.theirs: list[Tensor] = []
-        prompt = self.ids[:length] + self.continuation(length, first)
-        ours = self.decoder.forward(one_sequence(prompt, length, len(prompt) - 1), self.kv, self.history)
-        return near_ties(ours, torch.stack(self.theirs))
-
-
-def near_ties(ours: Tensor, theirs: Tensor) -> int:
-    """How many rows pick another token, each held to be a near-tie in the reference."""
-    picked, wanted = ours.argmax(-1), theirs.argmax(-1)
-    gaps = theirs.gather(-1, wanted.unsqueeze(-1)) - theirs.gather(-1, picked.unsqueeze(-1))
-    assert gaps.max() < NEAR, f"a greedy token differs by {gaps.max():.5f} in the reference's logits"
-    return int((picked != wanted).sum())
+def check_stretch(
+    decoder: Decoder, ids: list[int], continued: dict[int, list[int]], reference: Reference, spread: float
+) -> None:
+    """One stretch of text whole, then each prefix with the tokens by which the reference continues it."""
+    layout = KVLayout(decoder.config.kv_layers, 8, "float32")
+    kv = paged.alloc(layout, (len(ids) + STEPS) // 8 + 3, torch.device("cpu"))
+    history = torch.zeros(1, len(ids) + STEPS + 1, dtype=torch.int32)
+    reference.compare(decoder.forward(one_sequence(ids, 0, len(ids)), kv, history), spread)
+    for length, tokens in continued.items():  # in one chunk: greedy on both sides as long as each one agrees
+        prompt = ids[:length] + tokens
+        reference.compare(decoder.forward(one_sequence(prompt, length, len(prompt) - 1), kv, history), spread)
 
 
 @pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
@@ -125,22 +94,21 @@ def test_greedy_tokens_equal_those_of_transformers(name: str) -> None:
     ]
     weights = type(decoder.weights)(head, layers, decoder.weights.norm, head, decoder.weights.rope_factors)
     decoder = Decoder(decoder.config, reference_ops(), weights, max(STRETCHES) + STEPS + 1)
-    reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
     text = pieces(checkpoint.metadata, sum(STRETCHES))
-    ties = compared = start = 0
+    reference = Reference(kept(f"{name}-logits") or compute_logits(path, text))
+    assert reference.arrays["ids"].tolist() == text, (
+        "the kept reference is of another text: run make_references.py again"
+    )
+    tokens, start = iter(reference.arrays["tokens"].tolist()), 0
     for index, size in enumerate(STRETCHES):
-        both = Both(decoder, reference, text[start : start + size])
+        continued = {length: next(tokens) for length in prefixes()[index]}
+        spread = float(reference.arrays["spread"][index])
+        check_stretch(decoder, text[start : start + size], continued, reference, spread)
         start += size
-        ours, theirs = both.whole()
-        assert (ours - theirs).abs().max() < 2e-3 * theirs.std()
-        ties += near_ties(ours, theirs)
-        compared += size
-        for length in prefixes()[index]:  # longest first: what a continuation writes lies past the next prefix
-            ties += both.check_continuation(length, int(theirs[length - 1].argmax()))
-            compared += STEPS - 1
-    print(f"{name}: {compared} greedy tokens compared, {ties} near-ties below {NEAR}")
-    assert compared == sum(STRETCHES) + PROMPTS * (STEPS - 1)
-    assert ties <= compared // 200
+    compared = reference.row
+    print(f"{name}: {compared} greedy tokens compared, {reference.ties} near-ties below {NEAR}")
+    assert compared == sum(STRETCHES) + PROMPTS * (STEPS - 1) == len(reference.arrays["top"])
+    assert reference.ties <= compared // 200
 
 
 def fields(layer: Any) -> list[tuple[str, Any]]:

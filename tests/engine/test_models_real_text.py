@@ -2,29 +2,23 @@
 
 Both sides round to bfloat16 at their own places, so that two tokens within that rounding of each other may change places, and
 the texts part there. What counts is the gap that float32 arithmetic sees between them: it must lie within the error that
-transformers' own bfloat16 logits have at that position, and ours must be float32's choice as often as theirs.
+transformers' own bfloat16 logits have at that position, and ours must be float32's choice as often as theirs. What transformers
+gives is kept (`real_references`).
 """
 
 from __future__ import annotations
 
-import pydoc_data.topics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from real_references import LENGTHS, PER_LENGTH, TEXT_STEPS, Arrays, convert, kept
 
 from headrace.hub.catalogue import cached_path
 from headrace.llm import LLM
 from headrace.types import SamplingParams
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
-Tensor = torch.Tensor
-LENGTHS = (16, 32, 48, 64, 96)
-PER_LENGTH = 10
-STEPS = 32
 
 
 @dataclass(frozen=True)
@@ -42,68 +36,38 @@ class Parting:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The catalogue's model dequantised to bfloat16, as transformers writes it."""
-    file, target = cached_path("smollm2"), tmp_path_factory.mktemp("smollm2-bf16")
-    stored = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
-    config = stored.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.load_state_dict(stored.state_dict())
-    model.save_pretrained(target)
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(target)
+    target = tmp_path_factory.mktemp("smollm2-bf16")
+    convert(cached_path("smollm2"), target)
     return target
 
 
-def prompts_of(directory: Path) -> list[list[int]]:
-    """Ten windows of Python's own documentation for each length."""
-    topics: dict[str, str] = pydoc_data.topics.topics
-    text = "\n\n".join(topics[name] for name in sorted(topics))[:150_000]
-    ids = AutoTokenizer.from_pretrained(directory)(text, add_special_tokens=False)["input_ids"]
-    apart = len(ids) // (len(LENGTHS) * PER_LENGTH) - 1
-    starts = iter(range(0, len(ids), apart))
-    return [
-        ids[start : start + length] for length in LENGTHS for _, start in zip(range(PER_LENGTH), starts, strict=False)
-    ]
+def prompts_of(reference: Arrays) -> list[list[int]]:
+    tokens = iter(reference["prompts"].tolist())
+    return [[next(tokens) for _ in range(length)] for length in LENGTHS for _ in range(PER_LENGTH)]
 
 
-@torch.no_grad()
-def generated(model: Any, prompts: list[list[int]]) -> list[list[int]]:
-    """Greedy tokens, prompts of a length in one batch, so that nothing is padded."""
-    found: list[list[int]] = []
-    for start in range(0, len(prompts), PER_LENGTH):
-        batch = torch.tensor(prompts[start : start + PER_LENGTH])
-        model.generation_config.eos_token_id = None
-        whole = model.generate(batch, max_new_tokens=STEPS, do_sample=False, pad_token_id=0)
-        found += whole[:, batch.shape[1] :].tolist()
-    return found
-
-
-@torch.no_grad()
-def parting(at: int, prompt: list[int], ours: list[int], theirs: list[int], exact: Any, rounded: Any) -> Parting | None:
+def parting(at: int, ours: list[int], reference: Arrays) -> Parting | None:
+    theirs: list[int] = reference["tokens"][at].tolist()
     step = next((i for i, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other), None)
     if step is None:
         return None
-    ids = torch.tensor([prompt + theirs[:step]])
-    true, found = (model(ids).logits[0, -1].float() for model in (exact, rounded))
-    best = true.topk(20).indices
-    gap, error = float((true[ours[step]] - true[theirs[step]]).abs()), float((true - found)[best].abs().max())
-    picked = {ours[step]: "ours", theirs[step]: "theirs"}.get(int(best[0]), "neither")
-    return Parting(at, step, gap, error, picked)
+    best: list[int] = reference["top_ids"][at, step].tolist()
+    true = dict(zip(best, reference["top"][at, step].tolist(), strict=True))
+    gap = abs(true.get(ours[step], -float("inf")) - true.get(theirs[step], float("inf")))
+    picked = {ours[step]: "ours", theirs[step]: "theirs"}.get(best[0], "neither")
+    return Parting(at, step, gap, float(reference["error"][at, step]), picked)
 
 
 def test_greedy_text_equals_that_of_transformers(directory: Path) -> None:
-    prompts = prompts_of(directory)
-    assert len(prompts) == 50
-    params = SamplingParams(max_tokens=STEPS, temperature=0.0, ignore_eos=True)
+    reference = kept("smollm2-text")
+    assert reference is not None
+    prompts = prompts_of(reference)
+    assert len(prompts) == len(reference["tokens"]) == 50
+    params = SamplingParams(max_tokens=TEXT_STEPS, temperature=0.0, ignore_eos=True)
     with LLM(str(directory), max_model_len=256) as llm:
         ours = [answer.outputs[0].token_ids for answer in llm.generate(prompts, params)]
-    rounded, exact = (
-        AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval() for dtype in (torch.bfloat16, torch.float32)
-    )
-    theirs = generated(rounded, prompts)
-    pairs = zip(prompts, ours, theirs, strict=True)
-    parted = [found for at, pair in enumerate(pairs) if (found := parting(at, *pair, exact, rounded)) is not None]
-    print(f"{len(prompts) - len(parted)} of {len(prompts)} texts are equal, {STEPS} tokens each")
+    parted = [found for at, text in enumerate(ours) if (found := parting(at, text, reference)) is not None]
+    print(f"{len(prompts) - len(parted)} of {len(prompts)} texts are equal, {TEXT_STEPS} tokens each")
     for one in parted:
         print(
             f"prompt {one.prompt} at {one.step}: {one.gap:.4f} apart, bfloat16 {one.error:.4f} off, float32 picks {one.picked}"

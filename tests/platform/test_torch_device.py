@@ -15,6 +15,7 @@ from headrace.errors import DeviceLost, OutOfMemory, PlatformError
 from headrace.kernels.registry import OPS, bind, binding, pack
 from headrace.kernels.spec import OpSpec
 from headrace.platforms import interface
+from headrace.platforms.interface import PackedForms, TorchTensors
 from headrace.platforms.torch_device import TorchDevice
 from headrace.types import Bucket, Capabilities, KVLayout, LayerKV
 
@@ -184,8 +185,8 @@ def test_one_rank_changes_nothing(device: TorchDevice) -> None:
 def test_memory_and_extension_defaults(device: TorchDevice) -> None:
     free, total = device.memory()
     assert 0 < free <= total
-    assert device.extension("torch_device") == torch.device("cpu")
-    assert device.extension("anything") is None
+    assert device.extension(TorchTensors) is device
+    assert device.extension(PackedForms) is None
     assert all(device.op(spec) is None for spec in OPS)
 
 
@@ -239,8 +240,8 @@ class Partly(TorchDevice):
         norm.tag, norm.pack = "fast norm", self.packed.append  # type: ignore[attr-defined]
         return norm
 
-    def extension(self, name: str) -> object | None:
-        return {"linear": "no compiler"} if name == "op_reasons" else None
+    def op_reasons(self) -> dict[str, str]:
+        return {"linear": "no compiler"}
 
 
 def test_binding_takes_the_devices_operators_and_says_why_not(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,9 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
+from headrace.argument_parser import ArgumentParser
+from headrace.errors import ConfigError
+
 __all__ = ["main"]
 
 VERBS = {
@@ -23,13 +26,18 @@ VERBS = {
 def main(argv: Sequence[str]) -> int:
     """Dispatch to a verb's `configure(parser)` and `run(args) -> int`; only that verb's module is imported."""
     listing = "\n".join(f"  {verb:<12}{text}" for verb, (_, text) in VERBS.items())
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="headrace bench", epilog=f"verbs:\n{listing}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("verb", choices=list(VERBS), metavar="VERB")
     verb = parser.parse_args(argv[:1]).verb
-    module = importlib.import_module(VERBS[verb][0])
-    inner = argparse.ArgumentParser(prog=f"headrace bench {verb}", description=module.__doc__)
+    try:
+        module = importlib.import_module(VERBS[verb][0])
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"`headrace bench {verb}` needs the package {error.name}: pip install 'headrace[bench]'"
+        ) from error
+    inner = ArgumentParser(prog=f"headrace bench {verb}", description=module.__doc__)
     module.configure(inner)
     result: int = module.run(inner.parse_args(argv[1:]))
     return result

@@ -1,4 +1,8 @@
-"""One completion over HTTP, streamed and timed."""
+"""One completion over HTTP, streamed and timed.
+
+The load generator takes its processor time from the machine that it measures, so it uses aiohttp: of the clients tried it
+takes the least for a streamed token (0.05 ms against httpx's 0.15 ms on a 2-core EPYC). Everything else uses httpx.
+"""
 
 from __future__ import annotations
 

@@ -26,10 +26,13 @@ class Cost:
 
 def find_server(url: str) -> int | None:
     """The process that listens on this machine for `url`; None where it is elsewhere, or another user's."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise ConfigError(f"--url {url}: {error}: give it as http://HOST:PORT") from error
     if parts.hostname not in _HERE:
         return None
-    port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         found = psutil.net_connections("tcp")
     except psutil.AccessDenied:

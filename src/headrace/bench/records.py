@@ -50,7 +50,7 @@ def read_report(path: Path) -> Measured:
         found = _parse(text)
         ours = isinstance(found, dict)
         return _of_report(found) if ours else _of_lines(found)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is no report of runs ({type(error).__name__}: {error}): {_REMEDY}") from error
 
 

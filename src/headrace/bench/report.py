@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import html
 import json
 import os
 import platform
@@ -93,38 +92,12 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=_FILE_WIDTH)
 
 
-_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
-<style>body{{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#222}}
-table{{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}}td,th{{padding:.3rem .6rem;border-bottom:1px solid #ddd;text-align:right}}
-.w{{text-align:left}}svg{{width:100%;height:auto}}figure{{margin:2rem 0}}figcaption{{color:#555}}
-@media (prefers-color-scheme:dark){{body{{background:#181818;color:#ddd}}td,th{{border-color:#444}}figcaption{{color:#aaa}}}}</style>
-<h1>{title}</h1><p>{facts}</p>{tables}{notes}{plots}</html>
-"""
-
-
 def write_html(path: Path, report: Report) -> None:
     """One page that loads nothing from elsewhere."""
-    known = " · ".join(html.escape(f"{name}: {value}") for name, value in report.facts.items())
-    page = _PAGE.format(
-        title=html.escape(report.label),
-        facts=known,
-        tables="".join(map(_table, report.tables)),
-        notes="".join(f"<p>{html.escape(note)}</p>" for note in report.notes),
-        plots="".join(
-            f"<figure>{plot.svg}<figcaption>{html.escape(plot.caption)}</figcaption></figure>" for plot in report.plots
-        ),
+    # Late: most runs write no page.
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("headrace.bench", "templates"), autoescape=True, trim_blocks=True
     )
-    path.write_text(page, encoding="utf-8")
-
-
-def _table(table: Table) -> str:
-    head = _row("th", table.columns, table.words)
-    body = "".join(_row("td", row, table.words) for row in table.rows)
-    return f"<h2>{html.escape(table.title)}</h2><table><thead>{head}</thead><tbody>{body}</tbody></table>"
-
-
-def _row(kind: str, cells: Sequence[str], words: int) -> str:
-    inside = "".join(
-        f"<{kind}{' class=w' if at < words else ''}>{html.escape(cell)}</{kind}>" for at, cell in enumerate(cells)
-    )
-    return f"<tr>{inside}</tr>"
+    path.write_text(environment.get_template("report.html").render(report=report), encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from headrace.engine.plans import lone_plan
 from headrace.engine.startup import Engine, build_on
 from headrace.errors import ConfigError, PlatformError
 from headrace.models.config import DecoderConfig
-from headrace.platforms.interface import Device, Executable, StepFn
+from headrace.platforms.interface import Device, Executable, OpProfile, Profiled, StepFn
 from headrace.plugins import discover
 from headrace.types import Bucket, KVLayout
 
@@ -106,15 +106,17 @@ def _sized(config: Config, device: Device, tokens: int, context: int) -> Config:
     return config.model_copy(update={"cache": cache, "scheduler": scheduler})
 
 
-def _measure(engine: Engine, device: _Watched, tokens: int, context: int, platform: str) -> tuple[list[Any], float]:
+def _measure(
+    engine: Engine, device: _Watched, tokens: int, context: int, platform: str
+) -> tuple[list[OpProfile], float]:
     plan = lone_plan(tokens, context, engine.info.block_size)
     engine.runner.launch(plan).result()
-    profile: Callable[[bool], list[Any]] | None = getattr(device.compiled[-1], "profile", None)
-    if profile is None:
+    executable = device.compiled[-1]
+    if not isinstance(executable, Profiled):
         raise PlatformError(
             f"{platform} records no tape that could be shown: choose --platform cpu, with its native kernels"
         )
-    runs: list[list[Any]] = []
+    profile, runs = executable.profile, list[list[OpProfile]]()
     walls: list[float] = []
     start = time.perf_counter()
     profile(True)
@@ -155,8 +157,8 @@ class _Counter:
         return touched * self.layout.bytes_per_block // (self.layout.block_size * len(self.layout.layers))
 
 
-def _report(model: str, counter: _Counter, limits: Limits, found: Sequence[Any], wall: float) -> StepProfile:
-    groups: dict[tuple[str, str, str], list[Any]] = {}
+def _report(model: str, counter: _Counter, limits: Limits, found: Sequence[OpProfile], wall: float) -> StepProfile:
+    groups: dict[tuple[str, str, str], list[OpProfile]] = {}
     for one in found:
         shapes = " ".join("×".join(map(str, shape)) for shape in one.shapes if len(shape) > 1)
         groups.setdefault((one.name, shapes, one.weight), []).append(one)

@@ -7,15 +7,14 @@ returns prompt logprobs (`--url`).
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from headrace.arguments import add_engine_options, engine_options
 from headrace.bench.plots import curve
@@ -57,8 +56,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.window < 4:
         raise ConfigError(f"--window {args.window}: at least 4 tokens, of which the last is scored")
+    text = _text(args.file)
     tokenizer = load_tokenizer(resolve_model(args.model))
-    cut = list(windows(tokenizer, args.file.read_text(encoding="utf-8"), args.window))[: args.windows]
+    cut = list(windows(tokenizer, text, args.window))[: args.windows]
     if not cut:
         raise ConfigError(
             f"{args.file} is shorter than one window of {args.window} tokens: give a longer text or a smaller --window"
@@ -76,6 +76,15 @@ def run(args: argparse.Namespace) -> int:
             found = perplexity(cut, lambda ids: _local(llm, ids))
     publish(args, _report(args, found, options))
     return 0
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}: give a file of UTF-8 text") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text: byte {error.start} is wrong") from error
 
 
 def windows(tokenizer: Tokenizer, text: str, size: int) -> Iterator[list[int]]:
@@ -131,19 +140,26 @@ def _local(llm: Any, ids: Sequence[int]) -> list[float | None]:
 
 
 def _remote(url: str, model: str, api_key: str | None) -> Score:
-    headers = {"Content-Type": "application/json"}
-    if api_key:
-        headers["Authorization"] = f"Bearer {api_key}"
+    client = httpx.Client(headers={"Authorization": f"Bearer {api_key}"} if api_key else {}, timeout=None)
 
     def score(ids: Sequence[int]) -> list[float | None]:
         body = {"model": model, "prompt": list(ids), "max_tokens": 0, "echo": True, "logprobs": 0, "temperature": 0}
-        request = urllib.request.Request(f"{url.rstrip('/')}/v1/completions", json.dumps(body).encode(), headers)
         try:
-            with urllib.request.urlopen(request) as response:
-                found: list[float | None] = json.load(response)["choices"][0]["logprobs"]["token_logprobs"]
-        except urllib.error.HTTPError as error:
-            raise ConfigError(f"{url} does not score {model!r}: HTTP {error.code} {error.read(300)!r}") from None
-        except (urllib.error.URLError, KeyError, TypeError, IndexError) as error:
+            response = client.post(f"{url.rstrip('/')}/v1/completions", json=body)
+            if response.status_code != 200:
+                raise ConfigError(
+                    f"{url} does not score {model!r}: HTTP {response.status_code} {response.text[:300]!r}"
+                )
+            found: list[float | None] = response.json()["choices"][0]["logprobs"]["token_logprobs"]
+        except (
+            httpx.HTTPError,
+            httpx.InvalidURL,
+            ValueError,
+            KeyError,
+            TypeError,
+            IndexError,
+            RecursionError,
+        ) as error:
             raise ConfigError(f"{url} gives no prompt logprobs: {type(error).__name__}: {error}") from None
         return found
 

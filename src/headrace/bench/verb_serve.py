@@ -16,6 +16,7 @@ from headrace.bench.processes import find_server
 from headrace.bench.report import add_outputs, publish
 from headrace.bench.runs import load_report
 from headrace.bench.serve import Target, run_load
+from headrace.errors import excerpt
 
 __all__ = ["configure", "run"]
 
@@ -38,9 +39,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _object(text: str) -> dict[str, Any]:
-    found = json.loads(text)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
     if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+        raise argparse.ArgumentTypeError(f"{excerpt(text)} is not a JSON object")
     return found
 
 

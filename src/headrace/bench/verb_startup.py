@@ -4,8 +4,6 @@ one thing, stop it."""
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
 import resource
 import shlex
 import signal
@@ -16,6 +14,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+import httpx
+
 from headrace.bench.plots import Bar, bars
 from headrace.bench.report import Report, Table, add_outputs, facts, publish
 from headrace.errors import EngineDead
@@ -23,6 +23,8 @@ from headrace.errors import EngineDead
 __all__ = ["configure", "run"]
 
 _COLD = ("--packed-cache", "0")
+_PATIENCE = 300.0
+"""Seconds that an answer may take."""
 _SAVED = 2.0
 """Seconds that the first server lives on, in which it keeps its packed weights."""
 
@@ -110,17 +112,12 @@ def _wait(server: subprocess.Popen[str], port: int, deadline: float) -> None:
 
 
 def _get_model(port: int) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", port)
-    connection.request("GET", "/v1/models")
-    name: str = json.load(connection.getresponse())["data"][0]["id"]
+    name: str = httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=_PATIENCE).json()["data"][0]["id"]
     return name
 
 
 def _first_token(port: int, name: str) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port)
-    body = json.dumps({"model": name, "prompt": "The river", "max_tokens": 1, "temperature": 0})
-    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    if response.status != 200:
-        raise EngineDead(f"the first request failed: HTTP {response.status} {response.read(300)!r}")
-    response.read()
+    body = {"model": name, "prompt": "The river", "max_tokens": 1, "temperature": 0}
+    response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=_PATIENCE)
+    if response.status_code != 200:
+        raise EngineDead(f"the first request failed: HTTP {response.status_code} {response.text[:300]!r}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.engine.stats import EngineStats
 
@@ -32,9 +33,14 @@ class Sums:
 
 
 def parse(page: str) -> dict[str, float]:
-    """Samples of a page in Prometheus's text form, by name and labels."""
-    found = re.findall(r"^([^#\s{]+(?:\{[^\n]*\})?) ([^\s]+)", page, re.MULTILINE)
-    return {name: float(value) for name, value in found}
+    """Samples of a page in Prometheus's text form, by name and labels. Raises ValueError for another form."""
+    samples = (sample for family in text_string_to_metric_families(page) for sample in family.samples)
+    return {_key(sample.name, sample.labels): sample.value for sample in samples}
+
+
+def _key(name: str, labels: Mapping[str, str]) -> str:
+    shown = ",".join(f'{label}="{value}"' for label, value in labels.items())
+    return f"{name}{{{shown}}}" if labels else name
 
 
 def sums_of_page(samples: Mapping[str, float]) -> Sums | None:

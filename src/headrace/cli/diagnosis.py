@@ -28,14 +28,13 @@ def diagnose(
     platform: str | None = None, plugins: PluginSet | None = None, options: Mapping[str, int | str] | None = None
 ) -> dict[str, Any]:
     """Plain data, for JSON. `platform`: the one to look at; None: the best, and the operators of all that open. `options`: what
-    the chosen platform's device is opened with. Never raises a HeadraceError: what fails is a fact and has its remedy."""
+    the chosen platform's device is opened with. Never raises for what is wrong with a plugin: that is a fact and has its
+    remedy."""
     found = discover() if plugins is None else plugins
     remedies: list[str] = [f"{failure}: repair or uninstall it" for failure in found.failures]
     chosen = _chosen(found, platform, remedies)
     platforms = platform_facts(found, chosen, remedies)
-    operators: dict[str, dict[str, Any]] = {}
-    if chosen is not None:
-        operators = all_operator_facts(found, chosen, remedies, options or {}, others=platform is None)
+    operators = all_operator_facts(found, chosen, remedies, options or {}, others=platform is None)
     report: dict[str, Any] = {
         "machine": _machine(),
         "versions": {"python": python_platform.python_version()} | {name: _version(name) for name in _PACKAGES},

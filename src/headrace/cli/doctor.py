@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.cli.diagnosis import diagnose
 
     report = diagnose(args.platform, options=args.device_options)
-    print(json.dumps(report, indent=2) if args.json else "\n".join(render(report)))
+    print(json.dumps(report, indent=2, default=str) if args.json else "\n".join(render(report)))
     return 0 if report["usable"] else 1
 
 
@@ -56,6 +56,6 @@ def render(report: Mapping[str, Any]) -> Iterator[str]:
     for operators in report["operators_by_platform"].values():
         yield from operator_lines(operators)
     yield "remedies"
-    yield from (f"  - {remedy}" for remedy in report["remedies"])
+    yield from (f"  - {' '.join(remedy.split())}" for remedy in report["remedies"])
     if not report["remedies"]:
         yield "  nothing to mend"

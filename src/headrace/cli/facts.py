@@ -8,7 +8,7 @@ from typing import Any
 from headrace.errors import HeadraceError
 from headrace.kernels.registry import OPS, OPTIONAL, Binding, binding
 from headrace.kernels.spec import OpSpec
-from headrace.platforms.interface import Device, Platform
+from headrace.platforms.interface import CaptureReason, Device, Platform, ProviderVersions, Tagged
 from headrace.plugins import AUTO_SCORE, PluginSet, Probe
 
 __all__ = ["all_operator_facts", "operator_facts", "operator_lines", "platform_facts", "platform_lines"]
@@ -19,15 +19,12 @@ _OPTIONAL = "only some architectures call it"
 
 def platform_facts(found: PluginSet, chosen: Platform | None, remedies: list[str]) -> list[dict[str, Any]]:
     """Every platform, the best first, with its probe's reason and what to do where it cannot be used."""
-    try:
-        probes = found.probes()
-    except HeadraceError as error:
-        remedies.append(str(error))
-        return []
-    return [_platform(probe, chosen) for probe in probes]
+    probes, faults = found.survey()
+    remedies += [f"{fault}: repair or uninstall it" for fault in faults if str(fault) not in " ".join(remedies)]
+    return [_platform(probe, chosen, remedies) for probe in probes]
 
 
-def _platform(probe: Probe, chosen: Platform | None) -> dict[str, Any]:
+def _platform(probe: Probe, chosen: Platform | None, remedies: list[str]) -> dict[str, Any]:
     platform = probe.platform
     return {
         "name": platform.name,
@@ -36,11 +33,24 @@ def _platform(probe: Probe, chosen: Platform | None) -> dict[str, Any]:
         "remedy": _remedy(probe),
         "plugin": probe.plugin.name,
         "chosen": chosen is not None and platform.name == chosen.name,
-        "devices": [
-            {"index": d.index, "name": d.name, "memory": d.memory_bytes, **dict(d.details)}
-            for d in (platform.devices() if probe.score > 0 else ())
-        ],
+        "devices": _devices(probe, remedies) if probe.score > 0 else [],
     }
+
+
+def _devices(probe: Probe, remedies: list[str]) -> list[dict[str, Any]]:
+    """None where the platform cannot tell them: what a vendor's code raises is told, and the rest of the report goes on."""
+    try:
+        return [
+            {"index": int(d.index), "name": str(d.name), "memory": int(d.memory_bytes), **dict(d.details)}
+            for d in probe.platform.devices()
+        ]
+    except Exception as error:
+        remedies.append(f"{probe.plugin}: devices() raised {_told(error)}: repair or uninstall it")
+        return []
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
 
 
 def _remedy(probe: Probe) -> str:
@@ -53,11 +63,11 @@ def _remedy(probe: Probe) -> str:
 
 
 def all_operator_facts(
-    found: PluginSet, chosen: Platform, remedies: list[str], options: Mapping[str, int | str], others: bool
+    found: PluginSet, chosen: Platform | None, remedies: list[str], options: Mapping[str, int | str], others: bool
 ) -> dict[str, dict[str, Any]]:
     """By platform, the chosen one first, opened with `options`; with `others`, every other one that opens here."""
-    probes = [probe.platform for probe in found.probes() if probe.score > 0] if others else []
-    facts = {chosen.name: operator_facts(chosen, remedies, options)}
+    probes = [probe.platform for probe in found.survey()[0] if probe.score > 0] if others else []
+    facts = {} if chosen is None else {chosen.name: operator_facts(chosen, remedies, options)}
     facts |= {platform.name: operator_facts(platform, remedies) for platform in probes if platform is not chosen}
     return {name: told for name, told in facts.items() if told is not None}
 
@@ -72,8 +82,9 @@ def operator_facts(
             bound, extras = binding(device), _extras(device)
         finally:
             device.close()
-    except HeadraceError as error:
-        remedies.append(f"{platform.name}: {error}")
+    # A vendor's code may fail in any way, and the report goes on.
+    except Exception as error:
+        remedies.append(f"{platform.name}: {_told(error)}")
         return None
     missing = [name for name, tag in bound.tags.items() if tag == "reference"]
     if missing:
@@ -100,15 +111,16 @@ def _why_optional(spec: OpSpec, reason: str) -> str:
 
 
 def _tag(bound: Binding, spec: OpSpec, device: Device) -> str:
-    return str(getattr(bound.optional[spec.name], "tag", type(device).__name__))
+    operator = bound.optional[spec.name]
+    return operator.tag if isinstance(operator, Tagged) else type(device).__name__
 
 
 def _extras(device: Device) -> dict[str, Any]:
     """Libraries that a platform knows of, and why it captures no steps, where it says so."""
-    providers, graphs = device.extension("providers"), device.extension("graphs")
+    providers, captures = device.extension(ProviderVersions), device.extension(CaptureReason)
     return {
-        "providers": dict(providers) if isinstance(providers, Mapping) else {},
-        "graphs": graphs if isinstance(graphs, str) else "",
+        "providers": {} if providers is None else dict(providers.provider_versions()),
+        "graphs": "" if captures is None else captures.why_uncaptured(),
     }
 
 

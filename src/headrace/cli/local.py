@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-import sys
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.cli.obtain import ProgressLine
 from headrace.cli.pieces import Pieces
 from headrace.client.api import GenerateRequest
 from headrace.errors import EngineDead
 from headrace.llm import AsyncLLM
+from headrace.progress import loading_bar
 from headrace.types import SamplingParams
 
 __all__ = ["LocalSource"]
@@ -28,11 +27,7 @@ class LocalSource:
 
     def __init__(self, model: Path, options: Mapping[str, Any]) -> None:
         self._count = 0
-        with ProgressLine(sys.stderr) as line:
-
-            def progress(stage: str, done: float) -> None:
-                line.show(f"loading: {stage} {done:.0%}")
-
+        with loading_bar() as progress:
             self._llm = AsyncLLM(str(model), progress=progress, **options)
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-cli", daemon=True)

@@ -34,12 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         _be_the_command()
-    from headrace.errors import HeadraceError
+    from headrace.errors import HeadraceError, cut
 
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except HeadraceError as error:
-        return _tell(" ".join(str(error).split()) or type(error).__name__)
+        return _tell(_one_line(error))
     except MemoryError as error:
         return _tell(f"out of memory: {error}".rstrip(": "))
     except KeyboardInterrupt:
@@ -49,8 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
     except OSError as error:
-        # Of the machine, not of the program: a full disk, a folder that is gone or cannot be written.
-        return _tell(" ".join(str(error).split()))
+        # Of a path that the user gave, or of the machine: nothing of ours is at fault.
+        where = "" if error.filename is None else f"{cut(str(error.filename))}: "
+        return _tell(f"{where}{error.strerror or _one_line(error)}")
 
 
 def _be_the_command() -> None:
@@ -96,10 +97,10 @@ def _verb(arguments: list[str]) -> int:
     import importlib
 
     from headrace import __version__
-    from headrace.cli.parser import Parser
+    from headrace.argument_parser import ArgumentParser
 
     listing = "\n".join(f"  {verb:<13}{text}" for verb, (_, text) in VERBS.items())
-    parser = Parser(
+    parser = ArgumentParser(
         prog="headrace",
         usage="headrace VERB [OPTION ...]",
         description="Serve large language models on any hardware.",
@@ -115,12 +116,16 @@ def _verb(arguments: list[str]) -> int:
         measured: int = module.main(arguments[1:])
         return measured
     with contextlib.ExitStack() as stack:
-        inner = Parser(prog=f"headrace {verb}", description=module.__doc__)
+        inner = ArgumentParser(prog=f"headrace {verb}", description=module.__doc__)
         if hasattr(module, "prepare") and not {"-h", "--help"} & set(arguments):
             inner.set_defaults(prepared=stack.enter_context(module.prepare()))
         module.configure(inner)
         result: int = module.run(inner.parse_args(arguments[1:]))
         return result
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 if __name__ == "__main__":

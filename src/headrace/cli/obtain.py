@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TextIO
 
-__all__ = ["ProgressLine", "obtain"]
+from headrace.progress import fetching_bar
+
+__all__ = ["obtain"]
 
 
 def obtain(name_or_path: str, accept_terms: bool = False) -> Path:
-    """The model's path, fetched on first use. Raises as `catalogue.resolve_model` does; ConfigError where terms are refused."""
+    """The model's path, fetched on first use. Raises as `catalogue.resolve_model` does; ConfigError if terms are refused."""
     from headrace.hub.catalogue import CATALOGUE, find_cached, pull, resolve_model, terms_of
 
     if name_or_path not in CATALOGUE:
-        return resolve_model(name_or_path)
+        with fetching_bar() as progress:
+            return resolve_model(name_or_path, progress)
     terms = terms_of(name_or_path)
     found = find_cached(name_or_path)
     if found is not None and terms is None:
         return found
     if terms is not None:
         accept_terms = _accepted(name_or_path, terms, accept_terms)
-    with ProgressLine(sys.stderr) as progress:
+    with fetching_bar() as progress:
         return pull(name_or_path, progress, accept_terms)
 
 
@@ -37,38 +39,3 @@ def _accepted(name: str, terms: str, accepted: bool) -> bool:
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise ConfigError(f"{name} is not used, since its terms were not accepted")
     return True
-
-
-class ProgressLine:
-    """One line that is written over on a terminal. Elsewhere what is fetched is named once, and nothing more."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._live = out.isatty()
-        self._what = ""
-        self._shown = ""
-
-    def __enter__(self) -> ProgressLine:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._wipe()
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """`catalogue.Progress`"""
-        if not self._live and what != self._what:
-            print(f"fetching {what}", file=self._out, flush=True)
-        self._what = what
-        size = f"{done / 1e6:7.1f} of {total / 1e6:.1f} MB {done / total:4.0%}" if total else ""
-        self.show(f"fetching {what} {size}")
-
-    def show(self, text: str) -> None:
-        if self._live and text != self._shown:
-            self._wipe()
-            self._shown = text
-            print(text, end="", file=self._out, flush=True)
-
-    def _wipe(self) -> None:
-        if self._shown:
-            print("\r" + " " * len(self._shown) + "\r", end="", file=self._out, flush=True)
-            self._shown = ""

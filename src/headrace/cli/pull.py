@@ -1,4 +1,4 @@
-"""Fetch a model of the catalogue into the cache (HEADRACE_CACHE). Fetching one that is there does nothing."""
+"""Fetch a model into the cache: a name of the catalogue, or org/name[@revision][:file.gguf] of a hub."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="see `headrace models`")
+    parser.add_argument("name", metavar="NAME", help="see `headrace models`; or org/name")
     parser.add_argument("--accept-terms", action="store_true", help="accept the terms of a model that has some")
 
 
 def run(args: argparse.Namespace) -> int:
     from headrace.hub.catalogue import CATALOGUE
+    from headrace.hub.reference import parse_repository
 
-    if args.name not in CATALOGUE:
-        raise ModelNotFound(f"{args.name!r} is not in the catalogue: choose one of {', '.join(CATALOGUE)}")
+    if args.name not in CATALOGUE and parse_repository(args.name) is None:
+        raise ModelNotFound(
+            f"{args.name!r} is neither in the catalogue nor org/name of a hub: choose one of {', '.join(CATALOGUE)}"
+        )
     print(obtain(args.name, args.accept_terms))
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,8 +13,8 @@ from functools import cached_property
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.client.output import RequestOutputs, TextTokenizer
-from headrace.client.validate import validate
-from headrace.config import Config, served_name
+from headrace.client.validate import validated
+from headrace.config import Config
 from headrace.engine.stats import EngineStats
 from headrace.engine.wire import (
     Abort,
@@ -28,7 +29,8 @@ from headrace.engine.wire import (
     StatsReply,
     from_wire,
 )
-from headrace.errors import EngineDead, HeadraceError, InvalidRequest
+from headrace.errors import EngineDead, HeadraceError, InvalidRequest, UserError
+from headrace.hub.reference import display_name
 from headrace.types import Request
 
 __all__ = ["BaseClient"]
@@ -74,12 +76,14 @@ class BaseClient:
         self._figures: EngineStats | None = None
         """The engine's last answer."""
         self._numbers = itertools.count()
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._home_thread = ""
 
     @property
     def info(self) -> ModelInfo:
         """Raises EngineDead before `start`."""
         engine = self.engine_info
-        name = self.config.server.served_model_name or served_name(self.config.model.model)
+        name = self.config.server.served_model_name or display_name(self.config.model.model)
         return ModelInfo(
             name,
             engine.path,
@@ -88,8 +92,7 @@ class BaseClient:
             engine.platform,
             engine.dtype,
             self._created,
-            # Block 0 is padding.
-            (engine.num_blocks - 1) * engine.block_size,
+            engine.kv_tokens,
         )
 
     @property
@@ -107,9 +110,14 @@ class BaseClient:
         known = {*engine.eos_token_ids, *self._tokenizer.eos_token_ids}
         return tuple(sorted(token for token in known if token < engine.vocab_size))
 
+    def check(self, request: GenerateRequest) -> GenerateRequest:
+        """The request as it will be served. From any thread. Raises InvalidRequest and its kinds, EngineDead before `start`."""
+        return validated(request, self.engine_info, self._ends)
+
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
         self._check_ready()
-        validate(request, self.engine_info)
+        self._check_loop()
+        request = self.check(request)
         if request.id in self._streams:
             raise InvalidRequest(f"a request with id {request.id!r} is still running", "request_id", "invalid_value")
         stream = _Stream(next(self._numbers), request, self._tokenizer, time.monotonic())
@@ -128,6 +136,7 @@ class BaseClient:
             self._forget(stream)
 
     async def abort(self, request_id: str) -> None:
+        self._check_loop()
         stream = self._streams.get(request_id)
         if stream is not None:
             self._drop(stream, stream.outputs.end("abort"))
@@ -135,6 +144,7 @@ class BaseClient:
 
     async def stats(self) -> EngineStats:
         self._check_ready()
+        self._check_loop()
         asked = self._ask()
         await asyncio.wait({asked}, timeout=_STATS_TIMEOUT if self._figures is None else _FRESH)
         if asked.done():
@@ -154,6 +164,22 @@ class BaseClient:
     async def check_health(self) -> None:
         """Raises EngineDead where the engine makes no progress."""
         raise NotImplementedError
+
+    def _settle(self) -> None:
+        """`start` runs in the event loop that this client then belongs to."""
+        self._home = asyncio.get_running_loop()
+        self._home_thread = threading.current_thread().name
+
+    def _check_loop(self) -> None:
+        """Raises UserError in another event loop than the client's own."""
+        here = asyncio.get_running_loop()
+        if self._home is not None and here is not self._home:
+            closed = ", which is closed" if self._home.is_closed() else ""
+            raise UserError(
+                f"this client belongs to the event loop {self._home!r} of thread {self._home_thread!r}{closed}, where it was "
+                f"started; it was called from {here!r} of thread {threading.current_thread().name!r}: call it there, make a "
+                "client for this loop, or use LLM, which may be called from any thread"
+            )
 
     def _open(self, stream: _Stream) -> None:
         request, params = stream.request, stream.request.params

@@ -51,6 +51,7 @@ class InProcessClient(BaseClient):
     async def start(self) -> None:
         if self._thread is not None:
             raise EngineDead("the engine was started before: make a new client")
+        self._settle()
         loop = asyncio.get_running_loop()
         started: asyncio.Future[None] = loop.create_future()
         self._thread = threading.Thread(target=self._run, args=(loop, started), name="headrace-engine", daemon=True)
@@ -70,7 +71,12 @@ class InProcessClient(BaseClient):
         if os.getpid() != self._process:
             return
         self._why, self._closed = "the engine was closed", True
-        self._end_all()
+        if self._home in (None, asyncio.get_running_loop()):
+            self._end_all()
+        else:
+            # Who waits in another loop is told there; where it is closed, nobody waits any more.
+            with contextlib.suppress(RuntimeError):
+                self._home.call_soon_threadsafe(self._end_all)
         if self._thread is not None:
             self._commands.put(Shutdown())
             # Without an executor: there is none any more when the interpreter ends.

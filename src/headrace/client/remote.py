@@ -74,6 +74,7 @@ class ProcessClient(BaseClient):
     async def start(self) -> None:
         if self._state != "new":
             raise EngineDead("the engine was started before: make a new client")
+        self._settle()
         self._state = "loading"
         try:
             await self._load()

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-__all__ = ["Match", "StopFinder"]
+__all__ = ["Match", "StopFinder", "special_stops"]
+
+
+class Codec(Protocol):
+    """Text to ids and back."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+
+def special_stops(stops: Sequence[str], tokenizer: Codec) -> tuple[int, ...]:
+    """Ids of the special tokens whose text is a stop string. Where special tokens are left out of the text, the text never shows
+    them: the tokens themselves must stop."""
+    found = [tokenizer.encode(stop, False) for stop in stops]
+    return tuple(
+        ids[0] for ids in found if len(ids) == 1 and not tokenizer.decode(ids, True) and tokenizer.decode(ids, False)
+    )
 
 
 @dataclass(frozen=True, slots=True)

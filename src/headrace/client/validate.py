@@ -1,102 +1,95 @@
-"""What makes a request impossible, found before it costs anything: each check names the field and the value."""
+"""What makes a request impossible, found before it costs anything: each check names the field and the value.
+
+Types and ranges were checked when `SamplingParams` was made; here stands what depends on the model. The engine trusts what
+passed: its core only asserts.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from headrace.client.api import GenerateRequest
-from headrace.engine.wire import EngineInfo
-from headrace.errors import ContextOverflow, InvalidRequest
+from headrace.errors import ContextOverflow, InvalidRequest, NeverFits
 from headrace.types import SamplingParams
 
-__all__ = ["MAX_CHOICES", "MAX_LOGPROBS", "validate"]
-
-MAX_CHOICES = 128
-MAX_LOGPROBS = 128
-_MAX_BIASES = 4096
-_MAX_STOPS = 64
-_MAX_STOP_LENGTH = 4096
-_RANGES = (
-    # field, least, most, whether the least itself is excluded
-    ("temperature", 0.0, 1e4, False),
-    ("top_p", 0.0, 1.0, True),
-    ("min_p", 0.0, 1.0, False),
-    ("repetition_penalty", 0.0, 1e4, True),
-    ("presence_penalty", -1e4, 1e4, False),
-    ("frequency_penalty", -1e4, 1e4, False),
-    ("top_k", 0, 2**31 - 1, False),
-    ("n", 1, MAX_CHOICES, False),
-    ("max_tokens", 0, math.inf, False),
-    ("min_tokens", 0, math.inf, False),
-    ("logprobs", 0, MAX_LOGPROBS, False),
-    ("prompt_logprobs", 0, MAX_LOGPROBS, False),
-    ("seed", 0, 2**64 - 1, False),
-)
+__all__ = ["Limits", "check_ids", "validated"]
 
 
-def validate(request: GenerateRequest, info: EngineInfo) -> None:
-    """Raises InvalidRequest, ContextOverflow."""
-    params = request.params
-    _check_ranges(params)
-    _check_lists(params, info.vocab_size)
+class Limits(Protocol):
+    """What is known of the engine. `engine.wire.EngineInfo` is one."""
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def kv_tokens(self) -> int: ...
+
+
+def validated(request: GenerateRequest, limits: Limits, ends: Collection[int] = ()) -> GenerateRequest:
+    """The request with `max_tokens` as a number; `ends` are the model's end tokens. Raises InvalidRequest and its kinds."""
     if not request.prompt:
         raise InvalidRequest("`prompt` is empty: give at least one token", "prompt", "invalid_value")
-    _check_ids("prompt", request.prompt, info.vocab_size)
-    if params.min_tokens > params.max_tokens:
-        message = f"`min_tokens` {params.min_tokens} exceeds `max_tokens` {params.max_tokens}"
+    check_ids(request.prompt, limits.vocab_size, "prompt")
+    params = request.params
+    _check_tokens(params, limits.vocab_size)
+    if params.max_tokens is None:
+        room = min(limits.max_model_len - len(request.prompt), limits.kv_tokens + 1 - len(request.prompt))
+        params = replace(params, max_tokens=max(1, room))
+        request = replace(request, params=params)
+    _check_min_tokens(params, ends)
+    _check_room(len(request.prompt), params.max_tokens or 0, limits)
+    if params.max_tokens or params.prompt_logprobs is not None:
+        _check_cache(len(request.prompt), params.max_tokens or 0, limits)
+    return request
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, name: str) -> tuple[int, ...]:
+    """The ids as a tuple. Raises InvalidRequest for one outside the vocabulary."""
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
+        message = f"`{name}`: token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})"
+        raise InvalidRequest(message, name, "invalid_value")
+    return tuple(ids)
+
+
+def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
+    check_ids(params.stop_token_ids, vocab_size, "stop_token_ids")
+    check_ids([token for token, _ in params.logit_bias], vocab_size, "logit_bias")
+    check_ids(params.allowed_token_ids or (), vocab_size, "allowed_token_ids")
+
+
+def _check_min_tokens(params: SamplingParams, ends: Collection[int]) -> None:
+    most = params.max_tokens or 0
+    if params.min_tokens > most:
+        message = f"`min_tokens` {params.min_tokens} exceeds the {most} tokens that may be generated"
         raise InvalidRequest(message, "min_tokens", "invalid_value")
-    total = len(request.prompt) + params.max_tokens
-    if total > info.max_model_len:
+    if params.min_tokens and params.allowed_token_ids is not None:
+        stops = {*params.stop_token_ids, *(() if params.ignore_eos else ends)}
+        if stops.issuperset(params.allowed_token_ids):
+            message = f"`min_tokens` {params.min_tokens}: every token of `allowed_token_ids` ends the output, so that none is left"
+            raise InvalidRequest(message, "min_tokens", "invalid_value")
+
+
+def _check_room(prompt: int, output: int, limits: Limits) -> None:
+    if prompt + output > limits.max_model_len:
         raise ContextOverflow(
-            f"this model's maximum context length is {info.max_model_len} tokens, but {total} were requested: "
-            f"{len(request.prompt)} in the prompt and {params.max_tokens} to generate",
-            "prompt" if len(request.prompt) >= info.max_model_len else "max_tokens",
+            f"this model's maximum context length is {limits.max_model_len} tokens, but {prompt + output} were requested: "
+            f"{prompt} in the prompt and {output} to generate",
+            "prompt" if prompt >= limits.max_model_len else "max_tokens",
         )
 
 
-def _check_ranges(params: SamplingParams) -> None:
-    for name, least, most, excluded in _RANGES:
-        value = getattr(params, name)
-        if value is None:
-            continue
-        # NaN fails every comparison.
-        if not ((value > least if excluded else value >= least) and value <= most):
-            low = f"above {least}" if excluded else f"at least {least}"
-            high = "" if most == math.inf else f" and at most {most}"
-            raise InvalidRequest(f"`{name}` must be {low}{high}, got {value}", name, "invalid_value")
-
-
-def _check_lists(params: SamplingParams, vocab_size: int) -> None:
-    _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
-    _check_ids("logit_bias", [token for token, _ in params.logit_bias], vocab_size)
-    if len(params.logit_bias) > _MAX_BIASES:
-        message = f"`logit_bias` has {len(params.logit_bias)} entries: at most {_MAX_BIASES} are accepted"
-        raise InvalidRequest(message, "logit_bias", "invalid_value")
-    for token, value in params.logit_bias:
-        if not -100 <= value <= 100:
-            message = f"`logit_bias` of token {token} must be between -100 and 100, got {value}"
-            raise InvalidRequest(message, "logit_bias", "invalid_value")
-    if params.allowed_token_ids is not None:
-        if not params.allowed_token_ids:
-            message = "`allowed_token_ids` is empty: nothing could be sampled"
-            raise InvalidRequest(message, "allowed_token_ids", "invalid_value")
-        _check_ids("allowed_token_ids", params.allowed_token_ids, vocab_size)
-    _check_stops(params.stop)
-
-
-def _check_stops(stops: tuple[str, ...]) -> None:
-    if len(stops) > _MAX_STOPS:
-        raise InvalidRequest(f"`stop` has {len(stops)} entries: at most {_MAX_STOPS}", "stop", "invalid_value")
-    for stop in stops:
-        if not 0 < len(stop) <= _MAX_STOP_LENGTH:
-            message = f"`stop` strings have 1 to {_MAX_STOP_LENGTH} characters, got one of {len(stop)}"
-            raise InvalidRequest(message, "stop", "invalid_value")
-
-
-def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
-    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
-        return
-    wrong = next(token for token in ids if not 0 <= token < vocab_size)
-    message = f"`{name}`: token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})"
-    raise InvalidRequest(message, name, "invalid_value")
+def _check_cache(prompt: int, output: int, limits: Limits) -> None:
+    # The last token of the output takes no place.
+    need = prompt + max(output - 1, 0)
+    if need > limits.kv_tokens:
+        raise NeverFits(
+            f"the KV cache holds {limits.kv_tokens} tokens, but the request needs {need}: {prompt} in the prompt and {output} to "
+            "generate; shorten it or serve with a larger cache",
+            "prompt" if prompt > limits.kv_tokens else "max_tokens",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol, runtime_checkable
 
 import pytest
 
@@ -18,6 +19,11 @@ __all__ = ["ContractTier"]
 _DTYPES = {"float32", "bfloat16", "float16", "quantized"}
 _KV = {"float32", "bfloat16", "float16", "int8", "float8_e4m3"}
 _DEVICE = [name.partition(".")[2] for name in CONTRACT if name.startswith("Device.")]
+
+
+@runtime_checkable
+class _NoSuchExtension(Protocol):
+    def no_such_member(self) -> None: ...
 
 
 @tier("contract")
@@ -82,4 +88,4 @@ class ContractTier:
         assert device.op(OpSpec("no_such_operator", nowhere, nowhere, {})) is None
 
     def test_unknown_extension_is_none(self, device: Device) -> None:
-        assert device.extension("no.such.extension") is None
+        assert device.extension(_NoSuchExtension) is None

@@ -15,7 +15,7 @@ from headrace.kernels.kv import TorchKV
 from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
 from headrace.kernels.registry import binding
 from headrace.kernels.weight import Weight
-from headrace.platforms.interface import Device
+from headrace.platforms.interface import Device, PacksWeights, TorchTensors
 from headrace.types import Capabilities
 
 __all__ = ["call", "head_size", "host", "place", "write_cache"]
@@ -32,8 +32,8 @@ def head_size(capabilities: Capabilities) -> int:
 def place(device: Device, value: Any) -> Any:
     """A value of the host on the device: tensors, and weights, batches and sampling inputs of them."""
     if isinstance(value, torch.Tensor):
-        home = device.extension("torch_device")
-        return value.to(home).clone() if isinstance(home, torch.device) else device.put(value.numpy())
+        home = device.extension(TorchTensors)
+        return device.put(value.numpy()) if home is None else value.to(home.torch_device).clone()
     if isinstance(value, Weight):
         return _place_weight(device, value)
     if isinstance(value, Batch | SampleInputs):
@@ -44,7 +44,7 @@ def place(device: Device, value: Any) -> Any:
 
 def _place_weight(device: Device, weight: Weight) -> Weight:
     """Where tensors are torch's they move as they are, else the operator's `pack` takes them from the host."""
-    if not isinstance(device.extension("torch_device"), torch.device):
+    if device.extension(TorchTensors) is None:
         return replace(weight, prepared={})
     tensors = {name: place(device, tensor) for name, tensor in weight.tensors.items()}
     bias = None if weight.bias is None else place(device, weight.bias)
@@ -65,10 +65,9 @@ def call(device: Device, name: str, arguments: Mapping[str, Any], kv: Any = None
     """One operator on the device with arguments of the host; `kv` replaces the cache among them. Results as numpy."""
     operator: Callable[..., Any] = getattr(binding(device), name)
     moved = {key: kv if isinstance(value, TorchKV) else place(device, value) for key, value in arguments.items()}
-    prepare = getattr(operator, "pack", None)
     for value in moved.values():
-        if prepare is not None and isinstance(value, Weight):
-            prepare(value)
+        if isinstance(operator, PacksWeights) and isinstance(value, Weight):
+            operator.pack(value)
     # As the engine calls it; torch's inference mode would hide operators that lack a form for gradients.
     with torch.no_grad():
         return host(device, operator(**moved))

@@ -20,7 +20,7 @@ from headrace.kernels.kv import TorchKV
 from headrace.kernels.ops import SampleOutputs
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
-from headrace.platforms.interface import Device
+from headrace.platforms.interface import Device, TorchTensors
 
 __all__ = ["OperatorsTier", "need_arithmetic", "need_dtype", "need_operator", "nmse", "reference"]
 
@@ -44,7 +44,7 @@ def need_arithmetic(device: Device) -> None:
 def need_dtype(device: Device, dtype: str) -> None:
     if dtype not in device.capabilities().dtypes:
         pytest.skip(f"dtype {dtype} is not declared")
-    if dtype == "bfloat16" and not isinstance(device.extension("torch_device"), torch.device):
+    if dtype == "bfloat16" and device.extension(TorchTensors) is None:
         pytest.skip("numpy has no bfloat16, and the device's tensors are not torch's")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -36,6 +38,8 @@ class Outcome:
     detail: str = ""
     seconds: float = 0.0
     measured: Measured | None = None
+    where: str = ""
+    """`file:line` that a failure comes from: the last of the traceback that is neither a library's nor the test runner's."""
 
 
 @dataclass(eq=False, slots=True)
@@ -72,18 +76,37 @@ class TierPlugin:
         report = yield
         here = tier_of(item)
         if here is not None and (report.when == "call" or not report.passed):
-            self._note(item, here, report)
+            self._note(item, here, report, call.excinfo)
         return report
 
-    def _note(self, item: pytest.Item, here: str, report: pytest.TestReport) -> None:
-        detail = ""
+    def _note(
+        self,
+        item: pytest.Item,
+        here: str,
+        report: pytest.TestReport,
+        error: pytest.ExceptionInfo[BaseException] | None,
+    ) -> None:
+        detail = where = ""
         if report.skipped and isinstance(report.longrepr, tuple):
             detail = str(report.longrepr[2]).removeprefix("Skipped: ")
         elif report.failed:
             self.failed.setdefault(_group(item), here)
             lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
             detail = lines[0][1:].strip() if lines else report.longreprtext.strip().splitlines()[-1]
-        self.outcomes.append(Outcome(here, item.name, report.outcome, detail, report.duration, _measured(item)))
+            where = "" if error is None else _where(error.value)
+        outcome = Outcome(here, item.name, report.outcome, detail, report.duration, _measured(item), where)
+        self.outcomes.append(outcome)
+
+
+_OTHERS = re.compile(r"[/\\](torch|numpy|hypothesis|_pytest|pluggy|concurrent)[/\\]")
+
+
+def _where(error: BaseException) -> str:
+    """Of the error that led to this one, if there is such: what a device translates, it has not made."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _OTHERS.search(frame.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 def _measured(item: pytest.Item) -> Measured | None:

@@ -58,7 +58,10 @@ class Report:
         if self.measured:
             lines.append(f"{'operator':<20}{'dtype':<10}{'worst NMSE':>12}{'allowed':>9}")
         lines += [f"{m.operator:<20}{m.dtype:<10}{m.nmse:>12.1e}{m.allowed:>9.0e}" for m in self.measured]
-        lines += [f"FAILED {o.tier}: {o.name}: {o.detail}" for o in self._with("failed")]
+        lines += [
+            f"FAILED {o.tier}: {o.name}: {o.detail}" + (f" ({o.where})" if o.where else "")
+            for o in self._with("failed")
+        ]
         reasons = Counter((o.tier, o.detail) for o in self._with("skipped"))
         lines += [f"skipped {tier}: {detail} ({count})" for (tier, detail), count in sorted(reasons.items())]
         return "\n".join(lines)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headrace.core.block_pool import blocks_for
-from headrace.core.sequence import stop_ids
-from headrace.errors import ConfigError, ContextOverflow, InvalidRequest, NeverFits
+from headrace.errors import ConfigError, NeverFits
 from headrace.types import Request
 
 __all__ = ["CoreConfig", "admit"]
@@ -39,20 +37,9 @@ class CoreConfig:
 
 
 def admit(request: Request, config: CoreConfig) -> None:
-    """Check what can be known before anything runs.
-
-    Raises InvalidRequest, ContextOverflow or NeverFits, which name the field and both numbers.
-    """
-    _check_ids(request, config.vocab_size)
-    prompt, output = len(request.prompt), request.params.max_tokens
-    if output < 0:
-        raise InvalidRequest(f"max_tokens {output}: must not be negative", "max_tokens")
-    if prompt + output > config.max_model_len:
-        raise ContextOverflow(
-            f"{prompt} prompt tokens and max_tokens {output} are {prompt + output} tokens, "
-            f"but the model's context is {config.max_model_len}: shorten the prompt or lower max_tokens",
-            "prompt" if prompt >= config.max_model_len else "max_tokens",
-        )
+    """Raises NeverFits, with both numbers, for what is larger than the pool. Everything else was checked by the client."""
+    _assert_valid(request, config)
+    prompt, output = len(request.prompt), request.params.max_tokens or 0
     need = blocks_for(prompt + max(output - 1, 0), config.block_size)
     if need > config.num_blocks - 1:
         raise NeverFits(
@@ -62,26 +49,10 @@ def admit(request: Request, config: CoreConfig) -> None:
         )
 
 
-def _check_ids(request: Request, vocab: int) -> None:
-    params = request.params
-    if not request.prompt:
-        raise InvalidRequest("the prompt has no tokens: send at least one", "prompt")
-    _in_range(request.prompt, vocab, "prompt")
-    _in_range(params.stop_token_ids, vocab, "stop_token_ids")
-    _in_range((token for token, _ in params.logit_bias), vocab, "logit_bias")
-    if params.allowed_token_ids is not None:
-        if not params.allowed_token_ids:
-            raise InvalidRequest("allowed_token_ids is empty: allow at least one token", "allowed_token_ids")
-        _in_range(params.allowed_token_ids, vocab, "allowed_token_ids")
-        if params.min_tokens and stop_ids(request).issuperset(params.allowed_token_ids):
-            raise InvalidRequest(
-                f"min_tokens {params.min_tokens}: every token of allowed_token_ids ends the sequence, so that none is left",
-                "min_tokens",
-            )
-
-
-def _in_range(ids: Iterable[int], vocab: int, field: str) -> None:
-    ids = tuple(ids)
-    if ids and (min(ids) < 0 or max(ids) >= vocab):
-        bad = next(token for token in ids if not 0 <= token < vocab)
-        raise InvalidRequest(f"{field}: token id {bad} is outside the vocabulary of {vocab} tokens", field)
+def _assert_valid(request: Request, config: CoreConfig) -> None:
+    params, vocab = request.params, config.vocab_size
+    assert request.prompt, "the prompt has tokens"
+    assert params.max_tokens is not None, "max_tokens is a number by now"
+    assert len(request.prompt) + params.max_tokens <= config.max_model_len, "the context holds it"
+    ids = (request.prompt, params.stop_token_ids, params.allowed_token_ids or (), [t for t, _ in params.logit_bias])
+    assert all(min(part) >= 0 and max(part) < vocab for part in ids if part), "token ids are of the vocabulary"

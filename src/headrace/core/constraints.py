@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.core.sequence import Sequence
+from headrace.sampling import SamplingParams
 
 __all__ = ["Constraints", "Gathered", "gather"]
 
@@ -29,19 +29,20 @@ class Constraints(NamedTuple):
     mask: npt.NDArray[np.uint32] | None
 
     @staticmethod
-    def of(seq: Sequence, vocab_size: int) -> Constraints:
-        params = seq.params
+    def of(params: SamplingParams, stops: frozenset[int], prompt_len: int, vocab_size: int) -> Constraints | None:
+        """None where no row of the sequence needs any."""
+        if not (params.logit_bias or params.allowed_token_ids is not None or (params.min_tokens and stops)):
+            return None
         mask = None
         if params.allowed_token_ids is not None:
             bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
             bits[list(params.allowed_token_ids)] = True
             mask = np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
-        stops = sorted(token for token in seq.stops if 0 <= token < vocab_size)
         return Constraints(
             np.array([token for token, _ in params.logit_bias], np.int32),
             np.array([value for _, value in params.logit_bias], np.float32),
-            np.array(stops, np.int32),
-            seq.prompt_len + params.min_tokens,
+            np.array(sorted(token for token in stops if 0 <= token < vocab_size), np.int32),
+            prompt_len + params.min_tokens,
             mask,
         )
 

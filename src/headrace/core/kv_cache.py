@@ -152,7 +152,8 @@ class KVCache:
 
     def _take(self) -> int:
         if not self.pool.free:
-            assert self.tree.evict()
+            evicted = self.tree.evict()
+            assert evicted, "somebody made sure that there is a block"
         return self.pool.take()
 
     def _append(self, seq: Sequence, step: int) -> None:

@@ -9,19 +9,8 @@ import numpy.typing as npt
 
 from headrace.core.constraints import Constraints, gather
 from headrace.core.sequence import Sequence
-from headrace.core.slots import (
-    FREQUENCY,
-    LAST,
-    LOGPROBS,
-    MIN_P,
-    PRESENCE,
-    PROMPT_LEN,
-    REPETITION,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    Slots,
-)
+from headrace.core.slots import LAST, LOGPROBS, PROMPT_LEN, Slots
+from headrace.sampling import FLOAT_ROWS, INT_ROWS
 from headrace.types import NO_TOKEN, SamplingBatch, StepPlan
 
 __all__ = ["Chunk", "Decodes", "Extras", "Launched", "build"]
@@ -122,15 +111,9 @@ class Launched:
 
 def parameters(slots: Slots, index: npt.NDArray[np.intp]) -> SamplingBatch:
     """Rows of the given slots, without positions or constraints."""
-    floats = slots.floats.take(index, axis=1)
+    floats, ints = slots.floats.take(index, axis=1), slots.ints.take(index, axis=1)
     return SamplingBatch(
-        temperature=floats[TEMPERATURE],
-        top_p=floats[TOP_P],
-        top_k=slots.ints[TOP_K, index],
-        min_p=floats[MIN_P],
-        repetition_penalty=floats[REPETITION],
-        presence_penalty=floats[PRESENCE],
-        frequency_penalty=floats[FREQUENCY],
+        params={**dict(zip(FLOAT_ROWS, floats, strict=True)), **dict(zip(INT_ROWS, ints, strict=False))},
         seed=slots.seeds[index],
         position=NO_INTS,
         bias_row=NO_INTS,
@@ -180,13 +163,7 @@ def build(
 def _sampling(decodes: Decodes, positions: Ints) -> SamplingBatch:
     shared = decodes.sampling
     sampling = SamplingBatch(
-        shared.temperature,
-        shared.top_p,
-        shared.top_k,
-        shared.min_p,
-        shared.repetition_penalty,
-        shared.presence_penalty,
-        shared.frequency_penalty,
+        shared.params,
         shared.seed,
         positions,
         shared.bias_row,

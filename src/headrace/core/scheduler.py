@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 
 import numpy as np
@@ -14,10 +15,12 @@ from headrace.core.plan import Chunk, Decodes, Extras, Launched, build
 from headrace.core.queue import WaitingQueue
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
-from headrace.errors import InvalidRequest, Overloaded
+from headrace.errors import Overloaded
 from headrace.types import Delta, Request, SchedulerStats, StepPlan, StepResult
 
 __all__ = ["Scheduler"]
+
+_log = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -32,7 +35,7 @@ class Scheduler:
         self.config = config
         slots = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._cache = KVCache(config.num_blocks, config.block_size, slots, config.max_model_len, config.prefix_caching)
-        self._slots = Slots(slots, config.vocab_size)
+        self._slots = Slots(slots)
         self._waiting = WaitingQueue()
         self._requests: dict[str, Sequence] = {}
         """Everything that has not ended."""
@@ -52,14 +55,14 @@ class Scheduler:
     # Requests come and go
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises InvalidRequest, ContextOverflow, NeverFits or Overloaded, and has no effect then."""
-        if request.id in self._requests:
-            raise InvalidRequest(f"request id {request.id!r} is in use: choose another", "request_id")
+        """Queue a request. Raises NeverFits or Overloaded, and has no effect then."""
+        assert request.id not in self._requests, "ids are the client's, one for each sequence"
         admit(request, self.config)
         if len(self._waiting) >= self.config.max_waiting:
             raise Overloaded(f"{len(self._waiting)} requests are waiting and max_waiting is {self.config.max_waiting}")
+        # Whatever this request brings may only fail here, where nothing has been changed for it.
+        seq = Sequence.of(request, self._arrivals + 1, self.config.vocab_size)
         self._arrivals += 1
-        seq = Sequence.of(request, self._arrivals)
         self._requests[request.id] = seq
         self._waiting.push(seq)
 
@@ -124,7 +127,10 @@ class Scheduler:
         decodes = launched.decodes
         for row, seq in enumerate(decodes.seqs):
             if seq.epoch == decodes.epochs[row]:
-                deltas.append(self._accept(seq, row, tokens[row], result))
+                try:
+                    deltas.append(self._accept(seq, row, tokens[row], result))
+                except Exception as error:
+                    deltas.append(self._fault(seq, error))
         if launched.fills:
             for at in np.flatnonzero(launched.offsets == self.config.block_size - 1).tolist():
                 seq = decodes.seqs[at]
@@ -132,7 +138,10 @@ class Scheduler:
                     self._cache.settle(seq, self._committed)
         for chunk in launched.chunks:
             if chunk.seq.epoch == chunk.epoch:
-                deltas.extend(self._commit_chunk(chunk, tokens, result))
+                try:
+                    deltas.extend(self._commit_chunk(chunk, tokens, result))
+                except Exception as error:
+                    deltas.append(self._fault(chunk.seq, error))
         return deltas
 
     def fail(self, plan: StepPlan, message: str) -> list[Delta]:
@@ -149,9 +158,7 @@ class Scheduler:
         taking_part += [(chunk.seq, chunk.epoch) for chunk in launched.chunks]
         for seq, epoch in taking_part:
             if seq.epoch == epoch:
-                self._end(seq, keep=False)
-                cached = max(seq.cached, 0)
-                deltas.append(Delta(seq.id, finish_reason="error", error=message, cached_tokens=cached))
+                deltas.append(self._fail(seq, message))
         for seq in list(self._running.values()):
             self._leave(seq, keep=False)
             self._waiting.push(seq)
@@ -339,6 +346,16 @@ class Scheduler:
             delta.first_scheduled = seq.first_scheduled
             delta.prompt_logprobs = seq.prompt_logprobs
         return [delta]
+
+    def _fault(self, seq: Sequence, error: Exception) -> Delta:
+        """End a sequence whose result could not be taken in: a fault of ours, which is nobody else's."""
+        _log.error("request %s failed in the engine", seq.id, exc_info=error)
+        return self._fail(seq, f"the engine failed on this request: {type(error).__name__}: {error}")
+
+    def _fail(self, seq: Sequence, message: str) -> Delta:
+        cached = max(seq.cached, 0)
+        self._end(seq, keep=False)
+        return Delta(seq.id, finish_reason="error", error=message, cached_tokens=cached)
 
     def _end(self, seq: Sequence, keep: bool = True) -> None:
         """Forget a sequence; results under way for it are void."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from headrace.core.constraints import Constraints
 from headrace.core.radix import Key, Namespace, Node
 from headrace.types import Request, SamplingParams, TokenLogprobs
 
@@ -41,8 +42,8 @@ class Sequence:
     rank: tuple[float, int]
     """Lower runs first and is preempted last."""
     namespace: Namespace
-    special: bool
-    """A row of this sequence needs bias, bans or a mask."""
+    constraints: Constraints | None
+    """Bias, bans and mask of its rows."""
     penalised: bool
     keys: list[Key] = field(default_factory=list)
     """Tokens of each full block, made when first needed."""
@@ -71,7 +72,7 @@ class Sequence:
     """Cached blocks as seen when this step was scheduled, for the queue's order."""
 
     @staticmethod
-    def of(request: Request, order: int) -> Sequence:
+    def of(request: Request, order: int, vocab_size: int) -> Sequence:
         params = request.params
         stops = stop_ids(request)
         length = len(request.prompt)
@@ -80,11 +81,11 @@ class Sequence:
             order=order,
             tokens=list(request.prompt),
             prompt_len=length,
-            end=length + params.max_tokens,
+            end=length + (params.max_tokens or 0),
             stops=stops,
             rank=(request.arrival + AGEING * request.priority, order),
             namespace=Namespace(request.adapter, request.salt),
-            special=bool(params.logit_bias or params.allowed_token_ids is not None or (params.min_tokens and stops)),
+            constraints=Constraints.of(params, stops, length, vocab_size),
             penalised=params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0,
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )

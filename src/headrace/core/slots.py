@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
+
 import numpy as np
 import numpy.typing as npt
 
 from headrace.core.constraints import Constraints
 from headrace.core.sequence import Sequence
+from headrace.sampling import FLOAT_ROWS, INT_ROWS, SamplingParams
 
 __all__ = ["Slots"]
 
-TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)
-TOP_K, PROMPT_LEN, LOGPROBS, LAST = range(4)
+PROMPT_LEN, LOGPROBS, LAST = range(len(INT_ROWS), len(INT_ROWS) + 3)
+_float_values: Callable[[SamplingParams], tuple[float, ...]] = attrgetter(*FLOAT_ROWS)
 SEED_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Slots:
     """A plan's parameter arrays are gathered from here by slot."""
 
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, num_slots: int) -> None:
         self.free = list(range(num_slots - 1, -1, -1))
-        self.floats: npt.NDArray[np.float32] = np.zeros((6, num_slots), np.float32)
-        self.ints: npt.NDArray[np.int32] = np.zeros((4, num_slots), np.int32)
-        """top_k, prompt length, alternatives to report (-1: no logprobs), and the last position to be computed."""
+        self.floats: npt.NDArray[np.float32] = np.zeros((len(FLOAT_ROWS), num_slots), np.float32)
+        self.ints: npt.NDArray[np.int32] = np.zeros((len(INT_ROWS) + 3, num_slots), np.int32)
+        """The parameters of `INT_ROWS`, prompt length, alternatives to report (-1: no logprobs), and the last position to be computed."""
         self.seeds: npt.NDArray[np.uint64] = np.zeros(num_slots, np.uint64)
         self.computed: npt.NDArray[np.int32] = np.zeros(num_slots, np.int32)
         """Positions that launched steps compute."""
@@ -33,19 +36,12 @@ class Slots:
         """Describe a sequence that has just been given the slot at the end of `free`."""
         slot, params = self.free.pop(), seq.params
         assert slot == seq.slot
-        self.floats[:, slot] = (
-            params.temperature,
-            params.top_p,
-            params.min_p,
-            params.repetition_penalty,
-            params.presence_penalty,
-            params.frequency_penalty,
-        )
+        self.floats[:, slot] = _float_values(params)
         logprobs = -1 if params.logprobs is None else params.logprobs
-        self.ints[:, slot] = (params.top_k, seq.prompt_len, logprobs, seq.end - 2)
+        self.ints[:, slot] = (*(getattr(params, name) for name in INT_ROWS), seq.prompt_len, logprobs, seq.end - 2)
         self.seeds[slot] = (params.seed or 0) & SEED_BITS
         self.computed[slot] = computed
-        self.constraints[slot] = Constraints.of(seq, self._vocab_size) if seq.special else None
+        self.constraints[slot] = seq.constraints
 
     def leave(self, slot: int) -> None:
         self.free.append(slot)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from headrace.engine.stats import EngineStats
 from headrace.engine.usage import Figures
-from headrace.errors import DeviceLost, HeadraceError, PlatformError
+from headrace.errors import DeviceLost, PlatformError
 from headrace.types import Delta, Request, SchedulerStats, StepPlan, StepResult
 
 __all__ = ["EngineCore", "LaunchedStep", "StepRunner", "StepScheduler"]
@@ -97,7 +97,7 @@ class EngineCore:
             for request in requests:
                 self._scheduler.add(request)
                 admitted.append(request.id)
-        except HeadraceError:
+        except Exception:
             self.abort(admitted)
             raise
 
@@ -159,7 +159,7 @@ class EngineCore:
         now = self._clock()
         try:
             launched = self._runner.launch(plan)
-        except PlatformError as error:
+        except Exception as error:
             deltas += self._failed(plan, error)
             return True
         self._flying.append((plan, launched, now))
@@ -170,7 +170,7 @@ class EngineCore:
         waited = not launched.done()
         try:
             result = launched.result()
-        except PlatformError as error:
+        except Exception as error:
             self._free_at = self._clock()
             deltas += self._failed(plan, error)
             return
@@ -194,10 +194,12 @@ class EngineCore:
         self._free_at = min(now, began + self._duration)
         return self._free_at - began
 
-    def _failed(self, plan: StepPlan, error: PlatformError) -> list[Delta]:
-        """Ends the requests of a step that the device could not do, and those alone."""
-        message = f"step {plan.step} failed on the device: {error}"
-        _log.error("%s (requests %s)", message, ", ".join(plan.request_ids) or "none")
+    def _failed(self, plan: StepPlan, error: Exception) -> list[Delta]:
+        """Ends the requests of a step that the device could not do, or that we could not give it, and those alone."""
+        what = str(error) if isinstance(error, PlatformError) else f"{type(error).__name__}: {error}"
+        message = f"step {plan.step} failed on the device: {what}"
+        trace = None if isinstance(error, PlatformError) else error
+        _log.error("%s (requests %s)", message, ", ".join(plan.request_ids) or "none", exc_info=trace)
         if isinstance(error, DeviceLost):
             raise error
         deltas = self._scheduler.fail(plan, message)

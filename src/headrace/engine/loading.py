@@ -22,7 +22,7 @@ from headrace.kernels.ops import Ops
 from headrace.kernels.registry import bind, pack
 from headrace.models.decoder import Decoder, DecoderWeights
 from headrace.models.sharding import Group, Shard, local_config
-from headrace.platforms.interface import Device, Platform
+from headrace.platforms.interface import Device, PackedForms, Platform
 from headrace.plugins import discover
 from headrace.types import KVLayout
 
@@ -105,7 +105,7 @@ def load_rank(
     """
     group = device.communicator(range(shard.size)) if shard.size > 1 else None
     ops = bind(device)
-    forms = device.extension("packed_forms")
+    forms = device.extension(PackedForms)
     cache = open_cache(config, checkpoint.path, checkpoint.decoder_config, forms, shard)
     kept = None if cache is None else cache.load()
     if kept is None:

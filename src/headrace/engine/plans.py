@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from headrace.sampling import DEVICE_ROWS
 from headrace.types import NO_TOKEN, SamplingBatch, StepPlan
 
 __all__ = ["dummy_plan", "history_plan", "lone_plan"]
@@ -80,17 +81,11 @@ def _plan(token_ids: _Ints, positions: _Ints, token_seq: _Ints, slots: _Ints, ro
 
 
 def _greedy(rows: int) -> SamplingBatch:
-    zeros, ones, counts = np.zeros(rows, np.float32), np.ones(rows, np.float32), np.zeros(rows, np.int32)
+    neutral = {name: np.full(rows, row.neutral, row.dtype) for name, row in DEVICE_ROWS.items()}
     return SamplingBatch(
-        temperature=zeros,
-        top_p=ones,
-        top_k=counts,
-        min_p=zeros,
-        repetition_penalty=ones,
-        presence_penalty=zeros,
-        frequency_penalty=zeros,
+        params={**neutral, "temperature": np.zeros(rows, np.float32)},
         seed=np.zeros(rows, np.uint64),
-        position=counts + 1,
+        position=np.ones(rows, np.int32),
         bias_row=_ints(),
         bias_token=_ints(),
         bias_value=np.zeros(0, np.float32),

@@ -198,7 +198,9 @@ class Runner:
         tokens = _power_of_two(max(plan.num_tokens, plan.num_rows), config.max_num_batched_tokens)
         seqs = min(_power_of_two(plan.num_seqs, config.max_num_seqs), tokens)
         seqs = max(seqs, plan.num_seqs)
-        return Bucket(tokens, seqs, tokens if plan.num_rows > seqs else seqs, self._blocks)
+        rows = tokens if plan.num_rows > seqs else seqs
+        masks = 1 if plan.sampling.allowed is None else len(plan.sampling.allowed)
+        return Bucket(tokens, seqs, rows, self._blocks, _bias_size(len(plan.sampling.bias_row)), _next_power(masks))
 
     def _load_history(self, plan: StepPlan) -> None:
         """Known tokens that no step computes go into the history with the operator that writes a step's tokens there."""
@@ -210,4 +212,16 @@ class Runner:
 
 
 def _power_of_two(value: int, most: int) -> int:
-    return min(most, max(8, 1 << (value - 1).bit_length()))
+    return min(most, max(8, _next_power(value)))
+
+
+def _next_power(value: int) -> int:
+    return 1 << (value - 1).bit_length()
+
+
+def _bias_size(count: int) -> int:
+    """8, 64, 512, …: a step is compiled for each, and one bias in a batch of many is usual."""
+    size = 8
+    while size < count:
+        size *= 8
+    return size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +23,7 @@ from headrace.engine.wire import (
     Refused,
     Shutdown,
     StatsReply,
+    WireError,
     to_wire,
 )
 from headrace.errors import HeadraceError, PlatformError
@@ -34,6 +36,8 @@ Send = Callable[[Event], None]
 
 Progress = Callable[[str, float], None]
 """Told while an engine loads: (stage, done from 0 to 1)."""
+
+_log = logging.getLogger(__name__)
 
 _IDLE = 1.0
 _STUCK = 0.001
@@ -114,3 +118,8 @@ def _add(core: EngineCore, command: Add, send: Send) -> None:
         core.add(children)
     except HeadraceError as error:
         send(Refused([child.id for child in children], to_wire(error)))
+    except Exception as error:
+        # A fault of ours ends this request, not the engine.
+        _log.exception("request %s could not be taken", request.id)
+        what = WireError("HeadraceError", f"the engine failed on this request: {type(error).__name__}: {error}")
+        send(Refused([child.id for child in children], what))

@@ -19,7 +19,7 @@ from headrace.engine.service import Progress
 from headrace.engine.wire import EngineInfo
 from headrace.errors import ConfigError
 from headrace.models.sharding import Shard
-from headrace.platforms.interface import Device, Platform
+from headrace.platforms.interface import BusySeconds, Device, Platform
 from headrace.plugins import discover
 
 __all__ = ["Engine", "build_engine", "build_on", "busy_seconds"]
@@ -123,8 +123,8 @@ def build_on(
 
 def busy_seconds(device: Device) -> Callable[[], float] | None:
     """The device's own count of the seconds in which it has worked; None if it keeps none."""
-    found = device.extension("busy_seconds")
-    return found if callable(found) else None
+    found = device.extension(BusySeconds)
+    return None if found is None else found.busy_seconds
 
 
 def _resolve(

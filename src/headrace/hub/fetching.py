@@ -8,7 +8,6 @@ import importlib.util
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -20,7 +19,6 @@ __all__ = ["Progress", "download_wheel", "locked"]
 Progress = Callable[[str, int, int], None]
 """(what, bytes done, bytes in all or 0)"""
 
-_POLL = 0.2
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
 
@@ -97,28 +95,17 @@ def _sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Only one process at a time is inside; the system frees the lock of one that is killed. `waiting` is called once where
+    """Only one process at a time is inside; the system frees the lock of one that is killed. `waiting` is called once if
     another holds it."""
-    with path.open("a+b") as file:
-        if not _try_lock(file):
-            waiting()
-            while not _try_lock(file):
-                time.sleep(_POLL)
-        yield
+    from filelock import FileLock, Timeout
 
-
-def _try_lock(file: IO[bytes]) -> bool:
-    """Held until the file is closed."""
+    lock = FileLock(path)
     try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+        lock.acquire(timeout=0)
+    except Timeout:
+        waiting()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

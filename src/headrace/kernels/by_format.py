@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import PlatformError
+from headrace.kernels.spec import PacksWeights, Tagged
 from headrace.kernels.weight import Weight
 
 __all__ = ["WITH_WEIGHTS", "ByFormat", "undeclared"]
@@ -34,18 +35,15 @@ class ByFormat:
         declared: frozenset[str],
         device: str,
     ) -> None:
-        self.tag = str(getattr(own, "tag", device))
+        self.tag = own.tag if isinstance(own, Tagged) else device
         self._name, self._own, self._other, self._declared, self._device = name, own, other, declared, device
         self._told: set[str] = set()
 
     def pack(self, weight: Weight) -> None:
         """Only what the device's operator will see. Raises PlatformError for a weight that nothing can take."""
-        if undeclared(weight, self._declared) is None:
-            prepare = getattr(self._own, "pack", None)
-        else:
-            prepare = getattr(self._elsewhere(weight), "pack", None)
-        if prepare is not None:
-            prepare(weight)
+        chosen = self._own if undeclared(weight, self._declared) is None else self._elsewhere(weight)
+        if isinstance(chosen, PacksWeights):
+            chosen.pack(weight)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         weights = (value for value in (*args, *kwargs.values()) if isinstance(value, Weight))

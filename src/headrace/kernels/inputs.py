@@ -1,6 +1,6 @@
 """From a plan to the arrays that a step is called with, and from those to `Batch` and `SampleInputs`.
 
-The names of a step's inputs are the field names of `kernels.ops.Batch` and `SampleInputs`; a platform may rely on them.
+`step_inputs.STEP_INPUTS` is the table of a step's inputs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.kernels.ops import Batch, SampleInputs
-from headrace.types import NO_TOKEN, Bucket, SamplingBatch, StepPlan
+from headrace.kernels.step_inputs import STEP_INPUTS, Dimension, StepInput, padded_sizes
+from headrace.types import Bucket, SamplingBatch, StepPlan
 
 __all__ = ["batch_of", "pad_arrays", "plan_arrays", "sample_inputs_of"]
 
@@ -85,13 +86,7 @@ def _sampling_arrays(sampling: SamplingBatch, rows: int, vocab_size: int) -> dic
     else:
         allowed, allowed_row = sampling.allowed.view(np.int32), sampling.allowed_row
     return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
+        **sampling.params,
         "seed": sampling.seed.view(np.int64),
         "position": sampling.position,
         "bias_row": sampling.bias_row,
@@ -102,43 +97,21 @@ def _sampling_arrays(sampling: SamplingBatch, rows: int, vocab_size: int) -> dic
     }
 
 
-_PER_TOKEN = frozenset(("token_ids", "positions", "slot_mapping", "token_seq"))
-_PER_SEQ = frozenset(("context_lens", "slots"))
-_UNPADDED = frozenset(("sizes", "block_tables", "query_start"))
-_GROWING = frozenset(("bias_row", "bias_token", "bias_value", "allowed"))
-_FILL = {"temperature": 1, "top_p": 1, "repetition_penalty": 1, "bias_row": -1, "allowed_row": -1, "target": NO_TOKEN}
-
-
-def pad_arrays(arrays: dict[str, Array], bucket: Bucket, spare_slot: int) -> dict[str, Array]:
-    """The same, padded to a bucket for devices with static shapes.
+def pad_arrays(arrays: Mapping[str, Array], bucket: Bucket, spare_slot: int) -> dict[str, Array]:
+    """The same, padded to a bucket for devices with static shapes: every array has the bucket's sizes, whatever the plan.
 
     Padding is harmless where a device computes it nevertheless: it writes to block 0, which is never handed out, and to
-    `spare_slot` of the history; sequences beyond the last are empty. Biases and masks grow to the next power of two.
+    `spare_slot` of the history; sequences beyond the last are empty.
     """
-    fill = {**_FILL, "slots": spare_slot, "slot": spare_slot}
-    padded = {name: _pad(a, _length(name, a, bucket), fill.get(name, 0)) for name, a in arrays.items()}
-    start = arrays["query_start"]
-    padded["query_start"] = _pad(start, bucket.seqs + 1, int(start[-1]))
-    tables = np.zeros((bucket.seqs, bucket.blocks), np.int32)
-    given = arrays["block_tables"]
-    tables[: given.shape[0], : given.shape[1]] = given
-    padded["block_tables"] = tables
-    return padded
+    sizes = padded_sizes(bucket)
+    return {name: _pad(STEP_INPUTS[name], array, sizes, spare_slot) for name, array in arrays.items()}
 
 
-def _length(name: str, array: Array, bucket: Bucket) -> int:
-    if name in _PER_TOKEN:
-        return bucket.tokens
-    if name in _PER_SEQ:
-        return bucket.seqs
-    if name in _GROWING:
-        return max(8 if name != "allowed" else 1, 1 << (len(array) - 1).bit_length()) if len(array) else 8
-    return len(array) if name in _UNPADDED else bucket.rows
-
-
-def _pad(array: Array, length: int, value: int) -> Array:
-    if len(array) == length:
+def _pad(given: StepInput, array: Array, sizes: Mapping[Dimension, int], spare_slot: int) -> Array:
+    shape = tuple([sizes.get(dimension, held) for dimension, held in zip(given.dims, array.shape, strict=True)])
+    if shape == array.shape:
         return array
-    out = np.full((length, *array.shape[1:]), value, array.dtype)
-    out[: len(array)] = array
+    fill = {"last": array[-1:], "spare slot": spare_slot}.get(given.fill) if isinstance(given.fill, str) else given.fill
+    out = np.full(shape, fill, array.dtype)
+    out[tuple(slice(held) for held in array.shape)] = array
     return out

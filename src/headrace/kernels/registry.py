@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from headrace.errors import PlatformError
 from headrace.kernels import (
@@ -28,12 +28,13 @@ from headrace.kernels import (
 )
 from headrace.kernels.by_format import WITH_WEIGHTS, ByFormat
 from headrace.kernels.ops import Ops
-from headrace.kernels.spec import OpSpec
+from headrace.kernels.spec import OpReasons, OpSpec, PacksWeights, Tagged, TorchTensors
 from headrace.kernels.weight import Weight
 from headrace.types import QUANT_FORMATS, Capabilities
 
 __all__ = ["OPS", "OPTIONAL", "Binding", "ByReference", "Composed", "OpSource", "bind", "binding", "pack"]
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _FOLDERS = (
     resolve_tokens,
@@ -64,7 +65,7 @@ class OpSource(Protocol):
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None: ...
 
-    def extension(self, name: str) -> object | None: ...
+    def extension(self, kind: Callable[..., T]) -> T | None: ...
 
 
 @dataclass(frozen=True)
@@ -118,18 +119,18 @@ class Composed:
 def binding(device: OpSource) -> Binding:
     """The device's operator or the reference for each spec, without a word in the log.
 
-    Why a device lacks an operator is asked of `device.extension("op_reasons")`: a mapping from operator to reason, or None.
+    Why a device lacks an operator is asked of it where it is `OpReasons`.
     Raises PlatformError where the device hands back something that cannot be called.
     """
-    told = device.extension("op_reasons")
-    why: Mapping[str, str] = told if isinstance(told, Mapping) else {}
+    told = device.extension(OpReasons)
+    why: Mapping[str, str] = {} if told is None else told.op_reasons()
     callables, tags, reasons = {}, {}, {}
     optional: dict[str, Callable[..., Any]] = {}
     optional_reasons: dict[str, str] = {}
     for spec in OPS:
         own = _own(device, spec)
         callables[spec.name] = spec.reference if own is None else _by_format(device, spec, own, spec.reference)
-        tags[spec.name] = "reference" if own is None else str(getattr(own, "tag", type(device).__name__))
+        tags[spec.name] = "reference" if own is None else _tag(own, device)
         reasons[spec.name] = why.get(spec.name, _DEFAULT_REASON if own is None else _OWN_REASON)
     bound = Binding(callables, tags, reasons, optional, optional_reasons)
     for spec in OPTIONAL:
@@ -144,6 +145,10 @@ def binding(device: OpSource) -> Binding:
     return bound
 
 
+def _tag(own: Callable[..., Any], device: OpSource) -> str:
+    return own.tag if isinstance(own, Tagged) else type(device).__name__
+
+
 def _by_format(
     device: OpSource, spec: OpSpec, own: Callable[..., Any], other: Callable[..., Any]
 ) -> Callable[..., Any]:
@@ -153,7 +158,7 @@ def _by_format(
     declared = device.capabilities().quant_formats
     if declared >= QUANT_FORMATS:
         return own
-    on_torch = device.extension("torch_device") is not None
+    on_torch = device.extension(TorchTensors) is not None
     return ByFormat(spec.name, own, other if on_torch else None, declared, type(device).__name__)
 
 
@@ -178,6 +183,6 @@ def bind(device: OpSource) -> Ops:
 
 def pack(ops: Ops, name: str, weight: Weight) -> None:
     """Let operator `name` prepare a weight that it will be called with; nothing where it does not prepare any."""
-    prepare = getattr(getattr(ops, name), "pack", None)
-    if prepare is not None:
-        prepare(weight)
+    operator = getattr(ops, name)
+    if isinstance(operator, PacksWeights):
+        operator.pack(weight)

@@ -10,9 +10,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-__all__ = ["OpSpec"]
+if TYPE_CHECKING:
+    from headrace.kernels.weight import Weight
+
+__all__ = ["OpReasons", "OpSpec", "PacksWeights", "Tagged", "TorchTensors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,41 @@ class OpSpec:
     @property
     def compose(self) -> Callable[[Any], Callable[..., Any]] | None:
         return _resolve(self.compose_path) if self.compose_path else None
+
+
+# What a device's operator, or the device, may have besides. `platforms.interface` offers them with the rest of the contract.
+
+
+@runtime_checkable
+class PacksWeights(Protocol):
+    """An operator that lays out weights in its own way."""
+
+    def pack(self, weight: Weight) -> None:
+        """Called once for each weight at load, before the first call with it; keep the layout in `weight.prepared`. May be called
+        by several threads, each with another weight, where the device declares `host_memory`."""
+
+
+@runtime_checkable
+class Tagged(Protocol):
+    """An operator whose implementation has a name, which `headrace doctor` shows."""
+
+    tag: str
+
+
+@runtime_checkable
+class OpReasons(Protocol):
+    """A device that says why it lacks operators, or what those that it has are."""
+
+    def op_reasons(self) -> Mapping[str, str]:
+        """By operator."""
+
+
+@runtime_checkable
+class TorchTensors(Protocol):
+    """A device whose tensors are torch's: references serve what it lacks, and weights are placed on `torch_device`."""
+
+    torch_device: Any
+    """A `torch.device`."""
 
 
 def _resolve(path: str) -> Callable[..., Any]:

@@ -10,18 +10,17 @@ from typing import Any, Protocol
 import torch
 
 from headrace.errors import DeviceLost, HeadraceError
+from headrace.kernels.step_inputs import PERSISTENT
 from headrace.platforms.accel_copies import Copies
 from headrace.platforms.accel_faults import first_line, root_cause
 from headrace.platforms.accel_runtime import Runtime
 from headrace.platforms.interface import KV, StepFn, Tensor
 
-__all__ = ["PERSISTENT", "Capturing", "GraphStep"]
+__all__ = ["Capturing", "GraphStep"]
 
-PERSISTENT = frozenset({"history"})
-"""Inputs that are read and written where they are; the rest is copied onto the graph's own buffers."""
 _MOST = 8
-"""Captured forms of one step: biases and masks grow by powers of two, so there are few. None makes way for another, lest a
-step is captured at every call."""
+"""Captured forms of one step. The engine gives each its bucket's shapes, and so needs one; none makes way for another, so that
+no step is captured at every call."""
 
 
 class Capturing(Protocol):

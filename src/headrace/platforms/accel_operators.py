@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.kernels.registry import OPS
+from headrace.kernels.spec import PacksWeights, Tagged
 from headrace.kernels.weight import Weight
 from headrace.platforms.accel_options import Options
 from headrace.types import Capabilities
@@ -45,15 +46,15 @@ class FollowsTable:
     def __init__(self, by_dtype: Mapping[str, Callable[..., Any]], usual: str) -> None:
         self._by_dtype = by_dtype
         self._usual = by_dtype[usual]
-        self.tag = str(getattr(self._usual, "tag", "triton"))
+        self.tag = self._usual.tag if isinstance(self._usual, Tagged) else "triton"
 
     def __call__(self, ids: Any, table: Weight, scale: float, **part: Any) -> Any:
         return self._for(table)(ids, table, scale, **part)
 
     def pack(self, table: Weight) -> None:
-        prepare = getattr(self._for(table), "pack", None)
-        if prepare is not None:
-            prepare(table)
+        own = self._for(table)
+        if isinstance(own, PacksWeights):
+            own.pack(table)
 
     def _for(self, table: Weight) -> Callable[..., Any]:
         return self._by_dtype.get(table.scheme, self._usual)

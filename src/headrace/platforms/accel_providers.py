@@ -13,6 +13,7 @@ import torch
 
 from headrace.errors import PlatformError
 from headrace.kernels.registry import OPS
+from headrace.kernels.spec import Tagged
 
 __all__ = ["Chosen", "Provider", "Shared", "provided", "provider_versions", "unprovided"]
 
@@ -56,7 +57,7 @@ class Shared:
 
     @property
     def _by(self) -> str:
-        return str(getattr(self._other, "tag", "reference"))
+        return self._other.tag if isinstance(self._other, Tagged) else "reference"
 
     def _elsewhere(self, why: str) -> Callable[..., Any]:
         if why not in self._told:

@@ -136,14 +136,15 @@ class AcceleratorDevice(TorchDevice):
             return super().communicator(group)
         return self._world.communicator(group, self.traits.backend)
 
-    def extension(self, name: str) -> object | None:
-        """`op_reasons`: why operators are served by reference, and what a chosen provider serves. `providers`: optional
-        libraries and their versions. `graphs`: why steps are not captured, empty where they are."""
-        if name == "op_reasons":
-            return {**dict.fromkeys(self._missing, self._why), **self._chosen.reasons}
-        if name == "providers":
-            return provider_versions(self.traits.providers)
-        return (self._uncaptured or "") if name == "graphs" else super().extension(name)
+    def op_reasons(self) -> Mapping[str, str]:
+        """Why operators are served by reference, and what a chosen provider serves."""
+        return {**dict.fromkeys(self._missing, self._why), **self._chosen.reasons}
+
+    def provider_versions(self) -> Mapping[str, str]:
+        return provider_versions(self.traits.providers)
+
+    def why_uncaptured(self) -> str:
+        return self._uncaptured or ""
 
     def close(self) -> None:
         """Waits for what was launched and gives the memory back. A lost device is left as it is."""

@@ -5,22 +5,55 @@ A platform is a small plugin, in this repository and outside it alike. `Platform
 flight. What crosses is a padded host-array plan and an opaque KV handle: no stream, pointer or torch type reaches the core.
 The KV handle is passed in and returned, so that a compiler can donate its buffers where others update in place.
 
-Names marked ★ are required of a raw backend; the rest have tested defaults in `torch_device.TorchDevice`. Methods are
-called from one thread, the engine's, unless said otherwise; `Pending.result` may be called from any.
+A raw backend has all eleven members of `Device`; where the chip is a `torch.device`, each has a tested default in
+`torch_device.TorchDevice`. Methods are called from one thread, the engine's, unless said otherwise; `Pending.result` may be
+called from any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy.typing as npt
 
-from headrace.kernels.spec import OpSpec
+from headrace.kernels.spec import OpReasons, OpSpec, PacksWeights, Tagged, TorchTensors
+from headrace.kernels.step_inputs import PERSISTENT, STEP_INPUTS, StepInput
 from headrace.types import Bucket, Capabilities, DeviceInfo, KVLayout
 
-__all__ = ["CONTRACT", "KV", "Communicator", "Device", "Executable", "Pending", "Platform", "StepFn", "Tensor"]
+if TYPE_CHECKING:
+    import torch
 
+    from headrace.kernels.weight import Weight
+
+__all__ = [
+    "CONTRACT",
+    "KV",
+    "PERSISTENT",
+    "STEP_INPUTS",
+    "BusySeconds",
+    "CaptureReason",
+    "Communicator",
+    "Device",
+    "Executable",
+    "OpProfile",
+    "OpReasons",
+    "PackedForms",
+    "PacksWeights",
+    "Pending",
+    "Platform",
+    "Profiled",
+    "ProviderVersions",
+    "StepFn",
+    "StepInput",
+    "Tagged",
+    "Tensor",
+    "TorchTensors",
+    "own_extension",
+]
+
+T = TypeVar("T")
 Tensor = Any
 """A device array: whatever the device's operators take. The engine moves it and never looks inside."""
 KV = Any
@@ -55,7 +88,12 @@ class Executable(Protocol):
 
 @runtime_checkable
 class Communicator(Protocol):
-    """Collectives of one group. Sum is the only reduction. One rank: the input, unchanged."""
+    """Collectives of one group. Sum is the only reduction. One rank: the input, unchanged.
+
+    Models that are split by layers' width call `all_reduce` and `all_gather`. `reduce_scatter` is for sequences and experts
+    spread over ranks, where each keeps its share of the tokens of a sum; `broadcast` for what one rank alone makes, as masks of
+    a grammar. The conformance kit holds a group to all four.
+    """
 
     def all_reduce(self, x: Tensor) -> Tensor: ...
 
@@ -71,35 +109,35 @@ class Device(Protocol):
     """One opened device."""
 
     def capabilities(self) -> Capabilities:
-        """★ Frozen facts; the same object every time."""
+        """Frozen facts; the same object every time."""
 
     def memory(self) -> tuple[int, int]:
-        """★ (free, total) bytes now."""
+        """(free, total) bytes now."""
 
     def put(self, array: npt.NDArray[Any]) -> Tensor:
-        """★ Copy a host array to the device, in order with launched work. The array may be reused when this returns."""
+        """Copy a host array to the device, in order with launched work. The array may be reused when this returns."""
 
     def get(self, tensor: Tensor) -> Pending:
-        """★ Start copying to the host, in order with launched work. Does not block where `async_exec` is declared."""
+        """Start copying to the host, in order with launched work. Does not block where `async_exec` is declared."""
 
     def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
-        """★ A zeroed cache. Raises OutOfMemory with both numbers."""
+        """A zeroed cache. Raises OutOfMemory with both numbers."""
 
     def copy_blocks(self, kv: KV, src: Sequence[int], dst: Sequence[int]) -> KV:
         """Copy whole blocks over all layers, in order with launched work; sources are read before destinations are written."""
 
     def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
-        """★ Make a step launchable for inputs up to the bucket's sizes. May run `step_fn` to record it."""
+        """Make a step launchable for inputs up to the bucket's sizes. May run `step_fn` to record it."""
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
-        """This device's form of an operator, None where the reference serves. The callable may carry `pack(weight) → None`,
-        called once a weight at load, and `tag: str`, the implementation's name for `doctor`."""
+        """This device's form of an operator, None where the reference serves. The callable may be `PacksWeights` and `Tagged`."""
 
     def communicator(self, group: Sequence[int]) -> Communicator:
         """Collectives over the ranks of a group. Default: one rank, no-op."""
 
-    def extension(self, name: str) -> object | None:
-        """What has not yet earned a minor version. Default: None."""
+    def extension(self, kind: Callable[..., T]) -> T | None:
+        """What the device has of one of the optional protocols below, None where it has nothing. Default: `own_extension`, the
+        device itself where it has the protocol's members."""
 
     def close(self) -> None:
         """Release everything; later calls raise PlatformError. Twice is harmless."""
@@ -120,6 +158,81 @@ class Platform(Protocol):
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
         """Open one. Raises PlatformError that names the device and the remedy. Unknown options are an error."""
+
+
+# The optional protocols: what the engine and its tools ask of a device by `extension`, and may find on what it hands out.
+
+
+@runtime_checkable
+class PackedForms(Protocol):
+    """A device's own forms of weights, as plain headers and buffers: with it the engine keeps packed weights on disk. Called by
+    one thread at a time."""
+
+    @property
+    def identity(self) -> str:
+        """Everything but the checkpoint that the forms depend on: the layout's version, instruction set, arithmetic."""
+
+    def dump(self, weight: Weight) -> tuple[dict[str, Any], list[torch.Tensor]] | None:
+        """A header for JSON and contiguous buffers of all that the device has prepared of this weight; None where that is
+        nothing, or more than this can tell."""
+
+    def load(self, weight: Weight, header: dict[str, Any], buffers: Sequence[torch.Tensor]) -> None:
+        """Put what `dump` gave into `weight.prepared`. Buffers are aligned to 64 bytes, and may be kept."""
+
+    def take(self, size: int) -> torch.Tensor:
+        """Memory for all buffers of a file, where the device likes to read it: uint8 [size] on the host, aligned to 64 bytes."""
+
+
+@runtime_checkable
+class BusySeconds(Protocol):
+    """A device that knows how long it has worked; the engine guesses it of others."""
+
+    def busy_seconds(self) -> float:
+        """Since it was opened."""
+
+
+@runtime_checkable
+class ProviderVersions(Protocol):
+    """A device that knows vendors' libraries of operators, for `headrace doctor`."""
+
+    def provider_versions(self) -> Mapping[str, str]:
+        """Library → its version and how to ask for it, or that it is not installed."""
+
+
+@runtime_checkable
+class CaptureReason(Protocol):
+    """A device that captures steps where it can, for `headrace doctor`."""
+
+    def why_uncaptured(self) -> str:
+        """Why steps are not captured; empty where they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpProfile:
+    """One operator of a recorded step. Shapes are (name of the symbolic dimension or a number, ...); `bytes` is what it reads and
+    writes at the true sizes of the last launch, caches left out; `seconds` is the mean of the profiled runs, 0 before any."""
+
+    name: str
+    shapes: tuple[tuple[int | str, ...], ...]
+    bytes: int
+    seconds: float
+    weight: str = ""
+    """The form of the matrix that it reads; empty where it reads none."""
+    arithmetic: str = "float32"
+    """The type of its products."""
+
+
+@runtime_checkable
+class Profiled(Protocol):
+    """An `Executable` that can measure its operators, for `headrace doctor --tape`."""
+
+    def profile(self, on: bool | None = None) -> list[OpProfile]:
+        """The operators in order, measured since the last call. `on` switches measuring."""
+
+
+def own_extension(device: object, kind: Callable[..., T]) -> T | None:
+    """The device itself where it has the members of an optional protocol."""
+    return cast(T, device) if isinstance(device, cast(type, kind)) else None
 
 
 CONTRACT: tuple[str, ...] = (

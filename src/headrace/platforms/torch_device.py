@@ -1,4 +1,4 @@
-"""The default base of every device that torch knows: all 10 members of `interface.Device`, from a `torch.device`.
+"""The default base of every device that torch knows: all eleven members of `interface.Device`, from a `torch.device`.
 
 A platform passes its capabilities and overrides what it does better: `op` for its kernels, `compile` for graphs, `get` for
 copies on a stream. Where `async_exec` is declared, launched work runs on one thread of the device's own, in order.
@@ -18,7 +18,7 @@ from headrace.errors import DeviceLost, HeadraceError, OutOfMemory, PlatformErro
 from headrace.kernels import paged
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.host import host_memory
-from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
+from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor, own_extension
 from headrace.platforms.one_rank import OneRank
 from headrace.platforms.order import FuturePending, Inline, Outputs, Queue, Worker, resolve
 from headrace.types import Bucket, Capabilities, KVLayout
@@ -107,9 +107,9 @@ class TorchDevice:
             )
         return OneRank()
 
-    def extension(self, name: str) -> object | None:
-        """`torch_device`: where weights are to be placed."""
-        return self.torch_device if name == "torch_device" else None
+    def extension(self, kind: Callable[..., T]) -> T | None:
+        """The device itself, for the optional protocols that a subclass implements."""
+        return own_extension(self, kind)
 
     def close(self) -> None:
         """Waits for what was launched."""

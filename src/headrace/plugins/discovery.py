@@ -44,7 +44,7 @@ def _register(manager: pluggy.PluginManager, point: EntryPoint, info: PluginInfo
     try:
         plugin = point.load()
     # A plugin's import may fail in any way, a missing driver library's OSError included.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise info.fault(f"cannot be loaded: {type(error).__name__}: {error}") from error
     try:
         manager.register(plugin, point.name)
@@ -52,6 +52,9 @@ def _register(manager: pluggy.PluginManager, point: EntryPoint, info: PluginInfo
         raise info.fault(f"does not fit a hook: {error}") from error
     except ValueError as error:
         raise info.fault(f"is registered already: {error}") from error
+    # Its members are looked at, and may be properties.
+    except Exception as error:
+        raise info.fault(f"cannot be registered: {type(error).__name__}: {error}") from error
     callers = manager.get_hookcallers(plugin) or []
     known = [name for name in dir(Hooks) if name.startswith(f"{PROJECT}_")]
     unknown = [caller.name for caller in callers if not caller.has_spec()]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pluggy
 
@@ -16,6 +16,7 @@ from headrace.plugins.version import version_fault
 
 __all__ = ["AUTO_SCORE", "PluginSet", "Probe"]
 
+_T = TypeVar("_T")
 AUTO_SCORE = 10
 """The least score with which a platform is chosen without being named. Below it stand simulators and experiments."""
 
@@ -49,6 +50,19 @@ class PluginSet:
         """Every platform's score and reason, the best first. Raises as `platforms` does, and where a probe raises."""
         probes = [_probe(platform, info) for platform, info in self._platforms().values()]
         return sorted(probes, key=lambda probe: (-probe.score, probe.platform.name))
+
+    def survey(self) -> tuple[list[Probe], list[PluginError]]:
+        """As `probes`, of all that answer; and the faults of those that do not. For reports: a choice past a fault is none."""
+        found: dict[str, tuple[Platform, PluginInfo]] = {}
+        faults: list[PluginError] = []
+        hook = "headrace_platforms"
+        for info, function in self._implementations(hook):
+            _noting(
+                faults, lambda info, function: _admit(found, info, _ask(info, hook, function, list)), info, function
+            )
+        asked = (_noting(faults, _probe, platform, info) for platform, info in found.values())
+        probes = [probe for probe in asked if probe is not None]
+        return sorted(probes, key=lambda probe: (-probe.score, probe.platform.name)), faults
 
     def select_platform(self, name: str | None = None) -> tuple[Platform, str]:
         """The platform of that name, or the one with the highest score of at least AUTO_SCORE; and why.
@@ -114,15 +128,7 @@ class PluginSet:
     def _platforms(self) -> dict[str, tuple[Platform, PluginInfo]]:
         found: dict[str, tuple[Platform, PluginInfo]] = {}
         for info, platforms in self._call("headrace_platforms", list):
-            for platform in platforms:
-                if not isinstance(platform, Platform):
-                    raise info.fault(f"hook headrace_platforms gave {platform!r}, which lacks members of Platform")
-                fault = version_fault(platform.api_version)
-                if fault is not None:
-                    raise info.fault(f"platform {platform.name!r}: {fault}")
-                if platform.name in found:
-                    raise info.fault(f"platform {platform.name!r} is offered by {found[platform.name][1]} already")
-                found[platform.name] = platform, info
+            _admit(found, info, platforms)
         return found
 
     def _merged(self, hook: str) -> dict[str, str]:
@@ -135,18 +141,49 @@ class PluginSet:
 
     def _call(self, hook: str, read: Callable[[Any], Any]) -> list[tuple[PluginInfo, Any]]:
         """Each plugin's answer, in entry-point order; an exception becomes a PluginError that names plugin and hook."""
+        return [(info, _ask(info, hook, function, read)) for info, function in self._implementations(hook)]
+
+    def _implementations(self, hook: str) -> Iterator[tuple[PluginInfo, Callable[[], Any]]]:
         # A plugin that failed half-way may have left hooks behind.
         sound: Mapping[str, PluginInfo] = {info.name: info for info in self.plugins if info.error is None}
-        answers = []
         for implementation in getattr(self._manager.hook, hook).get_hookimpls():
             info = sound.get(implementation.plugin_name)
-            if info is None:
-                continue
-            try:
-                answers.append((info, read(implementation.function())))
-            except Exception as error:
-                raise info.fault(f"hook {hook} failed: {type(error).__name__}: {error}") from error
-        return answers
+            if info is not None:
+                yield info, implementation.function
+
+
+def _noting(faults: list[PluginError], ask: Callable[..., _T], *values: Any) -> _T | None:
+    """What is asked for; None where a plugin is at fault, which is then in `faults`."""
+    try:
+        return ask(*values)
+    except PluginError as fault:
+        faults.append(fault)
+        return None
+
+
+def _ask(info: PluginInfo, hook: str, function: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
+    try:
+        return read(function())
+    except Exception as error:
+        raise info.fault(f"hook {hook} failed: {type(error).__name__}: {error}") from error
+
+
+def _admit(found: dict[str, tuple[Platform, PluginInfo]], info: PluginInfo, platforms: Iterable[Any]) -> None:
+    """Adds what a plugin offers. Raises PluginError for what breaks the contract or takes another's name."""
+    for platform in platforms:
+        try:
+            sound = isinstance(platform, Platform)
+            fault = version_fault(platform.api_version) if sound else None
+        # Members may be properties that fail in any way.
+        except Exception as error:
+            raise info.fault(f"hook headrace_platforms: {type(error).__name__}: {error}") from error
+        if not sound:
+            raise info.fault(f"hook headrace_platforms gave {platform!r}, which lacks members of Platform")
+        if fault is not None:
+            raise info.fault(f"platform {platform.name!r}: {fault}")
+        if platform.name in found:
+            raise info.fault(f"platform {platform.name!r} is offered by {found[platform.name][1]} already")
+        found[platform.name] = platform, info
 
 
 def _load(info: PluginInfo, what: str, path: str) -> object:
@@ -163,7 +200,7 @@ def _load(info: PluginInfo, what: str, path: str) -> object:
 def _probe(platform: Platform, info: PluginInfo) -> Probe:
     try:
         score, reason = platform.probe()
+        return Probe(platform, info, int(score), str(reason))
     except Exception as error:
         what = f"platform {platform.name!r}: probe raised {type(error).__name__}: {error}; it must answer (0, reason)"
         raise info.fault(what) from error
-    return Probe(platform, info, int(score), str(reason))

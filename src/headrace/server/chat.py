@@ -20,8 +20,15 @@ from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, even
 from headrace.server.generation import Choice, Run
 from headrace.server.ids import new_id
 from headrace.server.logprobs import chat_logprobs, prompt_logprobs
-from headrace.server.messages import template_arguments, template_messages
-from headrace.server.params import check_size, check_stream_options, encode_within, output_room, sampling_params
+from headrace.server.messages import template_call
+from headrace.server.params import (
+    check_size,
+    check_stream_options,
+    encode_within,
+    output_room,
+    sampling_params,
+    stop_tokens,
+)
 from headrace.server.replies import (
     ChatChoice,
     ChatChunk,
@@ -36,18 +43,21 @@ from headrace.server.schemas import ChatRequest, Message, TokenizeRequest
 
 __all__ = ["answer_chat", "render_chat"]
 
+_SMALL = 1 << 16
+"""Bytes of a body whose messages are looked through in the event loop."""
+
 
 async def answer_chat(context: Context, request: Request) -> Response:
     arrival = time.monotonic()
-    body, size = await read_json(request, ChatRequest)
+    body, sent = await read_json(request, ChatRequest)
     context.check_model(body.model)
     _refuse_unenforced(body)
     check_stream_options(body)
     info = context.client.info
     context.check_choices(1, body.n or 1)
-    # In a thread: templates and long texts must not hold up the streams.
-    prompt = await context.workers.run(size, partial(_prompt, context, body, info.max_model_len))
-    job = _request(info, body, prompt)
+    check = partial(check_size, param="messages", limit=info.max_model_len)
+    text = await render_chat(context, body, sent, check)
+    job = await context.workers.run(len(sent), partial(_job, context, info, body, text))
     options = body.stream_options
     exchange = ExchangeOptions(
         request_id=job.id,
@@ -80,19 +90,30 @@ def _refuse_unenforced(body: ChatRequest) -> None:
         raise InvalidRequest(message, "max_tokens", "invalid_value")
 
 
-def _prompt(context: Context, body: ChatRequest, limit: int) -> list[int]:
-    """The conversation as token ids, in any thread. Raises ContextOverflow where it is plain that there are more than `limit`."""
-    text = render_chat(context, body, partial(check_size, param="messages", limit=limit))
-    return encode_within(context.tokenizer.encode, text, bool(body.add_special_tokens), "messages", limit)
+def _job(context: Context, info: ModelInfo, body: ChatRequest, text: str) -> GenerateRequest:
+    """In any thread. Raises ContextOverflow where it is plain that the text does not fit."""
+    special = bool(body.add_special_tokens)
+    prompt = encode_within(context.tokenizer.encode, text, special, "messages", info.max_model_len)
+    return _request(info, body, prompt, stop_tokens(body, context.tokenizer))
 
 
-def render_chat(context: Context, body: ChatRequest | TokenizeRequest, check: Callable[[int], None]) -> str:
-    """The conversation as the model reads it, in any thread. `check` is given the number of characters: of the messages before the
-    template sees them, and of the text."""
-    check(sum(map(_text_length, body.messages or ())))
-    text = context.tokenizer.apply_chat_template(template_messages(body.messages or []), **template_arguments(body))
+async def render_chat(
+    context: Context, body: ChatRequest | TokenizeRequest, sent: bytes, check: Callable[[int], None]
+) -> str:
+    """The conversation as the model reads it. `sent` is the body that was decoded. `check` is given the number of
+    characters: of the messages before the template sees them, and of the text."""
+    prepare = partial(_prepare, body, sent, check)
+    messages, arguments = prepare() if len(sent) < _SMALL else await context.workers.run(len(sent), prepare)
+    text = await context.tokenizer.apply_chat_template_async(messages, **arguments)
     check(len(text))
     return text
+
+
+def _prepare(
+    body: ChatRequest | TokenizeRequest, sent: bytes, check: Callable[[int], None]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    check(sum(map(_text_length, body.messages or ())))
+    return template_call(body, sent)
 
 
 def _text_length(message: Message) -> int:
@@ -101,7 +122,7 @@ def _text_length(message: Message) -> int:
     return len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
 
 
-def _request(info: ModelInfo, body: ChatRequest, prompt: list[int]) -> GenerateRequest:
+def _request(info: ModelInfo, body: ChatRequest, prompt: list[int], stops: tuple[int, ...]) -> GenerateRequest:
     if not prompt:
         raise InvalidRequest("`messages` render to an empty prompt", "messages", "invalid_value")
     wanted = ("max_tokens", body.max_tokens)
@@ -109,7 +130,8 @@ def _request(info: ModelInfo, body: ChatRequest, prompt: list[int]) -> GenerateR
         wanted = ("max_completion_tokens", body.max_completion_tokens)
     room = output_room(wanted, None, ("messages", len(prompt)), info)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling_params(body, info.vocab_size, room, logprobs=logprobs, prompt_logprobs=body.prompt_logprobs)
+    scored = body.prompt_logprobs
+    params = sampling_params(body, room, logprobs=logprobs, prompt_logprobs=scored, stop_tokens=stops)
     return GenerateRequest(
         id=new_id("chatcmpl"),
         prompt=tuple(prompt),

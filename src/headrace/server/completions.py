@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output
+from headrace.client.validate import check_ids
 from headrace.errors import InvalidRequest
 from headrace.server.context import Context
 from headrace.server.decode import read_json
@@ -21,12 +22,12 @@ from headrace.server.generation import Choice, Run
 from headrace.server.ids import new_id
 from headrace.server.logprobs import TextOffsets, prompt_logprobs, text_logprobs
 from headrace.server.params import (
-    check_ids,
     check_length,
     check_stream_options,
     encode_within,
     output_room,
     sampling_params,
+    stop_tokens,
 )
 from headrace.server.replies import TextChoice, TextCompletion, TextLogprobs, UsageReply
 from headrace.server.schemas import CompletionRequest
@@ -41,13 +42,13 @@ _INLINE = 2000
 
 async def answer_completion(context: Context, request: Request) -> Response:
     arrival = time.monotonic()
-    body, size = await read_json(request, CompletionRequest, context.client.info.max_model_len)
+    body, sent = await read_json(request, CompletionRequest, context.client.info.max_model_len)
     context.check_model(body.model)
     _refuse_unsupported(body)
     check_stream_options(body)
     request_id = new_id("cmpl")
     work = partial(_jobs, context, context.client.info, body, request_id)
-    jobs = work() if size <= _INLINE else await context.workers.run(size, work)
+    jobs = work() if len(sent) <= _INLINE else await context.workers.run(len(sent), work)
     options = body.stream_options
     exchange = ExchangeOptions(
         request_id=request_id,
@@ -71,9 +72,9 @@ def _jobs(context: Context, info: ModelInfo, body: CompletionRequest, request_id
     for prompt in prompts:
         if isinstance(prompt, str):
             check_length(prompt, "prompt", info.max_model_len)
-    encode = context.tokenizer.encode
+    encode, stops = context.tokenizer.encode, stop_tokens(body, context.tokenizer)
     return [
-        _request(info, body, _encode(encode, info, body, prompt), f"{request_id}-{i}")
+        _request(info, body, _encode(encode, info, body, prompt), f"{request_id}-{i}", stops)
         for i, prompt in enumerate(prompts)
     ]
 
@@ -113,14 +114,16 @@ def _encode(
     return tuple(ids)
 
 
-def _request(info: ModelInfo, body: CompletionRequest, prompt: tuple[int, ...], request_id: str) -> GenerateRequest:
+def _request(
+    info: ModelInfo, body: CompletionRequest, prompt: tuple[int, ...], request_id: str, stops: tuple[int, ...]
+) -> GenerateRequest:
     wanted, size = ("max_tokens", body.max_tokens), ("prompt", len(prompt))
     least = 0 if body.echo else 1
     room = output_room(wanted, DEFAULT_MAX_TOKENS, size, info, least)
     scored = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         scored = max(body.logprobs, body.prompt_logprobs or 0)
-    params = sampling_params(body, info.vocab_size, room, logprobs=body.logprobs, prompt_logprobs=scored)
+    params = sampling_params(body, room, logprobs=body.logprobs, prompt_logprobs=scored, stop_tokens=stops)
     return GenerateRequest(
         id=request_id,
         prompt=prompt,

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from headrace.client.api import EngineClient
 from headrace.config import Config
 from headrace.errors import ConfigError, InvalidRequest
+from headrace.server.cors import Cors
 from headrace.server.errors import HttpError, error_response
 from headrace.server.guard import Guard
 from headrace.server.metrics import Metrics
@@ -28,7 +29,7 @@ class TextTokenizer(Protocol):
 
     def token_text(self, token_id: int) -> str: ...
 
-    def apply_chat_template(
+    async def apply_chat_template_async(
         self,
         messages: list[dict[str, Any]],
         *,
@@ -50,6 +51,8 @@ class Context:
     api_key: bytes | None
     max_choices: int
     """Sequences that one request may make: more could never wait at once."""
+    cors: Cors | None = None
+    """None: pages of other origins read nothing."""
     metrics: Metrics = field(default_factory=Metrics)
     workers: Workers = field(default_factory=Workers)
     active: set[Guard] = field(default_factory=set)
@@ -86,7 +89,14 @@ def make_context(client: EngineClient, tokenizer: TextTokenizer, config: Config)
         key = key.strip()
         _check_key(key)
     name = config.server.served_model_name or client.info.name
-    return Context(client, tokenizer, name, None if key is None else key.encode(), config.scheduler.max_waiting)
+    return Context(
+        client,
+        tokenizer,
+        name,
+        None if key is None else key.encode(),
+        config.scheduler.max_waiting,
+        Cors(config.server.cors_origin) if config.server.cors_origin else None,
+    )
 
 
 def _check_key(key: str) -> None:

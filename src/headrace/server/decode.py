@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.inspect import CollectionType, DictType, StructType, Type, UnionType, type_info
 from starlette.requests import Request
 
 from headrace.errors import InvalidRequest
@@ -23,6 +24,7 @@ MAX_BODY = 16 * 2**20
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _AT = re.compile(r"^(?P<what>.*) - at `(?:key` in `)?\$\.?(?P<path>.*)`$", re.DOTALL)
+_STEP = re.compile(r"\[[^\]]*\]|[^.\[]+")
 _ELSEWHERE = {
     "functions": "use `tools`",
     "function_call": "use `tool_choice`",
@@ -32,12 +34,12 @@ _ELSEWHERE = {
 B = TypeVar("B", bound=Body)
 
 
-async def read_json(request: Request, kind: type[B], context: int = 0) -> tuple[B, int]:
-    """The body, parsed and checked, and its size in bytes. `context`: token ids that a prompt may have, so that one of the model's
+async def read_json(request: Request, kind: type[B], context: int = 0) -> tuple[B, bytes]:
+    """The body, parsed and checked, and as it was sent. `context`: token ids that a prompt may have, so that one of the model's
     whole context is read. Raises HttpError and InvalidRequest."""
     body = await read_body(request)
     await check_shape(body, kind.MOST_PARTS, max(kind.MOST_VALUES, context + SMALL))
-    return decode_body(body, kind), len(body)
+    return decode_body(body, kind), body
 
 
 async def read_body(request: Request) -> bytes:
@@ -69,14 +71,36 @@ def _too_large() -> HttpError:
 def decode_body(body: bytes, kind: type[B]) -> B:
     """Parse and check. Raises InvalidRequest whose `param` is the field's path as the client wrote it."""
     try:
-        parsed: B = _decoder(kind).decode(body)
+        return _parse(body, kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
+
+
+def _parse(body: bytes, kind: type[B]) -> B:
+    try:
+        parsed: B = _decoder(kind).decode(body)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+        # Lists of a large body would hold up the event loop.
+        parsed = msgspec.convert(_whole_numbers(msgspec.json.decode(body), lists=len(body) <= SMALL), kind)
     return parsed
+
+
+def _whole_numbers(body: Any, lists: bool) -> Any:
+    """The body with 2.0 as 2 in its own fields, and in lists too: JSON has one kind of number (RFC 8259, 6), and some clients
+    write every number with a point. A field that takes fractions takes 2 as well."""
+    return {name: _whole(value, lists) for name, value in body.items()} if isinstance(body, dict) else body
+
+
+def _whole(value: Any, lists: bool) -> Any:
+    if lists and isinstance(value, list):
+        return [_whole(item, True) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @lru_cache
@@ -100,11 +124,12 @@ def _explain(text: str, kind: type[Body]) -> InvalidRequest:
 def _unknown(name: str, path: str | None, kind: type[Body]) -> InvalidRequest:
     param = _join(path, name)[:200]
     message = f"unknown field `{param}`"
-    names = _nested_fields(kind) if path else kind.__struct_fields__
     if name in _ELSEWHERE:
         message += f": {_ELSEWHERE[name]}"
-    elif near := difflib.get_close_matches(name[:100], names, 1, 0.75):
+    elif near := difflib.get_close_matches(name[:100], _fields_at(kind, path), 1, 0.75):
         message += f": did you mean `{near[0]}`?"
+    elif path and name in kind.__struct_fields__:
+        message += ": it is a field of the request itself"
     else:
         message += ": it is not supported, and nothing is ignored silently"
     return InvalidRequest(message, param, "unknown_parameter")
@@ -114,8 +139,25 @@ def _join(path: str | None, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
+def _fields_at(kind: type[Body], path: str | None) -> list[str]:
+    """Field names of the objects that may stand at `path`, as in `messages[0].content[...]`."""
+    level = [_type_of(kind)]
+    for step in _STEP.findall(path or ""):
+        level = [inner for one in level for inner in _within(one, step)]
+    return [field.encode_name for one in level if isinstance(one, StructType) for field in one.fields]
+
+
 @lru_cache
-def _nested_fields(kind: type[Body]) -> tuple[str, ...]:
-    """Field names of every struct within `kind`; suggestions for a misspelt one inside a nested object."""
-    components: dict[str, Any] = msgspec.json.schema_components([kind])[1]
-    return tuple(sorted({name for schema in components.values() for name in schema.get("properties", ())}))
+def _type_of(kind: type[Body]) -> Type:
+    return type_info(kind)
+
+
+def _within(outer: Type, step: str) -> list[Type]:
+    """The types that may stand one step further in: a field's name, or an index."""
+    if isinstance(outer, StructType):
+        inner = [field.type for field in outer.fields if field.encode_name == step]
+    elif isinstance(outer, CollectionType):
+        inner = [outer.item_type]
+    else:
+        inner = [outer.value_type] if isinstance(outer, DictType) else []
+    return [one for t in inner for one in (t.types if isinstance(t, UnionType) else (t,))]

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -23,12 +24,21 @@ from headrace.server.generation import Choice, Run, close_stream, usage_reply
 from headrace.server.guard import ClientGone, Guard
 from headrace.server.metrics import Meter
 from headrace.server.replies import UsageReply
+from headrace.server.silence import COMMENT, Silence
 
 __all__ = ["DONE", "Dialect", "Exchange", "ExchangeOptions", "event"]
 
 _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
+_LINE_ENDS = tuple((char.encode(), b"\\u%04x" % ord(char)) for char in "\u2028\u2029\u0085")
+"""What many readers take for the end of a line, and so of an event, though only CR and LF are. JSON escapes all others itself."""
+_STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Nginx, and what understands it, hands on each piece as it comes.
+    (b"x-accel-buffering", b"no"),
+)
 
 ChunkUsage = UsageReply | None | UnsetType
 
@@ -57,7 +67,11 @@ class ExchangeOptions:
 
 
 def event(data: object) -> bytes:
-    return b"data: " + _encoder.encode(data) + b"\n\n"
+    encoded = _encoder.encode(data)
+    if not encoded.isascii():
+        for raw, escaped in _LINE_ENDS:
+            encoded = encoded.replace(raw, escaped)
+    return b"data: " + encoded + b"\n\n"
 
 
 def _body(data: bytes, more: bool = True) -> Message:
@@ -66,7 +80,7 @@ def _body(data: bytes, more: bool = True) -> Message:
 
 class Exchange(Response):
     """The response to a request that has been understood. Nothing is sent before the first output, so that whatever goes
-    wrong until then is a plain HTTP error, for streams too."""
+    wrong until then is a plain HTTP error, for streams too; but those whose first output takes long begin with a comment."""
 
     def __init__(self, context: Context, run: Run, dialect: Dialect, options: ExchangeOptions) -> None:
         super().__init__()
@@ -116,30 +130,45 @@ class Exchange(Response):
         ordered = [choices[index] for index in sorted(choices)]
         body = self._dialect.whole(ordered, usage_reply(self._run.usage))
         guard.release()
-        await self._start(send, b"application/json", (b"content-length", str(len(body)).encode()))
+        length = str(len(body)).encode()
+        await self._start(send, (b"content-type", b"application/json"), (b"content-length", length))
         await send(_body(body, more=False))
 
     async def _stream(self, outputs: AsyncIterator[Output], guard: Guard, send: Send) -> None:
-        note, chunk = self._meter.note, self._dialect.chunk
-        async for output in outputs:
-            note(output)
-            data = chunk(output, self._chunk_usage())
-            if not self._started:
-                await self._start(send, b"text/event-stream; charset=utf-8", (b"cache-control", b"no-cache"))
-            if data:
-                await send(_body(data))
+        silence = Silence(partial(self._comment, send))
+        try:
+            await self._pieces(outputs, silence, send)
+        finally:
+            await silence.stop()
         guard.release()
         tail = DONE
         if self._options.include_usage:
             tail = self._dialect.usage_chunk(usage_reply(self._run.usage)) + DONE
         await send(_body(tail, more=False))
 
+    async def _pieces(self, outputs: AsyncIterator[Output], silence: Silence, send: Send) -> None:
+        note, chunk = self._meter.note, self._dialect.chunk
+        async for output in outputs:
+            note(output)
+            silence.heard = True
+            data = chunk(output, self._chunk_usage())
+            if not self._started:
+                await self._start(send, *_STREAM_HEADERS)
+            if data:
+                await send(_body(data))
+
+    async def _comment(self, send: Send) -> None:
+        """From here on a failure is an event, even where no token has come."""
+        if not self._started:
+            await self._start(send, *_STREAM_HEADERS)
+        await send(_body(COMMENT))
+
     def _chunk_usage(self) -> ChunkUsage:
         if self._options.continuous_usage:
             return usage_reply(self._run.usage)
         return None if self._options.include_usage else UNSET
 
-    async def _start(self, send: Send, content_type: bytes, header: tuple[bytes, bytes]) -> None:
-        headers = [(b"content-type", content_type), (b"x-request-id", self._options.request_id.encode()), header]
+    async def _start(self, send: Send, *headers: tuple[bytes, bytes]) -> None:
         self._started = True
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        own = (b"x-request-id", self._options.request_id.encode())
+        await send({"type": "http.response.start", "status": 200, "headers": [*headers, own]})

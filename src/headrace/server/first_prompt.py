@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
 import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, TextIO
-from urllib.parse import urlsplit
 
 import msgspec
+
+from headrace.event_stream import event_data
 
 __all__ = ["ask"]
 
@@ -20,38 +20,34 @@ _MOST = 256
 def ask(url: str, model: str, prompt: str, api_key: str | None = None, out: TextIO | None = None) -> None:
     """Print the prompt and the streamed answer, or the error. Blocks; meant for a thread."""
     out = sys.stdout if out is None else out
+    # Late: a server without a first prompt has no use for a client.
+    import httpx
+
     print(f"\n> {prompt}", file=out, flush=True)
     try:
         for text in islice(_answer(url, model, prompt, api_key), _MOST):
             print(text, end="", file=out, flush=True)
         print(file=out, flush=True)
-    except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
+    except (httpx.HTTPError, msgspec.DecodeError) as error:
         print(f"(no answer: {error or type(error).__name__})", file=out, flush=True)
 
 
 def _answer(url: str, model: str, prompt: str, api_key: str | None) -> Iterator[str]:
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=300)
+    import httpx
+
     body = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
         "stream": True,
         "temperature": 0,
     }
-    headers = {"content-type": "application/json"}
-    if api_key is not None:
-        headers["authorization"] = f"Bearer {api_key}"
-    try:
-        connection.request("POST", "/v1/chat/completions", msgspec.json.encode(body), headers)
-        response = connection.getresponse()
-        if response.status != 200:
+    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers, timeout=300) as response:
+        if response.status_code != 200:
             yield _message(msgspec.json.decode(response.read()))
             return
-        for line in response:
-            if line.startswith(b"data: {"):
-                yield from _texts(msgspec.json.decode(line[6:]))
-    finally:
-        connection.close()
+        for data in event_data(response.iter_bytes()):
+            yield from _texts(msgspec.json.decode(data))
 
 
 def _texts(chunk: dict[str, Any]) -> Iterator[str]:

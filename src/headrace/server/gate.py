@@ -1,4 +1,5 @@
-"""The ASGI layer in front of every route: the API key, the drain, and the count of requests in flight."""
+"""The ASGI layer in front of every route: web pages of other origins, the API key, the drain, and
+the count of requests in flight."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import hmac
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.server.context import Context
-from headrace.server.errors import HttpError, ShuttingDown
+from headrace.server.cors import CorsSend
+from headrace.server.errors import HttpError, ShuttingDown, to_http
 
 __all__ = ["OPEN_PATHS", "Gate"]
 
@@ -26,6 +28,27 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        cors = self._context.cors
+        origin = None if cors is None else cors.allowed(scope)
+        if cors is None or origin is None:
+            await self._answer(scope, receive, send)
+        elif (headers := cors.preflight(scope, origin)) is not None:
+            # Without a key: a browser has none to send yet.
+            await send({"type": "http.response.start", "status": 204, "headers": headers})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            await self._answer_page(scope, receive, CorsSend(send, origin))
+
+    async def _answer_page(self, scope: Scope, receive: Receive, send: CorsSend) -> None:
+        try:
+            await self._answer(scope, receive, send)
+        except Exception as error:
+            # The framework's own answer to it would pass us by, and the page could not read it.
+            if not send.started:
+                await self._context.refuse(to_http(error))(scope, receive, send)
+            raise
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope)
         if refusal is not None:
             await self._context.refuse(refusal)(scope, receive, send)

@@ -25,22 +25,23 @@ import uvicorn
 
 from headrace import event_loop
 from headrace.client.api import EngineClient
-from headrace.config import Config, read_environment, served_name
+from headrace.config import Config, read_environment
 from headrace.engine.launch import Launched
 from headrace.errors import ConfigError
+from headrace.hub.reference import display_name
+from headrace.progress import loading_bar
 from headrace.server.app import create_app_for
 from headrace.server.context import Context, TextTokenizer, make_context
 from headrace.server.descriptors import Descriptors
 from headrace.server.errors import ShuttingDown
 from headrace.server.first_prompt import ask
-from headrace.server.loading import loading_bar
 from headrace.server.protocol import Connection
 
 __all__ = ["run", "serve"]
 
 _log = logging.getLogger(__name__)
-_GOODBYE = 2.0
-"""Seconds for the error events of those that outlast the drain, and again for the connections to close."""
+_GOODBYE = 1.0
+"""Seconds for the error events of those that outlast the drain; who has not read them by then is cut off."""
 _AT_ONCE = 1.0
 """Seconds between a second signal and a hard exit."""
 _KEEP_ALIVE = 75
@@ -60,13 +61,14 @@ def run(config: Config, model_path: Path, first_prompt: str | None = None, launc
     config = _with_path(config, model_path)
     with contextlib.closing(_bind(config.server.host, config.server.port)) as listener, loading_bar() as progress:
         tokenizer = load_tokenizer(model_path, config.model.chat_template)
+        tokenizer.warm_chat_template()
         client = ProcessClient(config, tokenizer, progress, launched=launched)
         return event_loop.run(_deaf_afterwards(serve(config, client, tokenizer, listener, first_prompt)))
 
 
 def _with_path(config: Config, model_path: Path) -> Config:
     """The engine is given the path; clients see the name that the user gave."""
-    name = config.server.served_model_name or served_name(config.model.model)
+    name = config.server.served_model_name or display_name(config.model.model)
     given = config.server.api_key
     key = given.strip() if given else read_environment().api_key
     server = config.server.model_copy(update={"served_model_name": name, "api_key": key})
@@ -90,9 +92,9 @@ def _bind(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, proto)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port or --host"
+            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}; choose another --port or --host"
         ) from None
     return listener
 
@@ -134,9 +136,16 @@ class _Server(uvicorn.Server):
 
     def give_up(self) -> None:
         """Wait for no body any more."""
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, Connection):
-                connection.give_up()
+        for connection in self._connections():
+            connection.give_up()
+
+    def cut_off(self) -> None:
+        """Wait for no reader any more."""
+        for connection in self._connections():
+            connection.cut_off()
+
+    def _connections(self) -> list[Connection]:
+        return [one for one in self.server_state.connections if isinstance(one, Connection)]
 
 
 async def serve(
@@ -225,10 +234,10 @@ async def _serve_until(
     finally:
         server.should_exit = True
         server.force_exit = stop.now.is_set()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(serving), 0.5 if stop.now.is_set() else _GOODBYE)
+        server.cut_off()
+        await asyncio.wait({serving}, timeout=0.5)
         server.force_exit = True
-        await asyncio.wait({serving}, timeout=1.0)
+        await asyncio.wait({serving}, timeout=0.5)
         context.workers.close()
 
 
@@ -261,17 +270,16 @@ async def _drain(stop: _Stop, server: _Server, context: Context, timeout: float)
     context.draining = True
     if context.inflight:
         _log.warning("draining: %d requests get up to %g s; a second signal ends them now", context.inflight, timeout)
-    await _idle(stop, context, timeout)
+    await _idle(context, timeout, stop.now)
     for guard in list(context.active):
         guard.stop(ShuttingDown())
     server.give_up()
-    if not stop.now.is_set():
-        await _idle(stop, context, _GOODBYE)
+    await _idle(context, _AT_ONCE / 2 if stop.now.is_set() else _GOODBYE)
 
 
-async def _idle(stop: _Stop, context: Context, timeout: float) -> None:
+async def _idle(context: Context, timeout: float, unless: asyncio.Event | None = None) -> None:
     until = time.monotonic() + timeout
-    while context.inflight and not stop.now.is_set() and time.monotonic() < until:
+    while context.inflight and time.monotonic() < until and not (unless is not None and unless.is_set()):
         await asyncio.sleep(0.02)
 
 

@@ -78,7 +78,7 @@ class Metrics(Collector):
         yield CounterMetricFamily("headrace_cached_tokens", "Prompt tokens from the prefix cache.", self.cached_tokens)
         yield _labelled("headrace_requests_finished", "Choices by how they ended.", "reason", self.finished)
         yield _labelled("headrace_http_errors", "Answers other than 200.", "status", self.errors)
-        yield GaugeMetricFamily("headrace_engine_up", "1 while the engine answers.", int(self.stats is not None))
+        yield GaugeMetricFamily("headrace_engine_up", "1 while the engine makes progress.", int(self.stats is not None))
         if self.stats is not None:
             yield from _engine(self.stats)
 

@@ -1,22 +1,25 @@
-"""From a request's fields to `SamplingParams`: the checks that need the model, and the room that is left for output."""
+"""From a request's fields to `SamplingParams`, and the room that is left for output."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 from headrace.client.api import ModelInfo
+from headrace.client.stops import special_stops
 from headrace.errors import ContextOverflow, InvalidRequest, NeverFits
+from headrace.sampling import SAMPLING_FIELDS, SamplingParams
+from headrace.server.context import TextTokenizer
 from headrace.server.schemas import GenerationRequest
-from headrace.types import SamplingParams
 
 __all__ = [
-    "check_ids",
     "check_length",
     "check_size",
     "check_stream_options",
     "encode_within",
     "output_room",
     "sampling_params",
+    "stop_tokens",
 ]
 
 _LONGEST_TOKEN = 256
@@ -26,71 +29,29 @@ _PROBE = 8
 _LEAST_PROBE = 4096
 
 
+def stop_tokens(request: GenerationRequest, tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """Tokens that stop because a stop string is their text, which is not shown."""
+    stops = getattr(request, "stop", None)
+    if stops is None or getattr(request, "skip_special_tokens", None) is False:
+        return ()
+    return special_stops([stops] if isinstance(stops, str) else stops, tokenizer)
+
+
 def sampling_params(
-    request: GenerationRequest, vocab_size: int, max_tokens: int, *, logprobs: int | None, prompt_logprobs: int | None
+    request: GenerationRequest,
+    max_tokens: int,
+    *,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    stop_tokens: tuple[int, ...] = (),
 ) -> SamplingParams:
-    """Raises InvalidRequest for token ids outside the vocabulary and for `min_tokens` above `max_tokens`."""
-    min_tokens = request.min_tokens or 0
-    if min_tokens > max_tokens:
-        message = f"`min_tokens` {min_tokens} exceeds the {max_tokens} tokens that may be generated"
-        raise InvalidRequest(message, "min_tokens", "invalid_value")
-    stop = request.stop or ()
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=_default(request.temperature, 1.0),
-        top_p=_default(request.top_p, 1.0),
-        top_k=min(max(0, request.top_k or 0), vocab_size),
-        min_p=request.min_p or 0.0,
-        repetition_penalty=_default(request.repetition_penalty, 1.0),
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        logit_bias=_logit_bias(request.logit_bias, vocab_size),
-        allowed_token_ids=_allowed(request.allowed_token_ids, vocab_size),
-        seed=None if request.seed is None else request.seed % 2**64,
-        n=request.n or 1,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        stop_token_ids=check_ids(request.stop_token_ids or (), vocab_size, "stop_token_ids"),
-        include_stop_str_in_output=bool(request.include_stop_str_in_output),
-        min_tokens=min_tokens,
-        ignore_eos=bool(request.ignore_eos),
-        skip_special_tokens=request.skip_special_tokens is not False,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-    )
-
-
-def _default(value: float | None, default: float) -> float:
-    return default if value is None else value
-
-
-def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> tuple[int, ...]:
-    """The ids as a tuple. Raises InvalidRequest for one outside the vocabulary."""
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        wrong = next(i for i in ids if not 0 <= i < vocab_size)
-        message = f"`{param}`: token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})"
-        raise InvalidRequest(message, param, "invalid_value")
-    return tuple(ids)
-
-
-def _allowed(ids: list[int] | None, vocab_size: int) -> tuple[int, ...] | None:
-    if ids is None:
-        return None
-    if not ids:
-        raise InvalidRequest(
-            "`allowed_token_ids` is empty: nothing could be sampled", "allowed_token_ids", "invalid_value"
-        )
-    return check_ids(ids, vocab_size, "allowed_token_ids")
-
-
-def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
-    pairs: dict[int, float] = {}
-    for key, value in (bias or {}).items():
-        if not (key.isascii() and key.removeprefix("-").isdecimal() and len(key) <= 20):
-            message = f"`logit_bias`: key {key[:40]!r} is not a token id"
-            raise InvalidRequest(message, "logit_bias", "invalid_value")
-        pairs[int(key)] = value
-    check_ids(tuple(pairs), vocab_size, "logit_bias")
-    return tuple(pairs.items())
+    """`stop_tokens` stop beside those of the request. Raises InvalidRequest; what depends on the model is checked by the
+    client."""
+    given = {name: value for name in SAMPLING_FIELDS if (value := getattr(request, name, None)) is not None}
+    decided: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    if stop_tokens:
+        decided["stop_token_ids"] = (*given.get("stop_token_ids", ()), *stop_tokens)
+    return SamplingParams(**{**given, **decided})
 
 
 def output_room(

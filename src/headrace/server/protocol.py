@@ -127,6 +127,17 @@ class Connection(HttpToolsProtocol):
         if self._awaited() == BODY:
             self._refuse_late(ShuttingDown(), _LAST_LINGER)
 
+    def cut_off(self) -> None:
+        """The server ends: whoever has not read an answer by now gets no more of it."""
+        if self._answering():
+            self.transport.abort()
+
+    def shutdown(self) -> None:
+        if self._refused:
+            self.transport.close()
+        else:
+            super().shutdown()
+
     def _awaited(self) -> str | None:
         """What the client owes, once something has come."""
         if self._refused:

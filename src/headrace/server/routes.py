@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace import __version__
+from headrace.client.validate import check_ids
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest
 from headrace.server.chat import render_chat
 from headrace.server.context import Context
 from headrace.server.decode import read_json
 from headrace.server.errors import HttpError
-from headrace.server.params import check_ids
 from headrace.server.replies import DetokenizeReply, HealthReply, ModelCard, ModelList, TokenizeReply, VersionReply
 from headrace.server.schemas import DetokenizeRequest, TokenizeRequest
 
@@ -51,23 +51,25 @@ async def show_model(context: Context, request: Request) -> Response:
 
 
 async def tokenize(context: Context, request: Request) -> Response:
-    body, size = await read_json(request, TokenizeRequest)
+    body, sent = await read_json(request, TokenizeRequest)
     context.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either `prompt` or `messages`", "prompt", "invalid_value")
-    reply = await context.workers.run(size, partial(_tokenize, context, context.client.info.max_model_len, body))
-    return Response(reply, media_type="application/json")
-
-
-def _tokenize(context: Context, limit: int, body: TokenizeRequest) -> bytes:
-    """In any thread. More may be counted than fits into the context, but not without end."""
+    limit = context.client.info.max_model_len
+    # More may be counted than fits into the context, but not without end.
     most = max(_MOST_CHARACTERS, _CHARACTERS_PER_TOKEN * limit)
     text, special = body.prompt, body.add_special_tokens is not False
     if text is None:
-        text = render_chat(context, body, partial(_check_characters, param="messages", most=most))
+        text = await render_chat(context, body, sent, partial(_check_characters, param="messages", most=most))
         special = bool(body.add_special_tokens)
     else:
         _check_characters(len(text), "prompt", most)
+    reply = await context.workers.run(len(sent), partial(_tokenize, context, limit, text, special, body))
+    return Response(reply, media_type="application/json")
+
+
+def _tokenize(context: Context, limit: int, text: str, special: bool, body: TokenizeRequest) -> bytes:
+    """In any thread."""
     tokens = context.tokenizer.encode(text, special)
     texts = [context.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else UNSET
     return msgspec.json.encode(TokenizeReply(len(tokens), limit, tokens, texts))
@@ -80,7 +82,7 @@ def _check_characters(characters: int, param: str, most: int) -> None:
 
 
 async def detokenize(context: Context, request: Request) -> Response:
-    body, size = await read_json(request, DetokenizeRequest, context.client.info.max_model_len)
+    body, sent = await read_json(request, DetokenizeRequest, context.client.info.max_model_len)
     context.check_model(body.model)
     info = context.client.info
     most = max(_MOST_TOKENS, info.max_model_len)
@@ -88,7 +90,7 @@ async def detokenize(context: Context, request: Request) -> Response:
         message = f"`tokens` has {len(body.tokens)} ids: at most {most} are turned into text at once"
         raise InvalidRequest(message, "tokens", "array_above_max_length")
     ids = check_ids(body.tokens, info.vocab_size, "tokens")
-    text = await context.workers.run(size, partial(context.tokenizer.decode, ids, bool(body.skip_special_tokens)))
+    text = await context.workers.run(len(sent), partial(context.tokenizer.decode, ids, bool(body.skip_special_tokens)))
     return _json(DetokenizeReply(text))
 
 

@@ -10,6 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
+from headrace.sampling import MAX_CHOICES
+from headrace.server.sampling_schema import limits, with_sampling_fields
+
 __all__ = [
     "ChatRequest",
     "CompletionRequest",
@@ -26,13 +29,6 @@ __all__ = [
     "ToolCall",
 ]
 
-MAX_CHOICES = 128
-Tokens = Annotated[int, Meta(ge=0, le=2**53)]
-TokenIds = Annotated[list[int], Meta(max_length=16384)]
-StopString = Annotated[str, Meta(min_length=1, max_length=1000)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Alternatives = Annotated[int, Meta(ge=0, le=20)]
-Bias = Annotated[float, Meta(ge=-100, le=100)]
 Inert = Meta(description="Accepted for compatibility; without effect.")
 
 
@@ -54,33 +50,16 @@ class StreamOptions(Body):
 
 
 class GenerationRequest(Body):
-    """What completions and chat share."""
+    """What completions and chat share. Those of the table of sampling parameters that stand here are read by name; all others
+    are added to the bodies as they stand in the table."""
 
     model: str | None = None
-    max_tokens: Tokens | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2, description="0 is greedy.")] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=64)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: (
-        Annotated[dict[str, Bias], Meta(max_length=1024, description="Token id to a bias added to its logit.")] | None
-    ) = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    max_tokens: Annotated[int, limits("max_tokens")] | None = None
+    n: Annotated[int, limits("n")] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1, description="0 or -1: no limit.")] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    min_tokens: Tokens | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[int], Meta(max_length=1024)] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    allowed_token_ids: TokenIds | None = None
-    prompt_logprobs: Alternatives | None = None
+    prompt_logprobs: Annotated[int, limits("prompt_logprobs")] | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, description="Lower runs first.")] | None = None
@@ -98,12 +77,13 @@ class GenerationRequest(Body):
     prompt_cache_retention: Annotated[str, Inert] | None = None
 
 
+@with_sampling_fields
 class CompletionRequest(GenerationRequest, kw_only=True):
     MOST_VALUES: ClassVar[int] = 2**19
 
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
-    logprobs: Alternatives | None = None
+    logprobs: Annotated[int, limits("logprobs")] | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Must equal n.")] | None = None
     suffix: Annotated[str, Meta(description="Refused: no insertion into a text.")] | None = None
 
@@ -163,11 +143,12 @@ class ResponseFormat(Body):
     json_schema: Any = None
 
 
+@with_sampling_fields
 class ChatRequest(GenerationRequest, kw_only=True):
     messages: list[Message]
-    max_completion_tokens: Tokens | None = None
+    max_completion_tokens: Annotated[int, limits("max_tokens")] | None = None
     logprobs: bool | None = None
-    top_logprobs: Alternatives | None = None
+    top_logprobs: Annotated[int, limits("logprobs")] | None = None
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None

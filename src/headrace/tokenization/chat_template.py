@@ -1,49 +1,75 @@
-"""A checkpoint's chat template, rendered in a sandbox.
+"""A checkpoint's chat template: a conversation as the model wants to read it.
 
-The names that templates expect beside jinja2's own are those of transformers' documentation ("Chat templates"): `messages`,
-`tools`, `documents`, `add_generation_prompt`, the special tokens, `raise_exception`, `strftime_now`, `tojson`, and the tags
-`generation`, `break` and `continue`.
+A template is a program from anywhere, so it is rendered in a process of its own (`renderer`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import jinja2
-
-from headrace.errors import ConfigError, InvalidRequest
+from headrace.errors import ConfigError, InvalidRequest, Overloaded, cut
 from headrace.tokenization.conversation import normalize_messages
+from headrace.tokenization.render_frames import REFUSAL, TEXT, Frame
+from headrace.tokenization.renderer import Job, Renderer, RenderLimits, RenderStopped
 from headrace.tokenization.reserved import RESERVED_TEMPLATE_ARGUMENTS
-from headrace.tokenization.sandbox import Budget, TemplateLimit, TemplateRefusal, TemplateSandbox
+from headrace.tokenization.template_forms import PROBE_TOOLS, PROBES, TemplateForms, read_forms
 
 __all__ = ["ChatTemplate"]
 
 _MAX_SOURCE = 1 << 20
 """Characters of a template."""
+_FAILURES = (RenderStopped, TypeError, ValueError, RecursionError, OSError)
 _MARK = "\ue000the final message goes on here\ue000"
 
 
-class ChatTemplate:
-    """The templates of one checkpoint. May be called from several threads; a render blocks its own alone."""
+@dataclass(slots=True)
+class _Talk:
+    """A conversation on its way through the template."""
 
-    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str], seconds: float = 1.0) -> None:
-        """`templates` by name, `default` the usual one; `seconds` of CPU time are what a render may use."""
-        self._sources = dict(templates)
+    template: int
+    variables: dict[str, Any]
+    """All but the messages."""
+    goes_on: bool
+    """The last message is continued."""
+    final: str = ""
+    """Its text."""
+
+
+class ChatTemplate:
+    """The templates of one checkpoint. May be called from several threads."""
+
+    def __init__(
+        self, templates: Mapping[str, str], special_tokens: Mapping[str, str], limits: RenderLimits | None = None
+    ) -> None:
+        """`templates` by name, `default` the usual one. Nothing is rendered or compiled yet."""
+        self._names = list(templates)
+        self._too_long = {name: len(text) for name, text in templates.items() if len(text) > _MAX_SOURCE}
         self._special_tokens = dict(special_tokens)
-        self._seconds = seconds
-        self._sandbox = TemplateSandbox()
-        self._compiled: dict[str, jinja2.Template] = {}
-        self._lock = threading.Lock()
+        sources = ["" if name in self._too_long else text for name, text in templates.items()]
+        self._renderer = Renderer(sources, limits or RenderLimits())
+        self._forms: dict[int, TemplateForms] = {}
 
     def check(self) -> None:
-        """Raises ConfigError where a template is no valid one."""
+        """Raises ConfigError if a template is not valid."""
         try:
-            for source in self._sources.values():
-                self._compile(source)
+            for name in self._names:
+                _text(self._render(Job(self._index(name), lambda: [None]))[0])
         except InvalidRequest as error:
             raise ConfigError(str(error)) from error
+
+    def warm(self) -> None:
+        """Do in the background what the first render would wait for."""
+        threading.Thread(target=self._warm, name="headrace-render-warm", daemon=True).start()
+
+    def _warm(self) -> None:
+        # What is wrong is told to those who ask for a render.
+        with contextlib.suppress(InvalidRequest, Overloaded, RuntimeError):
+            template = self._chosen(False)
+            self._learn(template, self._render(self._probes(template)))
 
     def render(
         self,
@@ -55,86 +81,131 @@ class ChatTemplate:
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """See `Tokenizer.apply_chat_template`."""
+        talk = self._talk(tools, add_generation_prompt, continue_final_message, kwargs)
+        if talk.template not in self._forms:
+            self._learn(talk.template, self._render(self._probes(talk.template)))
+        return self._finished(talk, self._render(self._job(talk, messages)))
+
+    async def render_async(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """As `render`, for an event loop."""
+        talk = self._talk(tools, add_generation_prompt, continue_final_message, kwargs)
+        if talk.template not in self._forms:
+            self._learn(talk.template, await self._render_async(self._probes(talk.template)))
+        return self._finished(talk, await self._render_async(self._job(talk, messages)))
+
+    def _talk(
+        self,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        kwargs: Mapping[str, Any] | None,
+    ) -> _Talk:
+        variables = self._variables(tools, add_generation_prompt, continue_final_message, kwargs)
+        return _Talk(self._chosen(bool(tools)), variables, continue_final_message)
+
+    def _job(self, talk: _Talk, messages: Sequence[Mapping[str, Any]]) -> Job:
+        def renders() -> list[dict[str, Any]]:
+            uniform = normalize_messages(messages, self._forms[talk.template])
+            if talk.goes_on:
+                talk.final = _take_final(uniform)
+            return [talk.variables | {"messages": uniform}]
+
+        return Job(talk.template, renders)
+
+    def _finished(self, talk: _Talk, frames: Sequence[Frame]) -> str:
+        text = _text(frames[0])
+        return _open_end(text, talk.final) if talk.goes_on else text
+
+    def _variables(
+        self,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        kwargs: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """All but the messages."""
         if continue_final_message and add_generation_prompt:
             message = "`continue_final_message` and `add_generation_prompt` exclude each other"
             raise InvalidRequest(message, "continue_final_message", "invalid_value")
-        variables = self._special_tokens | self._checked(kwargs or {})
-        uniform = normalize_messages(messages)
-        final = _take_final(uniform) if continue_final_message else None
-        variables |= {
-            "messages": uniform,
+        for name in kwargs or ():
+            if name in RESERVED_TEMPLATE_ARGUMENTS or name in self._special_tokens or name.endswith("_token"):
+                param = f"chat_template_kwargs.{name}"
+                raise InvalidRequest(f"`{param}` may not be set: it has a meaning of its own", param, "invalid_value")
+        return {
+            **self._special_tokens,
+            **(kwargs or {}),
             "tools": list(tools) if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self._run(self._source(bool(tools)), variables)
-        return text if final is None else _open_end(text, final)
 
-    def _checked(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        for name in kwargs:
-            if name in RESERVED_TEMPLATE_ARGUMENTS or name in self._special_tokens or name.endswith("_token"):
-                param = f"chat_template_kwargs.{name}"
-                raise InvalidRequest(f"`{param}` may not be set: it has a meaning of its own", param, "invalid_value")
-        return dict(kwargs)
+    def _chosen(self, with_tools: bool) -> int:
+        for name in ("tool_use", "default") if with_tools else ("default",):
+            if name in self._names:
+                return self._index(name)
+        raise _fault(f"the checkpoint has templates named {', '.join(sorted(self._names))} and none for this use")
 
-    def _source(self, with_tools: bool) -> str:
-        source = self._sources.get("tool_use") if with_tools else None
-        source = source or self._sources.get("default")
-        if source is None:
-            names = ", ".join(sorted(self._sources))
-            raise _fault(f"the checkpoint has templates named {names} and none for this use")
-        return source
+    def _index(self, name: str) -> int:
+        if name in self._too_long:
+            raise _fault(f"it has {self._too_long[name]} characters: at most {_MAX_SOURCE} are allowed")
+        return self._names.index(name)
 
-    def _run(self, source: str, variables: Mapping[str, Any]) -> str:
+    def _probes(self, index: int) -> Job:
+        variables = self._variables(PROBE_TOOLS, False, False, None)
+        return Job(index, lambda: [variables | {"messages": messages} for messages in PROBES.values()])
+
+    def _learn(self, template: int, frames: Sequence[Frame]) -> None:
+        """Raises InvalidRequest if the process had to end before the last probe: nothing is known then."""
+        kind, ended, _ = frames[-1]
+        if ended and kind != TEXT:
+            _text(frames[-1])
+        texts = [content.decode("utf-8", "surrogatepass") if kind == TEXT else None for kind, _, content in frames]
+        self._forms[template] = read_forms(dict(zip(PROBES, texts, strict=True)))
+
+    def _render(self, job: Job) -> list[Frame]:
         try:
-            template = self._compile(source)
-            with self._sandbox.limited(Budget(self._seconds)) as budget:
-                parts: list[str] = []
-                for part in template.generate(variables):
-                    budget.made(part)
-                    parts.append(part)
-                return "".join(parts)
-        except TemplateRefusal as error:
-            raise InvalidRequest(
-                f"the chat template refuses these messages: {error}", "messages", "invalid_value"
-            ) from error
-        except (jinja2.TemplateError, TemplateLimit) as error:
-            raise _fault(str(error)) from error
-        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise _fault(f"{type(error).__name__}: {error}") from error
-        except (RecursionError, MemoryError) as error:
-            raise _fault("it nests too deeply or needs too much memory") from error
+            return self._renderer.render(job)
+        except _FAILURES as error:
+            raise _explained(error) from error
 
-    def _compile(self, source: str) -> jinja2.Template:
-        with self._lock:
-            if source not in self._compiled:
-                self._compiled[source] = self._new(source)
-            return self._compiled[source]
-
-    def _new(self, source: str) -> jinja2.Template:
-        if len(source) > _MAX_SOURCE:
-            raise _fault(f"it has {len(source)} characters: at most {_MAX_SOURCE} are allowed")
+    async def _render_async(self, job: Job) -> list[Frame]:
         try:
-            # Constant expressions are evaluated while compiling: they are under the same limits.
-            with self._sandbox.limited(Budget(self._seconds)):
-                return self._sandbox.from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise _fault(f"line {error.lineno}: {error.message}") from error
-        except (jinja2.TemplateError, TemplateLimit) as error:
-            raise _fault(str(error)) from error
-        except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
-            raise _fault(f"it cannot be compiled: {type(error).__name__}") from error
+            return await self._renderer.render_async(job)
+        except _FAILURES as error:
+            raise _explained(error) from error
+
+
+def _text(frame: Frame) -> str:
+    kind, _, content = frame
+    text = content.decode("utf-8", "surrogatepass")
+    if kind == REFUSAL:
+        raise InvalidRequest(f"the chat template refuses these messages: {cut(text)}", "messages", "invalid_value")
+    if kind != TEXT:
+        raise _fault(text)
+    return text
 
 
 def _take_final(messages: list[dict[str, Any]]) -> str:
-    """The last message's text, with a mark left in its place."""
+    """The last message's text, or its last part's, with a mark left in its place."""
     last = messages[-1]
     if last["role"] != "assistant" or last.get("tool_calls"):
         message = "`continue_final_message` needs an assistant's message without tool calls at the end"
         raise InvalidRequest(message, "continue_final_message", "invalid_value")
-    final: str = last["content"]
-    last["content"] = _MARK
-    return final
+    content: str | list[dict[str, str]] = last["content"]
+    if isinstance(content, str):
+        last["content"] = _MARK
+        return content
+    *before, final = content or [{"type": "text", "text": ""}]
+    last["content"] = [*before, {"type": "text", "text": _MARK}]
+    return final["text"]
 
 
 def _open_end(text: str, final: str) -> str:
@@ -149,5 +220,13 @@ def _open_end(text: str, final: str) -> str:
     return text[:at] + final
 
 
+def _explained(error: Exception) -> Exception:
+    if isinstance(error, RenderStopped):
+        return _fault(str(error))
+    if isinstance(error, OSError):
+        return Overloaded(f"no process can be started to render the chat template: {error.strerror or error}")
+    return InvalidRequest(f"the messages are not plain JSON: {cut(str(error))}", "messages", "invalid_value")
+
+
 def _fault(why: str) -> InvalidRequest:
-    return InvalidRequest(f"the chat template failed: {why}", "messages", "chat_template_error")
+    return InvalidRequest(f"the chat template failed: {cut(why)}", "messages", "chat_template_error")

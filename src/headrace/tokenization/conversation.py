@@ -1,7 +1,7 @@
-"""Chat messages made uniform before a template sees them.
+"""Chat messages given to a template in the form that it takes.
 
-Most templates test `message.content` and iterate `tool_calls`, so content is always a string here, keys without a value are
-left out, and tool arguments are objects. What is uniform already stays as it is.
+As transformers' `apply_chat_template` does, keys without a value are left out and reasoning is given under each name
+that templates read. The rest depends on the template (`template_forms`); what it takes as it is stays as it is.
 """
 
 from __future__ import annotations
@@ -11,43 +11,60 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.errors import InvalidRequest
+from headrace.tokenization.template_forms import TemplateForms
 
 __all__ = ["normalize_messages"]
 
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
-def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+
+def normalize_messages(messages: Sequence[Mapping[str, Any]], forms: TemplateForms) -> list[dict[str, Any]]:
     """New dicts; the caller's are left alone. Raises InvalidRequest with the path of what is wrong."""
     if not messages:
         raise _wrong("messages", "give at least one message")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [_message(message, f"messages[{i}]", forms) for i, message in enumerate(messages)]
 
 
-def _message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], path: str, forms: TemplateForms) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise _wrong(path, f"must be an object, not {type(message).__name__}")
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise _wrong(f"{path}.role", "is required")
-    uniform = {key: value for key, value in message.items() if value is not None}
+    if role == "developer" and not forms.developer:
+        role = "system"
+    uniform = {key: value for key, value in message.items() if value is not None} | {"role": role}
     calls = uniform.pop("tool_calls", None) or []
     if not isinstance(calls, (list, tuple)):
         raise _wrong(f"{path}.tool_calls", f"must be a list, not {type(calls).__name__}")
     if calls:
-        uniform["tool_calls"] = [_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls)]
-    uniform["content"] = _content(message.get("content"), role, f"{path}.content")
-    return uniform
+        uniform["tool_calls"] = [_call(call, f"{path}.tool_calls[{i}]", forms) for i, call in enumerate(calls)]
+    content = _content(message.get("content"), role, f"{path}.content", forms)
+    uniform["content"] = content
+    if calls and not content and (message.get("content") is None or forms.empty_hides_calls):
+        uniform |= {"content": None if forms.no_content == "null" else ""}
+        if forms.no_content == "missing":
+            del uniform["content"]
+    return _with_reasoning(uniform)
 
 
-def _content(content: Any, role: str, path: str) -> str:
-    if isinstance(content, str):
-        return content
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    given = [message[name] for name in _REASONING if name in message]
+    return {"thinking": given[0], **message, "reasoning_content": given[0]} if given else message
+
+
+def _content(content: Any, role: str, path: str, forms: TemplateForms) -> str | list[dict[str, str]]:
+    form = forms.content.get(role, "text")
     if content is None:
-        if role == "assistant":
-            return ""
-        raise _wrong(path, f"a message of the role {role} needs content")
+        if role != "assistant":
+            raise _wrong(path, f"a message of the role {role} needs content")
+        content = ""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if form == "parts" else content
     if not isinstance(content, (list, tuple)):
         raise _wrong(path, f"must be a string or a list of parts, not {type(content).__name__}")
-    return "\n".join(_part(part, f"{path}[{i}]") for i, part in enumerate(content))
+    texts = [_part(part, f"{path}[{i}]") for i, part in enumerate(content)]
+    return "\n".join(texts) if form == "text" else [{"type": "text", "text": text} for text in texts]
 
 
 def _part(part: Any, path: str) -> str:
@@ -66,20 +83,22 @@ def _part(part: Any, path: str) -> str:
     return text
 
 
-def _call(call: Any, path: str) -> dict[str, Any]:
+def _call(call: Any, path: str, forms: TemplateForms) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise _wrong(f"{path}.function", "must be an object")
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise _wrong(f"{path}.function.name", "is required")
-    arguments = _arguments(function.get("arguments"), f"{path}.function.arguments")
+    arguments = _arguments(function.get("arguments"), f"{path}.function.arguments", forms)
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
-def _arguments(arguments: Any, path: str) -> dict[str, Any]:
+def _arguments(arguments: Any, path: str, forms: TemplateForms) -> dict[str, Any] | str:
+    """Checked in either form."""
+    given = arguments
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
-        return {}
+        given = arguments = {}
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments, parse_constant=_no_number)
@@ -87,7 +106,9 @@ def _arguments(arguments: Any, path: str) -> dict[str, Any]:
             raise _wrong(path, f"not valid JSON: {error}") from error
     if not isinstance(arguments, Mapping):
         raise _wrong(path, f"must be a JSON object, not {type(arguments).__name__}")
-    return dict(arguments)
+    if isinstance(given, str):
+        return given if forms.arguments != "object" else dict(arguments)
+    return json.dumps(arguments, ensure_ascii=False) if forms.arguments == "text" else dict(arguments)
 
 
 def _no_number(name: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.checkpoints.files import located, present, read_text
+from headrace.checkpoints.files import located, present
 from headrace.checkpoints.gguf_header import map_gguf
 from headrace.errors import CheckpointError, ConfigError, InvalidRequest, ModelNotFound
 from headrace.tokenization.chat_template import ChatTemplate
@@ -88,19 +89,45 @@ class Tokenizer:
         `add_generation_prompt`. `kwargs` are more variables for the template. Raises InvalidRequest where the messages are
         wrong, the template refuses them, or it uses more time or room than it may.
         """
-        if self._template is None:
-            raise InvalidRequest(
-                "this model has no chat template: use /v1/completions, or start with --chat-template FILE",
-                "messages",
-                "no_chat_template",
-            )
-        return self._template.render(
+        return self._chat_template().render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             kwargs=kwargs,
         )
+
+    async def apply_chat_template_async(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """As `apply_chat_template`, for an event loop, which is not held up."""
+        return await self._chat_template().render_async(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            kwargs=kwargs,
+        )
+
+    def warm_chat_template(self) -> None:
+        """Start the process that renders the chat template in the background, ahead of the first request."""
+        if self._template is not None:
+            self._template.warm()
+
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            raise InvalidRequest(
+                "this model has no chat template: use /v1/completions, or start with --chat-template FILE",
+                "messages",
+                "no_chat_template",
+            )
+        return self._template
 
 
 def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) -> Tokenizer:
@@ -113,11 +140,12 @@ def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) ->
     if os.path.isdir(path):
         if not present(path / "tokenizer.json"):
             _check_checkpoint(path)
-        return _build(hf_vocab(path), hf_templates(path), override)
+        with _naming(chat_template):
+            return _build(hf_vocab(path), hf_templates(path), override)
     if path.suffix != ".gguf" or not os.path.isfile(path):
         raise ModelNotFound(f"{path}: neither a directory with a tokenizer.json nor a .gguf file")
     metadata = map_gguf(path)[1].metadata
-    with located(path):
+    with located(path), _naming(chat_template):
         return tokenizer_from_gguf(metadata, override)
 
 
@@ -142,8 +170,17 @@ def _build(vocab: Vocab, templates: dict[str, str], override: str | None) -> Tok
     return Tokenizer(vocab, ChatTemplate(templates, vocab.named_tokens) if templates else None)
 
 
+@contextlib.contextmanager
+def _naming(chat_template: str | Path | None) -> Iterator[None]:
+    """What is wrong with the template is said with its file."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"chat_template {chat_template}: {error}") from error
+
+
 def _read_template(path: Path) -> str:
     try:
-        return read_text(path)
-    except CheckpointError as error:
-        raise ConfigError(f"chat_template {error}") from error
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"chat_template {path}: cannot be read: {error}") from error

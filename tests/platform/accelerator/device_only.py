@@ -74,7 +74,7 @@ class DeviceOnly:
         assert all(device.memory_bytes >= 0 for device in found)
 
     def test_every_operator_is_the_devices_own(self, opened: Any) -> None:
-        assert opened().extension("op_reasons") == {}
+        assert opened().op_reasons() == {}
 
     def test_captured_steps_answer_as_eager_ones_do(self, opened: Any) -> None:
         answers = []

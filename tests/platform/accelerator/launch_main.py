@@ -31,7 +31,7 @@ def told(launch: Launch) -> dict[str, Any]:
     args = dict(zip(names, launch.args, strict=True))
     meta = launch.metadata
     recorded = Recorded("", launch.source.fn, args, meta.num_warps, meta.num_stages, None, False)
-    signature, _constants, attributes = code._specialise(recorded)
+    signature, _constants, attributes = code.specialise(recorded)
     return {
         "kernel": launch.kernel,
         "grid": launch.grid,

@@ -114,7 +114,7 @@ def platform(name: str, rank: int, rendezvous: str) -> None:
     found = discover().select_platform(name)[0]
     device = found.open(0 if name == "cpu" else rank, options)
     assert device.capabilities().collectives == {"all_reduce", "all_gather", "reduce_scatter", "broadcast"}
-    home: Any = device.extension("torch_device")
+    home: Any = device.torch_device
     check_all(device.communicator([0, 1]), rank, lambda x: x.to(home))
     assert device.communicator([rank]).all_reduce(5) == 5
     device.close()

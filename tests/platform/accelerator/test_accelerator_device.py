@@ -21,7 +21,7 @@ from headrace.platforms.accel_faults import Faults, first_line, root_cause
 from headrace.platforms.accel_operators import FollowsTable, missing_operators, triton_operators
 from headrace.platforms.accel_options import Options
 from headrace.platforms.accelerator import AcceleratorDevice
-from headrace.platforms.interface import Platform
+from headrace.platforms.interface import CaptureReason, Platform
 from headrace.platforms.torch_communicator import World
 from headrace.types import API_VERSION, COLLECTIVES, Bucket, Capabilities, KVLayout, LayerKV
 
@@ -286,9 +286,9 @@ def test_a_dtype_that_the_chip_lacks_is_refused(tmp_path: Path) -> None:
 
 
 def test_providers_are_reported(device: AcceleratorDevice) -> None:
-    assert device.extension("providers") == {"FlashInfer": "not installed"}
-    assert device.extension("graphs") == ""
-    assert device.extension("nothing") is None
+    assert device.provider_versions() == {"FlashInfer": "not installed"}
+    assert device.why_uncaptured() == ""
+    assert device.extension(CaptureReason) is device
 
 
 def test_a_group_needs_a_world(device: AcceleratorDevice) -> None:

@@ -193,13 +193,13 @@ def test_a_device_binds_the_provider_that_was_asked_for(tmp_path: Path, installe
         "float16 and bfloat16 with heads of 64, 128 or 256; by recorded reference: "
         "float32, other heads, int8 and float8 caches, attention sinks, ALiBi slopes"
     )
-    assert device.extension("graphs") == "FlashInfer plans every step on the host"
+    assert device.why_uncaptured() == "FlashInfer plans every step on the host"
     assert not device.capabilities().static_shapes
     assert not device.capabilities().deterministic, "its sums are its own"
     device.close()
     plain = CUDA.open(tmp_path)[0].open(0, {})
     assert binding(plain).tags["attention"] == "recorded reference", "never unasked"
-    assert plain.extension("graphs") == ""
+    assert plain.why_uncaptured() == ""
     plain.close()
 
 
@@ -271,7 +271,7 @@ def test_ipex_serves_norms_and_gates(tmp_path: Path, installed: Any) -> None:
     assert bound.tags["attention"] == bound.tags["rotary_cache"] == "recorded reference"
     assert "wants pages of [token, head]" in bound.reasons["attention"]
     assert bound.reasons["gated_activation"] == "silu, gelu and gelu_tanh; by recorded reference: other kinds"
-    assert device.extension("graphs") == "", "nothing of it is read on the host"
+    assert device.why_uncaptured() == "", "nothing of it is read on the host"
     device.close()
 
 
@@ -311,5 +311,5 @@ def test_ipex_leaves_what_does_not_fit_to_the_other(caplog: pytest.LogCaptureFix
 def test_versions_of_providers_say_how_to_ask_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: {"flashinfer-python": "0.7.4"}[name])
     device = CUDA.open(tmp_path)[0].open(0, {})
-    assert device.extension("providers") == {"FlashInfer": "0.7.4; option operators=flashinfer asks for it"}
+    assert device.provider_versions() == {"FlashInfer": "0.7.4; option operators=flashinfer asks for it"}
     device.close()

@@ -15,6 +15,7 @@ from broken_backends import FAULTS, Backend, Picky, Sound, TruncatesInsteadOfRou
 from headrace.conformance import Target, run
 from headrace.conformance.explore import explore
 from headrace.conformance.tiers import TIERS
+from headrace.errors import PlatformError
 from headrace.platforms.cpu import CpuPlatform
 from headrace.platforms.interface import Platform
 from headrace.platforms.sim import SimPlatform
@@ -45,10 +46,27 @@ def test_a_failure_says_how_far_off_and_at_the_smallest_call() -> None:
     report = run(Target(Backend(TruncatesInsteadOfRounding), examples=6))
     (failed,) = (o for o in report.outcomes if o.name == "test_against_reference[linear-float32]")
     assert re.fullmatch(r"AssertionError: linear: NMSE \d.\de-0\d in float32, 1e-09 is allowed", failed.detail)
+    assert re.fullmatch(r".*measure\.py:\d+", failed.where)
+    assert f"1e-09 is allowed ({failed.where})" in report.table()
     assert failed.measured is not None
     assert failed.measured.nmse > failed.measured.allowed == 1e-9
     told = json.loads(report.json())["tests"]
     assert [t["measured"]["allowed"] for t in told if t["name"] == failed.name] == [1e-9]
+
+
+def test_a_failure_names_the_line_of_the_device_that_it_comes_from() -> None:
+    class Broken(Sound):
+        def memory(self) -> tuple[int, int]:
+            try:
+                raise KeyError("total")  # the line
+            except KeyError as error:
+                raise PlatformError("no memory here") from error
+
+    report = run(Target(Backend(Broken), examples=1))
+    line = next(at for at, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "# the line" in text)
+    (failed,) = (o for o in report.outcomes if o.name == "test_memory_is_free_and_total_bytes")
+    assert failed.where == f"{__file__}:{line}"
+    assert failed.detail == "KeyError: 'total'"
 
 
 def test_examples_are_the_same_in_every_run_and_as_many_as_asked() -> None:

@@ -121,7 +121,7 @@ def test_device_without_a_form_composes_it() -> None:
 
                 return counted
 
-            def extension(self, name: str) -> None:
+            def extension(self, kind: object) -> None:
                 return None
 
         rng = np.random.default_rng(11)

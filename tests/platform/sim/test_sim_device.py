@@ -85,7 +85,7 @@ def decode(device: SimDevice, ids: list[int], before: int) -> Any:
 
 
 def clock(device: SimDevice) -> Any:
-    return device.extension("clock")
+    return device.clock
 
 
 def test_the_clock_follows_the_roofline() -> None:

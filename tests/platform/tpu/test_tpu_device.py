@@ -91,7 +91,7 @@ def test_a_step_is_compiled_once_a_shape(opened: Opened) -> None:
         assert device.get(outputs["y"]).result().tolist() == list(range(1, length + 1))
         assert device.get(outputs["x"]).result().tolist() == list(range(length)), "an input that comes back"
     assert calls == [3, 5]
-    assert device.extension("compilations") == xla.compiled == 2
+    assert device.runtime.compilations() == xla.compiled == 2
 
 
 def test_a_step_of_nothing_is_not_run(opened: Opened) -> None:
@@ -101,7 +101,7 @@ def test_a_step_of_nothing_is_not_run(opened: Opened) -> None:
     _, outputs = device.compile(lambda kv, i: (kv, {"x": i["x"], "c": constant}), BUCKET)(None, {"x": x})
     assert outputs["x"] is x
     assert outputs["c"] is constant
-    assert xla.runs == xla.compiled == device.extension("compilations") == 0
+    assert xla.runs == xla.compiled == device.runtime.compilations() == 0
 
 
 def test_state_is_donated_where_it_is_replaced_and_nowhere_else(opened: Opened) -> None:
@@ -262,8 +262,8 @@ def test_every_operator_is_the_devices_own(opened: Opened, kernels: str, monkeyp
     monkeypatch.setattr(pallas_table, "operators", some)
     device, _ = opened(kernels=kernels, dtype="bfloat16")
     assert device.alloc_kv(LAYOUT, 2).keys[0].shape[-1] == (16 if kernels == "xla" else 128), "whole lanes"
-    assert device.extension("op_reasons") == {spec.name: "there is no form of it for XLA" for spec in OPTIONAL}
-    assert device.extension("torch_device") == torch.device("cpu")
+    assert device.op_reasons() == {spec.name: "there is no form of it for XLA" for spec in OPTIONAL}
+    assert device.torch_device == torch.device("cpu")
     tags = {spec.name: getattr(device.op(spec), "tag", "") for spec in OPS}
     assert tags.pop("attention") == ("xla" if kernels == "xla" else "pallas")
     assert set(tags.values()) == {"xla"}

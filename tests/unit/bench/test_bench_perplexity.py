@@ -127,7 +127,7 @@ def test_a_server_without_logprobs_is_named(text: Path) -> None:
         (["--window", "3"], "--window 3"),
         (["--window", "512"], "shorter than one window"),
         (["--window", "8", "--url", "http://127.0.0.1:1", "--kv-dtype", "int8"], "--kv-dtype chooses"),
-        (["--window", "8", "--url", "http://127.0.0.1:1"], "no prompt logprobs: URLError"),
+        (["--window", "8", "--url", "http://127.0.0.1:1"], "no prompt logprobs: ConnectError"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(text: Path, options: list[str], complaint: str) -> None:

@@ -51,12 +51,14 @@ def test_our_own_page_is_understood() -> None:
 
 
 def test_other_pages_are_read_too() -> None:
-    text = '# HELP a b\na 1\nb{x="y z",q="}"} 2.5e3 1700000000\nprocess_resident_memory_bytes 1.5e+09\nc NaN\nbroken\n'
+    text = '# HELP a b\na 1\nb{x="y z",q="}"} 2.5e3 1700000000\nprocess_resident_memory_bytes 1.5e+09\nc NaN\n'
     found = parse(text)
     assert found.pop("c") != 0
     assert found == {"a": 1.0, 'b{x="y z",q="}"}': 2500.0, "process_resident_memory_bytes": 1.5e9}
     assert sums_of_page(found) is None
     assert gauges(found) == {}
+    with pytest.raises(ValueError, match="broken"):
+        parse("a 1\nb broken\n")
 
 
 async def watched(pages: Sequence[str | None], *, memory: bool = True, samples: int = 0) -> Told:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import EntryPoint
+import sys
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pluggy
 import pytest
 
 from headrace.cli import diagnosis
@@ -18,6 +21,8 @@ from headrace.errors import PlatformError
 from headrace.kernels.registry import OPS
 from headrace.platforms.cpu import native
 from headrace.plugins import GROUP, discover
+
+hookimpl = pluggy.HookimplMarker("headrace")
 
 
 def test_json_holds_every_fact(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,3 +114,58 @@ def test_instruction_sets_are_read_where_the_system_has_them(tmp_path: Path) -> 
     arm.write_text("Features\t: fp asimd sve\n")
     assert cpu_features(arm) == ["asimd", "sve"]
     assert cpu_features(tmp_path / "none") == []
+
+
+class _Faulty:
+    """A platform of which one member fails as a vendor's code may."""
+
+    name, api_version = "faulty", (1, 0)
+
+    def __init__(self, member: str, error: BaseException) -> None:
+        self._member, self._error = member, error
+
+    def _fail(self, member: str) -> None:
+        if member == self._member:
+            raise self._error
+
+    def probe(self) -> tuple[int, str]:
+        self._fail("probe")
+        return (1, "it works") if self._member != "score" else ("many", "it works")  # type: ignore[return-value]
+
+    def devices(self) -> list[Any]:
+        self._fail("devices")
+        return [object()] if self._member == "device" else []
+
+    def open(self, index: int, options: Any) -> Any:
+        self._fail("open")
+        return object()
+
+
+@pytest.mark.parametrize("member", ["hook", "probe", "score", "devices", "device", "open", "binding"])
+def test_one_faulty_plugin_does_not_end_the_report(member: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a fact with its remedy, and every other platform is told of."""
+    module = ModuleType("plugin_of_a_vendor")
+
+    def headrace_platforms() -> list[Any]:
+        if member == "hook":
+            raise OSError("libvendor.so: cannot open\nshared object")
+        return [_Faulty(member, OSError("libvendor.so: cannot open\nshared object"))]
+
+    monkeypatch.setattr(module, "headrace_platforms", hookimpl(headrace_platforms), raising=False)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    others = [point for point in entry_points(group=GROUP) if point.name in ("cpu", "sim")]
+    report = diagnose(plugins=discover([*others, EntryPoint("vendor", module.__name__, GROUP)]))
+    assert {"cpu", "sim"} <= {platform["name"] for platform in report["platforms"]}
+    assert {"cpu", "sim"} <= set(report["operators_by_platform"])
+    told = [remedy for remedy in report["remedies"] if "faulty" in remedy or "vendor" in remedy]
+    assert told
+    assert len(told) == len(set(told))
+    assert any("vendor" in line or "faulty" in line for line in render(report))
+    assert all("\n" not in line for line in render(report))
+
+
+def test_a_plugin_that_ends_the_program_is_one_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "plugin_that_exits.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    report = diagnose(plugins=discover([EntryPoint("exits", "plugin_that_exits", GROUP)]))
+    assert "SystemExit: 3" in report["plugins"][0]["error"]

@@ -158,8 +158,8 @@ sys.exit(command.main())
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        ("OSError(28, 'No space left on device', '/some/file')", "[Errno 28] No space left on device: '/some/file'"),
-        ("PermissionError(13, 'Permission denied', '/x')", "[Errno 13] Permission denied: '/x'"),
+        ("OSError(28, 'No space left on device', '/some/file')", "/some/file: No space left on device"),
+        ("PermissionError(13, 'Permission denied', '/x')", "/x: Permission denied"),
         ("MemoryError()", "out of memory"),
     ],
 )

@@ -44,11 +44,15 @@ class MillDevice(TorchDevice):
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
         return OwnLinear() if spec.name in ("linear", "moe") else None
 
-    def extension(self, name: str) -> object | None:
-        if name == "op_reasons":
-            reasons = {spec.name: "the wheel is missing: install mill" for spec in OPS if spec.name != "linear"}
-            return reasons | {"mla": "mills grind no latents"}
-        return {"Sluice": "not installed"} if name == "providers" else "too old" if name == "graphs" else None
+    def op_reasons(self) -> dict[str, str]:
+        reasons = {spec.name: "the wheel is missing: install mill" for spec in OPS if spec.name != "linear"}
+        return reasons | {"mla": "mills grind no latents"}
+
+    def provider_versions(self) -> dict[str, str]:
+        return {"Sluice": "not installed"}
+
+    def why_uncaptured(self) -> str:
+        return "too old"
 
 
 class Mill:

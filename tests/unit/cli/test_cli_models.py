@@ -12,10 +12,11 @@ import pytest
 from cli_fakes import Terminal
 
 from headrace.cli.main import main
-from headrace.cli.obtain import ProgressLine, obtain
+from headrace.cli.obtain import obtain
 from headrace.errors import CheckpointError, ConfigError
 from headrace.hub import catalogue
 from headrace.hub.catalogue import CATALOGUE
+from headrace.progress import fetching_bar
 
 GEMMA = CATALOGUE["gemma3-270m"]
 
@@ -59,7 +60,7 @@ class TestPull:
     def test_an_unknown_name(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["pull", "no-such"]) == 2
         assert capsys.readouterr().err == (
-            "error: 'no-such' is not in the catalogue: choose one of smollm2, gemma3-270m\n"
+            "error: 'no-such' is neither in the catalogue nor org/name of a hub: choose one of smollm2, gemma3-270m\n"
         )
 
     def test_terms_are_shown_and_asked_for(
@@ -139,22 +140,18 @@ class TestModels:
 
 
 class TestProgress:
-    def test_a_terminal_line_is_written_over_and_wiped(self) -> None:
+    def test_a_terminal_shows_a_bar_that_goes_away(self) -> None:
         out = Terminal()
-        with ProgressLine(out) as line:
-            line("x", 5_000_000, 10_000_000)
-            line("x", 10_000_000, 10_000_000)
-        text = out.getvalue()
-        assert "fetching x     5.0 of 10.0 MB  50%" in text
-        assert "100%" in text
-        assert text.endswith("\r")
-        assert "\n" not in text
+        with fetching_bar(out) as progress:
+            progress("x", 5_000_000, 10_000_000)
+            progress("x", 10_000_000, 10_000_000)
+        assert "fetching x" in out.getvalue()
+        assert "10.0/10.0 MB" in out.getvalue()
 
     def test_elsewhere_each_thing_is_named_once(self) -> None:
         out = io.StringIO()
-        with ProgressLine(out) as line:
+        with fetching_bar(out) as progress:
             for done in range(5):
-                line("x", done, 10)
-            line("y", 0, 0)
-            line.show("loading")
+                progress("x", done, 10)
+            progress("y", 0, 0)
         assert out.getvalue() == "fetching x\nfetching y\n"

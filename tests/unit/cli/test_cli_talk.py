@@ -187,12 +187,13 @@ class FakeLLM:
     made: list[FakeLLM] = []  # noqa: RUF012
     info = ModelInfo("m", "m", 10, 300, "p", "d")
 
-    def __init__(self, model: str, progress: Callable[[str, float], None], **options: Any) -> None:
+    def __init__(self, model: str, progress: Callable[[str, float], None] | None, **options: Any) -> None:
         self.model, self.options = model, options
         self.requests: list[GenerateRequest] = []
         self.aborted = self.closed = False
         self.tokenizer = self
-        progress("weights", 0.5)
+        if progress is not None:
+            progress("weights", 0.5)
         FakeLLM.made.append(self)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

@@ -95,7 +95,7 @@ def test_a_large_request_gets_its_turn_among_small_ones() -> None:
 @pytest.mark.parametrize("place", range(5))
 def test_the_queue_removes_the_one_it_is_asked_to(place: int) -> None:
     queue = WaitingQueue()
-    seqs = [Sequence.of(request(str(i), [2], arrival=float(i // 2)), i) for i in range(5)]
+    seqs = [Sequence.of(request(str(i), [2], arrival=float(i // 2)), i, 64) for i in range(5)]
     for seq in reversed(seqs):
         queue.push(seq)
     queue.remove(seqs[place])
@@ -105,7 +105,7 @@ def test_the_queue_removes_the_one_it_is_asked_to(place: int) -> None:
 
 def test_the_queue_skips_who_may_not_run_yet() -> None:
     queue = WaitingQueue()
-    held, free = (Sequence.of(request(id, [2]), i) for i, id in enumerate("ab"))
+    held, free = (Sequence.of(request(id, [2]), i, 64) for i, id in enumerate("ab"))
     held.hold = 7
     queue.push(held)
     assert queue.pick(6, lambda _: 0) is None

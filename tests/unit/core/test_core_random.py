@@ -120,7 +120,7 @@ class CacheFuzz:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.cache = KVCache(24, 2, 5, 20, caching=True)
-        self.slots = Slots(5, 64)
+        self.slots = Slots(5)
         self.memory: dict[int, tuple[str, list[int]]] = {}
         self.running: list[Sequence] = []
         self.step = 1
@@ -149,7 +149,7 @@ class CacheFuzz:
         rng = self.rng
         self.order += 1
         prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 14))]
-        seq = Sequence.of(request(str(self.order), prompt, 6, salt=rng.choice(["", "x"])), self.order)
+        seq = Sequence.of(request(str(self.order), prompt, 6, salt=rng.choice(["", "x"])), self.order, 64)
         room = self.cache.available
         attached = self.cache.attach(seq, self.slots.free[-1], self.step, reserve=0)
         if attached is None:

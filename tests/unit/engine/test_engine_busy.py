@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 from engine_fakes import FakeRunner
@@ -11,6 +11,7 @@ from test_engine_core import request
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.core_loop import EngineCore
 from headrace.engine.startup import busy_seconds
+from headrace.platforms.interface import own_extension
 from headrace.types import StepPlan, StepResult
 
 
@@ -41,11 +42,15 @@ def test_it_is_what_the_device_says() -> None:
     assert totals.host_seconds > 0
 
 
-@pytest.mark.parametrize("found", [None, 5, lambda: 2.5], ids=["no", "nonsense", "yes"])
-def test_devices_that_know_and_those_that_do_not(found: Callable[[], float] | int | None) -> None:
+@pytest.mark.parametrize("knows", [False, True])
+def test_devices_that_know_and_those_that_do_not(knows: bool) -> None:
     class Device:
-        def extension(self, name: str) -> object:
-            assert name == "busy_seconds"
-            return found
+        def extension(self, kind: Any) -> Any:
+            return own_extension(self, kind)
 
-    assert busy_seconds(Device()) is (found if callable(found) else None)  # type: ignore[arg-type]
+    class Counting(Device):
+        def busy_seconds(self) -> float:
+            return 2.5
+
+    found = busy_seconds(Counting() if knows else Device())  # type: ignore[arg-type]
+    assert (found() if found is not None else None) == (2.5 if knows else None)

@@ -140,12 +140,40 @@ def test_static_shapes_are_few_powers_of_two() -> None:
     core = scheduler()
     core.add(Request("a", tuple(range(20)), SamplingParams(max_tokens=3)))
     run(runner, core)
-    assert device.compiled == [Bucket(16, 4, 4, 8), Bucket(8, 4, 4, 8)]
+    assert device.compiled == [Bucket(16, 4, 4, 8, 8, 1), Bucket(8, 4, 4, 8, 8, 1)]
     for inputs, bucket in zip(device.inputs, [16, 8, 8, 8], strict=True):
         assert inputs["token_ids"].shape == inputs["slot_mapping"].shape == (bucket,)
         assert inputs["block_tables"].shape == (4, 8)
         assert inputs["query_start"].shape == (5,)
         assert inputs["temperature"].shape == (4,)
+
+
+def test_inputs_of_a_bucket_never_change_their_shapes() -> None:
+    """Whatever the number of biases and masks: an executable is called with one shape of each input."""
+
+    class Watched(Device):
+        def compile(self, step_fn: Callable[..., Any], bucket: Bucket) -> Callable[..., Any]:
+            executable, seen = super().compile(step_fn, bucket), set()
+
+            def run(kv: str, inputs: Mapping[str, np.ndarray]) -> Any:
+                seen.add(tuple((name, array.shape) for name, array in inputs.items()))
+                assert len(seen) == 1
+                return executable(kv, inputs)
+
+            return run
+
+    device = Watched(static_shapes=True)
+    runner = Runner(device, Model(), Ops(), CONFIG)  # type: ignore[arg-type]
+    core = scheduler()
+    for at in range(12):
+        biases = tuple((token, 1.0) for token in range(at * at // 2))
+        allowed = tuple(range(at, 40)) if at % 3 else None
+        params = SamplingParams(max_tokens=3, logit_bias=biases, allowed_token_ids=allowed)
+        core.add(Request(f"r{at}", (at, at + 1), params))
+    run(runner, core)
+    assert {bucket.biases for bucket in device.compiled} <= {8, 64, 512}
+    assert {bucket.masks for bucket in device.compiled} <= {1, 2, 4}
+    assert len(device.compiled) == len(set(device.compiled))
 
 
 def test_padding_touches_nothing_that_is_used() -> None:

@@ -56,7 +56,7 @@ def test_a_refusal_names_every_child() -> None:
     (refused,), _ = run([[Add(request(max_tokens=1000), [("x", 0), ("y", 1)])]])
     assert isinstance(refused, Refused)
     assert refused.ids == ["x", "y"]
-    assert refused.error.kind == "ContextOverflow"
+    assert refused.error.kind == "HeadraceError"
 
 
 def test_aborted_before_it_ran() -> None:

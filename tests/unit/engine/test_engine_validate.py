@@ -7,7 +7,7 @@ import math
 import pytest
 from engine_fakes import INFO, VOCAB, make_request
 
-from headrace.client.validate import validate
+from headrace.client.validate import validated
 from headrace.errors import ContextOverflow, InvalidRequest
 
 
@@ -21,7 +21,7 @@ from headrace.errors import ContextOverflow, InvalidRequest
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("top_p", math.nan),
-        ("top_k", -1),
+        ("top_k", -2),
         ("min_p", -0.1),
         ("min_p", 1.5),
         ("repetition_penalty", 0.0),
@@ -38,7 +38,7 @@ from headrace.errors import ContextOverflow, InvalidRequest
         ("logprobs", -1),
         ("logprobs", 129),
         ("prompt_logprobs", 10**6),
-        ("seed", -1),
+        ("seed", -(2**63) - 1),
         ("seed", 2**64),
         ("stop", ("",)),
         ("stop", ("x",) * 65),
@@ -58,7 +58,7 @@ from headrace.errors import ContextOverflow, InvalidRequest
 )
 def test_the_field_is_named(field: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=f"`{field}`") as caught:
-        validate(make_request(**{field: value}), INFO)
+        validated(make_request(**{field: value}), INFO)
     assert caught.value.param == field
     assert len(str(caught.value)) < 300
 
@@ -66,7 +66,7 @@ def test_the_field_is_named(field: str, value: object) -> None:
 @pytest.mark.parametrize("prompt", [(), (-1,), (VOCAB,), (0, 2**33)])
 def test_prompts(prompt: tuple[int, ...]) -> None:
     with pytest.raises(InvalidRequest, match="`prompt`") as caught:
-        validate(make_request(prompt), INFO)
+        validated(make_request(prompt), INFO)
     assert caught.value.param == "prompt"
 
 
@@ -77,15 +77,15 @@ def test_prompts(prompt: tuple[int, ...]) -> None:
 def test_context(length: int, tokens: int, fits: bool) -> None:
     request = make_request((1,) * length, max_tokens=tokens)
     if fits:
-        validate(request, INFO)
+        validated(request, INFO)
         return
     with pytest.raises(ContextOverflow, match=rf"128 .* {length + tokens} ") as caught:
-        validate(request, INFO)
+        validated(request, INFO)
     assert caught.value.code == "context_length_exceeded"
 
 
 def test_everything_at_its_limits_is_accepted() -> None:
-    validate(
+    validated(
         make_request(
             n=128,
             temperature=0.0,

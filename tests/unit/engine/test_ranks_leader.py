@@ -84,6 +84,9 @@ def test_plans_survive_the_way() -> None:
                 if isinstance(a, np.ndarray):
                     assert a.dtype == b.dtype
                     np.testing.assert_array_equal(a, b)
+                elif field.name == "params":
+                    assert a.keys() == b.keys()
+                    assert all(np.array_equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
                 elif field.name != "sampling":
                     assert a == b, field.name
 

@@ -46,8 +46,8 @@ class Device(TorchDevice):
     def op(self, spec: OpSpec) -> Any:
         return self.own if spec.name == "linear" else None
 
-    def extension(self, name: str) -> object | None:
-        return None if self._raw else super().extension(name)
+    def extension(self, kind: Any) -> Any:
+        return None if self._raw else super().extension(kind)
 
 
 def weight(form: str) -> Weight:

@@ -11,6 +11,7 @@ import pytest
 from headrace.errors import PlatformError
 from headrace.kernels import registry
 from headrace.kernels.spec import OpSpec
+from headrace.platforms.interface import own_extension
 from headrace.types import Capabilities
 
 SPEC = OpSpec("root", "math:sqrt", "math:sqrt", {})
@@ -19,8 +20,8 @@ SPEC = OpSpec("root", "math:sqrt", "math:sqrt", {})
 class Source:
     """Has what it is given of the optional operators, and nothing else."""
 
-    def __init__(self, own: Any = None, why: object = None) -> None:
-        self._own, self._why = own, why
+    def __init__(self, own: Any = None, why: dict[str, str] | None = None) -> None:
+        self._own, self._why = own, why or {}
 
     def capabilities(self) -> Capabilities:
         return Capabilities(frozenset({"float32"}), frozenset({"float32"}))
@@ -28,8 +29,11 @@ class Source:
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
         return self._own if spec is SPEC else None
 
-    def extension(self, name: str) -> object | None:
+    def op_reasons(self) -> dict[str, str]:
         return self._why
+
+    def extension(self, kind: Any) -> Any:
+        return own_extension(self, kind)
 
 
 @pytest.fixture(autouse=True)

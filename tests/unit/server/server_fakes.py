@@ -11,11 +11,14 @@ import httpx
 from fastapi import FastAPI
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
+from headrace.client.validate import validated
 from headrace.config import Config
 from headrace.engine.stats import EngineStats, EngineTotals
+from headrace.engine.wire import EngineInfo
 from headrace.errors import EngineDead
 from headrace.server import create_app
 from headrace.tokenization.conversation import normalize_messages
+from headrace.tokenization.template_forms import TemplateForms
 from headrace.types import SchedulerStats
 
 VOCAB = 300
@@ -23,6 +26,7 @@ BOS = 256
 CONTEXT = 100
 MODEL = "fake/model"
 TOTALS = EngineTotals(12.5, 1.75, 3.5, 9, 0.625, 5000)
+LIMITS = EngineInfo("/nowhere", CONTEXT, VOCAB, (), "fake", "float32", "float32", 16, 1 + CONTEXT // 16 + 1, 8)
 STATS = EngineStats(SchedulerStats(2, 3, 10, 20, 30, 400, 1, 5, 6), 16, 7, 0.5, 0.25, 0.75, totals=TOTALS)
 
 
@@ -44,7 +48,7 @@ class ByteTokenizer:
     def token_text(self, token_id: int) -> str:
         return "<s>" if token_id == BOS else bytes([token_id]).decode(errors="replace")
 
-    def apply_chat_template(
+    async def apply_chat_template_async(
         self,
         messages: list[dict[str, Any]],
         *,
@@ -53,7 +57,7 @@ class ByteTokenizer:
         continue_final_message: bool = False,
         kwargs: dict[str, Any] | None = None,
     ) -> str:
-        messages = normalize_messages(messages)
+        messages = normalize_messages(messages, TemplateForms())
         call = {"messages": messages, "tools": tools, "generate": add_generation_prompt}
         self.rendered.append({**call, "continue": continue_final_message, "kwargs": kwargs})
         return "|".join(m["content"] for m in messages) + ">" * add_generation_prompt
@@ -90,6 +94,7 @@ class FakeClient:
     async def start(self) -> None: ...
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+        validated(request, LIMITS)
         self.requests.append(request)
         if self.refuse is not None:
             raise self.refuse

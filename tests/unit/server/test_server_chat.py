@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from server_fakes import CONTEXT, Served, events, fault, serve_fake
@@ -137,12 +138,22 @@ def test_messages_as_the_template_sees_them():
                 {"type": "function", "id": "c2", "function": {"name": "now", "arguments": {}}},
             ],
             "reasoning_content": "hm",
+            "thinking": "hm",
         },
         {"role": "tool", "content": "noon", "tool_call_id": "c1"},
         {"role": "assistant", "content": "ok"},
         {"role": "user", "content": ""},
     ]
     assert seen["tools"] == [TOOL]
+
+
+def test_tools_and_calls_reach_the_template_in_the_order_of_their_keys():
+    parameters = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
+    tool = {"function": {"parameters": parameters, "name": "now", "description": None}, "type": "function"}
+    call = {"type": "function", "function": {"arguments": {"b": 1, "a": "x"}, "name": "now"}, "id": "c"}
+    seen = rendered(messages=[user("a"), {"tool_calls": [call], "role": "assistant"}], tools=[tool])
+    assert json.dumps(seen["tools"]) == json.dumps([tool])
+    assert json.dumps(seen["messages"][1]["tool_calls"]) == json.dumps([call])
 
 
 def test_template_arguments():

@@ -61,7 +61,7 @@ def test_parameters_reach_the_engine():
     )
     (request,) = served.engine.requests
     params = request.params
-    assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (9, 0.5, 0.9, VOCAB)
+    assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (9, 0.5, 0.9, 10**6)
     assert (params.min_p, params.repetition_penalty) == (0.1, 1.1)
     assert (params.presence_penalty, params.frequency_penalty) == (-1, 2)
     assert params.logit_bias == ((7, -100.0), (8, 1.5))

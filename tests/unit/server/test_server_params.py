@@ -9,8 +9,9 @@ import pytest
 from server_fakes import CONTEXT, MODEL, VOCAB, fault, serve_fake
 
 from headrace.client.api import ModelInfo
+from headrace.client.validate import check_ids
 from headrace.errors import ContextOverflow, InvalidRequest, NeverFits
-from headrace.server.params import check_ids, check_length, output_room
+from headrace.server.params import check_length, output_room
 from headrace.types import SamplingParams
 
 
@@ -144,14 +145,7 @@ def sampled(**body: Any) -> SamplingParams:
 def test_what_lies_on_a_bound_is_accepted_as_it_is() -> None:
     assert sampled(min_tokens=5, max_tokens=5).min_tokens == 5
     assert sampled(max_tokens=CONTEXT - 3).max_tokens == CONTEXT - 3
-    assert [sampled(top_k=k).top_k for k in (-1, 0, 1, VOCAB - 1, VOCAB, VOCAB + 1)] == [
-        0,
-        0,
-        1,
-        VOCAB - 1,
-        VOCAB,
-        VOCAB,
-    ]
+    assert [sampled(top_k=k).top_k for k in (-1, 0, 1, VOCAB, VOCAB + 1)] == [0, 0, 1, VOCAB, VOCAB + 1]
     assert [sampled(seed=seed).seed for seed in (0, 2**63 - 1, -1, -(2**63))] == [0, 2**63 - 1, 2**64 - 1, 2**63]
     ends = [0, VOCAB - 1]
     assert sampled(stop_token_ids=ends).stop_token_ids == tuple(ends)

@@ -25,6 +25,7 @@ from headrace.errors import (
     NeverFits,
     Overloaded,
 )
+from headrace.progress import loading_bar
 from headrace.server.context import make_context
 from headrace.server.errors import HttpError, ShuttingDown, to_http
 from headrace.server.first_prompt import ask
@@ -32,7 +33,6 @@ from headrace.server.generation import Choice, Run, usage_reply
 from headrace.server.guard import ClientGone, Guard
 from headrace.server.ids import new_id
 from headrace.server.lifecycle import _with_path
-from headrace.server.loading import loading_bar
 from headrace.server.logprobs import TextOffsets, chat_logprobs, prompt_logprobs, text_logprobs
 from headrace.server.metrics import Histogram, Meter, Metrics
 from headrace.types import SamplingParams

@@ -6,9 +6,10 @@ import asyncio
 import json
 
 import pytest
-from server_fakes import MODEL, VOCAB, fault, serve_fake
+from server_fakes import BOS, MODEL, VOCAB, ByteTokenizer, fault, serve_fake
 
 from headrace.server.decode import MAX_BODY
+from headrace.server.schemas import ChatRequest, CompletionRequest, Message, StreamOptions
 
 SERVED = serve_fake()
 
@@ -175,3 +176,85 @@ def test_deep_tools_are_parsed_or_refused():
     tool = {"type": "function", "function": {"name": "f", "parameters": {"a": deep}}}
     response = post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [tool]})
     assert response.status_code in (200, 400)
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "meant"),
+    [
+        ("max_tokens", 2.0, 2),
+        ("n", 2.0, 2),
+        ("top_k", 5.0, 5),
+        ("seed", -0.0, 0),
+        ("stop_token_ids", [1.0, 2], (1, 2)),
+        ("temperature", 1.0, 1.0),
+    ],
+)
+def test_whole_numbers_may_have_a_point(field, given, meant):
+    for response in both(**{field: given}):
+        assert response.status_code == 200
+        assert getattr(SERVED.engine.requests[-1].params, field) == meant
+
+
+def test_prompts_may_have_points_and_large_bodies_too():
+    for prompt in ([1.0, 2.0], [[1.0, 2.0]]):
+        assert post("/v1/completions", {"model": MODEL, "prompt": prompt}).status_code == 200
+        assert SERVED.engine.requests[-1].prompt == (1, 2)
+    large = {"metadata": {"a": "x" * 70_000}, "max_tokens": 2.0}
+    for response in both(**large):
+        assert response.json()["usage"]["completion_tokens"] == 2
+    for response in both(max_tokens=2.5):
+        assert "got `float`" in fault(response, 400, "max_tokens")["message"]
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "told"),
+    [
+        ({"content": "a", "stop": "x"}, "messages[0].stop", "field of the request itself"),
+        ({"content": "a", "nmae": "x"}, "messages[0].nmae", "did you mean `name`?"),
+        ({"content": [{"type": "text", "txt": "x"}]}, "messages[0].content[0].txt", "did you mean `text`?"),
+        (
+            {"content": "a", "tool_calls": [{"function": {"name": "f", "argument": "x"}}]},
+            "messages[0].tool_calls[0].function.argument",
+            "did you mean `arguments`?",
+        ),
+        ({"content": "a", "include_usage": True}, "messages[0].include_usage", "not supported"),
+    ],
+)
+def test_suggestions_are_fields_of_the_object_in_question(message, param, told):
+    response = post("/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user", **message}]})
+    assert told in fault(response, 400, param)["message"]
+
+
+def test_no_suggestion_is_the_name_that_was_given():
+    names = {
+        name for kind in (ChatRequest, CompletionRequest, Message, StreamOptions) for name in kind.__struct_fields__
+    }
+    for where in ({"stream_options": {}, "stream": True}, {"messages": [{"role": "user", "content": "a"}]}):
+        for name in sorted(names):
+            body = json.loads(json.dumps({"model": MODEL, "messages": [], **where}))
+            inner = body["messages"][0] if body["messages"] else body["stream_options"]
+            if name in inner or name in (Message if body["messages"] else StreamOptions).__struct_fields__:
+                continue
+            inner[name] = None
+            error = fault(post("/v1/chat/completions", body), 400)
+            assert error["code"] == "unknown_parameter"
+            assert f"mean `{name}`" not in error["message"]
+
+
+class Special(ByteTokenizer):
+    """Knows the text of its special token."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [BOS] if text == "<s>" else super().encode(text, add_special_tokens)
+
+
+def test_the_text_of_a_special_token_stops_by_the_token():
+    served = serve_fake()
+    served.app.state.context.tokenizer = Special()
+    for ask in (served.complete, served.chat):
+        asyncio.run(ask(stop=["a", "<s>"], stop_token_ids=[7]))
+        params = served.engine.requests[-1].params
+        assert (params.stop, params.stop_token_ids) == (("a", "<s>"), (7, BOS))
+        # Where it is shown, the text stops.
+        asyncio.run(ask(stop="<s>", skip_special_tokens=False))
+        assert served.engine.requests[-1].params.stop_token_ids == ()

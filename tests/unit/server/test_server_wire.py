@@ -97,6 +97,22 @@ def test_a_request_may_come_byte_by_byte():
     on_wire(test)
 
 
+def test_the_end_waits_for_no_reader(caplog):
+    async def test(wire: Wire) -> None:
+        line = await wire.open()
+        await line.send(request(stream=True, max_tokens=90))
+        await line.reader.readuntil(b"data: ")
+        assert wire.context.inflight == 1
+        wire.server.cut_off()
+        await line.closed()
+        while wire.context.inflight:
+            await asyncio.sleep(0)
+        assert wire.engine.closed
+
+    on_wire(test, reply="x" * 80, hold=3)
+    assert not caplog.records
+
+
 class Clock:
     """A loop's clock that a test turns."""
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
 import pytest
+from inline_templates import inline_template
 
 from headrace.errors import ConfigError, InvalidRequest
-from headrace.tokenization.chat_template import ChatTemplate
-from headrace.tokenization.sandbox import Budget, TemplateSandbox
 
 USER = [{"role": "user", "content": "hi"}]
 CHATML = (
@@ -25,7 +23,7 @@ TOOLS = (
 
 
 def render(source: str, messages: Any = USER, **options: Any) -> str:
-    return ChatTemplate({"default": source}, {"bos_token": "<s>"}).render(messages, **options)
+    return inline_template({"default": source}, {"bos_token": "<s>"}).render(messages, **options)
 
 
 class TestWhatTemplatesSee:
@@ -80,7 +78,7 @@ class TestWhatTemplatesSee:
         assert caught.value.param == f"chat_template_kwargs.{name}"
 
     def test_a_template_for_tools_is_taken_with_tools(self) -> None:
-        template = ChatTemplate({"default": "plain", "tool_use": "{{ tools[0].name }}"}, {})
+        template = inline_template({"default": "plain", "tool_use": "{{ tools[0].name }}"}, {})
         assert template.render(USER) == "plain"
         assert template.render(USER, tools=[{"name": "f"}]) == "f"
         assert template.render(USER, tools=[]) == "plain"
@@ -157,6 +155,22 @@ class TestMessages:
         with pytest.raises(InvalidRequest, match="at least one"):
             render(TOOLS, [])
 
+    def test_text_is_a_part_to_templates_that_only_loop_over_parts(self) -> None:
+        source = "{% for m in messages %}{% for p in m.content %}{% if p.type == 'text' %}[{{ p.text }}]{% endif %}{% endfor %}{% endfor %}"
+        assert render(source) == "[hi]"
+        assert render(source, [*USER, {"role": "assistant", "content": "a"}]) == "[hi][a]"
+        talk = [
+            *USER,
+            {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b "}]},
+        ]
+        options = {"add_generation_prompt": False, "continue_final_message": True}
+        assert render(source, talk, **options) == "[hi][a][b "
+
+    @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+    def test_reasoning_has_every_name(self, name: str) -> None:
+        source = "{{ messages[-1].reasoning_content }}{{ messages[-1].thinking }}"
+        assert render(source, [{"role": "assistant", "content": "x", name: "hm"}]) == "hmhm"
+
 
 class TestContinue:
     @pytest.mark.parametrize("text", ["The answer is ", "", "  led", "a\n\n", "<think>x</think>", "<end>"])
@@ -189,102 +203,11 @@ class TestContinue:
 
 
 def attack(source: str) -> str:
-    """The complaint about a hostile template, which must come soon."""
-    began = time.thread_time()
+    """The complaint about a hostile template."""
     with pytest.raises(InvalidRequest) as caught:
-        ChatTemplate({"default": source}, {}, seconds=0.2).render([{"role": "user", "content": "x" * 1000}])
-    assert time.thread_time() - began < 3
+        render(source)
     assert "Traceback" not in str(caught.value)
     return str(caught.value)
-
-
-class TestLimits:
-    @pytest.mark.parametrize(
-        "source",
-        [
-            "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
-            "{% for a in range(100000) %}{% for b in range(100000) %}{{ '' }}{% endfor %}{% endfor %}",
-            # Without range: strings that repeat, and loops in macros.
-            "{% set s = 'x' * 100000 %}{% for a in s %}{% for b in s %}{% endfor %}{% endfor %}",
-            "{% set s = ('x,' * 99999).split(',') %}{% for a in s %}{% set n = s | select | list %}{% endfor %}",
-            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-            "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
-            "{% for a in range(100000) recursive %}{% if loop.depth < 9 %}{{ loop(range(100000)) }}{% endif %}{% endfor %}",
-            "{{ range(100000) | map('string') | map('replace', '1', '2' * 1000) | map('upper') | list | sort | join }}",
-        ],
-    )
-    def test_ten_thousand_million_turns_are_stopped(self, source: str) -> None:
-        assert "the chat template failed" in attack(source)
-
-    @pytest.mark.parametrize(
-        "source",
-        [
-            "{{ 'x' * 10**10 }}",
-            "{{ 10**10 * 'x' }}",
-            "{{ [1] * 10**10 }}",
-            "{{ 10 ** (10**10) }}",
-            "{{ 9 ** (9**9) }}",
-            "{% set n = 2**4000 %}{{ n * n * n }}",
-            "{{ '%9999999999d' % 1 }}",
-            "{{ '%*d' % (10**9, 1) }}",
-            "{{ '{:9999999999}'.format(1) }}",
-            "{{ '{:{}}'.format(1, 10**9) }}",
-            "{{ ('{0}' * 100000).format('x' * 1000000) }}",
-            "{{ ('%s' * 10) % (('x' * 8000000,) * 10) }}",
-            "{{ ('x' * 1000000).replace('x', 'y' * 1000000) }}",
-            "{{ ('x' * 1000000) | replace('x', 'y' * 1000000) }}",
-            "{{ ('y' * 1000000).join(['x'] * 100000) }}",
-            "{{ (['x'] * 100000) | join('y' * 1000000) }}",
-            "{{ 'x\n' * 100000 | indent(100000) }}",
-            "{{ {'a': 1} | tojson(indent=1000000000) }}",
-            "{{ [1] | batch(10**10, 0) | list }}",
-            "{{ [1] | slice(10**10) | list }}",
-            "{{ range(10**10) | list }}",
-            "{% set x = 'ab' * 1000 %}" + "{% set x = x ~ x %}" * 40 + "{{ x }}",
-            "{% set x = 'ab' * 1000 %}" + "{% set x = x + x %}" * 40 + "{{ x }}",
-            "{% set x = [1] * 1000 %}" + "{% set x = x + x %}" * 40 + "{{ x | length }}",
-            "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-            "{% set x = 'x' * 8000000 %}{% macro m() %}{% for i in range(1000) %}{{ x }}{% endfor %}{% endmacro %}{{ m() }}",
-            "{% set x = 'x' * 8000000 %}{% for i in range(1000) %}{{ x }}{% endfor %}",
-            "{% set ns = namespace(l=[]) %}{% for i in range(1000) %}{% set ns.l = ns.l + [messages[0].content * 8000] %}{% endfor %}",
-        ],
-    )
-    def test_what_grows_is_stopped_before_it_is_large(self, source: str) -> None:
-        assert "the chat template failed" in attack(source)
-
-    @pytest.mark.parametrize("name", ["center", "ljust", "zfill", "expandtabs", "translate", "encode"])
-    def test_methods_that_make_text_large_are_closed(self, name: str) -> None:
-        assert name in attack("{{ 'x'." + name + "(10**9) }}")
-
-    @pytest.mark.parametrize("name", ["center", "wordwrap", "urlize", "filesizeformat", "pprint", "random", "xmlattr"])
-    def test_filters_that_no_prompt_needs_are_not_there(self, name: str) -> None:
-        assert f"No filter named '{name}'" in attack("{{ 'x' | " + name + " }}")
-
-    def test_time_stands_still_for_those_who_wait(self) -> None:
-        """The limit is on computing: another thread's work doesn't count."""
-        budget = Budget(seconds=0.2)
-        worker = threading.Thread(target=lambda: sum(range(10**6)))
-        worker.start()
-        time.sleep(0.3)
-        worker.join()
-        for _ in range(64):
-            budget.tick()
-
-    def test_renders_in_several_threads_have_a_budget_each(self) -> None:
-        template = ChatTemplate({"default": "{% for i in range(20000) %}{{ i }}{% endfor %}"}, {})
-        results: list[int] = []
-        threads = [threading.Thread(target=lambda: results.append(len(template.render(USER)))) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert results == [len("".join(map(str, range(20000))))] * 4
-
-    def test_a_template_that_is_too_long_is_refused(self) -> None:
-        assert "at most" in attack("x" * (1 << 20) + "y")
-
-    def test_a_template_that_nests_too_deeply_is_refused(self) -> None:
-        assert "the chat template failed" in attack("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}")
 
 
 class TestSandbox:
@@ -334,14 +257,8 @@ class TestSandbox:
     def test_wrong_syntax_has_its_line(self) -> None:
         assert "line 2" in attack("x\n{% if %}")
         with pytest.raises(ConfigError, match="line 1"):
-            ChatTemplate({"default": "{% nope %}"}, {}).check()
-
-    def test_filters_are_few_and_each_is_limited(self) -> None:
-        sandbox = TemplateSandbox()
-        assert len(sandbox.filters) < 50
-        for name in ("join", "replace", "tojson", "indent", "upper"):
-            assert sandbox.filters[name].__module__.startswith("headrace.")
+            inline_template({"default": "{% nope %}"}, {}).check()
 
     def test_a_template_without_a_default_says_what_there_is(self) -> None:
         with pytest.raises(InvalidRequest, match="named rag"):
-            ChatTemplate({"rag": "x"}, {}).render(USER)
+            inline_template({"rag": "x"}, {}).render(USER)

@@ -18,11 +18,11 @@ from typing import Any
 from headrace import __version__
 from headrace.checkpoints.packed.content import Contents, checkpoint_files
 from headrace.checkpoints.packed.file import Unsound, read, read_header, write
-from headrace.checkpoints.packed.forms import PackedForms
 from headrace.checkpoints.packed.tree import Uncacheable, decode, encode
 from headrace.config import Config, read_environment
 from headrace.models import assemble, sharding
 from headrace.models.sharding import WHOLE, Shard
+from headrace.platforms.interface import PackedForms
 from headrace.quant import cutting
 
 __all__ = ["Kept", "PackedCache", "clear", "directory_of", "kept", "open_cache"]
@@ -146,10 +146,10 @@ class PackedCache:
 
 
 def open_cache(
-    config: Config, model: Path, decoder: object, forms: object | None, shard: Shard = WHOLE
+    config: Config, model: Path, decoder: object, forms: PackedForms | None, shard: Shard = WHOLE
 ) -> PackedCache | None:
     """None where the device has no packed forms, or the user wants none kept. `decoder`: the model's configuration, by its repr."""
-    if not isinstance(forms, PackedForms) or not config.model.packed_cache:
+    if forms is None or not config.model.packed_cache:
         return None
     settings = {"decoder": repr(decoder), "quantize": config.model.quantize}
     return PackedCache(directory_of(), config.model.packed_cache, model, settings, forms, shard)
@@ -177,8 +177,9 @@ def clear(directory: Path) -> int:
 def _kept(directory: Path) -> Iterator[Kept]:
     for path in directory.glob(f"*{_SUFFIX}"):
         about: dict[str, Any] = {}
-        with contextlib.suppress(Unsound, OSError, ValueError, KeyError, TypeError):
-            about = read_header(path)[0]["about"]
+        with contextlib.suppress(Unsound, OSError, ValueError, KeyError, TypeError, RecursionError):
+            told = read_header(path)[0]["about"]
+            about = {**told, "model": str(told["model"]), "form": str(told["form"])}
         with contextlib.suppress(FileNotFoundError):
             status = path.stat()
             yield Kept(path, status.st_size, status.st_mtime, about)

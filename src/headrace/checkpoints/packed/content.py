@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from headrace.checkpoints.files import read_json
 from headrace.checkpoints.packed.atomic import replacing
+from headrace.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 __all__ = ["Contents", "checkpoint_files"]
 
@@ -76,18 +80,13 @@ class Contents:
             file.write(json.dumps(kept).encode())
 
 
-@contextlib.contextmanager
-def _alone(index: Path) -> Iterator[None]:
-    """One process at a time, where the system has such locks; they end with their holder."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
+def _alone(index: Path) -> BaseFileLock:
+    """One process at a time, on every system; the lock ends with its holder."""
+    # Late: only a checkpoint that was not read before needs it.
+    from filelock import FileLock
+
     index.parent.mkdir(parents=True, exist_ok=True)
-    with index.with_suffix(".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return FileLock(index.with_suffix(".lock"))
 
 
 def _stamp(file: Path) -> list[int]:
@@ -113,9 +112,11 @@ def _together(files: Sequence[Path], digests: Sequence[str]) -> str:
 def _read(index: Path) -> dict[str, list[Any]]:
     """What can be read of it; the rest is found out again."""
     try:
-        known = json.loads(index.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        known = read_json(index)
+    except CheckpointError:
         return {}
-    if not isinstance(known, dict):
-        return {}
-    return {name: entry for name, entry in known.items() if isinstance(entry, list) and len(entry) == 6}
+    return {name: entry for name, entry in known.items() if _is_entry(entry)}
+
+
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 6 and isinstance(value[5], str)

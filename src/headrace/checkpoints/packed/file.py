@@ -70,6 +70,8 @@ def write(path: Path, key: str, about: dict[str, Any], tree: Any, buffers: Seque
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
     """The header, checked, and where the payload starts. Raises Unsound and OSError."""
+    if not path.is_file():
+        raise Unsound("it is no file")
     with path.open("rb") as file:
         fixed = file.read(_FIXED.size)
         if len(fixed) < _FIXED.size:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from headrace.checkpoints.packed.forms import PackedForms
 from headrace.errors import PlatformError
 from headrace.kernels.weight import Weight
+from headrace.platforms.interface import PackedForms
 from headrace.quant.weights import dense
 
 __all__ = ["Uncacheable", "decode", "encode"]

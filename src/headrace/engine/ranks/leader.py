@@ -17,7 +17,7 @@ from headrace.engine.core_loop import LaunchedStep, StepRunner
 from headrace.engine.ranks.rank_messages import Down, Loaded, Message, Opened, RunStep, Start, Stop, decode, encode
 from headrace.engine.spawn import python_module, spawn
 from headrace.engine.wire import from_wire
-from headrace.errors import ConfigError, DeviceLost, HeadraceError, PlatformError
+from headrace.errors import ConfigError, DeviceLost, HeadraceError
 from headrace.types import StepPlan, StepResult
 
 __all__ = ["COMMAND", "Followers", "GroupRunner"]
@@ -189,21 +189,21 @@ class GroupRunner:
         self._followers.send(RunStep.of(plan))
         try:
             return _LaunchedEverywhere(self._runner.launch(plan), self._explain)
-        except PlatformError as error:
+        except Exception as error:
             raise self._explain(error) from error
 
     def recover(self) -> bool:
         """Never asked for: every failure is the loss of the device."""
         return False
 
-    def _explain(self, error: PlatformError) -> DeviceLost:
+    def _explain(self, error: Exception) -> DeviceLost:
         # A rank that ended takes the others with it: its own error says more than theirs.
         why = self._followers.why_gone(_LAST_WORDS if isinstance(error, DeviceLost) else 0)
         return DeviceLost(str(error) if why is None else f"{why} ({error})")
 
 
 class _LaunchedEverywhere:
-    def __init__(self, launched: LaunchedStep, explain: Callable[[PlatformError], DeviceLost]) -> None:
+    def __init__(self, launched: LaunchedStep, explain: Callable[[Exception], DeviceLost]) -> None:
         self._launched, self._explain = launched, explain
 
     def done(self) -> bool:
@@ -212,5 +212,5 @@ class _LaunchedEverywhere:
     def result(self) -> StepResult:
         try:
             return self._launched.result()
-        except PlatformError as error:
+        except Exception as error:
             raise self._explain(error) from error

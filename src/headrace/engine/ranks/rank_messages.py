@@ -54,15 +54,14 @@ class RunStep(_Base, frozen=True):
     @classmethod
     def of(cls, plan: StepPlan) -> RunStep:
         arrays = {**_arrays(plan, ""), **_arrays(plan.sampling, "sampling.")}
+        arrays |= {f"params.{name}": _packed(array) for name, array in plan.sampling.params.items()}
         return cls(arrays, plan.step, plan.sampling.num_logprobs, plan.request_ids)
 
     def plan(self) -> StepPlan:
         """The plan again, without the core's tag. Its arrays are read-only."""
         found: dict[str, Any] = {name: _array(*array) for name, array in self.arrays.items()}
-        sampling = {
-            name.removeprefix("sampling."): found.pop(name) for name in [*found] if name.startswith("sampling.")
-        }
-        batch = SamplingBatch(**sampling, num_logprobs=self.num_logprobs)
+        sampling, params = _taken(found, "sampling."), _taken(found, "params.")
+        batch = SamplingBatch(params=params, **sampling, num_logprobs=self.num_logprobs)
         return StepPlan(step=self.step, sampling=batch, request_ids=self.request_ids, **found)
 
 
@@ -100,11 +99,15 @@ def decode(data: bytes) -> Message:
 
 def _arrays(holder: StepPlan | SamplingBatch, prefix: str) -> dict[str, _Array]:
     values = ((field.name, getattr(holder, field.name)) for field in fields(holder))
-    return {
-        prefix + name: (value.dtype.str, list(value.shape), value.tobytes())
-        for name, value in values
-        if isinstance(value, np.ndarray)
-    }
+    return {prefix + name: _packed(value) for name, value in values if isinstance(value, np.ndarray)}
+
+
+def _taken(found: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): found.pop(name) for name in [*found] if name.startswith(prefix)}
+
+
+def _packed(array: np.ndarray[Any, Any]) -> _Array:
+    return array.dtype.str, list(array.shape), array.tobytes()
 
 
 def _array(dtype: str, shape: list[int], data: bytes) -> np.ndarray[Any, Any]:

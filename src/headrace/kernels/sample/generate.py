@@ -10,6 +10,7 @@ import torch
 
 from headrace.kernels import random
 from headrace.kernels.ops import Batch, SampleInputs
+from headrace.sampling import DEVICE_ROWS
 
 __all__ = ["generate"]
 
@@ -35,20 +36,11 @@ def _inputs(rng: np.random.Generator, rows: int, vocab: int, width: int, device:
     def tensor(values: npt.ArrayLike, dtype: npt.DTypeLike) -> torch.Tensor:
         return torch.from_numpy(np.asarray(values).astype(dtype)).to(device)
 
-    def pick(*choices: float, dtype: npt.DTypeLike = np.float32) -> torch.Tensor:
-        return tensor(rng.choice(choices, rows), dtype)
-
     position = rng.integers(1, width, rows)
     biases = int(rng.integers(0, 6))
     masks = rng.integers(-(2**31), 2**31, (2, -(-vocab // 32)))
     return SampleInputs(
-        temperature=pick(0, 0.7, 1, 1e-8),
-        top_p=pick(1, 0.9, 0.3),
-        top_k=pick(0, 1, 5, dtype=np.int32),
-        min_p=pick(0, 0.1),
-        repetition_penalty=pick(1, 1.3),
-        presence_penalty=pick(0, 0.5),
-        frequency_penalty=pick(0, 0.25),
+        **{name: tensor(rng.choice(row.trials, rows), row.dtype) for name, row in DEVICE_ROWS.items()},
         seed=tensor(rng.integers(-(2**63), 2**63, rows), np.int64),
         position=tensor(position, np.int32),
         target=tensor(np.where(rng.random(rows) < 0.2, rng.integers(0, vocab, rows), -1), np.int32),

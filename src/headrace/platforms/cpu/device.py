@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -75,6 +75,5 @@ class CpuDevice(TorchDevice):
         super().close()
         self._world.close()
 
-    def extension(self, name: str) -> object | None:
-        """`op_reasons`: why each operator is served by reference."""
-        return self._reasons if name == "op_reasons" else super().extension(name)
+    def op_reasons(self) -> Mapping[str, str]:
+        return self._reasons

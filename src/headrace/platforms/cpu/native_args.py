@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.platforms.cpu.native_kv import KVArgs
+from headrace.sampling import FLOAT_ROWS, INT_ROWS
 
 __all__ = [
     "ACTIVATIONS",
     "FIXED",
+    "SAMPLE_INPUTS",
     "AddRmsNormArgs",
     "AttentionArgs",
     "CopyBlocksArgs",
@@ -96,11 +98,16 @@ class AttentionArgs(ctypes.Structure):
     )
 
 
+SAMPLE_INPUTS = (
+    *(*FLOAT_ROWS, *INT_ROWS, "position", "target", "slot", "prompt_len", "seed"),
+    *("bias_row", "bias_token", "bias_value", "allowed", "allowed_row", "history"),
+)
+"""Fields of `SampleInputs` in the order of `sample_args`, where the table's rows come first: floats, then integers."""
+
+
 class SampleArgs(ctypes.Structure):
     _fields_ = _fields(
-        _pointers("logits", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-        _pointers("frequency_penalty", "top_k", "position", "target", "slot", "prompt_len", "seed"),
-        _pointers("bias_row", "bias_token", "bias_value", "allowed", "allowed_row", "history"),
+        _pointers("logits", *SAMPLE_INPUTS),
         _pointers("tokens", "ranks", "top_ids", "logprobs", "top_logprobs"),
         _longs("history_rows", "history_width", "masks", "words", "vocab"),
         _ints("num_logprobs", "alternatives"),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from headrace.platforms.cpu.numa import Placement
 from headrace.platforms.cpu.packed_forms import CpuPackedForms
 from headrace.platforms.cpu.tape import Tape
 from headrace.platforms.cpu.tape_executable import TapeExecutable
-from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
+from headrace.platforms.interface import KV, Communicator, Executable, PackedForms, Pending, StepFn, Tensor
 from headrace.platforms.torch_device import TorchDevice
 from headrace.types import COLLECTIVES, QUANT_FORMATS, Bucket, Capabilities, KVLayout
 
@@ -44,6 +44,7 @@ CAPABILITIES = Capabilities(
     host_memory=True,
     attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
 )
+T = TypeVar("T")
 _NO_KERNEL = "no native kernel, and recorded steps take no reference: HEADRACE_NATIVE=0 serves it, slowly"
 _COMPUTE: dict[str | None, Compute] = {
     None: "int8", "quantized": "int8", "bfloat16": "bfloat16", "float16": "float32", "float32": "float32",
@@ -157,17 +158,18 @@ class NativeDevice(TorchDevice):
         """Until everything launched has run."""
         self.team.wait(self.team.run_tape(None, None, None, 0, None))
 
-    def extension(self, name: str) -> object | None:
-        """`op_reasons`: why optional operators are served by reference. `busy_seconds`: a callable that gives the time in which
-        the team had work. `packed_forms`: how the engine may keep
-        packed weights."""
-        if name == "op_reasons":
-            return {spec.name: _NO_KERNEL for spec in OPTIONAL if spec.name not in self._table}
-        if name == "busy_seconds":
-            return lambda: self.team.busy_seconds
-        if name == "packed_forms":
-            return CpuPackedForms(KEY.format(self._compute), self._compute, self.team.library.isa)
-        return super().extension(name)
+    def op_reasons(self) -> Mapping[str, str]:
+        """Why optional operators are served by reference."""
+        return {spec.name: _NO_KERNEL for spec in OPTIONAL if spec.name not in self._table}
+
+    def busy_seconds(self) -> float:
+        """The time in which the team had work."""
+        return self.team.busy_seconds
+
+    def extension(self, kind: Callable[..., T]) -> T | None:
+        if kind is PackedForms:
+            return cast(T, CpuPackedForms(KEY.format(self._compute), self._compute, self.team.library.isa))
+        return super().extension(kind)
 
     def close(self) -> None:
         super().close()

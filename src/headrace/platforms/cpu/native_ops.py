@@ -163,7 +163,7 @@ class NativeOps:
             logprobs = self.launcher.empty(rows, (count,))
             top_ids = self.launcher.empty(rows, (count, alternatives), torch.int32)
             top_logprobs = self.launcher.empty(rows, (count, alternatives))
-            given = [getattr(inputs, name) for name, _ in args.SampleArgs._fields_[1:19]]
+            given = [getattr(inputs, name) for name in args.SAMPLE_INPUTS]
             found = [tokens, ranks, top_ids, logprobs, top_logprobs]
             packed = args.SampleArgs(
                 *(x.data_ptr() for x in (wide, *given, *found)), *inputs.history.shape, *inputs.allowed.shape, vocab,

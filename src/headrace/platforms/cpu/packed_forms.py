@@ -1,4 +1,4 @@
-"""Packed weights of this device as plain data, for the engine's cache (`checkpoints.packed.forms.PackedForms`)."""
+"""Packed weights of this device as plain data, for the engine's cache (`interface.PackedForms`)."""
 
 from __future__ import annotations
 

@@ -25,28 +25,14 @@ from headrace.kernels.linear.cpu_pack import PackedWeight
 from headrace.platforms.cpu.native_args import FIXED, Dim
 from headrace.platforms.cpu.native_team import Team
 from headrace.platforms.cpu.tape_arena import Arena
+from headrace.platforms.interface import OpProfile
 
-__all__ = ["OpProfile", "Recorder", "Tape"]
+__all__ = ["Recorder", "Tape"]
 
 Tensor = torch.Tensor
 _NAMES = {0: "T", 1: "S", 2: "R"}
 _HERE = Path(__file__).resolve().parent
 _TORCH = Path(torch.__file__).resolve().parent
-
-
-@dataclass(frozen=True, slots=True)
-class OpProfile:
-    """One operator of a tape. Shapes are (name of the symbolic dimension or a number, ...); `bytes` is what it reads and writes at
-    the true sizes of the last launch, caches left out; `seconds` is the mean of the profiled runs, 0 before any."""
-
-    name: str
-    shapes: tuple[tuple[int | str, ...], ...]
-    bytes: int
-    seconds: float
-    weight: str = ""
-    """The form of the matrix that it reads; empty where it reads none."""
-    arithmetic: str = "float32"
-    """The type of its products."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,27 +9,19 @@ from typing import Any
 import torch
 
 from headrace.errors import HeadraceError, PlatformError
+from headrace.kernels.step_inputs import PERSISTENT, STEP_INPUTS
 from headrace.platforms.cpu.native import Copy
 from headrace.platforms.cpu.native_args import FIXED, Dim
 from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_team import Sizes, Team
-from headrace.platforms.cpu.tape import OpProfile, Recorder, Tape
-from headrace.platforms.interface import KV, StepFn, Tensor
+from headrace.platforms.cpu.tape import Recorder, Tape
+from headrace.platforms.interface import KV, OpProfile, StepFn, Tensor
 from headrace.types import Bucket
 
-__all__ = ["PERSISTENT", "TapeExecutable"]
+__all__ = ["TapeExecutable"]
 
-PERSISTENT = frozenset({"history"})
-"""Inputs that are read and written where they are; the rest is copied onto the tape's own buffers at every call."""
-_TOKENS = frozenset({"token_ids", "positions", "slot_mapping", "token_seq"})
-_SEQS = frozenset({"context_lens", "slots", "block_tables"})
-_ROWS = frozenset(
-    {
-        "rows", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-        "seed", "position", "target", "slot", "prompt_len", "allowed_row",
-    }
-)  # fmt: skip
-_BIASES = frozenset({"bias_row", "bias_token", "bias_value"})
+_COUNTED = ((0, "tokens"), (1, "seqs"), (2, "rows"))
+"""Dimensions whose true size a tape reads at run time, by their number in `native_args.Dim`."""
 _SIZED = frozenset({"sizes", "bias_row", "block_tables"})
 """Inputs that say how large a step is."""
 _MIN_BIASES = 1024
@@ -167,12 +159,13 @@ class TapeExecutable:
     def _capacity(self, name: str, tensor: Tensor) -> tuple[Dim | None, int]:
         """What the first dimension stands for (None: just a number), and the most it may be."""
         bucket, given = self._bucket, tensor.shape[0] if tensor.dim() else 1
-        for index, names, most in ((0, _TOKENS, bucket.tokens), (1, _SEQS, bucket.seqs), (2, _ROWS, bucket.rows)):
-            if name in names:
-                return Dim(index, 1), max(most, given)
+        first = STEP_INPUTS[name].dims[0] if name in STEP_INPUTS else None
+        for index, counted in _COUNTED:
+            if first == counted:
+                return Dim(index, 1), max(getattr(bucket, counted), given)
         grown = max(_MIN_BIASES, 1 << max(given - 1, 0).bit_length())
-        most_of = {"query_start": bucket.seqs + 1, "allowed": bucket.rows, **dict.fromkeys(_BIASES, grown)}
-        return (Dim(FIXED, 0), max(most_of[name], given)) if name in most_of else (None, given)
+        most = {"seqs + 1": bucket.seqs + 1, "masks": bucket.rows, "biases": grown}.get(first or "")
+        return (None, given) if most is None else (Dim(FIXED, 0), max(most, given))
 
     def _narrow(self, x: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         """An output has as many rows as the caller's arrays of its kind."""

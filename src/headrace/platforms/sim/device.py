@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import HeadraceError, OutOfMemory, PlatformError
 from headrace.kernels.spec import OpSpec
-from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
+from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor, own_extension
 from headrace.platforms.one_rank import OneRank
 from headrace.platforms.sim.cost import Clock, Machine
 from headrace.platforms.sim.ops import Operators
 from headrace.types import QUANT_FORMATS, Bucket, Capabilities, KVLayout
 
 __all__ = ["SimDevice", "SimKV"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class SimDevice:
 
     def __init__(self, machine: Machine, realtime: bool = False) -> None:
         self._machine = machine
-        self._clock = Clock(realtime)
+        self.clock = Clock(realtime)
         self._operators = Operators(machine)
         self._used = 0
         self._closed = False
@@ -62,7 +64,7 @@ class SimDevice:
 
     def get(self, tensor: Tensor) -> Pending:
         self._check_open()
-        return SimPending(np.array(tensor, copy=True), self._clock)
+        return SimPending(np.array(tensor, copy=True), self.clock)
 
     def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
         self._check_open()
@@ -77,7 +79,7 @@ class SimDevice:
 
     def copy_blocks(self, kv: KV, src: Sequence[int], dst: Sequence[int]) -> KV:
         self._check_open()
-        self._clock.spend(self._machine.seconds(2.0 * len(src) * kv.layout.bytes_per_block, 0.0))
+        self.clock.spend(self._machine.seconds(2.0 * len(src) * kv.layout.bytes_per_block, 0.0))
         return kv
 
     def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
@@ -93,9 +95,8 @@ class SimDevice:
             raise PlatformError(f"sim: no collectives yet, but a group of {len(group)} ranks was asked for")
         return OneRank()
 
-    def extension(self, name: str) -> object | None:
-        """`clock`: the device's `cost.Clock`."""
-        return self._clock if name == "clock" else None
+    def extension(self, kind: Callable[..., T]) -> T | None:
+        return own_extension(self, kind)
 
     def close(self) -> None:
         self._closed = True
@@ -109,8 +110,8 @@ class SimDevice:
             raise
         except Exception as error:
             raise PlatformError(f"sim: {type(error).__name__}: {error}") from error
-        self._clock.spend(self._machine.step_seconds + self._operators.meter.take())
-        self._clock.steps += 1
+        self.clock.spend(self._machine.step_seconds + self._operators.meter.take())
+        self.clock.steps += 1
         return outputs
 
     def _check_open(self) -> None:

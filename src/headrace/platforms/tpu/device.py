@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -98,14 +98,9 @@ class TpuDevice(TorchDevice):
             return super().communicator(group)
         return XlaCommunicator(self.runtime, group)
 
-    def extension(self, name: str) -> object | None:
-        """`compilations`: how many there were in this process. `op_reasons`: why operators are served by reference."""
-        if name == "compilations":
-            return self.runtime.compilations()
-        if name == "op_reasons":
-            specs = (*OPS, *OPTIONAL)
-            return {spec.name: "there is no form of it for XLA" for spec in specs if spec.name not in self._operators}
-        return super().extension(name)
+    def op_reasons(self) -> Mapping[str, str]:
+        specs = (*OPS, *OPTIONAL)
+        return {spec.name: "there is no form of it for XLA" for spec in specs if spec.name not in self._operators}
 
     def close(self) -> None:
         if not self._closed:

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace.kernels.kv import TorchKV
+from headrace.kernels.step_inputs import PERSISTENT
 from headrace.platforms.interface import KV, StepFn, Tensor
 from headrace.platforms.tpu.runtime import Graph, Runtime
 
 __all__ = ["Step", "Submits", "cache_of", "tensors_of"]
-
-_HISTORY = "history"
-"""The one input that a step writes to; it goes back among the outputs."""
 
 
 class Submits(Protocol):
@@ -40,41 +38,48 @@ class Step:
         self._compiled: dict[Hashable, _Compiled] = {}
 
     def __call__(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
-        """The cache and the history are donated: those passed in are dead afterwards where the step writes to them."""
+        """The cache and the inputs that persist are donated: those passed in are dead afterwards where the step writes to them."""
         found: tuple[KV, Mapping[str, Tensor]] = self._device.submit(lambda: self._run(kv, dict(inputs))).result()
         return found
 
     def _run(self, kv: KV, inputs: dict[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
-        cache, history = tensors_of(kv), [inputs[_HISTORY]] if _HISTORY in inputs else []
-        names = [name for name in inputs if name != _HISTORY]
-        state, given = [*cache, *history], [inputs[name] for name in names]
+        cache = tensors_of(kv)
+        kept, names = _parted(inputs)
+        state, given = [*cache, *(inputs[name] for name in kept)], [inputs[name] for name in names]
         key = (
-            tuple(names), bool(history), None if cache else id(kv), getattr(kv, "layout", None),
+            tuple(names), tuple(kept), None if cache else id(kv), getattr(kv, "layout", None),
             tuple((x.shape, x.dtype) for x in (*state, *given)),
         )  # fmt: skip
         compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = self._compiled[key] = self._compile(kv, names, state, given)
+            compiled = self._compiled[key] = self._compile(kv, kept, names, state, given)
         found = self._device.runtime.run(compiled.graph, [*state, *given])
         outputs = dict(zip(compiled.names, found[len(state) :], strict=True))
-        if history and _HISTORY in outputs:
-            outputs[_HISTORY] = found[len(cache)]
+        outputs |= {name: found[len(cache) + at] for at, name in enumerate(kept) if name in outputs}
         return cache_of(kv, found[: len(cache)]), outputs
 
-    def _compile(self, kv: KV, names: list[str], state: list[Tensor], given: list[Tensor]) -> _Compiled:
+    def _compile(
+        self, kv: KV, kept: list[str], names: list[str], state: list[Tensor], given: list[Tensor]
+    ) -> _Compiled:
         learnt: list[str] = []
         width = len(tensors_of(kv))
 
         def function(state: list[Tensor], given: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
             traced = cache_of(kv, state[:width])
             inputs = dict(zip(names, given, strict=True))
-            inputs |= {_HISTORY: state[width]} if len(state) > width else {}
+            inputs |= dict(zip(kept, state[width:], strict=True))
             traced, outputs = self._step_fn(traced, inputs)
             learnt[:] = list(outputs)
             return [*tensors_of(traced), *state[width:]], list(outputs.values())
 
         graph = self._device.runtime.capture(function, state, given)
         return _Compiled(graph, tuple(learnt))
+
+
+def _parted(inputs: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
+    """(names of what persists, of all else)"""
+    kept = [name for name in inputs if name in PERSISTENT]
+    return kept, [name for name in inputs if name not in PERSISTENT]
 
 
 def tensors_of(kv: KV) -> list[Tensor]:

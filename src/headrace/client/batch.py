@@ -1,0 +1,145 @@
+"""Many prompts as one call: as many in the engine's queue as it holds, the next when a place is free, answers in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from headrace.client.api import EngineClient, GenerateRequest, LogprobEntry, Output, Usage
+from headrace.errors import EngineDead, HeadraceError
+
+__all__ = ["Completion", "Places", "RequestOutput", "answer_all"]
+
+
+@dataclass(slots=True)
+class Completion:
+    """One choice. For text, ids and stops the rule of `client.api.Output` holds."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[LogprobEntry] | None = None
+    finish_reason: str | None = None
+    """`stop`, `length`, `abort`, or `error`: then `error` says why, and the other prompts have their answers."""
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The answer to one prompt."""
+
+    prompt: str | None
+    """None where token ids were given."""
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+    prompt_logprobs: list[LogprobEntry] | None = None
+    usage: Usage | None = None
+
+
+class Places:
+    """Sequences that may be in the engine at once, given out in the order of asking. One event loop uses it."""
+
+    def __init__(self, total: int) -> None:
+        self._total = self._free = total
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, count: int) -> int:
+        """Wait for so many places, or for all where there are fewer. Returns how many were taken."""
+        count = min(count, self._total)
+        if not self._waiting and self._free >= count:
+            self._free -= count
+            return count
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((count, granted))
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self.give(count)
+            else:
+                self._waiting.remove((count, granted))
+            raise
+        return count
+
+    def give(self, count: int) -> None:
+        """Places back."""
+        self._free += count
+        while self._waiting and self._free >= self._waiting[0][0]:
+            count, granted = self._waiting.popleft()
+            if not granted.done():
+                self._free -= count
+                granted.set_result(None)
+
+
+async def answer_all(
+    client: EngineClient,
+    requests: Sequence[GenerateRequest],
+    places: Places,
+    tell: Callable[[int], None] | None = None,
+) -> list[RequestOutput]:
+    """The answers in the requests' order; `tell` hears the tokens of each that ends.
+
+    What goes wrong with one is the `error` of its own choices. Raises EngineDead, which is the end of all.
+    """
+    answers = [_empty(request) for request in requests]
+    tasks: set[asyncio.Task[None]] = set()
+    lost: list[EngineDead] = []
+
+    async def work(request: GenerateRequest, answer: RequestOutput, taken: int) -> None:
+        try:
+            await _answer(client, request, answer)
+            if tell is not None:
+                tell(sum(len(choice.token_ids) for choice in answer.outputs))
+        except EngineDead as error:
+            lost.append(error)
+        finally:
+            places.give(taken)
+
+    try:
+        for request, answer in zip(requests, answers, strict=True):
+            taken = await places.take(request.params.n)
+            if lost:
+                places.give(taken)
+                break
+            task = asyncio.ensure_future(work(request, answer, taken))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        while tasks:
+            await asyncio.wait(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if lost:
+        raise lost[0]
+    return answers
+
+
+def _empty(request: GenerateRequest) -> RequestOutput:
+    return RequestOutput(None, list(request.prompt), [Completion(i) for i in range(request.params.n)])
+
+
+async def _answer(client: EngineClient, request: GenerateRequest, answer: RequestOutput) -> None:
+    try:
+        async for output in client.generate(request):
+            _extend(answer, output)
+    except EngineDead:
+        raise
+    except HeadraceError as error:
+        for choice in answer.outputs:
+            if choice.finish_reason is None:
+                choice.finish_reason, choice.error = "error", str(error)
+
+
+def _extend(answer: RequestOutput, output: Output) -> None:
+    choice = answer.outputs[output.index]
+    choice.text += output.text
+    choice.token_ids += output.token_ids
+    if output.logprobs is not None:
+        choice.logprobs = [*(choice.logprobs or []), *output.logprobs]
+    choice.finish_reason, choice.stop_reason, choice.error = output.finish_reason, output.stop_reason, output.error
+    answer.prompt_logprobs = answer.prompt_logprobs or output.prompt_logprobs
+    answer.usage = output.usage or answer.usage

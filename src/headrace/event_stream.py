@@ -1,0 +1,20 @@
+"""Reads server-sent events, as OpenAI's API streams them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+__all__ = ["event_data"]
+
+
+def event_data(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The data of each event, up to `[DONE]`. Lines end with a line feed alone: JSON may hold other separators of lines."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                yield data

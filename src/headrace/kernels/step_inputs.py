@@ -1,0 +1,87 @@
+"""The inputs of a step, as one table: what each is called, its type and its dimensions, and which persist.
+
+The engine puts arrays of these names on the device; whoever records, captures or compiles a step, or pads its inputs, reads
+here what may change from call to call. The fields of `ops.Batch` and `ops.SampleInputs` have the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Literal
+
+from headrace.sampling import DEVICE_ROWS
+from headrace.types import NO_TOKEN, Bucket
+
+__all__ = ["PERSISTENT", "STEP_INPUTS", "Dimension", "StepInput", "padded_sizes"]
+
+Dimension = Literal[
+    "3", "tokens", "seqs", "seqs + 1", "rows", "blocks", "biases", "masks", "vocab / 32", "slots", "positions"
+]
+"""The sizes of a step (`types.Bucket` has the most of each), and those that never change: `slots` sequences of `positions`
+tokens in the history, bits for the vocabulary in words of 32, and the three sizes themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One input."""
+
+    name: str
+    dtype: Literal["int32", "int64", "float32"]
+    dims: tuple[Dimension, ...]
+    fill: float | Literal["last", "spare slot"] = 0
+    """What padding holds: a number, the array's last value, or the slot of the history that no sequence has."""
+    persists: bool = False
+    """It stays on the device from step to step, and a step reads and writes it where it lies; it is the same tensor at every
+    call. Where buffers are donated, it is taken by the call and comes back among the outputs under its own name."""
+
+
+def _table(*inputs: StepInput) -> Mapping[str, StepInput]:
+    return MappingProxyType({one.name: one for one in inputs})
+
+
+STEP_INPUTS: Mapping[str, StepInput] = _table(
+    StepInput("sizes", "int32", ("3",)),
+    StepInput("token_ids", "int32", ("tokens",)),
+    StepInput("positions", "int32", ("tokens",)),
+    StepInput("slot_mapping", "int32", ("tokens",)),
+    StepInput("token_seq", "int32", ("tokens",)),
+    StepInput("query_start", "int32", ("seqs + 1",), fill="last"),
+    StepInput("context_lens", "int32", ("seqs",)),
+    StepInput("block_tables", "int32", ("seqs", "blocks")),
+    StepInput("slots", "int32", ("seqs",), fill="spare slot"),
+    StepInput("rows", "int32", ("rows",)),
+    *(StepInput(name, row.dtype, ("rows",), fill=row.neutral) for name, row in DEVICE_ROWS.items()),
+    StepInput("seed", "int64", ("rows",)),
+    StepInput("position", "int32", ("rows",)),
+    StepInput("target", "int32", ("rows",), fill=NO_TOKEN),
+    StepInput("slot", "int32", ("rows",), fill="spare slot"),
+    StepInput("prompt_len", "int32", ("rows",)),
+    StepInput("bias_row", "int32", ("biases",), fill=-1),
+    StepInput("bias_token", "int32", ("biases",)),
+    StepInput("bias_value", "float32", ("biases",)),
+    StepInput("allowed", "int32", ("masks", "vocab / 32")),
+    StepInput("allowed_row", "int32", ("rows",), fill=-1),
+    StepInput("history", "int32", ("slots", "positions"), persists=True),
+)
+"""By name."""
+PERSISTENT: frozenset[str] = frozenset(one.name for one in STEP_INPUTS.values() if one.persists)
+"""Inputs that are read and written where they are; all others are new at each call, or the same tensor unchanged."""
+
+
+@lru_cache(maxsize=64)
+def padded_sizes(bucket: Bucket) -> Mapping[Dimension, int]:
+    """The size of every dimension that a bucket fixes; the others never change."""
+    return MappingProxyType(
+        {
+            "tokens": bucket.tokens,
+            "seqs": bucket.seqs,
+            "seqs + 1": bucket.seqs + 1,
+            "rows": bucket.rows,
+            "blocks": bucket.blocks,
+            "biases": bucket.biases,
+            "masks": bucket.masks,
+        }
+    )

@@ -1,0 +1,92 @@
+"""Progress bars on a terminal's stderr, all of them rich's. Elsewhere nothing is drawn."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+__all__ = ["fetching_bar", "generating_bar", "loading_bar"]
+
+
+@contextmanager
+def loading_bar(out: TextIO | None = None) -> Iterator[Callable[[str, float], None] | None]:
+    """A function that takes (stage, done from 0 to 1) and draws a bar; None if `out` (default: stderr) is no terminal.
+
+    The bar is gone once "first step" has been reached, or when the block ends.
+    """
+    out = out or sys.stderr
+    if not out.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(file=out), transient=True) as bar:
+        task = bar.add_task("loading", total=1.0)
+
+        def show(stage: str, done: float) -> None:
+            bar.update(task, description=stage, completed=done)
+            if stage == "first step":
+                bar.stop()
+
+        yield show
+
+
+@contextmanager
+def fetching_bar(out: TextIO | None = None) -> Iterator[Callable[[str, int, int], None]]:
+    """A function that takes (what, bytes done, bytes in all or 0) and draws a bar per file. If `out` (default: stderr)
+    is no terminal, it names each file once."""
+    out = out or sys.stderr
+    if not out.isatty():
+        yield _namer(out)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(file=out), transient=True) as bar:
+        tasks = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(f"fetching {what}")
+            bar.update(tasks[what], completed=done, total=total or None)
+
+        yield show
+
+
+@contextmanager
+def generating_bar(total: int, shown: bool, out: TextIO | None = None) -> Iterator[Callable[[int], None] | None]:
+    """A function that is told the tokens of each answer and draws a bar of `total` prompts; None if it is not to be `shown` or
+    `out` (default: stderr) is no terminal."""
+    out = out or sys.stderr
+    if not shown or not out.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=out), transient=True) as bar:
+        task = bar.add_task("generating", total=total)
+        generated = 0
+
+        def tell(tokens: int) -> None:
+            nonlocal generated
+            generated += tokens
+            bar.update(task, advance=1, description=f"generating ({generated} tokens)")
+
+        yield tell
+
+
+def _namer(out: TextIO) -> Callable[[str, int, int], None]:
+    named: set[str] = set()
+
+    def show(what: str, done: int, total: int) -> None:
+        if what not in named:
+            named.add(what)
+            print(f"fetching {what}", file=out, flush=True)
+
+    return show

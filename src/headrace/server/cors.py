@@ -1,0 +1,72 @@
+"""Lets web pages of other origins read the answers (the Fetch standard, 3.3), where the user has named their origins."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from starlette.types import Scope, Send
+
+__all__ = ["Cors", "CorsSend"]
+
+_NAMES = re.compile(rb"[\w!#$%&'*+.^`|~-]+(?: *, *[\w!#$%&'*+.^`|~-]+)*")
+_MOST_NAMES = 2000
+"""Bytes of header names that a preflight may ask for."""
+
+Header = tuple[bytes, bytes]
+
+
+class Cors:
+    def __init__(self, origins: str) -> None:
+        """`origins` as in `ServerConfig.cors_origin`."""
+        self._origins = frozenset(origin.strip().encode() for origin in origins.split(","))
+
+    def allowed(self, scope: Scope) -> bytes | None:
+        """What a page's origin is answered with; None for a request of no page, or of one that may not read the answer."""
+        origin = _header(scope, b"origin")
+        if origin is None:
+            return None
+        if b"*" in self._origins:
+            return b"*"
+        return origin if origin in self._origins else None
+
+    def preflight(self, scope: Scope, origin: bytes) -> list[Header] | None:
+        """The headers that answer a browser which asks ahead of a request; None where this is no such question."""
+        if scope["method"] != "OPTIONS" or _header(scope, b"access-control-request-method") is None:
+            return None
+        headers = [
+            *_common(origin),
+            (b"access-control-allow-methods", b"GET, POST"),
+            (b"access-control-max-age", b"600"),
+        ]
+        names = _header(scope, b"access-control-request-headers") or b""
+        if len(names) <= _MOST_NAMES and _NAMES.fullmatch(names):
+            headers.append((b"access-control-allow-headers", names))
+        if _header(scope, b"access-control-request-private-network") == b"true":
+            headers.append((b"access-control-allow-private-network", b"true"))
+        return headers
+
+
+class CorsSend:
+    """A `send` that adds the headers to whatever is answered."""
+
+    def __init__(self, send: Send, origin: bytes) -> None:
+        self._send, self._origin = send, origin
+        self.started = False
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            exposed = (b"access-control-expose-headers", b"x-request-id, retry-after")
+            headers = [*message.get("headers", ()), *_common(self._origin), exposed]
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+
+def _common(origin: bytes) -> list[Header]:
+    allowed = (b"access-control-allow-origin", origin)
+    return [allowed] if origin == b"*" else [allowed, (b"vary", b"origin")]
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes | None:
+    return next((value for name, value in scope["headers"] if name == wanted), None)

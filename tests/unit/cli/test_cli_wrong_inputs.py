@@ -1,0 +1,109 @@
+"""What a user may get wrong on the command line: one line on stderr and exit code 2, whatever the verb."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.checkpoints.packed.content import Contents
+from headrace.cli.main import main
+
+LONG = "x" * 5000
+DEEP = "[" * 100_000
+URL = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with files of every wrong kind, which commands name without its path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HEADRACE_CACHE", raising=False)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "bytes").write_bytes(bytes(range(256)))
+    (tmp_path / "deep.json").write_text(DEEP)
+    (tmp_path / "list.json").write_text("[[1], 2]")
+    (tmp_path / "text").write_text("hello " * 100)
+    (tmp_path / "empty.gguf").touch()
+    return tmp_path
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "a model that is absent": (["generate", "absent", "hi"], "model 'absent' is no such path"),
+    "a model's name that no file can have": (["generate", LONG, "hi"], "is no such path"),
+    "a home that does not exist": (["generate", "~nobody-of-that-name/m", "hi"], "is no such path"),
+    "an empty file": (["generate", "empty.gguf", "hi"], "empty.gguf: the file is empty"),
+    "an empty directory": (["generate", "folder", "hi"], "folder: the directory is empty"),
+    "an empty directory to talk to": (["chat", "folder"], "folder: the directory is empty"),
+    "an address that is none": (["generate", "--url", "http://[::1", "hi"], "--url http://[::1"),
+    "a text that is absent": (["bench", "perplexity", "m", "absent"], "absent: No such file or directory"),
+    "a folder as text": (["bench", "perplexity", "m", "folder"], "folder: Is a directory"),
+    "bytes as text": (["bench", "perplexity", "m", "bytes"], "bytes is not UTF-8 text: byte 128"),
+    "a text's name that no file can have": (["bench", "perplexity", "m", LONG], "File name too long"),
+    "reports that are absent": (["bench", "compare", "absent", "absent"], "absent"),
+    "a report that nests": (["bench", "compare", "deep.json", "deep.json"], "deep.json is no report of runs"),
+    "a report of lists": (["bench", "compare", "list.json", "list.json"], "list.json is no report of runs"),
+    "a body that nests": (
+        ["bench", "serve", "--url", URL, "--model", "m", "--tokenizer", "m", "--extra", DEEP],
+        "is not a JSON object",
+    ),
+    "a place that cannot be written": (["plugin", "new", "mill", "--dir", "text"], "choose another --dir"),
+    "a verb that is none": ([LONG], "invalid choice"),
+    "an option that is none": (["generate", f"--{LONG}"], "unrecognized arguments"),
+    "a verb of bench that is none": (["bench", LONG], "invalid choice"),
+    "a tape of nothing": (["doctor", "--tape", LONG], "is no such path"),
+    "a model that is not pulled": (["pull", LONG], "is neither in the catalogue"),
+}
+
+
+def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """stderr of a command that must fail as users' errors do."""
+    try:
+        code: object = main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_said_in_one_short_line(what: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, why = WRONG[what]
+    error = said(arguments, capsys)
+    assert why in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    for long in (LONG, DEEP):
+        assert long[:201] not in error
+
+
+@pytest.mark.parametrize("cache", ["text", "text/below", "/dev/null"])
+def test_a_cache_that_is_no_folder(
+    cache: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", cache)
+    assert main(["models"]) == 0
+    assert main(["cache"]) == 0
+    assert "Not a directory" in said(["cache", "--clear"], capsys)
+
+
+@pytest.mark.parametrize("index", [DEEP, "{" * 5000, "[1]", "", '{"a": 3}', json.dumps({"a": [1, 2, 3, 4, 5, [[]]]})])
+def test_an_index_of_the_cache_that_is_damaged_is_made_again(index: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"weights")
+    (tmp_path / "contents.json").write_text(index)
+    contents = Contents(tmp_path / "contents.json")
+    assert contents.known([file]) is None
+    assert contents.digest([file])
+
+
+def test_what_is_kept_may_be_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    (tmp_path / "packed" / "folder.packed").mkdir(parents=True)
+    (tmp_path / "packed" / "junk.packed").write_bytes(b"HRPACK\0\1" + b"\xff" * 100)
+    (tmp_path / "packed" / "link.packed").symlink_to("absent")
+    assert main(["cache"]) == 0
+    assert "which cannot be read" in capsys.readouterr().out

@@ -1,0 +1,104 @@
+"""Many prompts as one call: order, places, and one prompt's error."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from headrace.client.api import EngineClient, GenerateRequest, Output
+from headrace.client.batch import Places, answer_all
+from headrace.errors import EngineDead, Overloaded
+from headrace.progress import generating_bar
+from headrace.types import SamplingParams
+
+
+@dataclass
+class Fake:
+    limit: int = 4
+    wrong: dict[str, Exception] = field(default_factory=dict)
+    inside: int = 0
+    most: int = 0
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+        self.inside += request.params.n
+        self.most = max(self.most, self.inside)
+        try:
+            if self.inside > self.limit:
+                raise Overloaded("full")
+            # Later ones are quicker.
+            for _ in range(20 - int(request.id) % 20):
+                await asyncio.sleep(0)
+            if request.id in self.wrong:
+                raise self.wrong[request.id]
+            for index in range(request.params.n):
+                yield Output(index, request.id, [int(request.id)], finish_reason="length")
+        finally:
+            self.inside -= request.params.n
+
+
+def run(fake: Fake, count: int = 50, n: int = 1, tell: Any = None) -> Any:
+    requests = [GenerateRequest(str(i), (1,), SamplingParams(n=n)) for i in range(count)]
+    return asyncio.run(answer_all(cast(EngineClient, fake), requests, Places(fake.limit), tell))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_thousands_of_prompts_come_in_order_and_never_overfill(n: int) -> None:
+    fake = Fake()
+    heard: list[int] = []
+    answers = run(fake, 3000, n, heard.append)
+    assert [[choice.text for choice in one.outputs] for one in answers] == [[str(i)] * n for i in range(3000)]
+    assert fake.most == fake.limit - fake.limit % n
+    assert heard == [n] * 3000
+
+
+def test_one_error_leaves_the_other_answers() -> None:
+    answers = run(Fake(wrong={"7": Overloaded("one went wrong")}))
+    (wrong,) = answers[7].outputs
+    assert (wrong.finish_reason, wrong.error) == ("error", "one went wrong")
+    assert all(one.outputs[0].text == str(i) for i, one in enumerate(answers) if i != 7)
+
+
+def test_the_end_of_the_engine_is_the_end_of_all() -> None:
+    fake = Fake(wrong={"7": EngineDead("gone")})
+    with pytest.raises(EngineDead, match="gone"):
+        run(fake)
+    assert fake.inside == 0
+
+
+def test_places_of_callers_that_left_are_given_on() -> None:
+    async def main() -> None:
+        places = Places(2)
+        await places.take(2)
+        waiting = [asyncio.ensure_future(places.take(n)) for n in (2, 1, 1)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        places.give(2)
+        waiting[1].cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert waiting[2].result() == 1
+        assert await places.take(1) == 1
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_is_drawn_on_a_terminal_alone() -> None:
+    with generating_bar(2, True, io.StringIO()) as tell:
+        assert tell is None
+    out = Terminal()
+    with generating_bar(2, False, out) as tell:
+        assert tell is None
+    with generating_bar(2, True, out) as tell:
+        assert tell is not None
+        tell(5)
+        tell(6)
+    assert "generating (11 tokens)" in out.getvalue()
