@@ -181,7 +181,6 @@ class Capabilities:
     """False: a simulator, whose operators give shapes and costs but no values."""
     host_memory: bool = False
     """The device computes in the host's memory: the KV cache is given a share of what is free rather than almost all."""
-    extra: tuple[tuple[str, Any], ...] = ()
     head_sizes: frozenset[int] = frozenset()
     """Head sizes that attention takes; empty: any. A model with others is refused."""
     kv_lanes: int = 1

@@ -37,7 +37,8 @@ __all__ = ["answer_completion"]
 MAX_PROMPTS = 2048
 DEFAULT_MAX_TOKENS = 16
 _INLINE = 2000
-"""Bytes of a request whose texts are tokenised at once; longer ones are in a thread, so that they don't hold up the streams."""
+"""Bytes of a request whose texts are tokenised at once; longer ones are in a thread, so that they don't hold up the
+streams."""
 
 
 async def answer_completion(context: Context, request: Request) -> Response:

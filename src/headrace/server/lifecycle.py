@@ -1,8 +1,8 @@
 """`headrace serve`: start the engine, open the port, drain on SIGTERM.
 
-The port opens only when the engine is ready, so a client that connects is answered. It is bound before the model loads, so
-that a taken port is an error at once. The first SIGTERM or SIGINT drains: the port stays open and answers 503 while running
-requests finish, for `drain_timeout` at most. A second signal ends everything at once.
+The port opens only when the engine is ready, so a client that connects is answered. It is bound before the model loads,
+so that a taken port is an error at once. The first SIGTERM or SIGINT drains: the port stays open and answers 503 while
+running requests finish, for `drain_timeout` at most. A second signal ends everything at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _GOODBYE = 1.0
 _AT_ONCE = 1.0
 """Seconds between a second signal and a hard exit."""
 _KEEP_ALIVE = 75
-"""Seconds; longer than the pools of common clients keep a connection, so that they never reuse one that we just closed."""
+"""Seconds; longer than the pools of common clients keep a connection, so that they never reuse one that we just
+closed."""
 
 
 def run(config: Config, model_path: Path, first_prompt: str | None = None, launched: Launched | None = None) -> int:

@@ -1,7 +1,7 @@
 """The bodies of requests, as msgspec structs: parsed, checked for type and range, and shown in the OpenAPI schema.
 
-Fields are OpenAI's and, under the names that vLLM uses, what goes beyond. Every optional field may be null. What depends on
-the model (vocabulary, context) is checked in `params`; a field that is not here is refused by name.
+Fields are OpenAI's and, under the names that vLLM uses, what goes beyond. Every optional field may be null. What
+depends on the model (vocabulary, context) is checked in `params`; a field that is not here is refused by name.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class StreamOptions(Body):
 
 
 class GenerationRequest(Body):
-    """What completions and chat share. Those of the table of sampling parameters that stand here are read by name; all others
-    are added to the bodies as they stand in the table."""
+    """What completions and chat share. Those of the table of sampling parameters that stand here are read by name; all
+    others are added to the bodies as they stand in the table."""
 
     model: str | None = None
     max_tokens: Annotated[int, limits("max_tokens")] | None = None
