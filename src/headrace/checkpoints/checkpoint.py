@@ -145,7 +145,9 @@ def _open_weights(path: Path, config: Mapping[str, Any], extensions: Extensions)
     other = extensions.source(path) if not files else None
     if other is not None:
         return other
-    with located(quantization_file(path, config)):
+    with located(path / "config.json"):
+        file = quantization_file(path, config)
+    with located(file):
         scheme = scheme_of(config, extensions.scheme)
     source = open_safetensors(path, scheme)
     return source, sum(os.path.getsize(file) for file in files if file.suffix == ".safetensors" and file.is_file())

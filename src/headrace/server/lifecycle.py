@@ -219,10 +219,11 @@ async def _serve_until(
     url = _url(config.server.host, listener.getsockname()[1])
     info = context.client.info
     took = time.monotonic() - began
-    print(
-        f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)",
-        flush=True,
-    )
+    with contextlib.suppress(OSError):  # A pipe that nobody reads any more, a full disk: the port is what matters.
+        print(
+            f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)",
+            flush=True,
+        )
     if first_prompt is not None:
         # A daemon, so that an answer under way holds up no exit.
         threading.Thread(
