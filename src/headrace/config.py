@@ -185,6 +185,12 @@ class ServerConfig(Frozen):
         "commas, and * is every origin.",
         json_schema_extra=unit("origin"),
     )
+    tool_format: str | None = Field(
+        default=None, description="Format of tool calls, or none. Default: detected.", json_schema_extra=unit("name")
+    )
+    reasoning_format: str | None = Field(
+        default=None, description="Format of reasoning, or none. Default: detected.", json_schema_extra=unit("name")
+    )
     drain_timeout: float = Field(
         default=30.0,
         ge=0,

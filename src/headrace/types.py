@@ -49,7 +49,9 @@ Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 
-ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf", "structural_tag"]
+ConstraintKind = Literal[
+    "json_schema", "json_object", "regex", "choice", "lark", "gbnf", "structural_tag", "tool_calls"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ class Constraint:
     kind: ConstraintKind
     text: str = ""
     """The schema (JSON, its keys in the client's order), the expression, the grammar; a JSON list of strings for `choice`;
-    empty for `json_object`."""
+    empty for `json_object`; for `tool_calls` the JSON text of {"lark": …, "schemas": […], "strict": […]}, a grammar that
+    names the schemas `schema_0` and so on."""
     whitespace: Literal["flexible", "compact"] = "flexible"
     """Between the parts of a JSON text: up to 32 characters, or none."""
     strict: bool = False
@@ -67,7 +70,10 @@ class Constraint:
     field: str = "response_format"
     """The request's field that asked for it, for errors."""
     after: tuple[int, ...] = ()
-    """Token ids that end thinking: the constraint begins after one of them. Empty: it begins at once."""
+    """Token ids that end reasoning: the constraint begins after one of them. Empty: it begins at once."""
+    opens: tuple[int, ...] = ()
+    """Token ids that begin reasoning: the constraint begins at once, unless the first token is one of them. Empty, with
+    `after`: the prompt has begun the reasoning."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from headrace.core.matcher import Matcher
 from headrace.errors import HeadraceError, InvalidRequest
 from headrace.grammar.backend import CompiledGrammar, GrammarBackend
+from headrace.grammar.dormant import with_reasoning
 from headrace.types import Constraint
 
 __all__ = ["GrammarCompiler"]
@@ -38,7 +39,7 @@ class GrammarCompiler:
 
     def _matchers(self, constraint: Constraint, count: int) -> list[Matcher]:
         compiled = self._compiled(constraint)
-        return [compiled.matcher() for _ in range(count)]
+        return [with_reasoning(compiled.matcher(), constraint) for _ in range(count)]
 
     def _compiled(self, constraint: Constraint) -> CompiledGrammar:
         key = _key(constraint)

@@ -9,12 +9,14 @@ from typing import Any, Protocol
 from starlette.responses import Response
 
 from headrace.client.api import EngineClient
+from headrace.client.output import TextStream
 from headrace.config import Config
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.server.cors import Cors
 from headrace.server.errors import HttpError, error_response
 from headrace.server.guard import Guard
 from headrace.server.metrics import Metrics
+from headrace.server.model_formats import ModelFormats, find_formats
 from headrace.server.workers import Workers
 
 __all__ = ["Context", "TextTokenizer", "make_context"]
@@ -28,6 +30,11 @@ class TextTokenizer(Protocol):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def token_text(self, token_id: int) -> str: ...
+
+    def stream(self, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = ()) -> TextStream: ...
+
+    @property
+    def template_source(self) -> str: ...
 
     async def apply_chat_template_async(
         self,
@@ -53,6 +60,7 @@ class Context:
     """Sequences that one request may make: more could never wait at once."""
     cors: Cors | None = None
     """None: pages of other origins read nothing."""
+    formats: ModelFormats = field(default_factory=ModelFormats)
     metrics: Metrics = field(default_factory=Metrics)
     workers: Workers = field(default_factory=Workers)
     active: set[Guard] = field(default_factory=set)
@@ -83,7 +91,8 @@ class Context:
 
 
 def make_context(client: EngineClient, tokenizer: TextTokenizer, config: Config) -> Context:
-    """Raises ConfigError for an API key that would guard nothing, or that no client could send."""
+    """Raises ConfigError for an API key that would guard nothing or that no client could send, and for an unknown name of a
+    format."""
     key = config.server.api_key
     if key is not None:
         key = key.strip()
@@ -96,6 +105,7 @@ def make_context(client: EngineClient, tokenizer: TextTokenizer, config: Config)
         None if key is None else key.encode(),
         config.scheduler.max_waiting,
         Cors(config.server.cors_origin) if config.server.cors_origin else None,
+        find_formats(tokenizer, config.server),
     )
 
 
