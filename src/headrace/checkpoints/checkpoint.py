@@ -66,11 +66,12 @@ class Checkpoint:
         move: Callable[[torch.Tensor], torch.Tensor] | None = None,
         shard: Shard = WHOLE,
         group: Group | None = None,
+        place: Callable[[torch.Tensor], Any] | None = None,
     ) -> Decoder:
         """Read the weights and bind them to operators.
 
-        `progress(done, total)` counts bytes; `move` puts a tensor where the operators want it (default: it stays a view of the
-        file); `shard` is this rank's part and `group` its collectives.
+        `progress(done, total)` counts bytes; `move` puts a matrix's tensor where the operators want it (default: it stays a view
+        of the file), `place` a norm, a router's bias or a rotary table (default: as `move`); `shard` is this rank's part and `group` its collectives.
         Raises CheckpointError naming file and tensor, UnsupportedModel for tensors the architecture doesn't know and for formats
         that cannot be cut, ConfigError for a number of ranks that does not suit the model.
         """
@@ -88,14 +89,19 @@ class Checkpoint:
             self.source,
             self.norm_offset,
             self.interleaved,
-            move or (lambda tensor: tensor),
+            move or _stay,
+            place or move or _stay,
             count,
             shard,
         )
         weights = assembly.run()
         if progress is not None:
             progress(self.total_bytes, self.total_bytes)
-        return Decoder(local_config(self.decoder_config, shard), ops, weights, max_model_len, group)
+        return Decoder(local_config(self.decoder_config, shard), ops, weights, max_model_len, group, place)
+
+
+def _stay(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def open_checkpoint(path: Path | str, extensions: Extensions | None = None) -> Checkpoint:

@@ -55,6 +55,9 @@ class Assembly:
     norm_offset: float
     interleaved: bool
     move: Callable[[Tensor], Tensor]
+    """Puts a matrix's tensors where operators want them."""
+    place: Callable[[Tensor], Any]
+    """The same for vectors."""
     progress: Callable[[int], None]
     """Called with the bytes just done."""
     shard: Shard = WHOLE
@@ -122,7 +125,7 @@ class Assembly:
         """What a sparse layer has beside router and experts."""
         bias = self.source.vector(self.names.router_bias.format(i=index), moe.experts) if moe.biased else None
         return {
-            "router_bias": None if bias is None else self.move(bias),
+            "router_bias": None if bias is None else self.place(bias),
             "shared": self._shared(index, moe) if moe.shared else None,
         }
 
@@ -176,7 +179,8 @@ class Assembly:
         return parts
 
     def _norm(self, name: str, size: int) -> Tensor:
-        return self.move(self.source.vector(f"{name}.weight", size) + self.norm_offset)
+        placed: Tensor = self.place(self.source.vector(f"{name}.weight", size) + self.norm_offset)
+        return placed
 
     def _finish(self, weight: Weight) -> Weight:
         weight = place(weight, self.move)
