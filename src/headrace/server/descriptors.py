@@ -1,5 +1,5 @@
-"""Says once that the process runs out of file descriptors: what the kernel then refuses, event loops drop in silence (uvloop) or
-report at every attempt (asyncio)."""
+"""Says once that the process runs out of file descriptors: what the kernel then refuses, event loops drop in silence
+(uvloop) or report at every attempt (asyncio)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ __all__ = ["Descriptors"]
 
 _log = logging.getLogger(__name__)
 _NEAR = 8
-"""Descriptors left, at most, when it is said: the lowest free number is always given out, so numbers tell how many are in use."""
+"""Descriptors left, at most, when it is said: the lowest free number is always given out, so numbers tell how many are
+in use."""
 
 
 class Descriptors:

@@ -32,7 +32,8 @@ _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
 _LINE_ENDS = tuple((char.encode(), b"\\u%04x" % ord(char)) for char in "\u2028\u2029\u0085")
-"""What many readers take for the end of a line, and so of an event, though only CR and LF are. JSON escapes all others itself."""
+"""What many readers take for the end of a line, and so of an event, though only CR and LF are. JSON escapes all others
+itself."""
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -79,8 +80,9 @@ def _body(data: bytes, more: bool = True) -> Message:
 
 
 class Exchange(Response):
-    """The response to a request that has been understood. Nothing is sent before the first output, so that whatever goes
-    wrong until then is a plain HTTP error, for streams too; but those whose first output takes long begin with a comment."""
+    """The response to a request that has been understood. Nothing is sent before the first output, so that whatever
+    goes wrong until then is a plain HTTP error, for streams too; but those whose first output takes long begin with a
+    comment."""
 
     def __init__(self, context: Context, run: Run, dialect: Dialect, options: ExchangeOptions) -> None:
         super().__init__()

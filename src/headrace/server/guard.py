@@ -18,8 +18,8 @@ class ClientGone(Exception):
 class Guard:
     """Used as `async with` around a request's work, after its body has been read. Cancels the task that entered it.
 
-    The one who catches the CancelledError calls `reason`, which says why and takes the cancellation back; None means that
-    the cancellation came from elsewhere.
+    The one who catches the CancelledError calls `reason`, which says why and takes the cancellation back; None means
+    that the cancellation came from elsewhere.
     """
 
     def __init__(self, active: set[Guard], receive: Receive) -> None:

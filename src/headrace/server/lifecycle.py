@@ -1,8 +1,8 @@
 """`headrace serve`: start the engine, open the port, drain on SIGTERM.
 
-The port opens only when the engine is ready, so a client that connects is answered. It is bound before the model loads, so
-that a taken port is an error at once. The first SIGTERM or SIGINT drains: the port stays open and answers 503 while running
-requests finish, for `drain_timeout` at most. A second signal ends everything at once.
+The port opens only when the engine is ready, so a client that connects is answered. It is bound before the model loads,
+so that a taken port is an error at once. The first SIGTERM or SIGINT drains: the port stays open and answers 503 while
+running requests finish, for `drain_timeout` at most. A second signal ends everything at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _GOODBYE = 1.0
 _AT_ONCE = 1.0
 """Seconds between a second signal and a hard exit."""
 _KEEP_ALIVE = 75
-"""Seconds; longer than the pools of common clients keep a connection, so that they never reuse one that we just closed."""
+"""Seconds; longer than the pools of common clients keep a connection, so that they never reuse one that we just
+closed."""
 
 
 def run(config: Config, model_path: Path, first_prompt: str | None = None, launched: Launched | None = None) -> int:
@@ -218,10 +219,11 @@ async def _serve_until(
     url = _url(config.server.host, listener.getsockname()[1])
     info = context.client.info
     took = time.monotonic() - began
-    print(
-        f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)",
-        flush=True,
-    )
+    with contextlib.suppress(OSError):  # A pipe that nobody reads any more, a full disk: the port is what matters.
+        print(
+            f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)",
+            flush=True,
+        )
     if first_prompt is not None:
         # A daemon, so that an answer under way holds up no exit.
         threading.Thread(

@@ -1,7 +1,7 @@
 """Figures for Prometheus: what requests saw, what the engine reports, and the three wastes.
 
-Histograms are our own because one is touched for every streamed token: an increment in a list, on the event loop's thread
-alone, where the client library takes a lock.
+Histograms are our own because one is touched for every streamed token: an increment in a list, on the event loop's
+thread alone, where the client library takes a lock.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class Meter:
             self._metrics.queue.observe(output.queue_time)
 
     def close(self, usage: Usage, how: str) -> None:
-        """The request is over; `how` is the reason of the choices that had not finished. A refused one leaves no trace, and one
-        whose client left while it waited is counted, but was not served."""
+        """The request is over; `how` is the reason of the choices that had not finished. A refused one leaves no trace,
+        and one whose client left while it waited is counted, but was not served."""
         metrics = self._metrics
         if self._noted or how == "abort":
             metrics.finished[how] += self._open

@@ -23,7 +23,8 @@ class Patience:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, busy: Callable[[str], bool], expire: Callable[[str], None]
     ) -> None:
-        """`busy(awaited)`: whether it is we who hold the client up. `expire(awaited)` is called once the time is over."""
+        """`busy(awaited)`: whether it is we who hold the client up. `expire(awaited)` is called once the time is
+        over."""
         self._loop, self._busy, self._expire = loop, busy, expire
         self._awaited: str | None = None
         self._timer: asyncio.TimerHandle | None = None

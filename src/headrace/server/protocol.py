@@ -1,5 +1,6 @@
-"""Uvicorn's HTTP/1 connection with some things settled: what a client sends has limits of size and time, what is no HTTP is
-refused in our error shape, offers of other protocols are ignored, and clients of HTTP/1.0, which know no chunks, get none."""
+"""Uvicorn's HTTP/1 connection with some things settled: what a client sends has limits of size and time, what is no
+HTTP is refused in our error shape, offers of other protocols are ignored, and clients of HTTP/1.0, which know no
+chunks, get none."""
 
 from __future__ import annotations
 
@@ -80,8 +81,8 @@ class Connection(HttpToolsProtocol):
                 self._refuse(HttpError(400, "this is not a valid HTTP/1.1 request", code="invalid_http"))
 
     def _ignore_offer(self, rest: bytes) -> None:
-        """A server may ignore an offer (RFC 9110, 7.8), but the parser takes what follows for the other protocol: a new one reads
-        the same head without the offer, and the body."""
+        """A server may ignore an offer (RFC 9110, 7.8), but the parser takes what follows for the other protocol: a new
+        one reads the same head without the offer, and the body."""
         head, self._offered = self._offered, None
         assert head is not None
         self.parser = httptools.HttpRequestParser(self)
@@ -168,8 +169,8 @@ class Connection(HttpToolsProtocol):
             self._refuse(error, linger)
 
     def _refuse(self, error: HttpError, linger: float = _LINGER) -> None:
-        """Answer and end our side alone: a socket that is closed while data comes in is reset, and the client may lose the
-        answer with it (RFC 9112, 9.6)."""
+        """Answer and end our side alone: a socket that is closed while data comes in is reset, and the client may lose
+        the answer with it (RFC 9112, 9.6)."""
         self._refused = True
         if self._answering():
             # The answer to what came before on this connection has nowhere to go any more.

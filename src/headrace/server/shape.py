@@ -1,7 +1,8 @@
 """Counts what a body of JSON holds before it is parsed.
 
-The parser is fast by the byte, but each list, object and key costs a hundred times a byte's time, and it lets nobody else run:
-16 MiB of empty lists take seconds. Counting takes milliseconds, in slices between which the event loop serves others.
+The parser is fast by the byte, but each list, object and key costs a hundred times a byte's time, and it lets nobody
+else run: 16 MiB of empty lists take seconds. Counting takes milliseconds, in slices between which the event loop serves
+others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _SLICE = 128 * 2**10
 
 
 async def check_shape(body: bytes, most_parts: int, most_values: int) -> None:
-    """Raises InvalidRequest for more lists, objects and keys than `most_parts`, or more values in lists than `most_values`."""
+    """Raises InvalidRequest for more lists, objects and keys than `most_parts`, or more values in lists than
+    `most_values`."""
     if len(body) <= SMALL:
         return
     parts = values = at = 0

@@ -28,7 +28,8 @@ class Workers:
         self._waiting = 0
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """Call `work` in a thread. `size`: the request's bytes. Raises what it raises, and Overloaded where too much waits."""
+        """Call `work` in a thread. `size`: the request's bytes. Raises what it raises, and Overloaded where too much
+        waits."""
         loop = asyncio.get_running_loop()
         if size < LONG:
             return await loop.run_in_executor(self._short, work)
