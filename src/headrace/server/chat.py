@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output
 from headrace.errors import InvalidRequest
+from headrace.server.constraints import constraint_of
 from headrace.server.context import Context
 from headrace.server.decode import read_json
 from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, event
@@ -72,11 +73,6 @@ async def answer_chat(context: Context, request: Request) -> Response:
 
 def _refuse_unenforced(body: ChatRequest) -> None:
     """What would have to be guaranteed and cannot be yet is refused, never ignored."""
-    if body.response_format is not None and body.response_format.type != "text":
-        message = (
-            f"`response_format` of type {body.response_format.type} is not supported: output cannot be constrained yet"
-        )
-        raise InvalidRequest(message, "response_format", "unsupported_value")
     if body.tool_choice not in (None, "auto", "none"):
         message = "`tool_choice` can be auto or none: a call cannot be forced yet"
         raise InvalidRequest(message, "tool_choice", "unsupported_value")
@@ -138,6 +134,7 @@ def _request(info: ModelInfo, body: ChatRequest, prompt: list[int], stops: tuple
         params=params,
         priority=body.priority or 0,
         salt=body.cache_salt or "",
+        constraint=constraint_of(body),
     )
 
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output
 from headrace.client.validate import check_ids
 from headrace.errors import InvalidRequest
+from headrace.server.constraints import constraint_of
 from headrace.server.context import Context
 from headrace.server.decode import read_json
 from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, event
@@ -131,6 +132,7 @@ def _request(
         params=params,
         priority=body.priority or 0,
         salt=body.cache_salt or "",
+        constraint=constraint_of(body),
         echo=bool(body.echo),
     )
 
