@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator
@@ -219,11 +220,7 @@ async def _serve_until(
     url = _url(config.server.host, listener.getsockname()[1])
     info = context.client.info
     took = time.monotonic() - began
-    with contextlib.suppress(OSError):  # A pipe that nobody reads any more, a full disk: the port is what matters.
-        print(
-            f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)",
-            flush=True,
-        )
+    _say(f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)")
     if first_prompt is not None:
         # A daemon, so that an answer under way holds up no exit.
         threading.Thread(
@@ -240,6 +237,14 @@ async def _serve_until(
         server.force_exit = True
         await asyncio.wait({serving}, timeout=0.5)
         context.workers.close()
+
+
+def _say(text: str) -> None:
+    """On stdout. A pipe that nobody reads any more or a full disk is no reason to end: the port is what matters."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 async def _until_started(server: _Server, serving: asyncio.Task[None]) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -291,6 +294,19 @@ def test_white_space_around_a_key_is_none_of_it(tmp_path, monkeypatch):
 def test_a_key_that_no_client_can_send_is_refused(key, message):
     with pytest.raises(ConfigError, match=message):
         make_context(FakeClient(), None, Config.model_validate({"server": {"api_key": key}}))
+
+
+def test_a_server_goes_on_where_its_ready_line_cannot_be_written():
+    code = "import sys; from headrace.server.lifecycle import _say; _say('ready'); sys.stdout.flush(); sys.exit(5)"
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE, timeout=300, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (5, b"")
 
 
 def test_no_bar_where_nobody_watches():
