@@ -193,6 +193,10 @@ class GroupRunner:
         """Never asked for: every failure is the loss of the device."""
         return False
 
+    def where_not_finite(self, tokens: Sequence[int]) -> str:
+        """One rank cannot compute alone."""
+        return "several ranks are not looked at again: start with one to see in which layer that begins"
+
     def _explain(self, error: Exception) -> DeviceLost:
         # A rank that ended takes the others with it: its own error says more than theirs.
         why = self._followers.why_gone(_LAST_WORDS if isinstance(error, DeviceLost) else 0)
