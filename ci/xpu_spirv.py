@@ -17,10 +17,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from compile_report.chips import Chip
-from compile_report.code import _specialise as specialise
+from compile_report.code import specialise
 from compile_report.occupancy import Multiprocessor
 from compile_report.shipped import Recorded, recorded
-from headrace.platforms.xpu.chips import Properties, capabilities
+from headrace.platforms.xpu.chips import Properties, triton_chip
 
 DRIVER = {
     "architecture": 0,
@@ -37,9 +37,8 @@ MATRIX = re.compile(r"matrix_mad_k\d+\w*")
 
 
 def chip() -> Chip:
-    extra = dict(capabilities(Properties("Data Center GPU Max", (16, 32), 64, shared_memory=131072)).extra)
-    tile, stages = extra["triton_tile"], extra["triton_stages"]
-    return Chip("pvc", "xpu", "pvc", extra["triton_lanes"], extra["shared_memory"], "", tile, stages, _UNKNOWN, {})
+    said = triton_chip(Properties("Data Center GPU Max", (16, 32), 64, shared_memory=131072))
+    return Chip("pvc", "xpu", "pvc", said.lanes, said.shared_memory, "", said.tile, said.stages, _UNKNOWN, {})
 
 
 def compile_one(launch: Recorded, target: GPUTarget) -> tuple[int, int, str]:

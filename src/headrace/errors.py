@@ -94,7 +94,7 @@ class InvalidRequest(UserError):
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.param = param
+        self.param = None if param is None else cut(param)
         self.code = code
 
 

@@ -24,6 +24,8 @@ __all__ = [
     "QUANT_FORMATS",
     "Bucket",
     "Capabilities",
+    "Constraint",
+    "ConstraintKind",
     "Delta",
     "DeviceInfo",
     "FinishReason",
@@ -54,6 +56,27 @@ Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 
+ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf", "structural_tag"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the output must look like, as the client asked for it. A backend of `grammar/` compiles it or refuses it."""
+
+    kind: ConstraintKind
+    text: str = ""
+    """The schema (JSON, its keys in the client's order), the expression, the grammar; a JSON list of strings for `choice`;
+    empty for `json_object`."""
+    whitespace: Literal["flexible", "compact"] = "flexible"
+    """Between the parts of a JSON text: up to 32 characters, or none."""
+    strict: bool = False
+    """A schema held to OpenAI's strict rules: every property required, no others allowed; refused otherwise."""
+    field: str = "response_format"
+    """The request's field that asked for it, for errors."""
+    after: tuple[int, ...] = ()
+    """Token ids that end thinking: the constraint begins after one of them. Empty: it begins at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One sequence as the core sees it (a request of n > 1 has been fanned out before)."""
@@ -70,6 +93,7 @@ class Request:
     salt: str = ""
     """Requests share cached prefixes only within one (adapter, salt)."""
     adapter: str = ""
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +212,6 @@ class Capabilities:
     """False: a simulator, whose operators give shapes and costs but no values."""
     host_memory: bool = False
     """The device computes in the host's memory: the KV cache is given a share of what is free rather than almost all."""
-    extra: tuple[tuple[str, Any], ...] = ()
     head_sizes: frozenset[int] = frozenset()
     """Head sizes that attention takes; empty: any. A model with others is refused."""
     kv_lanes: int = 1

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from compile_report.occupancy import Multiprocessor
+from headrace.kernels.tritonlib.chip import Codes, Lanes, Stages, TritonChip
 
 __all__ = ["CHIPS", "Chip"]
 
@@ -23,28 +25,24 @@ class Chip:
     backend: str
     """Triton's name of its code generator."""
     arch: int | str
-    lanes: int
+    lanes: Lanes
     """Threads of a warp."""
     shared: int
     """Bytes a block."""
-    fp8: str
-    tile: int
-    stages: int
-    """These three as in `Config`."""
+    fp8: Codes
+    tile: Literal[64, 32]
+    stages: Stages
+    """These three as in `TritonChip`."""
     unit: Multiprocessor
     matrix: Mapping[str, str]
     """By operands (`float16`, `int8`, `fp8`; `any` where the tile is too small for the widest unit), the instruction that a
     product of them must hold, as a regular expression."""
 
     @property
-    def extra(self) -> dict[str, object]:
-        """What a platform with this chip says of it in `Capabilities.extra`."""
-        return {
-            "triton_fp8": self.fp8,
-            "triton_lanes": self.lanes,
-            "triton_tile": self.tile,
-            "triton_stages": self.stages,
-        }
+    def triton(self) -> TritonChip:
+        """What a platform with this chip says of it."""
+        target = (self.backend, self.arch, self.lanes)
+        return TritonChip(self.fp8, self.lanes, self.tile, self.stages, target, self.shared)
 
 
 def _nvidia(
@@ -52,7 +50,7 @@ def _nvidia(
     shared_kib: int,
     warps: int,
     blocks: int,
-    fp8: str,
+    fp8: Codes,
     half: str,
     int8: str,
     quarter: str,
@@ -72,7 +70,7 @@ _RDNA = Multiprocessor(16, 24, registers=1536, barriers=32, shared=128 << 10, sh
 """A work-group processor: two compute units, whose shared memory triton's blocks have together."""
 
 
-def _amd(arch: str, lanes: int, shared_kib: int, unit: Multiprocessor, fp8: str, stages: int, name: str) -> Chip:
+def _amd(arch: str, lanes: Lanes, shared_kib: int, unit: Multiprocessor, fp8: Codes, stages: Stages, name: str) -> Chip:
     half, int8 = rf"{name}_f32_\w*b?f16", rf"{name}_i32_\w*i?u?8"
     quarter = rf"{name}_f32_\w*(?:fp8|f8f6f4)" if fp8 else half
     names = MappingProxyType({"float16": half, "int8": int8, "fp8": quarter, "any": name})

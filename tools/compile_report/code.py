@@ -18,7 +18,7 @@ from compile_report.chips import Chip
 from compile_report.occupancy import resident_warps
 from compile_report.shipped import Recorded
 
-__all__ = ["Code", "compile_for"]
+__all__ = ["Code", "compile_for", "specialise"]
 
 _TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32", torch.int64: "i64",
@@ -45,7 +45,7 @@ class Code:
 
 def compile_for(launch: Recorded, chip: Chip) -> Code:
     """Specialised as the real call would be. Raises triton's CompilationError where a type or size does not exist on the chip."""
-    signature, constants, attributes = _specialise(launch)
+    signature, constants, attributes = specialise(launch)
     source = ASTSource(launch.kernel, signature, constants, attributes)
     options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": False}
     compiled = triton.compile(source, target=GPUTarget(chip.backend, chip.arch, chip.lanes), options=options)
@@ -58,7 +58,7 @@ def compile_for(launch: Recorded, chip: Chip) -> Code:
     return Code(registers, spills, shared, occupancy, matrix)
 
 
-def _specialise(launch: Recorded) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
+def specialise(launch: Recorded) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
     """Types, constants and divisibility, by the rules of triton's own dispatch: ints of 1 and None are constants, 16 divides, but for
     ints that the kernel says vary."""
     signature: dict[str, str] = {}

@@ -19,6 +19,7 @@ from compile_report.shipped_states import PRODUCTS, latents, scans
 from headrace.kernels import random
 from headrace.kernels.ops import Batch, SampleInputs
 from headrace.kernels.sample.generate import generate as sample_inputs
+from headrace.kernels.tritonlib.config import config_for
 from headrace.kernels.tritonlib.table import operators
 from headrace.kernels.weight import Weight
 from headrace.types import LayerKV
@@ -223,8 +224,7 @@ def _record(
         name = f"{case}-{again + 1}" if again else case
         found.append(Recorded(name, kernel, args, warps, stages, matrix if product else None, core))
 
-    extra = {**chip.extra, "triton_dtype": "bfloat16", "triton_batch_invariant": invariant}
-    bound: dict[str, Callable[..., Any]] = dict(operators(extra, launch))
+    bound: dict[str, Callable[..., Any]] = dict(operators(config_for(chip.triton, "bfloat16", invariant, launch)))
     for name, arguments in calls:
         bound[name](**arguments)
     return found

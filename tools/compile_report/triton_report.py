@@ -1,11 +1,12 @@
 """What every Triton kernel takes on every chip: compiled without the chip, read from its machine code, held to a baseline.
 
     PYTHONPATH=tools python -m compile_report.triton_report [--chips sm_90,gfx942] [--core]
-        [--baseline FILE | --write FILE]
+        [--baseline FILE] [--write FILE] [--known FILE]
 
 Ends with `N passed, M failed`. Always held: no spills, shared memory within the chip's limit, the expected matrix instruction.
 With a baseline made by the same triton also: not more registers or fewer warps at once than there, no matrix instruction lost, and,
-without --core, no kernel gone.
+without --core, no kernel gone. With --known, what that file knows of the very same source, launch, chip and triton is taken from
+there, the rest is compiled and added to it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from compile_report.chips import CHIPS, Chip
+from compile_report.known import Known
 
 __all__ = ["faults_of", "gone", "main", "measure", "render", "write"]
 
@@ -31,7 +33,10 @@ SLACK = 8
 
 
 def measure(
-    chip: Chip, core_only: bool = False, told: Callable[[str, Row], None] = lambda name, row: None
+    chip: Chip,
+    core_only: bool = False,
+    told: Callable[[str, Row], None] = lambda name, row: None,
+    known: Known | None = None,
 ) -> dict[str, Row]:
     """Rows by kernel. Imports triton, not for interpretation; a kernel that does not compile is a row with its error."""
     from compile_report.code import compile_for
@@ -40,10 +45,14 @@ def measure(
     rows: dict[str, Row] = {}
     for launch in recorded(chip, core_only):
         assert launch.name not in rows, launch.name
-        try:
-            row = {**asdict(compile_for(launch, chip)), "wants": launch.matrix or ""}
-        except Exception as error:  # the compiler raises whatever it meets
-            row = {"error": f"{type(error).__name__}: {str(error)[-300:]}"}
+        row = None if known is None else known.find(chip, launch)
+        if row is None:
+            try:
+                row = {**asdict(compile_for(launch, chip)), "wants": launch.matrix or ""}
+            except Exception as error:  # the compiler raises whatever it meets
+                row = {"error": f"{type(error).__name__}: {str(error)[-300:]}"}
+            if known is not None and "error" not in row:
+                known.add(chip, launch, row)
         rows[launch.name] = row
         told(launch.name, row)
     return rows
@@ -104,7 +113,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--core", action="store_true", help="every kernel once, not every case")
     parser.add_argument("--baseline", type=Path, help="a file that --write made")
     parser.add_argument("--write", type=Path, help="where to put the result")
+    parser.add_argument("--known", type=Path, help="rows of earlier runs, to be read and added to")
     options = parser.parse_args(argv)
+    memory = None if options.known is None else Known(options.known)
     baseline: dict[str, Any] = (
         json.loads(options.baseline.read_text()) if options.baseline else {"triton": "", "chips": {}}
     )
@@ -119,12 +130,15 @@ def main(argv: Sequence[str]) -> int:
             passed, failed = passed + (not faults), failed + bool(faults)
             print(render(chip, kernel, row, faults), flush=True)
 
-        results[name] = measure(chip, options.core, tell)
+        results[name] = measure(chip, options.core, tell, memory)
         for kernel in gone(known, results[name], options.core):
             failed += 1
             print(f"{name:8} {kernel:46} FAILED: is gone", flush=True)
     if options.write:
         write(options.write, results)
+    if memory is not None:
+        memory.write()
+        print(f"{memory.compiled} compiled, the others were known")
     if options.baseline and not same:
         print(f"registers are not compared: the baseline was made by triton {baseline['triton']}")
     print(f"{passed} passed, {failed} failed")

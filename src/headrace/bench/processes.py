@@ -10,7 +10,7 @@ import psutil
 
 from headrace.errors import ConfigError
 
-__all__ = ["Cost", "cost", "find_server", "machine_seconds"]
+__all__ = ["Cost", "cost", "find_server", "largest_peak", "machine_seconds"]
 
 _HERE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 
@@ -51,6 +51,16 @@ def cost(pid: int) -> Cost:
         return Cost(peak, sum(_seconds(one) for one in family))
     except psutil.Error as error:
         raise ConfigError(f"process {pid}: {error}: give --server-pid of a server that runs, or leave it out") from None
+
+
+def largest_peak(pid: int) -> int:
+    """Most resident memory since its start, in bytes, of the process or descendant that had most: of a server, the engine.
+    Raises ConfigError as `cost`."""
+    try:
+        top = psutil.Process(pid)
+        return max(map(_peak, [top, *top.children(recursive=True)]))
+    except psutil.Error as error:
+        raise ConfigError(f"process {pid}: {error}") from None
 
 
 def machine_seconds() -> float:

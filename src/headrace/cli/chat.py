@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
@@ -30,9 +31,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     set_up_logging(quiet=True)
     interactive = sys.stdin.isatty()
-    with open_source(args, args.model) as source:
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(open_source(args, args.model))
         if interactive:
             print(_HELP, file=sys.stderr)
+            stack.enter_context(_interrupts())
         Conversation(source, args.system, sampling(args), sys.stdout, interactive).run(_lines(interactive))
     return 0
 
@@ -47,6 +50,16 @@ def _lines(interactive: bool) -> Iterator[str]:
         while True:
             yield input("> ")
     print()
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[None]:
+    """Inside, Ctrl-C is a KeyboardInterrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Conversation:

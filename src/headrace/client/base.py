@@ -202,6 +202,7 @@ class BaseClient:
             arrival=stream.arrival,
             salt=request.salt,
             adapter=request.adapter,
+            constraint=request.constraint,
         )
         self._send(Add(core, children))
 

@@ -1,4 +1,5 @@
-"""Lets web pages of other origins read the answers (the Fetch standard, 3.3), where the user has named their origins."""
+"""Lets web pages of other origins read the answers (the Fetch standard, 3.3), where the user has named their
+origins."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Cors:
         self._origins = frozenset(origin.strip().encode() for origin in origins.split(","))
 
     def allowed(self, scope: Scope) -> bytes | None:
-        """What a page's origin is answered with; None for a request of no page, or of one that may not read the answer."""
+        """What a page's origin is answered with; None for a request of no page, or of one that may not read the
+        answer."""
         origin = _header(scope, b"origin")
         if origin is None:
             return None

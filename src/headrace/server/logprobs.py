@@ -45,7 +45,8 @@ class TextOffsets:
 
 
 def text_logprobs(entries: Sequence[LogprobEntry], count: int, offsets: TextOffsets) -> TextLogprobs:
-    """The completions form. As in OpenAI's, `top_logprobs` holds the token itself even where it is not among the `count`."""
+    """The completions form. As in OpenAI's, `top_logprobs` holds the token itself even where it is not among the
+    `count`."""
     return TextLogprobs(
         tokens=[entry.token for entry in entries],
         token_logprobs=[None if entry.logprob is None else _finite(entry.logprob) for entry in entries],

@@ -1,4 +1,5 @@
-"""Sampling parameters in the bodies of requests: types, ranges and descriptions from the table in `headrace.sampling`."""
+"""Sampling parameters in the bodies of requests: types, ranges and descriptions from the table in
+`headrace.sampling`."""
 
 from __future__ import annotations
 

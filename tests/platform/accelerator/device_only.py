@@ -16,8 +16,8 @@ from device_bench import bench_offline, random_model
 from headrace.conformance import Target, run
 from headrace.conformance.tiny import Answer, Serving, TinyModel, requests
 from headrace.errors import OutOfMemory, PlatformError
-from headrace.platforms.accel_platform import AcceleratorPlatform
-from headrace.platforms.accelerator import AcceleratorDevice
+from headrace.platforms.accelerator.device import AcceleratorDevice
+from headrace.platforms.accelerator.platform import AcceleratorPlatform
 from headrace.types import Bucket, KVLayout, LayerKV
 
 _RANKS = Path(__file__).with_name("rank_main.py")

@@ -17,10 +17,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from headrace.kernels.registry import OPS
-from headrace.kernels.tritonlib.config import run
-from headrace.platforms.accel_operators import Operators, Source
-from headrace.platforms.accel_options import Options
-from headrace.platforms.accel_runtime import Runtime
+from headrace.kernels.tritonlib.chip import TritonChip
+from headrace.kernels.tritonlib.config import config_for, run
+from headrace.platforms.accelerator.operators import Operators, Source
+from headrace.platforms.accelerator.options import Options
+from headrace.platforms.accelerator.runtime import Runtime
 from headrace.types import Capabilities
 
 GIB = 1 << 30
@@ -263,7 +264,7 @@ class RecordedOperator:
 def operators_of(module: FakeModule, *names: str) -> Source:
     """Every operator, or those named."""
     table = {spec.name: RecordedOperator(module, spec.reference) for spec in OPS if not names or spec.name in names}
-    return lambda capabilities, options: (table, "not in the fake's table")
+    return lambda capabilities, chip, options: (table, "not in the fake's table")
 
 
 def triton_of(module: FakeModule) -> Source:
@@ -272,11 +273,10 @@ def triton_of(module: FakeModule) -> Source:
     def launch(kernel: Any, grid: tuple[int, ...], args: dict[str, Any], warps: int, stages: int) -> None:
         (module.recorder.launch if module.recorder else run)(kernel, grid, args, warps, stages)
 
-    def source(capabilities: Capabilities, options: Options) -> tuple[Operators, str]:
+    def source(capabilities: Capabilities, chip: TritonChip, options: Options) -> tuple[Operators, str]:
         from headrace.kernels.tritonlib.table import operators
 
-        extra = dict(capabilities.extra) | {"triton_dtype": options.dtype}
-        return operators(extra, launch), ""
+        return operators(config_for(chip, options.dtype, launch=launch)), ""
 
     return source
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import fake_accelerator as fake
 
-from headrace.platforms.accel_platform import AcceleratorPlatform
-from headrace.platforms.accel_probe import Machine
+from headrace.platforms.accelerator.platform import AcceleratorPlatform
+from headrace.platforms.accelerator.probe import Machine
 from headrace.platforms.cuda import CudaPlatform
 from headrace.platforms.rocm import RocmPlatform
 from headrace.platforms.xpu import XpuPlatform

@@ -5,6 +5,7 @@ Usage: launch_main.py cuda|rocm|xpu FOLDER. A process of its own: kernels here a
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -21,8 +22,8 @@ from compile_report.shipped import Recorded
 from headrace.kernels.attention.generate import generate as attention_inputs
 from headrace.kernels.registry import binding
 from headrace.kernels.weight import Weight
-from headrace.platforms.accel_operators import triton_operators
-from headrace.platforms.accelerator import AcceleratorDevice
+from headrace.platforms.accelerator.device import AcceleratorDevice
+from headrace.platforms.accelerator.operators import triton_operators
 
 
 def told(launch: Launch) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def told(launch: Launch) -> dict[str, Any]:
     args = dict(zip(names, launch.args, strict=True))
     meta = launch.metadata
     recorded = Recorded("", launch.source.fn, args, meta.num_warps, meta.num_stages, None, False)
-    signature, _constants, attributes = code._specialise(recorded)
+    signature, _constants, attributes = code.specialise(recorded)
     return {
         "kernel": launch.kernel,
         "grid": launch.grid,
@@ -78,9 +79,10 @@ def main(vendor: str, folder: str) -> None:
     platform, module = chosen.open(Path(folder), source=triton_operators)
     device = platform.open(0, {"graph_tokens": 0, "dtype": "bfloat16"})
     assert isinstance(device, AcceleratorDevice)
-    extra = dict(device.capabilities().extra)
-    target = intel_target(extra["triton_lanes"]) if vendor == "xpu" else extra["triton_target"]
-    driver = FakeDriver(module, target, extra["shared_memory"])
+    home = importlib.import_module(f"headrace.platforms.{vendor}.device")
+    chip = home.triton_chip(home.read_properties(device.runtime, 0))
+    target = intel_target(chip.lanes) if vendor == "xpu" else chip.target
+    driver = FakeDriver(module, target, chip.shared_memory)
     triton.runtime.driver.set_active(driver)
     session = Session(device, driver)
     wide, norm = torch.zeros(64, 512, dtype=torch.bfloat16), torch.ones(512)

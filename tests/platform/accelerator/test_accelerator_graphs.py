@@ -14,7 +14,7 @@ import torch
 from fake_machines import VENDORS
 
 from headrace.errors import DeviceLost
-from headrace.platforms.accelerator import AcceleratorDevice
+from headrace.platforms.accelerator.device import AcceleratorDevice
 from headrace.types import Bucket, KVLayout, LayerKV
 
 CUDA, _, XPU = VENDORS

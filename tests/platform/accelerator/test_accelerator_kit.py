@@ -14,7 +14,7 @@ from torch import distributed
 from headrace.conformance import Target, run
 from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.platforms import torch_communicator
-from headrace.platforms.accelerator import AcceleratorDevice
+from headrace.platforms.accelerator.device import AcceleratorDevice
 from headrace.types import QUANT_FORMATS
 
 

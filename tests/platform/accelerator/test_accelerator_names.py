@@ -15,7 +15,7 @@ ABOVE = [
     "core", "models", "engine", "server", "llm.py", "plugins", "config.py", "types.py", "errors.py", "quant", "cli", "bench",
     "conformance",
 ]  # fmt: skip
-SHARED = ["platforms/accelerator.py", "platforms/interface.py", "platforms/torch_device.py", "platforms/order.py"]
+SHARED = ["platforms/interface.py", "platforms/torch_device.py", "platforms/order.py"]
 PLATFORMS = ("cpu", "cuda", "rocm", "sim", "tpu", "xpu")
 SMALL = 800
 """Lines of a platform's folder, where its kernels are not in it."""
@@ -25,7 +25,7 @@ NAME = re.compile(r"(?i)(?<![a-z])(is_)?(cuda|rocm|hip|xpu|nvidia|amd|nccl|tpu)(
 
 
 def sources() -> list[Path]:
-    found = [ROOT / name for name in (*ABOVE, *SHARED)] + sorted((ROOT / "platforms").glob("accel_*.py"))
+    found = [ROOT / name for name in (*ABOVE, *SHARED)] + sorted((ROOT / "platforms" / "accelerator").glob("*.py"))
     return [path for place in found for path in (place.rglob("*.py") if place.is_dir() else [place])]
 
 

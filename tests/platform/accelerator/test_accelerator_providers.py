@@ -214,7 +214,7 @@ def test_a_models_layers_run_through_flashinfer(
         module = fake.FakeModule(fake.H200)
         table, why = fake.operators_of(module)(None, None)  # type: ignore[arg-type]
         narrow = {**table, "embedding": lambda *call, **more: table["embedding"](*call, **more).bfloat16()}
-        device = CUDA.open(tmp_path, module=module, source=lambda chip, said: (narrow, why))[0].open(0, options)
+        device = CUDA.open(tmp_path, module=module, source=lambda able, chip, said: (narrow, why))[0].open(0, options)
         model = open_checkpoint(tmp_path / "model").build(bind(device), 64)
         found: torch.Tensor = harness.logits_of(model, tiny_models.prompt(11), 5, "bfloat16", device)
         device.close()

@@ -9,8 +9,7 @@ import pytest
 
 from compile_report.chips import CHIPS as CHIPS_COMPILED
 from headrace.errors import PlatformError
-from headrace.kernels.tritonlib.config import config_of
-from headrace.platforms.cuda.chips import Properties, capabilities
+from headrace.platforms.cuda.chips import Properties, capabilities, triton_chip
 from headrace.platforms.cuda.device import TRAITS, read_properties, runtime
 
 CHIPS = [
@@ -29,23 +28,20 @@ CHIPS = [
 
 @pytest.mark.parametrize(("name", "capability", "bfloat16", "fp8", "shared"), CHIPS, ids=[c[0] for c in CHIPS])
 def test_chips(name: str, capability: tuple[int, int], bfloat16: bool, fp8: str, shared: int) -> None:
-    found = capabilities(Properties(name, *capability, multiprocessors=80))
-    data: dict[str, Any] = dict(found.extra)
+    chip = Properties(name, *capability, multiprocessors=80)
+    found, triton = capabilities(chip), triton_chip(chip)
     number = capability[0] * 10 + capability[1]
     assert ("bfloat16" in found.dtypes, "bfloat16" in found.kv_dtypes) == (bfloat16, bfloat16)
     assert {"float32", "float16", "quantized"} <= found.dtypes
     assert {"int8", "float8_e4m3"} <= found.kv_dtypes
-    assert (data["fp8"], data["shared_memory"]) == (fp8, shared * 1024)
-    assert data["triton_target"] == ("cuda", number, 32)
-    assert (data["chip"], data["multiprocessors"], data["warp_size"]) == (f"sm_{number}", 80, 32)
-    assert config_of(found.extra).fp8 == fp8
+    assert (triton.fp8, triton.shared_memory) == (fp8, shared * 1024)
+    assert (triton.target, triton.lanes) == (("cuda", number, 32), 32)
     assert found.async_exec
     assert not found.host_memory
 
 
 def test_what_the_driver_says_goes_before_the_table() -> None:
-    found = dict(capabilities(Properties("future", 13, 0, 100, shared_memory=300 << 10)).extra)
-    assert found["shared_memory"] == 300 << 10
+    assert triton_chip(Properties("future", 13, 0, 100, shared_memory=300 << 10)).shared_memory == 300 << 10
 
 
 def test_too_old_a_chip_is_refused() -> None:
@@ -93,7 +89,4 @@ def test_errors_of_the_runtime(text: str, kind: str) -> None:
     "chip", [chip for chip in CHIPS_COMPILED.values() if chip.backend == "cuda"], ids=lambda c: c.name
 )
 def test_kernels_are_asked_for_as_they_are_compiled_and_checked(chip: Any) -> None:
-    found = capabilities(Properties("a chip", chip.arch // 10, chip.arch % 10, 80))
-    assert config_of(found.extra) == config_of(chip.extra)
-    assert dict(found.extra)["shared_memory"] == chip.shared
-    assert dict(found.extra)["triton_target"] == (chip.backend, chip.arch, chip.lanes)
+    assert triton_chip(Properties("a chip", chip.arch // 10, chip.arch % 10, 80)) == chip.triton

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fake_machines import NVIDIA, machine, probed, torch_folder
 
-from headrace.platforms.accel_probe import Machine, masked
+from headrace.platforms.accelerator.probe import Machine, masked
 from headrace.platforms.cuda import CudaPlatform, discovery, nvml
 from headrace.types import DeviceInfo
 

@@ -13,9 +13,8 @@ from fake_machines import AMD, machine, probed, torch_folder
 
 from compile_report.chips import CHIPS as CHIPS_COMPILED
 from headrace.errors import PlatformError
-from headrace.kernels.tritonlib.config import config_of
 from headrace.platforms.rocm import RocmPlatform, discovery
-from headrace.platforms.rocm.chips import Properties, capabilities
+from headrace.platforms.rocm.chips import Properties, capabilities, fp8_codes, triton_chip
 from headrace.platforms.rocm.device import TRAITS, read_properties, runtime
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
@@ -95,12 +94,11 @@ CHIPS = [
 
 @pytest.mark.parametrize(("arch", "bfloat16", "codes", "unit", "wave", "shared"), CHIPS, ids=[c[0] for c in CHIPS])
 def test_chips(arch: str, bfloat16: bool, codes: str, unit: str, wave: int, shared: int) -> None:
-    found = capabilities(Properties("AMD", f"{arch}:sramecc+:xnack-", 100))
-    data: dict[str, Any] = dict(found.extra)
+    chip = Properties("AMD", f"{arch}:sramecc+:xnack-", 100)
+    found, triton = capabilities(chip), triton_chip(chip)
     assert ("bfloat16" in found.dtypes, "bfloat16" in found.kv_dtypes) == (bfloat16, bfloat16)
-    assert (data["chip"], data["fp8"], data["shared_memory"]) == (arch, codes, shared * 1024)
-    assert (data["triton_target"], data["warp_size"]) == (("hip", arch, wave), wave)
-    assert config_of(found.extra).fp8 == unit
+    assert (fp8_codes(arch), triton.shared_memory) == (codes, shared * 1024)
+    assert (triton.target, triton.lanes, triton.fp8) == (("hip", arch, wave), wave, unit)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +137,4 @@ def test_errors_of_the_runtime(text: str, kind: str) -> None:
     "chip", [chip for chip in CHIPS_COMPILED.values() if chip.backend == "hip"], ids=lambda c: c.name
 )
 def test_kernels_are_asked_for_as_they_are_compiled_and_checked(chip: Any) -> None:
-    found = capabilities(Properties("a chip", chip.arch, 100))
-    assert config_of(found.extra) == config_of(chip.extra)
-    assert dict(found.extra)["shared_memory"] == chip.shared
-    assert dict(found.extra)["triton_target"] == (chip.backend, chip.arch, chip.lanes)
+    assert triton_chip(Properties("a chip", chip.arch, 100)) == chip.triton

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_machines import machine, torch_folder
 
-from headrace.platforms.accel_probe import Machine
+from headrace.platforms.accelerator.probe import Machine
 from headrace.platforms.tpu import TpuPlatform
 from headrace.platforms.tpu.chips import CHIPS, HOST, capabilities
 from headrace.types import QUANT_FORMATS

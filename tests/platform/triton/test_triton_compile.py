@@ -9,13 +9,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from compile_report import triton_report as report
 from compile_report.chips import CHIPS
+from compile_report.known import sources_of
 from compile_report.triton_report import faults_of, gone, render, write
 
 BASELINE = Path(__file__).parents[3] / "docs" / "results" / "triton-compile.json"
@@ -38,20 +42,98 @@ def _report(*arguments: str) -> tuple[int, str]:
 
 
 QUICK = ("sm_90", "sm_100", "gfx942", "gfx950", "gfx1100")
-"""Chips that the suite compiles for, each kernel once: 15 to 20 s of a core for one of AMD's, 35 to 40 for one of NVIDIA's. They are
-the generations of matrix units that differ most in what triton makes of a product: HGMMA, UTCHMMA in tensor memory, v_mfma with the
-E4M3 of either kind, v_wmma. The other five, and every case, are for ci/cuda.sh and ci/rocm.sh."""
+"""Chips that the suite compiles for, each kernel once: the generations of matrix units that differ most in what triton makes of a
+product: HGMMA, UTCHMMA in tensor memory, v_mfma with the E4M3 of either kind, v_wmma. The other five, and every case, are for
+ci/cuda.sh and ci/rocm.sh."""
+KNOWN = Path(__file__).parents[2] / "data" / "triton" / "known.json"
+"""What the compiler made of each kernel, by the content of its source: only what has changed since is compiled, which takes 20 to
+40 s of a core for all kernels of one chip. To bring the file up to date:
+    PYTHONPATH=tools TRITON_INTERPRET=0 python -m compile_report.triton_report --core --chips sm_90,sm_100,gfx942,gfx950,gfx1100 \
+        --known tests/data/triton/known.json
+"""
+AGAIN = ("embedding/embedding_kernel", "linear-bfloat16/dense_kernel")
+"""Compiled again for the first and the last of the chips, though they are known: the file must be what this compiler gives."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the report over the chips."""
+
+    code: int
+    told: str
+    rows: dict[str, dict[str, Any]]
+    known: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("report")
+    known, result = json.loads(KNOWN.read_text()), folder / "result.json"
+    for chip in (QUICK[0], QUICK[-1]):
+        for kernel in AGAIN:
+            del known["chips"][chip][kernel]
+    (folder / "known.json").write_text(json.dumps(known))
+    where = ("--baseline", str(BASELINE), "--write", str(result), "--known", str(folder / "known.json"))
+    code, told = _report("--chips", ",".join(QUICK), "--core", *where)
+    return Run(code, told, json.loads(result.read_text())["chips"], json.loads((folder / "known.json").read_text()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chip", QUICK)
-def test_every_kernel_fits_the_chip(chip: str, tmp_path: Path) -> None:
-    result = tmp_path / "result.json"
-    code, told = _report("--chips", chip, "--core", "--baseline", str(BASELINE), "--write", str(result))
-    assert code == 0, told
-    rows = json.loads(result.read_text())["chips"][chip]
-    assert {name.split("/")[1] for name in rows} == set(KERNELS)
-    assert told.splitlines()[-1] == f"{len(rows)} passed, 0 failed"
+def test_every_kernel_fits_the_chip(chip: str, quick: Run) -> None:
+    assert quick.code == 0, quick.told
+    assert {name.split("/")[1] for name in quick.rows[chip]} == set(KERNELS)
+    assert all(faults_of(CHIPS[chip], row, None) == [] for row in quick.rows[chip].values())
+    assert quick.told.splitlines()[-1] == f"{sum(map(len, quick.rows.values()))} passed, 0 failed"
+
+
+@pytest.mark.slow
+def test_what_is_known_is_what_the_compiler_gives(quick: Run) -> None:
+    before = json.loads(KNOWN.read_text())
+    if before["triton"] != version("triton"):
+        pytest.skip(f"known by triton {before['triton']}: everything was compiled")
+    for chip in (QUICK[0], QUICK[-1]):
+        for kernel in AGAIN:
+            now, then = quick.known["chips"][chip][kernel], before["chips"][chip][kernel]
+            assert now == then or now["key"] != then["key"]
+
+
+SOURCE = """
+FACTOR = 2
+
+def helper(x):
+    return x * FACTOR
+
+class Jitted:
+    fn = helper
+
+def kernel(x):
+    return Jitted(x) + 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        ("FACTOR = 2", "FACTOR = 3", False),
+        ("x * FACTOR", "FACTOR * x", False),
+        ("Jitted(x) + 1", "Jitted(x) + 2", False),
+        ("def kernel(x):", 'def kernel(x):\n    """What it does."""', True),
+        ("return x * FACTOR", "return x * FACTOR  # twice", True),
+        ("FACTOR = 2", "OTHER = 5\n\nFACTOR = 2", True),
+    ],
+)
+def test_what_the_key_of_a_kernel_follows(before: str, after: str, same: bool, tmp_path: Path) -> None:
+    def sources(name: str, text: str) -> dict[str, str]:
+        path = tmp_path / f"{name}.py"
+        path.write_text(text)
+        module = ModuleType("kernels")
+        exec(compile(text, str(path), "exec"), module.__dict__)
+        return sources_of(module.kernel)
+
+    one = sources("one", SOURCE)
+    assert set(one) == {"kernels.kernel", "kernels.helper", "kernels.FACTOR"}
+    assert (sources("other", SOURCE.replace(before, after)) == one) == same
 
 
 def test_the_baseline_knows_every_chip_and_is_clean() -> None:
@@ -113,7 +195,7 @@ def test_the_report_counts_what_is_gone(
 ) -> None:
     pytest.importorskip("triton")
 
-    def measure(chip: Any, core_only: bool, told: Any) -> dict[str, Any]:
+    def measure(chip: Any, core_only: bool, told: Any, known: Any) -> dict[str, Any]:
         told("a/k", _row())
         return {"a/k": _row()}
 

@@ -14,7 +14,7 @@ from headrace.conformance.operators import nmse
 from headrace.errors import PlatformError
 from headrace.kernels import random
 from headrace.kernels.registry import OPS, OPTIONAL
-from headrace.kernels.tritonlib.config import config_of
+from headrace.kernels.tritonlib.config import config_for
 from headrace.kernels.tritonlib.table import OPERATORS
 from headrace.types import LayerKV
 
@@ -243,23 +243,16 @@ def test_the_table_has_every_operator() -> None:
         assert (bound.pack is not None) == (name in ("linear", "logits", "moe"))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("dtype", "int3"), ("fp8", "e5m2"), ("tile", 48), ("stages", 0), ("lanes", 16)]
-)
-def test_an_unknown_capability_is_refused(key: str, value: object) -> None:
-    with pytest.raises(PlatformError, match=f"triton_{key} {value!r}: choose one of"):
-        config_of({f"triton_{key}": value})
-
-
-def test_capabilities_of_others_are_left_alone() -> None:
-    assert config_of((("compute", "int8"), ("triton_fp8", "fnuz"))).fp8 == "fnuz"
+def test_an_unknown_dtype_is_refused() -> None:
+    with pytest.raises(PlatformError, match="dtype 'int3' of the Triton operators: choose one of float32"):
+        config_for(dtype="int3")
 
 
 def test_nothing_is_launched_for_nothing() -> None:
     launched: list[Any] = []
     from headrace.kernels.tritonlib.table import operators
 
-    bound = operators({}, lambda kernel, grid, args, warps, stages: launched.append(grid))
+    bound = operators(config_for(launch=lambda kernel, grid, args, warps, stages: launched.append(grid)))
     bound["rms_norm"](torch.zeros(0, 8), torch.ones(8), 1e-5)
     assert launched == [(0,)]
     assert outputs(operator("rms_norm")(torch.zeros(0, 8), torch.ones(8), 1e-5))[0].shape == (0, 8)

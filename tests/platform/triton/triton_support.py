@@ -12,6 +12,7 @@ import torch
 from headrace.conformance.operators import nmse
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
+from headrace.kernels.tritonlib.chip import TritonChip
 
 CPU = torch.device("cpu")
 BY_NAME = {spec.name: spec for spec in (*OPS, *OPTIONAL)}
@@ -23,10 +24,11 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def operator(name: str, **extra: Any) -> Any:
+def operator(name: str, dtype: str = "float32", batch_invariant: bool = True, **chip: Any) -> Any:
+    from headrace.kernels.tritonlib.config import config_for
     from headrace.kernels.tritonlib.table import operators
 
-    return operators({f"triton_{key}": value for key, value in extra.items()})[name]
+    return operators(config_for(TritonChip(**chip), dtype, batch_invariant))[name]
 
 
 def _cost(arguments: dict[str, Any]) -> int:

@@ -12,9 +12,8 @@ import pytest
 from fake_machines import INTEL, machine, probed, torch_folder
 
 from headrace.errors import PlatformError
-from headrace.kernels.tritonlib.config import config_of
 from headrace.platforms.xpu import XpuPlatform, discovery
-from headrace.platforms.xpu.chips import Properties, capabilities
+from headrace.platforms.xpu.chips import Properties, capabilities, triton_chip
 from headrace.platforms.xpu.device import TRAITS, read_properties, runtime
 
 
@@ -66,13 +65,9 @@ CHIPS = [
 
 @pytest.mark.parametrize(("chip", "bfloat16", "width", "local"), CHIPS, ids=lambda c: getattr(c, "name", None))
 def test_chips(chip: Properties, bfloat16: bool, width: int, local: int) -> None:
-    found = capabilities(chip)
-    data: dict[str, Any] = dict(found.extra)
+    found, triton = capabilities(chip), triton_chip(chip)
     assert ("bfloat16" in found.dtypes, "bfloat16" in found.kv_dtypes) == (bfloat16, bfloat16)
-    assert (data["warp_size"], data["shared_memory"], data["fp8"]) == (width, local, "")
-    assert data["triton_target"] == ("xpu", chip.name, width)
-    assert data["matrix_engine"] is chip.matrix
-    assert config_of(found.extra).fp8 == ""
+    assert (triton.target, triton.shared_memory, triton.fp8) == (("xpu", chip.name, width), local, "")
 
 
 def test_a_chip_without_half_is_refused() -> None:

@@ -20,7 +20,7 @@ from headrace.cli.facts import (
 from headrace.errors import PlatformError
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
-from headrace.platforms.accel_probe import Machine
+from headrace.platforms.accelerator.probe import Machine
 from headrace.platforms.cuda import CudaPlatform
 from headrace.platforms.interface import Device, Platform
 from headrace.platforms.rocm import RocmPlatform

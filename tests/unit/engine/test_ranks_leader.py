@@ -21,7 +21,7 @@ from headrace.engine.plans import dummy_plan, history_plan
 from headrace.engine.ranks import leader
 from headrace.engine.ranks.leader import Followers, GroupRunner
 from headrace.engine.ranks.rank_messages import Loaded, Opened, RunStep, Sizes, Start, Stop, decode, encode
-from headrace.errors import CheckpointError, DeviceLost, HeadraceError, PlatformError
+from headrace.errors import CheckpointError, ConfigError, DeviceLost, HeadraceError, PlatformError
 from headrace.types import StepPlan, StepResult
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("ranks_fake_follower.py")))
@@ -236,3 +236,13 @@ def test_a_gone_rank_cannot_be_told_anything() -> None:
         assert isinstance(made.why_gone(600), HeadraceError)
         with pytest.raises(DeviceLost, match="rank 1 ended with code 3"):
             made.send(Stop())
+
+
+def test_without_a_temporary_folder_the_error_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(**_: object) -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.mkdtemp", nowhere)
+    with pytest.raises(ConfigError, match=r"No usable temporary directory .*set TMPDIR"):
+        Followers("{}", 2, lambda rank: rank)
+    Followers("{}", 1, lambda rank: rank).close()

@@ -1,6 +1,6 @@
-"""A server process over the fake engine, for tests of signals: `python server_process.py OPTIONS`, JSON with `server`, `engine`,
-`first_prompt`, and `at_once`, the seconds between a second signal and a hard exit. An engine that is held goes on when standard
-input ends."""
+"""A server process over the fake engine, for tests of signals: `python server_process.py OPTIONS`, JSON with `server`,
+`engine`, `first_prompt`, and `at_once`, the seconds between a second signal and a hard exit. An engine that is held
+goes on when standard input ends."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from server_fakes import CONTEXT, Served, events, fault, serve_fake
@@ -146,6 +147,15 @@ def test_messages_as_the_template_sees_them():
     assert seen["tools"] == [TOOL]
 
 
+def test_tools_and_calls_reach_the_template_in_the_order_of_their_keys():
+    parameters = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
+    tool = {"function": {"parameters": parameters, "name": "now", "description": None}, "type": "function"}
+    call = {"type": "function", "function": {"arguments": {"b": 1, "a": "x"}, "name": "now"}, "id": "c"}
+    seen = rendered(messages=[user("a"), {"tool_calls": [call], "role": "assistant"}], tools=[tool])
+    assert json.dumps(seen["tools"]) == json.dumps([tool])
+    assert json.dumps(seen["messages"][1]["tool_calls"]) == json.dumps([call])
+
+
 def test_template_arguments():
     assert rendered()["generate"]
     assert not rendered(add_generation_prompt=False)["generate"]
@@ -185,8 +195,14 @@ def test_template_arguments():
         ({"tools": [{**TOOL, "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "now"}}}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"whitespace": "some"}}, "structured_outputs.whitespace"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),

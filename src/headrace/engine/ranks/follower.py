@@ -11,7 +11,6 @@ import logging
 import os
 import queue
 import shutil
-import signal
 import socket
 import sys
 import threading
@@ -24,6 +23,7 @@ from headrace.config import read_environment
 from headrace.engine.channel import Channel
 from headrace.engine.ranks.rank_messages import Down, Message, RunStep, Start, Stop, decode, encode
 from headrace.engine.runner import Launched, Runner
+from headrace.engine.spawn import obey_the_parent
 from headrace.engine.wire import as_ours, to_wire
 from headrace.errors import HeadraceError
 
@@ -38,9 +38,7 @@ _PATIENCE = 60.0
 
 def main(arguments: list[str]) -> int:
     """0: told to end. 1: could not load, or a step failed; rank 0 has been told why."""
-    # A terminal or a supervisor signals the whole group; rank 0 says when to end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    obey_the_parent()
     logging.basicConfig(level=read_environment().log_level.upper(), format="%(levelname)s rank: %(message)s")
     link = Channel(socket.socket(fileno=int(arguments[0])))
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()

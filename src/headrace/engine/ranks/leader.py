@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -17,19 +15,19 @@ import msgspec
 from headrace.engine.channel import Channel
 from headrace.engine.core_loop import LaunchedStep, StepRunner
 from headrace.engine.ranks.rank_messages import Down, Loaded, Message, Opened, RunStep, Start, Stop, decode, encode
+from headrace.engine.spawn import python_module, spawn
 from headrace.engine.wire import from_wire
-from headrace.errors import DeviceLost, HeadraceError
+from headrace.errors import ConfigError, DeviceLost, HeadraceError
 from headrace.types import StepPlan, StepResult
 
 __all__ = ["COMMAND", "Followers", "GroupRunner"]
 
-COMMAND: tuple[str, ...] = (sys.executable, "-m", "headrace.engine.ranks.follower")
+COMMAND = python_module("headrace.engine.ranks.follower")
 _EXIT_TIMEOUT = 3.0
 _LAST_WORDS = 1.0
 """Seconds that a rank gets to say why it ended."""
 _PATIENCE = 60.0
 """Seconds of one wait; another follows."""
-_STDERR = 2
 
 
 class Follower:
@@ -41,13 +39,8 @@ class Follower:
         self.error: HeadraceError | None = None
         """Why it is gone, None while it lives."""
         self._changed = changed
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # Its output would mix with the answers of a command-line client: logs belong on stderr.
-            self._process = subprocess.Popen(
-                [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=_STDERR
-            )
-        self._channel = Channel(ours)
+        self._process, link = spawn(command, stdin=subprocess.DEVNULL)
+        self._channel = Channel(link)
         self._reader = threading.Thread(target=self._read, name=f"rank-{start.rank}", daemon=True)
         self._reader.start()
         self.send(start)
@@ -111,7 +104,7 @@ class Followers:
         """Chooses where the ranks meet, and starts nothing yet. `size` counts rank 0 too."""
         self.size = size
         self._config, self._index_of, self._command = config, index_of, command
-        self._directory = Path(tempfile.mkdtemp(prefix="headrace-")) if size > 1 else None
+        self._directory = _meeting_place() if size > 1 else None
         self._changed = threading.Condition()
         self._followers: list[Follower] = []
 
@@ -169,6 +162,16 @@ class Followers:
 
     def _gone(self) -> HeadraceError | None:
         return next((follower.error for follower in self._followers if follower.error is not None), None)
+
+
+def _meeting_place() -> Path:
+    """A folder of this user's alone. Raises ConfigError."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="headrace-"))
+    except OSError as error:
+        raise ConfigError(
+            f"several ranks need a temporary folder: {error}; set TMPDIR to one that can be written"
+        ) from None
 
 
 class GroupRunner:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from headrace.kernels.tritonlib.config import Launch, config_of, run
+from headrace.kernels.tritonlib.config import Config
 
 __all__ = ["OPERATORS", "Operator", "operators"]
 
@@ -33,14 +33,8 @@ class Operator:
         return self._function(*args, **kwargs)
 
 
-def operators(
-    capabilities_extra: Mapping[str, Any] | Iterable[tuple[str, Any]], launch: Launch = run
-) -> dict[str, Operator]:
-    """Every operator by name, for a device with these `Capabilities.extra` (`config.config_of` lists what is read of them).
-
-    Imports triton: raises ImportError where it is not installed. `launch` stands in for launching, to record instead.
-    """
-    config = config_of(capabilities_extra, launch)
+def operators(config: Config) -> dict[str, Operator]:
+    """Every operator by name, as `config` has them. Imports triton: raises ImportError where it is not installed."""
     found = {}
     for name in OPERATORS:
         function, packer = getattr(_module(name), name), _PACKERS.get(name)

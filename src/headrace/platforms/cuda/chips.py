@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.errors import PlatformError
+from headrace.kernels.tritonlib.chip import TritonChip
 from headrace.types import QUANT_FORMATS, Capabilities
 
-__all__ = ["Properties", "capabilities"]
+__all__ = ["Properties", "capabilities", "triton_chip"]
 
 _LEAST = (7, 0)
 _SHARED_KIB = {70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227}
@@ -34,7 +35,6 @@ def capabilities(chip: Properties) -> Capabilities:
         )
     number = 10 * chip.major + chip.minor
     floats = {"float32", "float16"} | ({"bfloat16"} if number >= 80 else set())
-    fp8 = "ocp" if number >= 89 else ""
     return Capabilities(
         dtypes=frozenset(floats | {"quantized"}),
         kv_dtypes=frozenset(floats | {"int8", "float8_e4m3"}),
@@ -43,17 +43,17 @@ def capabilities(chip: Properties) -> Capabilities:
         async_exec=True,
         attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
         max_tokens_per_step=16384,
-        extra=(
-            ("chip", f"sm_{number}"),
-            ("fp8", fp8),
-            ("multiprocessors", chip.multiprocessors),
-            ("shared_memory", chip.shared_memory or _SHARED_KIB.get(number, 99) * 1024),
-            ("triton_fp8", fp8),
-            ("triton_lanes", 32),
-            # Before 8.0 loads go through registers, and there are fewer of both.
-            ("triton_stages", 3 if number >= 80 else 2),
-            ("triton_tile", 64 if number >= 80 else 32),
-            ("triton_target", ("cuda", number, 32)),
-            ("warp_size", 32),
-        ),
+    )
+
+
+def triton_chip(chip: Properties) -> TritonChip:
+    """Before 8.0 loads go through registers, and there are fewer of both."""
+    number = 10 * chip.major + chip.minor
+    return TritonChip(
+        fp8="ocp" if number >= 89 else "",
+        lanes=32,
+        tile=64 if number >= 80 else 32,
+        stages=3 if number >= 80 else 2,
+        target=("cuda", number, 32),
+        shared_memory=chip.shared_memory or _SHARED_KIB.get(number, 99) * 1024,
     )

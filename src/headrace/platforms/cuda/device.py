@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from headrace.platforms.accel_faults import Faults
-from headrace.platforms.accel_options import Options
-from headrace.platforms.accel_providers import Provider
-from headrace.platforms.accel_runtime import Runtime
-from headrace.platforms.accelerator import AcceleratorDevice, Traits
-from headrace.platforms.cuda.chips import Properties, capabilities
+from headrace.platforms.accelerator.device import AcceleratorDevice, Traits
+from headrace.platforms.accelerator.faults import Faults
+from headrace.platforms.accelerator.options import Options
+from headrace.platforms.accelerator.providers import Provider
+from headrace.platforms.accelerator.runtime import Runtime
+from headrace.platforms.cuda.chips import Properties, capabilities, triton_chip
 
 __all__ = ["TRAITS", "CudaDevice", "open_device", "runtime"]
 
@@ -50,7 +50,8 @@ class CudaDevice(AcceleratorDevice):
     """Steps are CUDA graphs, by bucket; collectives are NCCL's."""
 
     def __init__(self, runtime: Runtime, index: int, options: Options, **more: Any) -> None:
-        super().__init__(runtime, index, TRAITS, capabilities(read_properties(runtime, index)), options, **more)
+        chip = read_properties(runtime, index)
+        super().__init__(runtime, index, TRAITS, capabilities(chip), triton_chip(chip), options, **more)
 
 
 open_device = CudaDevice

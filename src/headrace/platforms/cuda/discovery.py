@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headrace.platforms.accel_platform import SCORE
-from headrace.platforms.accel_probe import Machine, masked
+from headrace.platforms.accelerator.platform import SCORE
+from headrace.platforms.accelerator.probe import Machine, masked
 from headrace.platforms.cuda.nvml import query
 from headrace.types import DeviceInfo
 

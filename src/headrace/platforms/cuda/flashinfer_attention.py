@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.ops import Batch
-from headrace.platforms.accel_providers import Shared
+from headrace.platforms.accelerator.providers import Shared
 
 __all__ = ["FlashInferAttention", "Pages", "operators", "pages_of"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pluggy
 
-from headrace.platforms.accel_platform import AcceleratorPlatform
+from headrace.platforms.accelerator.platform import AcceleratorPlatform
 from headrace.platforms.interface import Platform
 from headrace.platforms.rocm import discovery
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from headrace.errors import PlatformError
+from headrace.kernels.tritonlib.chip import TritonChip
 from headrace.types import QUANT_FORMATS, Capabilities
 
-__all__ = ["Properties", "capabilities", "fp8_codes"]
+__all__ = ["Properties", "capabilities", "fp8_codes", "triton_chip"]
 
 _NAME = re.compile(r"^gfx(\d+)([0-9a-f])([0-9a-f])$")
 _FNUZ = ("gfx90a", "gfx940", "gfx941", "gfx942")
@@ -30,7 +32,7 @@ class Properties:
     """Bytes of a workgroup; 0 where torch doesn't tell."""
 
 
-def fp8_codes(arch: str) -> str:
+def fp8_codes(arch: str) -> Literal["", "fnuz", "ocp"]:
     """The E4M3 of its kind: `fnuz` (CDNA 2 and 3), `ocp` (CDNA 4, RDNA 4), empty where there is none."""
     if arch in _FNUZ:
         return "fnuz"
@@ -39,15 +41,10 @@ def fp8_codes(arch: str) -> str:
 
 def capabilities(chip: Properties) -> Capabilities:
     """Raises PlatformError for a name that is not understood and for chips without the instructions that kernels need."""
-    arch = chip.arch.partition(":")[0]
-    match = _NAME.match(arch)
-    if match is None:
-        raise PlatformError(f"rocm: {chip.name} calls itself {chip.arch!r}, which is no name of an architecture")
-    major, rest = int(match[1]), int(match[2] + match[3], 16)
+    arch, major, rest = _architecture(chip)
     if major < 9 or (major == 9 and rest < 0x08):
         raise PlatformError(f"rocm: {chip.name} is {arch}: gfx908 is the least that is supported")
     floats = {"float32", "float16"} | (set() if major == 10 else {"bfloat16"})
-    codes, wave = fp8_codes(arch), 64 if major == 9 else 32
     return Capabilities(
         dtypes=frozenset(floats | {"quantized"}),
         kv_dtypes=frozenset(floats | {"int8", "float8_e4m3"}),
@@ -56,16 +53,27 @@ def capabilities(chip: Properties) -> Capabilities:
         async_exec=True,
         attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
         max_tokens_per_step=16384,
-        extra=(
-            ("chip", arch),
-            ("fp8", codes),
-            ("multiprocessors", chip.multiprocessors),
-            ("shared_memory", chip.shared_memory or (160 if arch == "gfx950" else 64) * 1024),
-            ("triton_fp8", "" if arch in _NO_FP8_UNIT else codes),
-            ("triton_lanes", wave),
-            ("triton_stages", 1 if major in _FEW_REGISTERS else 2),
-            ("triton_tile", 32),
-            ("triton_target", ("hip", arch, wave)),
-            ("warp_size", wave),
-        ),
     )
+
+
+def triton_chip(chip: Properties) -> TritonChip:
+    """Raises PlatformError as `capabilities` does."""
+    arch, major, _ = _architecture(chip)
+    wave: Literal[32, 64] = 64 if major == 9 else 32
+    return TritonChip(
+        fp8="" if arch in _NO_FP8_UNIT else fp8_codes(arch),
+        lanes=wave,
+        tile=32,
+        stages=1 if major in _FEW_REGISTERS else 2,
+        target=("hip", arch, wave),
+        shared_memory=chip.shared_memory or (160 if arch == "gfx950" else 64) * 1024,
+    )
+
+
+def _architecture(chip: Properties) -> tuple[str, int, int]:
+    """(name without features, generation, the rest of its number)"""
+    arch = chip.arch.partition(":")[0]
+    match = _NAME.match(arch)
+    if match is None:
+        raise PlatformError(f"rocm: {chip.name} calls itself {chip.arch!r}, which is no name of an architecture")
+    return arch, int(match[1]), int(match[2] + match[3], 16)

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from headrace.platforms.accel_faults import Faults
-from headrace.platforms.accel_options import Options
-from headrace.platforms.accel_runtime import Runtime
-from headrace.platforms.accelerator import AcceleratorDevice, Traits
-from headrace.platforms.rocm.chips import Properties, capabilities
+from headrace.platforms.accelerator.device import AcceleratorDevice, Traits
+from headrace.platforms.accelerator.faults import Faults
+from headrace.platforms.accelerator.options import Options
+from headrace.platforms.accelerator.runtime import Runtime
+from headrace.platforms.rocm.chips import Properties, capabilities, triton_chip
 
 __all__ = ["TRAITS", "RocmDevice", "open_device", "runtime"]
 
@@ -36,7 +36,8 @@ class RocmDevice(AcceleratorDevice):
     """Steps are HIP graphs, by bucket; collectives are RCCL's."""
 
     def __init__(self, runtime: Runtime, index: int, options: Options, **more: Any) -> None:
-        super().__init__(runtime, index, TRAITS, capabilities(read_properties(runtime, index)), options, **more)
+        chip = read_properties(runtime, index)
+        super().__init__(runtime, index, TRAITS, capabilities(chip), triton_chip(chip), options, **more)
 
 
 open_device = RocmDevice

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from headrace.errors import PlatformError
-from headrace.platforms.accel_probe import Machine
+from headrace.platforms.accelerator.probe import Machine
 from headrace.platforms.interface import Device, Platform
 from headrace.platforms.tpu import discovery
 from headrace.platforms.tpu.options import read_options

@@ -51,5 +51,4 @@ def capabilities(chip: Chip, ranks: int) -> Capabilities:
         attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
         max_tokens_per_step=4096,
         host_memory=False,
-        extra=(("chip", chip.name),),
     )

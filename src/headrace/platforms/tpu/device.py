@@ -13,7 +13,7 @@ from headrace.errors import DeviceLost, HeadraceError, OutOfMemory, PlatformErro
 from headrace.kernels.pallaslib import LANES
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
-from headrace.platforms.accel_faults import Faults, first_line
+from headrace.platforms.accelerator.faults import Faults, first_line
 from headrace.platforms.host import host_memory
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
 from headrace.platforms.order import FuturePending, Inline, Worker

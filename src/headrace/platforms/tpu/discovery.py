@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from headrace.platforms.accel_platform import SCORE
-from headrace.platforms.accel_probe import Machine
+from headrace.platforms.accelerator.platform import SCORE
+from headrace.platforms.accelerator.probe import Machine
 from headrace.platforms.host import host_memory
 from headrace.platforms.tpu.chips import CHIPS, HOST, Chip
 from headrace.types import DeviceInfo

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pluggy
 
-from headrace.platforms.accel_options import Options
-from headrace.platforms.accel_platform import AcceleratorPlatform
+from headrace.platforms.accelerator.options import Options
+from headrace.platforms.accelerator.platform import AcceleratorPlatform
 from headrace.platforms.interface import Platform
 from headrace.platforms.xpu import discovery
 

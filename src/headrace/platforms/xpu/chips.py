@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.errors import PlatformError
+from headrace.kernels.tritonlib.chip import TritonChip
 from headrace.types import QUANT_FORMATS, Capabilities
 
-__all__ = ["Properties", "capabilities"]
+__all__ = ["Properties", "capabilities", "triton_chip"]
 
 _LOCAL = 64 * 1024
 
@@ -35,7 +36,6 @@ def capabilities(chip: Properties) -> Capabilities:
     if not chip.half:
         raise PlatformError(f"xpu: {chip.name} has no 16-bit floats, which the kernels need")
     floats = {"float32", "float16"} | ({"bfloat16"} if chip.bfloat16 else set())
-    width = 16 if 16 in chip.subgroups or not chip.subgroups else max(chip.subgroups)
     return Capabilities(
         dtypes=frozenset(floats | {"quantized"}),
         kv_dtypes=frozenset(floats | {"int8", "float8_e4m3"}),
@@ -44,20 +44,16 @@ def capabilities(chip: Properties) -> Capabilities:
         async_exec=True,
         attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
         max_tokens_per_step=16384,
-        extra=(
-            ("chip", chip.name),
-            ("fp8", ""),
-            ("matrix_engine", chip.matrix),
-            ("multiprocessors", chip.multiprocessors),
-            ("shared_memory", chip.shared_memory or _LOCAL),
-            ("triton_fp8", ""),
-            (
-                "triton_lanes",
-                32,
-            ),  # kernels are launched in units of this; the compiler runs them as sub-groups of its choice
-            ("triton_stages", 2),
-            ("triton_tile", 32),
-            ("triton_target", ("xpu", chip.name, width)),
-            ("warp_size", width),
-        ),
+    )
+
+
+def triton_chip(chip: Properties) -> TritonChip:
+    """Kernels are launched in units of 32 lanes; the compiler runs them as sub-groups of its choice."""
+    width = 16 if 16 in chip.subgroups or not chip.subgroups else max(chip.subgroups)
+    return TritonChip(
+        lanes=32,
+        tile=32,
+        stages=2,
+        target=("xpu", chip.name, width),
+        shared_memory=chip.shared_memory or _LOCAL,
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.platforms.accel_platform import SCORE
-from headrace.platforms.accel_probe import Machine, masked
+from headrace.platforms.accelerator.platform import SCORE
+from headrace.platforms.accelerator.probe import Machine, masked
 from headrace.types import DeviceInfo
 
 __all__ = ["devices", "probe"]

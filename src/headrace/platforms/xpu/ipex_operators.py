@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from headrace.platforms.accel_providers import Shared
+from headrace.platforms.accelerator.providers import Shared
 
 __all__ = ["IpexAddNorm", "IpexGate", "IpexNorm", "operators"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.platforms.accel_runtime import Runtime
+from headrace.platforms.accelerator.runtime import Runtime
 
 __all__ = ["Copies", "EventPending"]
 

@@ -19,13 +19,14 @@ import torch
 
 from headrace.errors import DeviceLost, HeadraceError, OutOfMemory, PlatformError
 from headrace.kernels.spec import OpSpec
-from headrace.platforms.accel_copies import Copies, EventPending
-from headrace.platforms.accel_faults import Faults, first_line
-from headrace.platforms.accel_graphs import GraphStep
-from headrace.platforms.accel_operators import Source, missing_operators, triton_operators
-from headrace.platforms.accel_options import TRITON, Options
-from headrace.platforms.accel_providers import Provider, provided, provider_versions, unprovided
-from headrace.platforms.accel_runtime import Runtime
+from headrace.kernels.tritonlib.chip import TritonChip
+from headrace.platforms.accelerator.copies import Copies, EventPending
+from headrace.platforms.accelerator.faults import Faults, first_line
+from headrace.platforms.accelerator.graphs import GraphStep
+from headrace.platforms.accelerator.operators import Source, missing_operators, triton_operators
+from headrace.platforms.accelerator.options import TRITON, Options
+from headrace.platforms.accelerator.providers import Provider, provided, provider_versions, unprovided
+from headrace.platforms.accelerator.runtime import Runtime
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
 from headrace.platforms.order import Inline
 from headrace.platforms.torch_communicator import World
@@ -50,7 +51,8 @@ class Traits:
 
 
 class AcceleratorDevice(TorchDevice):
-    """One opened device. `capabilities` are those of the chip; what depends on operators and ranks is added here."""
+    """One opened device. `capabilities` and `triton` are those of the chip; what depends on operators and ranks is added
+    here."""
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class AcceleratorDevice(TorchDevice):
         index: int,
         traits: Traits,
         capabilities: Capabilities,
+        triton: TritonChip,
         options: Options,
         source: Source = triton_operators,
     ) -> None:
@@ -66,7 +69,7 @@ class AcceleratorDevice(TorchDevice):
         if options.dtype is not None and options.dtype not in capabilities.dtypes:
             able = ", ".join(sorted(capabilities.dtypes - {"quantized"}))
             raise PlatformError(f"{device}: option dtype is {options.dtype!r}, but this device computes in {able}")
-        table, self._why = source(capabilities, options)
+        table, self._why = source(capabilities, triton, options)
         self._chosen = (
             unprovided(table)
             if options.operators == TRITON

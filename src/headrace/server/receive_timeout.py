@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["BODY", "HEAD", "Patience"]
+__all__ = ["BODY", "HEAD", "ReceiveTimeout"]
 
 HEAD_TIME = 30.0
 """Seconds for a request line and headers, from the connection's start or the first byte after an earlier request."""
@@ -17,13 +17,14 @@ BODY_TIME = 600.0
 HEAD, BODY = "head", "body"
 
 
-class Patience:
+class ReceiveTimeout:
     """One connection's clock. A request that comes in one piece starts no timer. Thread: the event loop's."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, busy: Callable[[str], bool], expire: Callable[[str], None]
     ) -> None:
-        """`busy(awaited)`: whether it is we who hold the client up. `expire(awaited)` is called once the time is over."""
+        """`busy(awaited)`: whether it is we who hold the client up. `expire(awaited)` is called once the time is
+        over."""
         self._loop, self._busy, self._expire = loop, busy, expire
         self._awaited: str | None = None
         self._timer: asyncio.TimerHandle | None = None

@@ -12,9 +12,9 @@ from msgspec.inspect import CollectionType, DictType, StructType, Type, UnionTyp
 from starlette.requests import Request
 
 from headrace.errors import InvalidRequest
-from headrace.server.errors import HttpError
+from headrace.server.http_errors import HttpError
+from headrace.server.json_limits import SMALL, check_json_limits
 from headrace.server.schemas import Body
-from headrace.server.shape import SMALL, check_shape
 
 __all__ = ["MAX_BODY", "decode_body", "read_body", "read_json"]
 
@@ -35,15 +35,16 @@ B = TypeVar("B", bound=Body)
 
 
 async def read_json(request: Request, kind: type[B], context: int = 0) -> tuple[B, bytes]:
-    """The body, parsed and checked, and as it was sent. `context`: token ids that a prompt may have, so that one of the model's
-    whole context is read. Raises HttpError and InvalidRequest."""
+    """The body, parsed and checked, and as it was sent. `context`: token ids that a prompt may have, so that one of the
+    model's whole context is read. Raises HttpError and InvalidRequest."""
     body = await read_body(request)
-    await check_shape(body, kind.MOST_PARTS, max(kind.MOST_VALUES, context + SMALL))
+    await check_json_limits(body, kind.MOST_PARTS, max(kind.MOST_VALUES, context + SMALL))
     return decode_body(body, kind), body
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises HttpError 413 before more than MAX_BODY bytes are held, and 415 for one that is compressed."""
+    """The whole body. Raises HttpError 413 before more than MAX_BODY bytes are held, and 415 for one that is
+    compressed."""
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("", "identity"):
         message = f"bodies with content-encoding {coding[:40]} are not read: send it as it is"
@@ -92,8 +93,8 @@ def _parse(body: bytes, kind: type[B]) -> B:
 
 
 def _whole_numbers(body: Any, lists: bool) -> Any:
-    """The body with 2.0 as 2 in its own fields, and in lists too: JSON has one kind of number (RFC 8259, 6), and some clients
-    write every number with a point. A field that takes fractions takes 2 as well."""
+    """The body with 2.0 as 2 in its own fields, and in lists too: JSON has one kind of number (RFC 8259, 6), and some
+    clients write every number with a point. A field that takes fractions takes 2 as well."""
     return {name: _whole(value, lists) for name, value in body.items()} if isinstance(body, dict) else body
 
 

@@ -9,7 +9,7 @@ from headrace.client.api import ModelInfo
 from headrace.client.stops import special_stops
 from headrace.errors import ContextOverflow, InvalidRequest, NeverFits
 from headrace.sampling import SAMPLING_FIELDS, SamplingParams
-from headrace.server.context import TextTokenizer
+from headrace.server.context import ServerTokenizer
 from headrace.server.schemas import GenerationRequest
 
 __all__ = [
@@ -29,7 +29,7 @@ _PROBE = 8
 _LEAST_PROBE = 4096
 
 
-def stop_tokens(request: GenerationRequest, tokenizer: TextTokenizer) -> tuple[int, ...]:
+def stop_tokens(request: GenerationRequest, tokenizer: ServerTokenizer) -> tuple[int, ...]:
     """Tokens that stop because a stop string is their text, which is not shown."""
     stops = getattr(request, "stop", None)
     if stops is None or getattr(request, "skip_special_tokens", None) is False:
@@ -45,8 +45,8 @@ def sampling_params(
     prompt_logprobs: int | None,
     stop_tokens: tuple[int, ...] = (),
 ) -> SamplingParams:
-    """`stop_tokens` stop beside those of the request. Raises InvalidRequest; what depends on the model is checked by the
-    client."""
+    """`stop_tokens` stop beside those of the request. Raises InvalidRequest; what depends on the model is checked by
+    the client."""
     given = {name: value for name in SAMPLING_FIELDS if (value := getattr(request, name, None)) is not None}
     decided: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     if stop_tokens:
@@ -59,9 +59,9 @@ def output_room(
 ) -> int:
     """How many tokens may be generated: `wanted` and `prompt` are each a field's name and its number of tokens.
 
-    What the client asked for must fit as asked. What it left open (None) is `default`, or with no default the rest of the
-    context, and in either case no more than the KV cache holds. Raises ContextOverflow and NeverFits with both numbers,
-    InvalidRequest for fewer than `least`.
+    What the client asked for must fit as asked. What it left open (None) is `default`, or with no default the rest of
+    the context, and in either case no more than the KV cache holds. Raises ContextOverflow and NeverFits with both
+    numbers, InvalidRequest for fewer than `least`.
     """
     (wanted_param, count), (prompt_param, prompt_tokens), limit = wanted, prompt, info.max_model_len
     if count is not None and count < least:
@@ -104,7 +104,8 @@ def check_size(characters: int, param: str, limit: int) -> None:
 def encode_within(
     encode: Callable[[str, bool], list[int]], text: str, special: bool, param: str, limit: int
 ) -> list[int]:
-    """The text's tokens. Raises ContextOverflow for a text that is plainly too long, at the cost of about `limit` tokens."""
+    """The text's tokens. Raises ContextOverflow for a text that is plainly too long, at the cost of about `limit`
+    tokens."""
     check_length(text, param, limit)
     probe = _PROBE * limit + _LEAST_PROBE
     if len(text) > 2 * probe:

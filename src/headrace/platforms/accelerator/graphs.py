@@ -11,9 +11,9 @@ import torch
 
 from headrace.errors import DeviceLost, HeadraceError
 from headrace.kernels.step_inputs import PERSISTENT
-from headrace.platforms.accel_copies import Copies
-from headrace.platforms.accel_faults import first_line, root_cause
-from headrace.platforms.accel_runtime import Runtime
+from headrace.platforms.accelerator.copies import Copies
+from headrace.platforms.accelerator.faults import first_line, root_cause
+from headrace.platforms.accelerator.runtime import Runtime
 from headrace.platforms.interface import KV, StepFn, Tensor
 
 __all__ = ["Capturing", "GraphStep"]

@@ -7,7 +7,7 @@ import math
 import msgspec
 from starlette.responses import Response
 
-from headrace.errors import EngineDead, InvalidRequest, Overloaded, UserError
+from headrace.errors import EngineDead, InvalidRequest, Overloaded, UserError, cut, shortened
 from headrace.server.replies import ErrorDetail, ErrorReply
 
 __all__ = ["HttpError", "ShuttingDown", "error_body", "error_response", "to_http"]
@@ -28,9 +28,9 @@ class HttpError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = shortened(message)
         self.kind = kind
-        self.param = param
+        self.param = None if param is None else cut(param)
         self.code = code
         self.headers = headers or {}
 

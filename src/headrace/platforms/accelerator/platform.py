@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import PlatformError
-from headrace.platforms.accel_options import Options, read_options
-from headrace.platforms.accel_probe import Machine
+from headrace.platforms.accelerator.options import Options, read_options
+from headrace.platforms.accelerator.probe import Machine
 from headrace.platforms.interface import Device
 from headrace.types import API_VERSION, DeviceInfo
 
 if TYPE_CHECKING:
-    from headrace.platforms.accel_operators import Source
-    from headrace.platforms.accel_runtime import Runtime
+    from headrace.platforms.accelerator.operators import Source
+    from headrace.platforms.accelerator.runtime import Runtime
 
 __all__ = ["SCORE", "AcceleratorPlatform", "Discovery"]
 
@@ -66,7 +66,7 @@ class AcceleratorPlatform:
         return importlib.import_module(self.home)
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
-        """Options: the fields of `accel_options.Options`."""
+        """Options: the fields of `options.Options`."""
         wishes = read_options(self.name, options, self.defaults, self.providers)
         score, reason = self.probe()
         if not score:

@@ -9,26 +9,28 @@ from typing import Any
 
 from headrace.kernels.registry import OPS
 from headrace.kernels.spec import PacksWeights, Tagged
+from headrace.kernels.tritonlib.chip import TritonChip
+from headrace.kernels.tritonlib.config import config_for
 from headrace.kernels.weight import Weight
-from headrace.platforms.accel_options import Options
+from headrace.platforms.accelerator.options import Options
 from headrace.types import Capabilities
 
 __all__ = ["Operators", "Source", "missing_operators", "triton_operators"]
 
 Operators = Mapping[str, Callable[..., Any]]
-Source = Callable[[Capabilities, Options], tuple[Operators, str]]
-"""(the chip's capabilities, the user's options) → (operators by name, why the others are served by reference)."""
+Source = Callable[[Capabilities, TritonChip, Options], tuple[Operators, str]]
+"""(the chip's capabilities, the same for Triton, the user's options) → (operators by name, why the others are served by reference)."""
 _TABLE = "headrace.kernels.tritonlib.table"
 
 
-def triton_operators(capabilities: Capabilities, options: Options) -> tuple[Operators, str]:
+def triton_operators(capabilities: Capabilities, chip: TritonChip, options: Options) -> tuple[Operators, str]:
     """The table of `kernels.tritonlib`, imported here and not before; empty where triton is not installed."""
     if importlib.util.find_spec("triton") is None:
         return {}, "triton is not installed: install headrace with the extra of this platform"
     if options.dtype is not None:
-        return _table(capabilities, options, options.dtype), _MISSING
+        return _table(chip, options, options.dtype), _MISSING
     # Activations have the embedding's type; the other operators follow their inputs.
-    tables = {dtype: _table(capabilities, options, dtype) for dtype in sorted(capabilities.dtypes - {"quantized"})}
+    tables = {dtype: _table(chip, options, dtype) for dtype in sorted(capabilities.dtypes - {"quantized"})}
     usual = next(dtype for dtype in ("bfloat16", "float16", "float32") if dtype in tables)
     embeddings = {dtype: table["embedding"] for dtype, table in tables.items() if "embedding" in table}
     table = dict(tables[usual])
@@ -65,8 +67,7 @@ def missing_operators(table: Operators) -> list[str]:
     return [spec.name for spec in OPS if spec.name not in table]
 
 
-def _table(capabilities: Capabilities, options: Options, dtype: str) -> Operators:
-    extra = dict(capabilities.extra)
-    extra |= {"triton_dtype": dtype, "triton_batch_invariant": bool(options.batch_invariant)}
-    table: Operators = importlib.import_module(_TABLE).operators(extra)
+def _table(chip: TritonChip, options: Options, dtype: str) -> Operators:
+    config = config_for(chip, dtype, bool(options.batch_invariant))
+    table: Operators = importlib.import_module(_TABLE).operators(config)
     return table

@@ -1,5 +1,6 @@
-"""Uvicorn's HTTP/1 connection with some things settled: what a client sends has limits of size and time, what is no HTTP is
-refused in our error shape, offers of other protocols are ignored, and clients of HTTP/1.0, which know no chunks, get none."""
+"""Uvicorn's HTTP/1 connection with some things settled: what a client sends has limits of size and time, what is no
+HTTP is refused in our error shape, offers of other protocols are ignored, and clients of HTTP/1.0, which know no
+chunks, get none."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from headrace.server.descriptors import Descriptors
-from headrace.server.errors import HttpError, ShuttingDown, error_body
-from headrace.server.patience import BODY, BODY_PAUSE, BODY_TIME, HEAD, HEAD_TIME, Patience
+from headrace.server.descriptor_watch import DescriptorWatch
+from headrace.server.http_errors import HttpError, ShuttingDown, error_body
+from headrace.server.receive_timeout import BODY, BODY_PAUSE, BODY_TIME, HEAD, HEAD_TIME, ReceiveTimeout
 
-__all__ = ["MAX_HEAD", "Connection"]
+__all__ = ["MAX_HEAD", "HttpConnection"]
 
 _LINGER = 2.0
 """Seconds in which what a refused client still sends is read and dropped."""
@@ -26,7 +27,7 @@ MAX_HEAD = 64 * 2**10
 """Bytes of a request line and headers, give or take what arrives in one piece."""
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """One connection. Thread: the event loop's."""
 
     _head = 0
@@ -40,14 +41,14 @@ class Connection(HttpToolsProtocol):
     _refused = False
     _dropped = 0
 
-    def __init__(self, *arguments: Any, descriptors: Descriptors, **named: Any) -> None:
+    def __init__(self, *arguments: Any, descriptors: DescriptorWatch, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._descriptors = descriptors
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._descriptors.given(transport.get_extra_info("socket").fileno())
-        self._patience = Patience(self.loop, self._busy, self._expired)
+        self._descriptors.opened(transport.get_extra_info("socket").fileno())
+        self._patience = ReceiveTimeout(self.loop, self._busy, self._expired)
         self._patience.wait_for(HEAD)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -80,8 +81,8 @@ class Connection(HttpToolsProtocol):
                 self._refuse(HttpError(400, "this is not a valid HTTP/1.1 request", code="invalid_http"))
 
     def _ignore_offer(self, rest: bytes) -> None:
-        """A server may ignore an offer (RFC 9110, 7.8), but the parser takes what follows for the other protocol: a new one reads
-        the same head without the offer, and the body."""
+        """A server may ignore an offer (RFC 9110, 7.8), but the parser takes what follows for the other protocol: a new
+        one reads the same head without the offer, and the body."""
         head, self._offered = self._offered, None
         assert head is not None
         self.parser = httptools.HttpRequestParser(self)
@@ -122,12 +123,12 @@ class Connection(HttpToolsProtocol):
         # Whatever comes next on this connection is another head.
         self._head, self._in_head, self._begun = 0, True, False
 
-    def give_up(self) -> None:
+    def refuse_unfinished(self) -> None:
         """The server ends: whoever has sent half a body is told so."""
         if self._awaited() == BODY:
             self._refuse_late(ShuttingDown(), _LAST_LINGER)
 
-    def cut_off(self) -> None:
+    def abort_unread(self) -> None:
         """The server ends: whoever has not read an answer by now gets no more of it."""
         if self._answering():
             self.transport.abort()
@@ -168,8 +169,8 @@ class Connection(HttpToolsProtocol):
             self._refuse(error, linger)
 
     def _refuse(self, error: HttpError, linger: float = _LINGER) -> None:
-        """Answer and end our side alone: a socket that is closed while data comes in is reset, and the client may lose the
-        answer with it (RFC 9112, 9.6)."""
+        """Answer and end our side alone: a socket that is closed while data comes in is reset, and the client may lose
+        the answer with it (RFC 9112, 9.6)."""
         self._refused = True
         if self._answering():
             # The answer to what came before on this connection has nowhere to go any more.

@@ -1,7 +1,8 @@
 """Counts what a body of JSON holds before it is parsed.
 
-The parser is fast by the byte, but each list, object and key costs a hundred times a byte's time, and it lets nobody else run:
-16 MiB of empty lists take seconds. Counting takes milliseconds, in slices between which the event loop serves others.
+The parser is fast by the byte, but each list, object and key costs a hundred times a byte's time, and it lets nobody
+else run: 16 MiB of empty lists take seconds. Counting takes milliseconds, in slices between which the event loop serves
+others.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import asyncio
 
 from headrace.errors import InvalidRequest
 
-__all__ = ["SMALL", "check_shape"]
+__all__ = ["SMALL", "check_json_limits"]
 
 SMALL = 64 * 2**10
 """Bytes of a body that is parsed without being counted: it cannot hold much."""
 _SLICE = 128 * 2**10
 
 
-async def check_shape(body: bytes, most_parts: int, most_values: int) -> None:
-    """Raises InvalidRequest for more lists, objects and keys than `most_parts`, or more values in lists than `most_values`."""
+async def check_json_limits(body: bytes, most_parts: int, most_values: int) -> None:
+    """Raises InvalidRequest for more lists, objects and keys than `most_parts`, or more values in lists than
+    `most_values`."""
     if len(body) <= SMALL:
         return
     parts = values = at = 0
