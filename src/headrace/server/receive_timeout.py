@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["BODY", "HEAD", "Patience"]
+__all__ = ["BODY", "HEAD", "ReceiveTimeout"]
 
 HEAD_TIME = 30.0
 """Seconds for a request line and headers, from the connection's start or the first byte after an earlier request."""
@@ -17,7 +17,7 @@ BODY_TIME = 600.0
 HEAD, BODY = "head", "body"
 
 
-class Patience:
+class ReceiveTimeout:
     """One connection's clock. A request that comes in one piece starts no timer. Thread: the event loop's."""
 
     def __init__(

@@ -9,15 +9,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.server.context import Context
 from headrace.server.cors import CorsSend
-from headrace.server.errors import HttpError, ShuttingDown, to_http
+from headrace.server.http_errors import HttpError, ShuttingDown, to_http
 
-__all__ = ["OPEN_PATHS", "Gate"]
+__all__ = ["OPEN_PATHS", "AccessMiddleware"]
 
 OPEN_PATHS = frozenset({"/health"})
 """What is answered without a key: exactly these paths, once decoded. Everything else, known or not, needs one."""
 
 
-class Gate:
+class AccessMiddleware:
     def __init__(self, app: ASGIApp, context: Context) -> None:
         self._app, self._context = app, context
 

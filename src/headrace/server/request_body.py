@@ -12,9 +12,9 @@ from msgspec.inspect import CollectionType, DictType, StructType, Type, UnionTyp
 from starlette.requests import Request
 
 from headrace.errors import InvalidRequest
-from headrace.server.errors import HttpError
+from headrace.server.http_errors import HttpError
+from headrace.server.json_limits import SMALL, check_json_limits
 from headrace.server.schemas import Body
-from headrace.server.shape import SMALL, check_shape
 
 __all__ = ["MAX_BODY", "decode_body", "read_body", "read_json"]
 
@@ -38,7 +38,7 @@ async def read_json(request: Request, kind: type[B], context: int = 0) -> tuple[
     """The body, parsed and checked, and as it was sent. `context`: token ids that a prompt may have, so that one of the
     model's whole context is read. Raises HttpError and InvalidRequest."""
     body = await read_body(request)
-    await check_shape(body, kind.MOST_PARTS, max(kind.MOST_VALUES, context + SMALL))
+    await check_json_limits(body, kind.MOST_PARTS, max(kind.MOST_VALUES, context + SMALL))
     return decode_body(body, kind), body
 
 

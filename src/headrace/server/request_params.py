@@ -9,7 +9,7 @@ from headrace.client.api import ModelInfo
 from headrace.client.stops import special_stops
 from headrace.errors import ContextOverflow, InvalidRequest, NeverFits
 from headrace.sampling import SAMPLING_FIELDS, SamplingParams
-from headrace.server.context import TextTokenizer
+from headrace.server.context import ServerTokenizer
 from headrace.server.schemas import GenerationRequest
 
 __all__ = [
@@ -29,7 +29,7 @@ _PROBE = 8
 _LEAST_PROBE = 4096
 
 
-def stop_tokens(request: GenerationRequest, tokenizer: TextTokenizer) -> tuple[int, ...]:
+def stop_tokens(request: GenerationRequest, tokenizer: ServerTokenizer) -> tuple[int, ...]:
     """Tokens that stop because a stop string is their text, which is not shown."""
     stops = getattr(request, "stop", None)
     if stops is None or getattr(request, "skip_special_tokens", None) is False:

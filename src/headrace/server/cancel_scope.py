@@ -8,26 +8,26 @@ from types import TracebackType
 
 from starlette.types import Receive
 
-__all__ = ["ClientGone", "Guard"]
+__all__ = ["CancelScope", "ClientDisconnected"]
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client closed the connection; nobody reads an answer."""
 
 
-class Guard:
+class CancelScope:
     """Used as `async with` around a request's work, after its body has been read. Cancels the task that entered it.
 
     The one who catches the CancelledError calls `reason`, which says why and takes the cancellation back; None means
     that the cancellation came from elsewhere.
     """
 
-    def __init__(self, active: set[Guard], receive: Receive) -> None:
+    def __init__(self, active: set[CancelScope], receive: Receive) -> None:
         self._active = active
         self._receive = receive
         self._why: Exception | None = None
 
-    async def __aenter__(self) -> Guard:
+    async def __aenter__(self) -> CancelScope:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
@@ -59,4 +59,4 @@ class Guard:
     async def _watch_client(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.stop(ClientGone())
+        self.stop(ClientDisconnected())

@@ -9,47 +9,47 @@ import logging
 import sys
 from typing import Any
 
-__all__ = ["Descriptors"]
+__all__ = ["DescriptorWatch"]
 
 _log = logging.getLogger(__name__)
 _NEAR = 8
-"""Descriptors left, at most, when it is said: the lowest free number is always given out, so numbers tell how many are
+"""DescriptorWatch left, at most, when it is said: the lowest free number is always given out, so numbers tell how many are
 in use."""
 
 
-class Descriptors:
+class DescriptorWatch:
     """One server's. Thread: the event loop's."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._reported = False
 
-    def given(self, number: int) -> None:
+    def opened(self, number: int) -> None:
         """A connection has this number."""
         limit = _limit()
         if limit is None:
             return
         if number >= limit - _NEAR:
-            self._tell(limit)
+            self._report(limit)
         elif number < limit // 2:
-            self._told = False
+            self._reported = False
 
     def handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """The loop's exception handler."""
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            self._tell(_limit())
+            self._report(_limit())
         else:
             loop.default_exception_handler(context)
 
-    def _tell(self, limit: int | None) -> None:
-        if not self._told:
-            self._told = True
+    def _report(self, limit: int | None) -> None:
+        if not self._reported:
+            self._reported = True
             how_many = "" if limit is None else f" of {limit}"
             _log.error("no file descriptors are left%s: connections are refused; raise the limit (ulimit -n)", how_many)
 
 
 def _limit() -> int | None:
-    """Descriptors that this process may have; None where nobody says."""
+    """DescriptorWatch that this process may have; None where nobody says."""
     if sys.platform == "win32":
         return None
     import resource

@@ -10,11 +10,11 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from headrace.server.descriptors import Descriptors
-from headrace.server.errors import HttpError, ShuttingDown, error_body
-from headrace.server.patience import BODY, BODY_PAUSE, BODY_TIME, HEAD, HEAD_TIME, Patience
+from headrace.server.descriptor_watch import DescriptorWatch
+from headrace.server.http_errors import HttpError, ShuttingDown, error_body
+from headrace.server.receive_timeout import BODY, BODY_PAUSE, BODY_TIME, HEAD, HEAD_TIME, ReceiveTimeout
 
-__all__ = ["MAX_HEAD", "Connection"]
+__all__ = ["MAX_HEAD", "HttpConnection"]
 
 _LINGER = 2.0
 """Seconds in which what a refused client still sends is read and dropped."""
@@ -27,7 +27,7 @@ MAX_HEAD = 64 * 2**10
 """Bytes of a request line and headers, give or take what arrives in one piece."""
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """One connection. Thread: the event loop's."""
 
     _head = 0
@@ -41,14 +41,14 @@ class Connection(HttpToolsProtocol):
     _refused = False
     _dropped = 0
 
-    def __init__(self, *arguments: Any, descriptors: Descriptors, **named: Any) -> None:
+    def __init__(self, *arguments: Any, descriptors: DescriptorWatch, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._descriptors = descriptors
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._descriptors.given(transport.get_extra_info("socket").fileno())
-        self._patience = Patience(self.loop, self._busy, self._expired)
+        self._descriptors.opened(transport.get_extra_info("socket").fileno())
+        self._patience = ReceiveTimeout(self.loop, self._busy, self._expired)
         self._patience.wait_for(HEAD)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -123,12 +123,12 @@ class Connection(HttpToolsProtocol):
         # Whatever comes next on this connection is another head.
         self._head, self._in_head, self._begun = 0, True, False
 
-    def give_up(self) -> None:
+    def refuse_unfinished(self) -> None:
         """The server ends: whoever has sent half a body is told so."""
         if self._awaited() == BODY:
             self._refuse_late(ShuttingDown(), _LAST_LINGER)
 
-    def cut_off(self) -> None:
+    def abort_unread(self) -> None:
         """The server ends: whoever has not read an answer by now gets no more of it."""
         if self._answering():
             self.transport.abort()

@@ -11,14 +11,14 @@ import asyncio
 
 from headrace.errors import InvalidRequest
 
-__all__ = ["SMALL", "check_shape"]
+__all__ = ["SMALL", "check_json_limits"]
 
 SMALL = 64 * 2**10
 """Bytes of a body that is parsed without being counted: it cannot hold much."""
 _SLICE = 128 * 2**10
 
 
-async def check_shape(body: bytes, most_parts: int, most_values: int) -> None:
+async def check_json_limits(body: bytes, most_parts: int, most_values: int) -> None:
     """Raises InvalidRequest for more lists, objects and keys than `most_parts`, or more values in lists than
     `most_values`."""
     if len(body) <= SMALL:

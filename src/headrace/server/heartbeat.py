@@ -5,35 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-__all__ = ["COMMENT", "Silence"]
+__all__ = ["COMMENT", "Heartbeat"]
 
 COMMENT = b": nothing yet\n\n"
 """A line that readers of server-sent events skip (HTML standard, 9.2.6)."""
-_LOOK = 5.0
+_INTERVAL = 5.0
 """Seconds between two looks at a stream."""
-_LOOKS = 2
+_IDLE_CHECKS = 2
 """Looks without a piece after which a comment is written: 10 to 15 seconds of silence."""
 
 
-class Silence:
-    """One stream's. It costs a streamed piece nothing but setting `heard`. Thread: the event loop's."""
+class Heartbeat:
+    """One stream's. It costs a streamed piece nothing but setting `sent`. Thread: the event loop's."""
 
     def __init__(self, write: Callable[[], Awaitable[None]]) -> None:
         """`write` sends a comment."""
         self._write = write
-        self.heard = False
-        self._looks = 0
+        self.sent = False
+        self._idle_checks = 0
         self._task: asyncio.Task[None] | None = None
         self._arm()
 
     def _arm(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_LOOK, self._look)
+        self._timer = asyncio.get_running_loop().call_later(_INTERVAL, self._check)
 
-    def _look(self) -> None:
-        self._looks = 0 if self.heard else self._looks + 1
-        self.heard = False
-        if self._looks >= _LOOKS:
-            self._looks = 0
+    def _check(self) -> None:
+        self._idle_checks = 0 if self.sent else self._idle_checks + 1
+        self.sent = False
+        if self._idle_checks >= _IDLE_CHECKS:
+            self._idle_checks = 0
             self._task = asyncio.ensure_future(self._comment())
         else:
             self._arm()
