@@ -6,10 +6,10 @@ until one of them is used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from headrace.llm import LLM, AsyncLLM
     from headrace.types import SamplingParams
 
@@ -23,5 +23,8 @@ _HOME = {"LLM": "headrace.llm", "AsyncLLM": "headrace.llm", "SamplingParams": "h
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
+        # Here, so that a command has its signals in hand before it imports anything.
+        from importlib import import_module
+
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'headrace' has no attribute {name!r}")

@@ -372,11 +372,23 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     if native not in ("0", "1"):
         raise ConfigError(f"HEADRACE_NATIVE={native!r}: choose 0 or 1")
     key = env.get("HEADRACE_API_KEY")
-    base = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "~")).expanduser() / ".cache")
     return Environment(
-        cache_dir=Path(env.get("HEADRACE_CACHE") or Path(base) / "headrace"),
+        cache_dir=_cache_dir(env),
         # White space around a key comes from the file that it was read from; no client can send it.
         api_key=None if key is None else key.strip(),
         log_level=level,
         native=native == "1",
     )
+
+
+def _cache_dir(env: Mapping[str, str]) -> Path:
+    chosen, base = env.get("HEADRACE_CACHE"), env.get("XDG_CACHE_HOME")
+    if chosen or base:
+        return Path(chosen) if chosen else Path(str(base)) / "headrace"
+    try:
+        home = Path(env.get("HOME") or "~").expanduser()
+    except RuntimeError:  # A user without an entry in the system's list, as in many a container.
+        raise ConfigError(
+            "this user has no home directory for models and packed weights: set HEADRACE_CACHE to a folder for them"
+        ) from None
+    return home / ".cache" / "headrace"

@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.errors import CheckpointError, UnsupportedModel, excerpt
 
-__all__ = ["LARGEST_ID", "MOST_POSITIONS", "Settings", "same"]
+__all__ = ["LARGEST_ID", "MOST_POSITIONS", "WIDEST_HEAD", "Settings", "same"]
 
 _LARGEST = 1 << 31
 _HUGE = 1e30
@@ -20,6 +20,8 @@ LARGEST_ID = _LARGEST - 1
 """Of a token."""
 MOST_POSITIONS = 1 << 24
 """Of a model's context. The longest that is published has 10 million; tables are made of that length."""
+WIDEST_HEAD = 1 << 16
+"""Dimensions of one head of attention."""
 
 
 class Settings:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.cli import main
+from headrace.bench.dispatch import main
 from headrace.errors import EngineDead
 
 
@@ -23,6 +23,8 @@ def test_both_ways_are_measured(
     report = json.loads(out.read_text())
     assert report["ratios"].keys() == {"port open", "first token", "the end, of processors"}
     assert page.read_text().count("<rect") == 6
+    assert min(report["peak_bytes"].values()) > 50e6
+    assert report["packed_bytes"] == 0, "a tiny model is packed as fast as it is read"
     found = report["seconds"]
     assert list(found) == ["with", "without"]
     for parts in found.values():

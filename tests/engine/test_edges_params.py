@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -117,7 +120,7 @@ FIELDS = [
     ("n", 10**6),
     ("chat_template", "{{ 1 }}"),
     ("guided_json", {}),
-    ("structured_outputs", {"json": {}}),
+    ("structured_outputs", {"json": {}, "regex": "a"}),
     ("grammar", "x"),
 ]
 
@@ -186,9 +189,8 @@ def test_numbers_stay_finite(narrow, extreme):
 
 
 FORMATS = [
-    {"type": "json_object"},
     {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}},
-    {"type": "json_schema", "json_schema": {"name": "x", "schema": {"x-guidance": {"lenient": True}}}},
+    {"type": "json_schema", "json_schema": {"name": "x", "schema": {"x-guidance": {"lenient": True}, "not": {}}}},
     {"type": "structural_tag"},
     {"type": "xml"},
     {},
@@ -203,6 +205,30 @@ def test_output_that_cannot_be_constrained_is_never_just_free(narrow, wanted, st
     assert response.json()["error"]["param"].startswith("response_format")
     assert response.status_code == 400
     assert "did you mean `response_format`" in refused(chat(narrow, response_fromat=wanted), "response_fromat")
+
+
+CONSTRAINTS: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, lambda text: text in ("yes", "no")),
+    ({"structured_outputs": {"regex": "[a-f]{3}[0-9]"}}, lambda text: re.fullmatch("[a-f]{3}[0-9]", text) is not None),
+    (
+        {"structured_outputs": {"json": {"enum": ["a", 17, None]}, "whitespace": "compact"}},
+        lambda text: json.loads(text) in ("a", 17, None),
+    ),
+]
+
+
+@pytest.mark.parametrize(("constraint", "holds"), CONSTRAINTS, ids=[str(c)[:60] for c, _ in CONSTRAINTS])
+def test_output_is_held_to_its_constraint_whoever_else_runs(narrow, constraint, holds):
+    """Random weights at a high temperature: only the constraint makes sense of them."""
+    asked = {"max_tokens": 30, "temperature": 1.5, "n": 4, "seed": 3, "logprobs": True, **constraint}
+    alone = chat(narrow, **asked).json()["choices"]
+    assert [choice["finish_reason"] for choice in alone] == ["stop"] * 4
+    assert all(holds(choice["message"]["content"]) for choice in alone)
+    with ThreadPoolExecutor(4) as pool:
+        free = [pool.submit(chat, narrow, max_tokens=60, ignore_eos=True, seed=i) for i in range(3)]
+        crowded = pool.submit(chat, narrow, **asked).result().json()["choices"]
+        assert all(one.result().status_code == 200 for one in free)
+    assert crowded == alone
 
 
 @pytest.mark.parametrize("shape", ["http", "file", "text"])

@@ -10,6 +10,8 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from gguf_export import export
 from moe_models import save_moe
+from safetensors.torch import load_file, save_file
+from shared_models import shared_model
 from tiny_models import make, prompt, save
 
 from headrace.checkpoints.checkpoint import Checkpoint
@@ -17,6 +19,7 @@ from headrace.checkpoints.packed import cache
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig
 from headrace.engine import loading
 from headrace.engine.startup import build_engine
+from headrace.errors import CheckpointError
 from headrace.platforms.cpu import native
 from headrace.types import Request, SamplingParams
 
@@ -31,14 +34,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home" / "packed"
 
 
-def answer(path: Path, **model: Any) -> list[Any]:
-    """Tokens and logprobs of a greedy answer, from an engine of its own."""
-    config = Config(
+def config_of(path: Path, **model: Any) -> Config:
+    return Config(
         model=ModelConfig(model=str(path), **model),
         cache=CacheConfig(num_blocks=30),
         device=DeviceConfig(platform="cpu", threads=1),
     )
-    engine = build_engine(config, lambda stage, done: None)
+
+
+def answer(path: Path, **model: Any) -> list[Any]:
+    """Tokens and logprobs of a greedy answer, from an engine of its own."""
+    engine = build_engine(config_of(path, **model), lambda stage, done: None)
     try:
         params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=2)
         engine.core.add([Request("r", tuple(prompt(20)), params, (2,))])
@@ -58,7 +64,7 @@ def check(path: Path, monkeypatch: pytest.MonkeyPatch, **model: Any) -> None:
     cold = answer(path, **model)
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "build", refuse)
-        patch.setattr(loading, "_pack_weights", refuse)
+        patch.setattr(loading, "Packing", refuse)
         assert answer(path, **model) == cold
     assert cold
 
@@ -129,6 +135,37 @@ def test_a_damaged_file_is_written_again(tmp_path: Path, home: Path, caplog: pyt
         assert answer(tmp_path / "model") == plain
         assert [r.message.count("dropped") for r in caplog.records if "packed again" in r.message] == [1]
         assert path.read_bytes() == sound
+
+
+def test_stored_values_are_released_once_they_are_packed(tmp_path: Path) -> None:
+    save("llama-tied-bias", tmp_path / "model", torch.bfloat16)
+    for quantize in (None, "int4"):
+        engine = build_engine(config_of(tmp_path / "model", quantize=quantize), lambda stage, done: None)
+        try:
+            weights = engine.own.weights
+            layers = [w for layer in weights.layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+            assert all(not w.tensors and not w.parts for w in [weights.head, weights.embedding, *layers])
+        finally:
+            engine.close()
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(value: float, quantize: str | None, tmp_path: Path) -> None:
+    save("llama", tmp_path, torch.bfloat16)
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[name][3, 5] = value
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{name}.*NaN or infinity"):
+        answer(tmp_path, quantize=quantize)
+    assert not list((tmp_path / "home").glob("packed/*.packed"))
+
+
+@pytest.mark.parametrize(("name", "named"), [("nan_weight", "NaN"), ("nvfp4_zeroglobal", "global_scale is 0.0")])
+def test_unsound_models_of_another_writer_are_refused(name: str, named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        answer(shared_model(name))
 
 
 def test_none_is_kept_where_none_is_wanted(tmp_path: Path, home: Path) -> None:

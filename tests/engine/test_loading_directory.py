@@ -51,6 +51,28 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
+def test_a_stale_index_beside_a_whole_file_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = make("llama")
+    model.save_pretrained(tmp_path, max_shard_size="40KB")
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    tensors = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
+    build(tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors")
+    build(tmp_path)
+    assert not caplog.records, "a whole index is no stale one"
+    for left in (len(shards) - 1, 0):
+        for shard in shards[left:]:
+            shard.unlink(missing_ok=True)
+        caplog.clear()
+        ids = prompt(9)
+        torch.testing.assert_close(logits_of(build(tmp_path), ids), reference_logits(model, ids), atol=1e-4, rtol=0)
+        assert ["index.json" in record.message for record in caplog.records] == [True]
+
+
+def test_the_stale_index_of_another_writer_is_passed_over() -> None:
+    check_against_reference(shared_model("stale_index"))
+
+
 @pytest.mark.parametrize("file", ["../elsewhere.safetensors", "/etc/passwd", 3])
 def test_an_index_may_not_leave_the_directory(file: Any, tmp_path: Path) -> None:
     save("llama", tmp_path)

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 
 import httpx
 
+from headrace.bench.bench_report import BenchReport, ReportTable, add_outputs, facts, publish
 from headrace.bench.plots import Bar, bars
-from headrace.bench.report import Report, Table, add_outputs, facts, publish
+from headrace.bench.process_cost import largest_peak
 from headrace.errors import EngineDead
 
 __all__ = ["configure", "run"]
@@ -43,32 +44,51 @@ def run(args: argparse.Namespace) -> int:
     ways = {"with": given, "without": [*given, *_COLD]}
     # In turns, so that what else the machine does meets both alike.
     rounds = [{way: _once(args.model, options, args.limit) for way, options in ways.items()} for _ in range(args.runs)]
-    found = {way: {part: [one[way][part] for one in rounds] for part in rounds[0][way]} for way in ways}
-    publish(args, _report(args, found))
+    found = {way: {part: [one[way][0][part] for one in rounds] for part in rounds[0][way][0]} for way in ways}
+    peaks = {way: max(one[way][1] for one in rounds) for way in ways}
+    publish(args, _report(args, found, peaks, _packed_bytes()))
     return 0
 
 
-def _report(args: argparse.Namespace, found: Mapping[str, Mapping[str, Sequence[float]]]) -> Report:
+def _packed_bytes() -> int:
+    """Of the packed weights that were read or written last: those of this model; 0 if none are kept."""
+    # Late: it brings torch, which no other part of this verb needs.
+    from headrace.checkpoints.packed.cache import directory_of, kept
+
+    entries = kept(directory_of())
+    return entries[-1].size if entries else 0
+
+
+def _report(
+    args: argparse.Namespace, found: Mapping[str, Mapping[str, Sequence[float]]], peaks: Mapping[str, int], packed: int
+) -> BenchReport:
     lines = [(way, part, values) for way, parts in found.items() for part, values in parts.items()]
     rows = [(way, part, *(f"{f(values):.3f}" for f in (min, statistics.median, max))) for way, part, values in lines]
     drawn = [
         Bar(f"{way}: {part}", statistics.median(values), (min(values), max(values))) for way, part, values in lines
     ]
     columns = ("packed weights kept", "until", "min", "median", "max")
-    table = Table(f"start-up of {args.model}, seconds from the start of the process", columns, rows, words=2)
+    table = ReportTable(f"start-up of {args.model}, seconds from the start of the process", columns, rows, words=2)
     ratios = {
         part: statistics.median(found["without"][part]) / statistics.median(values)
         for part, values in found["with"].items()
     }
     shown = [(part, f"{ratio:.2f}") for part, ratio in ratios.items()]
-    gain = Table("what kept weights save: without over with, medians", ("until", "ratio"), shown)
+    gain = ReportTable("what kept weights save: without over with, medians", ("until", "ratio"), shown)
+    sizes = [(way, f"{peak / 1e6:.0f}", f"{packed / 1e6:.0f}" if packed else "–") for way, peak in peaks.items()]
+    memory = ReportTable(
+        "most memory until the first token, MB", ("packed weights kept", "engine", "packed weights"), sizes
+    )
     plot = bars(drawn, f"seconds, median with the shortest and the longest of {args.runs}")
-    data = {"model": args.model, "seconds": found, "ratios": ratios}
-    return Report(args.label, data, [table, gain], [plot], facts() | {"model": args.model, "options": args.options})
+    data = {"model": args.model, "seconds": found, "ratios": ratios, "peak_bytes": peaks, "packed_bytes": packed}
+    return BenchReport(
+        args.label, data, [table, gain, memory], [plot], facts() | {"model": args.model, "options": args.options}
+    )
 
 
-def _once(model: str, options: Sequence[str], limit: float, linger: float = 0.0) -> dict[str, float]:
-    """Seconds from process start, by milestone; processor seconds of all its processes until their end."""
+def _once(model: str, options: Sequence[str], limit: float, linger: float = 0.0) -> tuple[dict[str, float], int]:
+    """Seconds from process start, by milestone, and processor seconds of all its processes until their end; the most memory
+    that the engine's process had until the first token, in bytes."""
     port = _free_port()
     command = [sys.executable, "-m", "headrace", "serve", model, "--port", str(port), *options]
     start, used = time.perf_counter(), _processor_seconds()
@@ -78,11 +98,12 @@ def _once(model: str, options: Sequence[str], limit: float, linger: float = 0.0)
             parts = {"port open": time.perf_counter() - start}
             _first_token(port, _get_model(port))
             parts["first token"] = time.perf_counter() - start
+            peak = largest_peak(server.pid)
             time.sleep(linger)
         finally:
             server.send_signal(signal.SIGTERM)
             server.communicate(timeout=60)
-    return parts | {"the end, of processors": _processor_seconds() - used}
+    return parts | {"the end, of processors": _processor_seconds() - used}, peak
 
 
 def _processor_seconds() -> float:

@@ -19,13 +19,14 @@ from headrace.checkpoints.sidecar import quantization_file, with_sidecar
 from headrace.config import ModelFacts
 from headrace.errors import ModelNotFound, UnsupportedModel
 from headrace.kernels.ops import Ops
-from headrace.models.assemble import Assembly, Source
+from headrace.models.assemble import Assembly, Finish, Source
 from headrace.models.config import DecoderConfig, check_decoder
 from headrace.models.decoder import Decoder
 from headrace.models.family import Names
 from headrace.models.registry import from_gguf, from_hf
 from headrace.models.sharding import WHOLE, Group, Shard, local_config
 from headrace.quant.methods import scheme_of
+from headrace.quant.weights import place
 from headrace.settings import Settings
 
 __all__ = ["Checkpoint", "open_checkpoint"]
@@ -66,12 +67,15 @@ class Checkpoint:
         move: Callable[[torch.Tensor], torch.Tensor] | None = None,
         shard: Shard = WHOLE,
         group: Group | None = None,
-        place: Callable[[torch.Tensor], Any] | None = None,
+        finish: Finish | None = None,
+        place_vector: Callable[[torch.Tensor], Any] | None = None,
     ) -> Decoder:
         """Read the weights and bind them to operators.
 
-        `progress(done, total)` counts bytes; `move` puts a matrix's tensor where the operators want it (default: it stays a view
-        of the file), `place` a norm, a router's bias or a rotary table (default: as `move`); `shard` is this rank's part and `group` its collectives.
+        `progress(done, total)` counts bytes; `move` puts a tensor where the operators want it (default: it stays a view of the
+        file); `shard` is this rank's part and `group` its collectives. `finish(weight, operators)` gets every matrix with the
+        operators that will be called with it, and gives what the model keeps (default: the matrix with its tensors moved).
+        `place_vector` puts a norm, a router's bias or a rotary table where operators want it (default: as `move`).
         Raises CheckpointError naming file and tensor, UnsupportedModel for tensors the architecture doesn't know and for formats
         that cannot be cut, ConfigError for a number of ranks that does not suit the model.
         """
@@ -83,25 +87,22 @@ class Checkpoint:
             if progress is not None:
                 progress(done, self.total_bytes)
 
-        assembly = Assembly(
+        put = move or (lambda tensor: tensor)
+        weights = Assembly(
             self.decoder_config,
             self.names,
             self.source,
+            str(self.path),
             self.norm_offset,
             self.interleaved,
-            move or _stay,
-            place or move or _stay,
+            place_vector or put,
+            finish or (lambda weight, operators: place(weight, put)),
             count,
             shard,
-        )
-        weights = assembly.run()
+        ).run()
         if progress is not None:
             progress(self.total_bytes, self.total_bytes)
-        return Decoder(local_config(self.decoder_config, shard), ops, weights, max_model_len, group, place)
-
-
-def _stay(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+        return Decoder(local_config(self.decoder_config, shard), ops, weights, max_model_len, group, place_vector)
 
 
 def open_checkpoint(path: Path | str, extensions: Extensions | None = None) -> Checkpoint:
@@ -146,7 +147,9 @@ def _open_weights(path: Path, config: Mapping[str, Any], extensions: Extensions)
     other = extensions.source(path) if not files else None
     if other is not None:
         return other
-    with located(quantization_file(path, config)):
+    with located(path / "config.json"):
+        file = quantization_file(path, config)
+    with located(file):
         scheme = scheme_of(config, extensions.scheme)
     source = open_safetensors(path, scheme)
     return source, sum(os.path.getsize(file) for file in files if file.suffix == ".safetensors" and file.is_file())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from headrace.settings import Settings
 __all__ = ["SafetensorsSource", "open_safetensors"]
 
 Tensor = torch.Tensor
+_log = logging.getLogger(__name__)
 _WHOLE = "model.safetensors"
 _INDEX = f"{_WHOLE}.index.json"
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -90,20 +92,27 @@ class SafetensorsSource:
 
 def open_safetensors(directory: Path, scheme: Scheme | None) -> SafetensorsSource:
     """Open every shard. Raises CheckpointError that names the file, and the tensor where one is cut off."""
-    index = directory / _INDEX
-    if present(index):
-        placed = _read_index(index)
+    index, single = directory / _INDEX, directory / _WHOLE
+    placed = _read_index(index) if present(index) else None
+    if placed is not None and present(single) and _is_stale(placed, directory):
+        _log.warning("%s names shards that are not there: the whole %s beside it is read instead", index, _WHOLE)
+        placed = None
+    if placed is not None:
         opened = {name: _open(directory / name) for name in sorted(set(placed.values()))}
         held = {name: set(handle.keys()) for name, handle in opened.items()}
         for tensor, file in placed.items():
             if tensor not in held[file]:
                 raise CheckpointError("is not in the file that the index names", str(directory / file), tensor)
         return SafetensorsSource(directory, {tensor: opened[file] for tensor, file in placed.items()}, scheme)
-    single = directory / _WHOLE
     if not present(single):
         raise UnsupportedModel(f"{directory}: no {_WHOLE} and no index of shards; other formats are not read")
     handle = _open(single)
     return SafetensorsSource(directory, dict.fromkeys(handle.keys(), handle), scheme)
+
+
+def _is_stale(placed: Mapping[str, str], directory: Path) -> bool:
+    """Whether a shard is missing: whoever joined them has left the index behind."""
+    return not all((directory / file).exists() for file in set(placed.values()))
 
 
 def _read_index(path: Path) -> dict[str, str]:

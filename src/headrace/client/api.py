@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.engine.stats import EngineStats
-from headrace.types import SamplingParams
+from headrace.types import Constraint, SamplingParams
 
 __all__ = [
     "EngineClient",
@@ -33,6 +33,8 @@ class GenerateRequest:
     priority: int = 0
     salt: str = ""
     adapter: str = ""
+    constraint: Constraint | None = None
+    """What the output must look like."""
     echo: bool = False
     """The prompt's text, token ids and (where asked for) logprobs come first, in the first output of each choice."""
 

@@ -21,7 +21,8 @@ __all__ = ["InProcessClient"]
 
 _STALL = 60.0
 """Seconds that one step may take before the engine counts as hanging."""
-_JOIN = 10.0
+_JOIN, _JOIN_LOADING = 10.0, 1.0
+"""Seconds for the engine's thread to end."""
 
 
 class InProcessClient(BaseClient):
@@ -45,6 +46,7 @@ class InProcessClient(BaseClient):
         self._ended: Future[None] = Future()
         self._ended.set_running_or_notify_cancel()  # From here on nobody who waits for it can cancel it.
         self._why: str | None = "the engine has not been started"
+        self._closed = False
 
     async def start(self) -> None:
         if self._thread is not None:
@@ -68,7 +70,7 @@ class InProcessClient(BaseClient):
         """In a forked process, which has no part of the engine, this does nothing."""
         if os.getpid() != self._process:
             return
-        self._why = "the engine was closed"
+        self._why, self._closed = "the engine was closed", True
         if self._home in (None, asyncio.get_running_loop()):
             self._end_all()
         else:
@@ -79,7 +81,8 @@ class InProcessClient(BaseClient):
             self._commands.put(Shutdown())
             # Without an executor: there is none any more when the interpreter ends.
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(asyncio.wrap_future(self._ended), _JOIN)
+                # One that still loads may be in the middle of something long; it looks up at its next progress.
+                await asyncio.wait_for(asyncio.wrap_future(self._ended), _JOIN if self._engine else _JOIN_LOADING)
 
     def is_own_thread(self) -> bool:
         """Whether the engine itself calls: it cannot wait for its own end."""
@@ -109,9 +112,14 @@ class InProcessClient(BaseClient):
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._on_event, event, started)
 
+        def progress(stage: str, done: float) -> None:
+            if self._closed:
+                raise EngineDead("the engine was closed while it loaded")
+            send(Loading(stage, done))
+
         engine: BuiltEngine | None = None
         try:
-            engine = (self._build or _default_build())(self.config, lambda stage, done: send(Loading(stage, done)))
+            engine = (self._build or _default_build())(self.config, progress)
             send(Ready(engine.info))
             serve(engine.core, self._take_commands, send, self._pulse)
         except Exception as error:

@@ -42,6 +42,8 @@ def validated(request: GenerateRequest, limits: Limits, ends: Collection[int] = 
         params = replace(params, max_tokens=max(1, room))
         request = replace(request, params=params)
     _check_min_tokens(params, ends)
+    if request.constraint is not None:
+        _check_constrained(params)
     _check_room(len(request.prompt), params.max_tokens or 0, limits)
     if params.max_tokens or params.prompt_logprobs is not None:
         _check_cache(len(request.prompt), params.max_tokens or 0, limits)
@@ -73,6 +75,14 @@ def _check_min_tokens(params: SamplingParams, ends: Collection[int]) -> None:
         if stops.issuperset(params.allowed_token_ids):
             message = f"`min_tokens` {params.min_tokens}: every token of `allowed_token_ids` ends the output, so that none is left"
             raise InvalidRequest(message, "min_tokens", "invalid_value")
+
+
+def _check_constrained(params: SamplingParams) -> None:
+    """What would cut a constrained text short, or keep it from ending."""
+    for name, given in (("min_tokens", params.min_tokens), ("stop", params.stop), ("ignore_eos", params.ignore_eos)):
+        if given:
+            message = f"`{name}` cannot be combined with a constraint, which says itself where the output ends"
+            raise InvalidRequest(message, name, "invalid_value")
 
 
 def _check_room(prompt: int, output: int, limits: Limits) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.core.matcher import Matcher
 from headrace.sampling import SamplingParams
 
 __all__ = ["Constraints", "Gathered", "gather"]
@@ -27,24 +29,51 @@ class Constraints(NamedTuple):
     banned_before: int
     """Index in the sequence of the first token that may end it."""
     mask: npt.NDArray[np.uint32] | None
+    """The tokens of `allowed_token_ids`."""
+    matcher: Matcher | None = None
+    other_stops: npt.NDArray[np.uint32] | None = None
+    """Bits of the stop tokens that the grammar does not know as ends: they must wait until the text is complete."""
 
     @staticmethod
-    def of(params: SamplingParams, stops: frozenset[int], prompt_len: int, vocab_size: int) -> Constraints | None:
-        """None where no row of the sequence needs any."""
-        if not (params.logit_bias or params.allowed_token_ids is not None or (params.min_tokens and stops)):
+    def of(
+        params: SamplingParams,
+        stops: frozenset[int],
+        prompt_len: int,
+        vocab_size: int,
+        matcher: Matcher | None = None,
+        eos_token_ids: Sequence[int] = (),
+    ) -> Constraints | None:
+        """None if no row of the sequence needs any."""
+        listed = params.logit_bias or params.allowed_token_ids is not None
+        if not (matcher is not None or listed or (params.min_tokens and stops)):
             return None
         mask = None
         if params.allowed_token_ids is not None:
-            bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
-            bits[list(params.allowed_token_ids)] = True
-            mask = np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+            mask = _bits(params.allowed_token_ids, vocab_size)
         return Constraints(
             np.array([token for token, _ in params.logit_bias], np.int32),
             np.array([value for _, value in params.logit_bias], np.float32),
             np.array(sorted(token for token in stops if 0 <= token < vocab_size), np.int32),
             prompt_len + params.min_tokens,
             mask,
+            matcher,
+            None if matcher is None else _bits(stops.difference(eos_token_ids), vocab_size),
         )
+
+    def allowed(self) -> npt.NDArray[np.uint32] | None:
+        """The mask for the next token; None if every token may come."""
+        matcher = self.matcher
+        if matcher is None or self.other_stops is None:
+            return self.mask
+        found = matcher.mask if matcher.accepting else matcher.mask & ~self.other_stops
+        return found if self.mask is None else found & self.mask
+
+
+def _bits(tokens: Iterable[int], vocab_size: int) -> npt.NDArray[np.uint32]:
+    """[ceil(V / 32)]: bit t is set for each token t."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+    bits[list(tokens)] = True
+    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
 
 class Gathered(NamedTuple):
@@ -77,9 +106,10 @@ def gather(rows: list[tuple[int, int, Constraints]], num_rows: int) -> Gathered:
             tokens.append(token)
             values.append(value)
             owners.extend([row] * len(token))
-        if own.mask is not None:
+        mask = own.allowed()
+        if mask is not None:
             allowed_row[row] = len(masks)
-            masks.append(own.mask)
+            masks.append(mask)
     return Gathered(
         np.array(owners, np.int32),
         np.concatenate(tokens),

@@ -1,10 +1,40 @@
-"""From a `StepResult` to what was asked for."""
+"""What the scheduler reports: logprobs as they were asked for, and its own state."""
 
 from __future__ import annotations
 
-from headrace.types import StepResult, TokenLogprobs
+from collections.abc import Collection
 
-__all__ = ["token_logprobs"]
+from headrace.core.kv_cache import KVCache
+from headrace.core.sequence import Sequence
+from headrace.core.slots import Slots
+from headrace.types import SchedulerStats, StepResult, TokenLogprobs
+
+__all__ = ["scheduler_stats", "token_logprobs"]
+
+
+def scheduler_stats(
+    cache: KVCache,
+    slots: Slots,
+    running: Collection[Sequence],
+    waiting: int,
+    preemptions: int,
+    cached_tokens: int,
+    prompt_tokens: int,
+) -> SchedulerStats:
+    """A snapshot of the scheduler."""
+    tree = cache.tree
+    private = sum(int(slots.computed[seq.slot]) - seq.shared * cache.block_size for seq in running)
+    return SchedulerStats(
+        running=len(running),
+        waiting=waiting,
+        blocks_free=len(cache.pool),
+        blocks_cached=tree.evictable,
+        blocks_held=cache.pool.total - cache.available,
+        kv_tokens=(tree.size - tree.evictable) * cache.block_size + private,
+        preemptions=preemptions,
+        cached_tokens=cached_tokens,
+        prompt_tokens=prompt_tokens,
+    )
 
 
 def token_logprobs(result: StepResult, row: int, token: int, count: int) -> TokenLogprobs:

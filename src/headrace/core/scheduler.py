@@ -8,15 +8,17 @@ from collections import deque
 import numpy as np
 
 from headrace.core.admission import CoreConfig, admit
+from headrace.core.block_pool import blocks_for
 from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
-from headrace.core.outcome import token_logprobs
+from headrace.core.matcher import Matcher
+from headrace.core.outcome import scheduler_stats, token_logprobs
 from headrace.core.plan import Chunk, Decodes, Extras, Launched, build
 from headrace.core.queue import WaitingQueue
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
 from headrace.errors import Overloaded
-from headrace.types import Delta, Request, SchedulerStats, StepPlan, StepResult
+from headrace.types import NOT_FINITE, Delta, Request, SchedulerStats, StepPlan, StepResult
 
 __all__ = ["Scheduler"]
 
@@ -50,18 +52,21 @@ class Scheduler:
         self._launched = 0
         self._committed = 0
         self._outbox: list[Delta] = []
+        self.broken: dict[str, list[int]] = {}
+        """Known tokens of sequences that commits have ended because their logits were not finite, until somebody takes them."""
         self._arrivals = self._preemptions = self._cached_tokens = self._prompt_tokens = 0
 
     # Requests come and go
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises NeverFits or Overloaded, and has no effect then."""
+    def add(self, request: Request, matcher: Matcher | None = None) -> None:
+        """Queue a request; its output follows the grammar of `matcher`. Raises NeverFits or Overloaded, and has no effect
+        then."""
         assert request.id not in self._requests, "ids are the client's, one for each sequence"
         admit(request, self.config)
         if len(self._waiting) >= self.config.max_waiting:
             raise Overloaded(f"{len(self._waiting)} requests are waiting and max_waiting is {self.config.max_waiting}")
         # Whatever this request brings may only fail here, where nothing has been changed for it.
-        seq = Sequence.of(request, self._arrivals + 1, self.config.vocab_size)
+        seq = Sequence.of(request, self._arrivals + 1, self.config.vocab_size, matcher)
         self._arrivals += 1
         self._requests[request.id] = seq
         self._waiting.push(seq)
@@ -101,6 +106,7 @@ class Scheduler:
         The plan's arrays are read-only and stay valid until it is committed.
         """
         step = self._launched + 1
+        self._grow_constrained()
         decodes = self._grow()
         chunks: list[Chunk] = []
         extras = Extras()
@@ -172,22 +178,8 @@ class Scheduler:
     # Watching
 
     def stats(self) -> SchedulerStats:
-        cache, tree = self._cache, self._cache.tree
-        held = cache.pool.total - cache.available
-        private = sum(
-            int(self._slots.computed[seq.slot]) - seq.shared * cache.block_size for seq in self._running.values()
-        )
-        return SchedulerStats(
-            running=len(self._running),
-            waiting=len(self._waiting),
-            blocks_free=len(cache.pool),
-            blocks_cached=tree.evictable,
-            blocks_held=held,
-            kv_tokens=(tree.size - tree.evictable) * cache.block_size + private,
-            preemptions=self._preemptions,
-            cached_tokens=self._cached_tokens,
-            prompt_tokens=self._prompt_tokens,
-        )
+        counts = (len(self._waiting), self._preemptions, self._cached_tokens, self._prompt_tokens)
+        return scheduler_stats(self._cache, self._slots, self._running.values(), *counts)
 
     def reset_cache(self) -> None:
         """Forget every cached prefix; what running sequences use is freed when they end."""
@@ -214,6 +206,14 @@ class Scheduler:
         if self._decodes is None:
             self._decodes = Decodes(list(self._decoding), self._slots, self.config.block_size)
         return self._decodes
+
+    def _grow_constrained(self) -> None:
+        """Give every constrained sequence a block for its newest token, preempting if there is none. Before the decodes of
+        the step are settled: one of them may be preempted."""
+        for seq in sorted((seq for seq in self._prefilling if seq.matcher is not None), key=_rank):
+            while seq.slot >= 0 and seq.blocks < blocks_for(len(seq.tokens), self.config.block_size):
+                if not self._cache.grow(seq):
+                    self._preempt(max(self._running.values(), key=_rank))
 
     def _prefill(self, step: int, now: float, budget: int, chunks: list[Chunk], extras: Extras) -> None:
         """Spend the rest of the budget on prompts, those that wait and those that have begun in one order."""
@@ -295,7 +295,8 @@ class Scheduler:
         for chunk in chunks:
             if chunk.end == len(chunk.seq.tokens):
                 self._prefilling.remove(chunk.seq)
-                if chunk.end < chunk.seq.end - 1:
+                # A constrained sequence goes on once its token is known: the grammar decides what may follow it.
+                if chunk.end < chunk.seq.end - 1 and chunk.seq.matcher is None:
                     self._decoding.append(chunk.seq)
                     self._decodes = None
 
@@ -307,6 +308,8 @@ class Scheduler:
 
     def _accept(self, seq: Sequence, row: int, token: int, result: StepResult) -> Delta:
         """Append a sampled token, and end the sequence where it is the last."""
+        if token < 0:
+            return self._without_token(seq, token)
         tokens = seq.tokens
         seq.filled = len(tokens)
         tokens.append(token)
@@ -320,13 +323,29 @@ class Scheduler:
         elif len(tokens) == seq.end:
             delta.finish_reason = "length"
             self._end(seq)
+        elif seq.matcher is not None:
+            self._follow(seq, seq.matcher, token, delta)
         return delta
+
+    def _follow(self, seq: Sequence, matcher: Matcher, token: int, delta: Delta) -> None:
+        """Let the grammar take in a token, and the sequence go on, or end if nothing may follow."""
+        why = matcher.advance(token)
+        if why is not None:
+            delta.finish_reason, delta.error = "error", f"the constraint cannot be followed any further: {why}"
+            self._end(seq)
+        elif matcher.stopped:
+            delta.finish_reason = "stop"
+            self._end(seq)
+        elif seq.slot >= 0:
+            self._prefilling.append(seq)
 
     def _commit_chunk(self, chunk: Chunk, tokens: list[int], result: StepResult) -> list[Delta]:
         seq = chunk.seq
         seq.filled = chunk.end
         row = chunk.row
         for position in range(chunk.score_from, chunk.score_to):
+            if tokens[row] == NOT_FINITE:
+                return [self._without_token(seq, NOT_FINITE)]
             assert seq.prompt_logprobs is not None
             count = seq.params.prompt_logprobs or 0
             seq.prompt_logprobs.append(token_logprobs(result, row, seq.tokens[position + 1], count))
@@ -351,6 +370,16 @@ class Scheduler:
         """End a sequence whose result could not be taken in: a fault of ours, which is nobody else's."""
         _log.error("request %s failed in the engine", seq.id, exc_info=error)
         return self._fail(seq, f"the engine failed on this request: {type(error).__name__}: {error}")
+
+    def _without_token(self, seq: Sequence, why: int) -> Delta:
+        """End a sequence that the device found no token for."""
+        if why != NOT_FINITE:
+            return self._fail(seq, "no token is left to sample: bans and `allowed_token_ids` exclude every one")
+        self.broken[seq.id] = list(seq.tokens)
+        delta = self._fail(seq, "the model's logits are not finite")
+        # Prefixes that were computed with this one may hold the same numbers.
+        self.reset_cache()
+        return delta
 
     def _fail(self, seq: Sequence, message: str) -> Delta:
         cached = max(seq.cached, 0)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core.constraints import Constraints
+from headrace.core.matcher import Matcher
 from headrace.core.radix import Key, Namespace, Node
 from headrace.types import Request, SamplingParams, TokenLogprobs
 
@@ -45,6 +46,8 @@ class Sequence:
     constraints: Constraints | None
     """Bias, bans and mask of its rows."""
     penalised: bool
+    matcher: Matcher | None = None
+    """The grammar that its output follows. It has taken in every committed token of the output."""
     keys: list[Key] = field(default_factory=list)
     """Tokens of each full block, made when first needed."""
 
@@ -72,7 +75,7 @@ class Sequence:
     """Cached blocks as seen when this step was scheduled, for the queue's order."""
 
     @staticmethod
-    def of(request: Request, order: int, vocab_size: int) -> Sequence:
+    def of(request: Request, order: int, vocab_size: int, matcher: Matcher | None = None) -> Sequence:
         params = request.params
         stops = stop_ids(request)
         length = len(request.prompt)
@@ -85,9 +88,10 @@ class Sequence:
             stops=stops,
             rank=(request.arrival + AGEING * request.priority, order),
             namespace=Namespace(request.adapter, request.salt),
-            constraints=Constraints.of(params, stops, length, vocab_size),
+            constraints=Constraints.of(params, stops, length, vocab_size, matcher, request.eos_token_ids),
             penalised=params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0,
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            matcher=matcher,
         )
 
     @property

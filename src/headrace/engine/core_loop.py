@@ -6,14 +6,17 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.core.matcher import Matcher
 from headrace.engine.stats import EngineStats
 from headrace.engine.usage import Figures
-from headrace.errors import DeviceLost, PlatformError
-from headrace.types import Delta, Request, SchedulerStats, StepPlan, StepResult
+from headrace.errors import DeviceLost, HeadraceError, InvalidRequest, PlatformError
+from headrace.types import Constraint, Delta, Request, SchedulerStats, StepPlan, StepResult
 
-__all__ = ["EngineCore", "LaunchedStep", "StepRunner", "StepScheduler"]
+__all__ = ["EngineCore", "GrammarSource", "LaunchedStep", "StepRunner", "StepScheduler"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,17 +38,22 @@ class StepRunner(Protocol):
     def recover(self) -> bool:
         """Called after a step that failed. True if the cache had to be made again: it holds nothing any more."""
 
+    def where_not_finite(self, tokens: Sequence[int]) -> str:
+        """A slow second look at a sequence whose logits were not finite: where that begins, in words."""
+
 
 class StepScheduler(Protocol):
     """What the loop needs of `core.Scheduler`."""
 
-    def add(self, request: Request) -> None: ...
+    def add(self, request: Request, matcher: Matcher | None = None) -> None: ...
 
     def abort(self, request_id: str) -> bool: ...
 
     def finish(self, request_id: str) -> bool: ...
 
     def schedule(self, now: float) -> StepPlan | None: ...
+
+    broken: dict[str, list[int]]
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]: ...
 
@@ -60,6 +68,22 @@ class StepScheduler(Protocol):
     def stats(self) -> SchedulerStats: ...
 
 
+class GrammarSource(Protocol):
+    """What the loop needs of `grammar.compiler.GrammarCompiler`."""
+
+    def matchers(self, constraint: Constraint, count: int) -> Future[list[Matcher]]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Compiling:
+    """Sequences of one request that wait for their grammar, without a slot."""
+
+    requests: list[Request]
+    matchers: Future[list[Matcher]]
+
+
 class EngineCore:
     """Schedule, launch, resolve the older step, commit. Step N+1 is launched while N runs. One thread calls it."""
 
@@ -72,10 +96,11 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         busy_seconds: Callable[[], float] | None = None,
         lost: Callable[[], DeviceLost | None] | None = None,
+        grammars: GrammarSource | None = None,
     ) -> None:
         """`busy_seconds`: the time in which the device has worked since it was opened, from the device itself; without
         it the time is guessed from when steps are launched and resolved. `lost`: why no step can be launched any more,
-        for an engine that can lose a part of itself while it is idle."""
+        for an engine that can lose a part of itself while it is idle. `grammars`: makes matchers of constraints."""
         self._scheduler = scheduler
         self._runner = runner
         self._block_size = block_size
@@ -87,24 +112,60 @@ class EngineCore:
         self._duration: float | None = None
         """Of the last step that was waited for."""
         self._lost = lost or _never
+        self._grammars = grammars
+        self._compiling: list[_Compiling] = []
+        self._refused: list[tuple[list[str], HeadraceError]] = []
         self._busy_seconds = busy_seconds
         self._busy_before = busy_seconds() if busy_seconds is not None else 0.0
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Admit all or none. Raises InvalidRequest, NeverFits, ContextOverflow, Overloaded."""
+        """Admit all sequences of one request, or none. Raises InvalidRequest, NeverFits, ContextOverflow, Overloaded.
+
+        Sequences with a constraint are admitted by a later `step`, once their grammar is compiled; what is refused then
+        is in `take_refused`.
+        """
+        constraint = requests[0].constraint
+        if constraint is None:
+            self._admit(requests, [None] * len(requests))
+        elif self._grammars is None:
+            raise InvalidRequest("this engine cannot constrain output", constraint.field, "unsupported_value")
+        else:
+            self._compiling.append(_Compiling(list(requests), self._grammars.matchers(constraint, len(requests))))
+
+    def take_refused(self) -> list[tuple[list[str], HeadraceError]]:
+        """Ids of sequences that were refused after `add`, with the reason, since the last call."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    def _admit(self, requests: Sequence[Request], matchers: Sequence[Matcher | None]) -> None:
         admitted: list[str] = []
         try:
-            for request in requests:
-                self._scheduler.add(request)
+            for request, matcher in zip(requests, matchers, strict=True):
+                self._scheduler.add(request, matcher)
                 admitted.append(request.id)
         except Exception:
             self.abort(admitted)
             raise
 
+    def _admit_compiled(self) -> None:
+        """Admit what has got its grammar since the last step."""
+        waiting, self._compiling = self._compiling, []
+        for one in waiting:
+            if not one.matchers.done():
+                self._compiling.append(one)
+            elif one.requests:
+                try:
+                    matchers = one.matchers.result()
+                    self._admit(one.requests, matchers[: len(one.requests)])
+                except HeadraceError as error:
+                    self._refused.append(([request.id for request in one.requests], error))
+
     def abort(self, ids: Sequence[str]) -> None:
         """Their blocks are free from the next step on. Unknown ids are ignored."""
         for request_id in ids:
             self._scheduler.abort(request_id)
+        for one in self._compiling:
+            one.requests = [request for request in one.requests if request.id not in ids]
         # Who aborts knows; nobody waits for these deltas.
         self._scheduler.drain()
 
@@ -119,13 +180,15 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Work to be scheduled, or a loss to be raised by `step`."""
-        return bool(self._flying) or self._scheduler.has_work() or self._lost() is not None
+        return bool(self._flying or self._compiling) or self._scheduler.has_work() or self._lost() is not None
 
     def step(self) -> list[Delta]:
         """Launch one step and resolve the one before it. Raises DeviceLost; after that the engine is of no more use."""
         lost = None if self._flying else self._lost()
         if lost is not None:
             raise lost
+        if self._compiling:
+            self._admit_compiled()
         deltas: list[Delta] = []
         launched = len(self._flying) < _DEPTH and self._launch(deltas)
         if len(self._flying) == _DEPTH or (self._flying and not launched):
@@ -180,6 +243,20 @@ class EngineCore:
         if self._figures.wants_memory(now):
             self._look_at_memory(now)
         deltas += self._scheduler.commit(plan, result, now)
+        if self._scheduler.broken:
+            self._explain(deltas)
+
+    def _explain(self, deltas: list[Delta]) -> None:
+        """Say where the numbers that are not finite come from. One look serves all requests of the step."""
+        broken, self._scheduler.broken = self._scheduler.broken, {}
+        try:
+            where = self._runner.where_not_finite(next(iter(broken.values())))
+        except Exception as error:
+            where = f"a second look at where that begins failed with {type(error).__name__}: {error}"
+        for delta in deltas:
+            if delta.request_id in broken:
+                delta.error = f"{delta.error}: {where}"
+        _log.error("the model's logits are not finite: %s (requests %s)", where, ", ".join(broken))
 
     def _measure(self, busy_seconds: Callable[[], float]) -> float:
         """What the device has worked since it was last asked: mostly on the step that has just ended."""

@@ -9,15 +9,15 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from headrace.engine.spawn import python_module, spawn
+
 __all__ = ["COMMAND", "Launched", "launch"]
 
-COMMAND: tuple[str, ...] = (sys.executable, "-m", "headrace.engine.process")
-_STDERR = 2
+COMMAND = python_module("headrace.engine.process")
 
 
 @dataclass(slots=True)
@@ -54,13 +54,4 @@ class Launched:
 
 def launch(command: Sequence[str] = COMMAND) -> Launched:
     """Raises OSError where no process can be started. The process ends with the thread that calls this."""
-    ours, theirs = socket.socketpair()
-    try:
-        with theirs:
-            arguments = [*command, str(theirs.fileno()), str(os.getpid())]
-            # Its output would mix with the answers of a command-line client: logs belong on stderr.
-            process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()], stdin=subprocess.PIPE, stdout=_STDERR)
-    except BaseException:
-        ours.close()
-        raise
-    return Launched(process, ours)
+    return Launched(*spawn(command, str(os.getpid()), stdin=subprocess.PIPE))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.checkpoints.packed.cache import PackedCache, open_cache
+from headrace.checkpoints.packing import Packing
 from headrace.checkpoints.quantizing import quantizing
 from headrace.config import Config
 from headrace.engine.ranks.rank_messages import Loaded, Message, Opened, Sizes, Start
@@ -19,7 +19,7 @@ from headrace.engine.runner import Runner, RunnerConfig
 from headrace.engine.service import Progress
 from headrace.errors import PlatformError
 from headrace.kernels.ops import Ops
-from headrace.kernels.registry import bind, pack
+from headrace.kernels.registry import bind
 from headrace.models.decoder import Decoder, DecoderWeights
 from headrace.models.sharding import Group, Shard, local_config
 from headrace.platforms.interface import Device, PackedForms, Platform, TorchTensors
@@ -128,51 +128,28 @@ def _read(
     max_model_len: int,
     progress: Progress,
 ) -> Decoder:
-    """This rank's part of the model from its checkpoint, with its weights packed for the device."""
+    """This rank's part of the model from its checkpoint, with its weights packed for the device while it is read."""
     shard, group = place
     if config.model.quantize is not None:
         checkpoint = quantizing(checkpoint, config.model.quantize)
     move, place_vector = _movers(device)
-    model = checkpoint.build(
-        ops,
-        max_model_len,
-        lambda done, total: progress("weights", done * shard.size / max(1, total)),
-        move=move,
-        place=place_vector,
-        shard=shard,
-        group=group,
-    )
-    _pack_weights(ops, model.weights, lambda done: progress("packing", done), packing_threads(device, shard.size))
-    return model
+    with Packing(ops, device, checkpoint.path, packing_threads(device, shard.size), move) as packing:
+        return checkpoint.build(
+            ops,
+            max_model_len,
+            lambda done, total: progress("weights", done * shard.size / max(1, total)),
+            move=move,
+            shard=shard,
+            group=group,
+            finish=packing.finish,
+            place_vector=place_vector,
+        )
 
 
 def packing_threads(device: Device, ranks: int = 1) -> int:
     """Threads that pack weights on each of `ranks` ranks of one host."""
     shared = max(1, (os.cpu_count() or 1) // ranks) if ranks > 1 else _PACKING_THREADS
     return min(_PACKING_THREADS, shared) if device.capabilities().host_memory else 1
-
-
-def _pack_weights(ops: Ops, weights: DecoderWeights, progress: Callable[[float], None], threads: int) -> None:
-    """Let each operator pack the weights that it will be called with, once each."""
-    uses = [("logits", weights.head)]
-    for layer in weights.layers:
-        uses += [("linear", w) for w in (layer.qkv, layer.output, layer.router) if w is not None]
-        uses += [("linear" if layer.router is None else "moe", w) for w in (layer.gate_up, layer.down)]
-        if layer.shared is not None:
-            share = layer.shared.share
-            uses += [("linear" if share is None else "moe", w) for w in (layer.shared.gate_up, layer.shared.down)]
-            uses += [] if share is None else [("linear", share)]
-    if threads == 1:
-        for at, (name, weight) in enumerate(uses):
-            progress(at / len(uses))
-            pack(ops, name, weight)
-    else:
-        # One torch thread each: torch would divide every one of thousands of small operations between them.
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for at, _ in enumerate(pool.map(lambda use: pack(ops, *use), uses)):
-                progress(at / len(uses))
-    # Last and alone: it may be the head, which is packed once.
-    pack(ops, "embedding", weights.embedding)
 
 
 def _movers(

@@ -21,6 +21,7 @@ from pathlib import Path
 from headrace.config import Config, read_environment
 from headrace.engine.channel import Channel
 from headrace.engine.service import Build, Pulse, serve
+from headrace.engine.spawn import obey_the_parent
 from headrace.engine.wire import (
     Beat,
     Command,
@@ -51,9 +52,7 @@ def main(arguments: list[str], build: Build | None = None) -> int:
     """0: told to end. 1: could not load, or the device was lost; the client has been told why."""
     _die_with(int(arguments[1]))
     channel = Channel(socket.socket(fileno=int(arguments[0])))
-    # A terminal or a supervisor signals the whole group; running requests are drained by the parent, which then says when to end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    obey_the_parent()
     try:
         logging.basicConfig(level=read_environment().log_level.upper(), format="%(levelname)s engine: %(message)s")
     except ConfigError:

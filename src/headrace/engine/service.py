@@ -94,6 +94,8 @@ def serve(core: EngineCore, receive: Receive, send: Send, pulse: Pulse) -> None:
             send(Failed(to_wire(error)))
             raise
         pulse.beat(busy)
+        for ids, reason in core.take_refused():
+            send(Refused(ids, to_wire(reason)))
         if deltas:
             send(Deltas(deltas))
         # Work that cannot be scheduled while nothing runs waits for a command, not for the processor.

@@ -18,6 +18,8 @@ from headrace.engine.runner import Runner
 from headrace.engine.service import Progress
 from headrace.engine.wire import EngineInfo
 from headrace.errors import ConfigError
+from headrace.grammar.compiler import GrammarCompiler
+from headrace.grammar.loading import open_backend
 from headrace.models.sharding import Shard
 from headrace.platforms.interface import BusySeconds, Device, Platform
 from headrace.plugins import discover
@@ -39,6 +41,7 @@ class Engine:
     """Rank 0."""
     followers: Followers
     """The other ranks; none for a model on one device."""
+    grammars: GrammarCompiler
 
     @property
     def device(self) -> Device:
@@ -49,6 +52,7 @@ class Engine:
         return self.own.runner
 
     def close(self) -> None:
+        self.grammars.close()
         self.followers.close()
         self.own.close()
 
@@ -110,6 +114,7 @@ def build_on(
     runner.launch(dummy_plan()).result()
     own.keep_weights()
     vocab = checkpoint.decoder_config.vocab
+    grammars = GrammarCompiler(lambda: open_backend(checkpoint.path, vocab, checkpoint.eos_token_ids))
     core = EngineCore(
         Scheduler(_core_config(config, resolved, vocab)),
         runner,
@@ -117,8 +122,9 @@ def build_on(
         resolved.kv_layout.block_size,
         busy_seconds=busy_seconds(device),
         lost=followers.lost,
+        grammars=grammars,
     )
-    return Engine(core, _engine_info(checkpoint, platform, resolved, vocab, reasons), own, followers)
+    return Engine(core, _engine_info(checkpoint, platform, resolved, vocab, reasons), own, followers, grammars)
 
 
 def busy_seconds(device: Device) -> Callable[[], float] | None:

@@ -17,11 +17,14 @@ from headrace.models.family import Names
 from headrace.models.moe import Experts, MoE, SharedExpert, expert_stacks
 from headrace.models.sharding import WHOLE, Shard, head_columns
 from headrace.quant.cutting import take_columns
-from headrace.quant.weights import place, same_values, stack, take_rows
+from headrace.quant.soundness import check_vector
+from headrace.quant.weights import same_values, stack, take_rows
 
-__all__ = ["Assembly", "Source"]
+__all__ = ["Assembly", "Finish", "Source"]
 
 Tensor = torch.Tensor
+Finish = Callable[[Weight, tuple[str, ...]], Weight]
+"""(a matrix, the operators that will be called with it) → the matrix as the model keeps it."""
 
 
 class Source(Protocol):
@@ -52,12 +55,13 @@ class Assembly:
     config: DecoderConfig
     names: Names
     source: Source
+    path: str
+    """The checkpoint's, for errors."""
     norm_offset: float
     interleaved: bool
-    move: Callable[[Tensor], Tensor]
-    """Puts a matrix's tensors where operators want them."""
     place: Callable[[Tensor], Any]
-    """The same for vectors."""
+    """Puts a vector where the operators want it."""
+    finish: Finish
     progress: Callable[[int], None]
     """Called with the bytes just done."""
     shard: Shard = WHOLE
@@ -66,27 +70,27 @@ class Assembly:
     def run(self) -> DecoderWeights:
         """Raises CheckpointError for what is missing or misshapen, UnsupportedModel for tensors that nothing would read."""
         config, names = self.config, self.names
-        embedding = self._finish(self._table(names.embedding))
+        embedding, head = self._tables()
         layers = [self._layer(index) for index in range(len(config.layers))]
         norm = self._norm(names.norm, config.hidden)
-        head = self._head(embedding)
         factors = None
         if "rope_freqs.weight" in self.source.names:
-            factors = self.source.vector("rope_freqs.weight", config.ropes[0].rotary_dim // 2)
+            factors = self._vector("rope_freqs.weight", config.ropes[0].rotary_dim // 2)
         self._check_leftovers()
         vocabulary = self.shard.vocabulary(config)
         return DecoderWeights(embedding, layers, norm, head, factors, vocabulary[0] if vocabulary else None)
 
-    def _head(self, embedding: Weight) -> Weight:
-        """The embedding itself if they are tied, unless the checkpoint holds a head that differs from it: trainers that untie
-        the two forget to say so in the settings."""
+    def _tables(self) -> tuple[Weight, Weight]:
+        """(embedding, head): one and the same if they are tied, unless the checkpoint holds a head that differs. Trainers that
+        untie the two forget to say so in the settings."""
         config, names = self.config, self.names
-        if config.tied and not any(name.startswith(f"{names.head}.") for name in self.source.names):
-            return embedding
-        head = self._table(names.head)
-        if config.tied and same_values(head, self._table(names.embedding)):
-            return embedding
-        return self._finish(head)
+        embedding, head = self._table(names.embedding), None
+        if not config.tied or any(name.startswith(f"{names.head}.") for name in self.source.names):
+            head = self._table(names.head)
+        if head is None or (config.tied and same_values(head, embedding)):
+            both = self._finish(embedding, "logits", "embedding")
+            return both, both
+        return self._finish(embedding, "embedding"), self._finish(head, "logits")
 
     def _layer(self, index: int) -> LayerWeights:
         config, names = self.config, self.names
@@ -108,22 +112,22 @@ class Assembly:
         router, gate_up, down = self._mlp(index)
         return LayerWeights(
             input_norm=self._norm(names.input_norm.format(i=index), config.hidden),
-            qkv=self._finish(stack([q, k, v], f"layer {index} qkv")),
-            output=self._finish(self._columns(output, q_rows_kept)),
+            qkv=self._finish(stack([q, k, v], f"layer {index} qkv"), "linear"),
+            output=self._finish(self._columns(output, q_rows_kept), "linear"),
             mlp_norm=self._norm(names.mlp_norm.format(i=index), config.hidden),
-            gate_up=self._finish(gate_up),
-            down=self._finish(down),
+            gate_up=self._finish(gate_up, "linear" if router is None else "moe"),
+            down=self._finish(down, "linear" if router is None else "moe"),
             q_norm=norm(names.q_norm, config.qk_norm, config.head_dim),
             k_norm=norm(names.k_norm, config.qk_norm, config.head_dim),
             attention_post_norm=norm(names.attention_post_norm, config.sandwich_norm, config.hidden),
             mlp_post_norm=norm(names.mlp_post_norm, config.sandwich_norm, config.hidden),
-            router=None if router is None else self._finish(router),
+            router=None if router is None else self._finish(router, "linear"),
             **({} if router is None or config.moe is None else self._beside(index, config.moe)),
         )
 
     def _beside(self, index: int, moe: MoE) -> dict[str, Any]:
         """What a sparse layer has beside router and experts."""
-        bias = self.source.vector(self.names.router_bias.format(i=index), moe.experts) if moe.biased else None
+        bias = self._vector(self.names.router_bias.format(i=index), moe.experts) if moe.biased else None
         return {
             "router_bias": None if bias is None else self.place(bias),
             "shared": self._shared(index, moe) if moe.shared else None,
@@ -157,10 +161,10 @@ class Assembly:
         own = (names.shared_gate, names.shared_up, names.shared_down)
         gate_up, down = self._gated(index, own, moe.shared, " of the shared expert", bias=False)
         if not moe.shared_gated:
-            return SharedExpert(self._finish(gate_up), self._finish(down))
+            return SharedExpert(self._finish(gate_up, "linear"), self._finish(down, "linear"))
         share = self.source.matrix(names.shared_share.format(i=index), 1, self.config.hidden, bias=False)
         down = stack([down], f"layer {index} down of the shared expert")
-        return SharedExpert(self._finish(gate_up), self._finish(down), self._finish(share))
+        return SharedExpert(self._finish(gate_up, "moe"), self._finish(down, "moe"), self._finish(share, "linear"))
 
     def _expert_parts(self, index: int) -> Experts:
         """`Source.experts`, of which this rank's inner columns are kept."""
@@ -179,12 +183,18 @@ class Assembly:
         return parts
 
     def _norm(self, name: str, size: int) -> Tensor:
-        placed: Tensor = self.place(self.source.vector(f"{name}.weight", size) + self.norm_offset)
+        placed: Tensor = self.place(self._vector(f"{name}.weight", size) + self.norm_offset)
         return placed
 
-    def _finish(self, weight: Weight) -> Weight:
-        weight = place(weight, self.move)
-        self.progress(weight.nbytes)
+    def _vector(self, name: str, size: int) -> Tensor:
+        vector = self.source.vector(name, size)
+        check_vector(vector, self.path, name)
+        return vector
+
+    def _finish(self, weight: Weight, *operators: str) -> Weight:
+        size = weight.nbytes
+        weight = self.finish(weight, operators)
+        self.progress(size)
         return weight
 
     def _table(self, name: str) -> Weight:

@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.errors import CheckpointError, UnsupportedModel, excerpt
 from headrace.models.config import Rope
-from headrace.settings import MOST_POSITIONS, Settings, same
+from headrace.settings import MOST_POSITIONS, WIDEST_HEAD, Settings, same
 
 __all__ = ["base_fields", "read_rope", "settings_of"]
 
@@ -68,7 +68,7 @@ def base_fields(settings: Settings, metadata: Mapping[str, Any], arch: str) -> d
     heads = _per_layer(settings, "attention.head_count")
     kv_heads = _per_layer(settings, "attention.head_count_kv", heads)
     hidden = settings.integer("embedding_length")
-    head_dim = settings.integer("attention.key_length", hidden // heads)
+    head_dim = settings.integer("attention.key_length", hidden // heads, WIDEST_HEAD)
     if settings.integer("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModel(f"{arch}: keys and values of different sizes are not supported")
     if heads % kv_heads:
@@ -96,7 +96,7 @@ def read_rope(settings: Settings, arch: str, theta: float = 10000.0) -> Rope:
 
 def _scaled(settings: Settings, arch: str, theta: float) -> Rope:
     heads = _per_layer(settings, "attention.head_count")
-    head_dim = settings.integer("attention.key_length", settings.integer("embedding_length") // heads)
+    head_dim = settings.integer("attention.key_length", settings.integer("embedding_length") // heads, WIDEST_HEAD)
     rotary = settings.integer("rope.dimension_count", head_dim, most=head_dim)
     base = settings.base("rope.freq_base", theta)
     kind = settings.text("rope.scaling.type", "none")

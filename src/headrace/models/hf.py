@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.errors import CheckpointError, UnsupportedModel, excerpt
 from headrace.models.config import Activation, DecoderConfig, LayerConfig, Rope
-from headrace.settings import MOST_POSITIONS, Settings
+from headrace.settings import MOST_POSITIONS, WIDEST_HEAD, Settings
 
 __all__ = ["activation", "base_fields", "layer_windows", "read_rope", "rope_parameters"]
 
@@ -56,7 +56,7 @@ def base_fields(
         "hidden": hidden,
         "num_q_heads": heads,
         "num_kv_heads": kv_heads,
-        "head_dim": settings.integer("head_dim", hidden // heads),
+        "head_dim": settings.integer("head_dim", hidden // heads, WIDEST_HEAD),
         "intermediate": settings.integer("intermediate_size"),
         "vocab": settings.integer("vocab_size"),
         "max_position": settings.integer("max_position_embeddings", most=MOST_POSITIONS),
@@ -92,7 +92,8 @@ def read_rope(parameters: Mapping[str, Any], config: Mapping[str, Any], family: 
     """One layer type's rotary embedding. `theta` is the family's own base where none is given."""
     values = Settings(parameters, within="rope_parameters")
     settings = Settings(config)
-    head_dim = settings.integer("head_dim", settings.integer("hidden_size") // settings.integer("num_attention_heads"))
+    default = settings.integer("hidden_size") // settings.integer("num_attention_heads")
+    head_dim = settings.integer("head_dim", default, WIDEST_HEAD)
     values.refuse(family, {"partial_rotary_factor": 1.0})
     base = values.base("rope_theta", theta)
     kind = values.text("rope_type", "default")

@@ -15,6 +15,8 @@ __all__ = ["WIDE", "quantize_weight"]
 
 WIDE = frozenset({"float32", "bfloat16", "float16"})
 _GROUP = 32
+_PIECE = 1 << 20
+"""Values that are quantised at a time: they and what is made of them stay in the processor's cache."""
 
 
 def quantize_weight(weight: Weight, kind: str) -> Weight:
@@ -27,26 +29,34 @@ def quantize_weight(weight: Weight, kind: str) -> Weight:
         return replace(weight, parts=tuple(quantize_weight(part, kind) for part in weight.parts))
     if weight.scheme not in WIDE:
         raise UnsupportedModel(f"{weight.name or 'a weight'} is stored as {weight.scheme}: leave --quantize out")
-    matrix = weight.dequantize()
-    quantized = _int8(matrix, weight.name) if kind == "int8" else _int4(matrix, weight.name)
+    rows, columns = weight.shape
+    if kind == "int4" and columns % _GROUP:
+        raise UnsupportedModel(
+            f"{weight.name} has rows of {columns} values, no multiple of {_GROUP}: choose --quantize int8"
+        )
+    narrow = _int8 if kind == "int8" else _int4
+    step = max(1, _PIECE // columns)
+    pieces = [narrow(weight.take(slice(at, at + step)).dequantize()) for at in range(0, rows, step)]
+    codes, scales = (torch.cat(tensors) for tensors in zip(*pieces, strict=True))
+    if kind == "int8":
+        quantized = int8_weight(codes, scales, None, None, weight.name)
+    else:
+        quantized = int4_weight(codes, columns, scales, None, None, weight.name)
     return replace(quantized, bias=weight.bias, wide_inputs=False)
 
 
-def _int8(matrix: torch.Tensor, name: str) -> Weight:
+def _int8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(codes, scales)"""
     scales = matrix.abs().amax(1, keepdim=True) / 127
-    codes = (matrix / _nonzero(scales)).round().to(torch.int8)
-    return int8_weight(codes, scales, None, None, name)
+    return (matrix / _nonzero(scales)).round().to(torch.int8), scales
 
 
-def _int4(matrix: torch.Tensor, name: str) -> Weight:
+def _int4(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows, columns = matrix.shape
-    if columns % _GROUP:
-        raise UnsupportedModel(f"{name} has rows of {columns} values, no multiple of {_GROUP}: choose --quantize int8")
     groups = matrix.view(rows, columns // _GROUP, _GROUP)
     scales = groups.abs().amax(-1) / 7
     codes = (groups / _nonzero(scales).unsqueeze(-1)).round() + 8
-    packed = pack_nibbles(codes.to(torch.uint8).view(rows, columns))
-    return int4_weight(packed, columns, scales, None, None, name)
+    return pack_nibbles(codes.to(torch.uint8).view(rows, columns)), scales
 
 
 def _nonzero(scales: torch.Tensor) -> torch.Tensor:

@@ -22,8 +22,10 @@ __all__ = [
     "FunctionTool",
     "GenerationRequest",
     "Message",
+    "NamedSchema",
     "ResponseFormat",
     "StreamOptions",
+    "StructuredOutputs",
     "TokenizeRequest",
     "Tool",
     "ToolCall",
@@ -49,6 +51,21 @@ class StreamOptions(Body):
     include_obfuscation: Annotated[bool, Inert] | None = None
 
 
+class StructuredOutputs(Body):
+    """What the output must look like: exactly one of the first six."""
+
+    json: str | dict[str, Any] | None = None
+    """A JSON schema."""
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    """Lark, or EBNF in GBNF's form (with `::=`)."""
+    structural_tag: Any = None
+    whitespace: Literal["flexible", "compact"] | None = None
+    """Between the parts of JSON: up to 32 characters (the default), or none."""
+
+
 class GenerationRequest(Body):
     """What completions and chat share. Those of the table of sampling parameters that stand here are read by name; all
     others are added to the bodies as they stand in the table."""
@@ -67,6 +84,8 @@ class GenerationRequest(Body):
         Annotated[str, Meta(min_length=1, max_length=256, description="Prefixes are shared within one salt only.")]
         | None
     ) = None
+
+    structured_outputs: StructuredOutputs | None = None
 
     user: Annotated[str, Inert] | None = None
     store: Annotated[bool, Inert] | None = None
@@ -138,9 +157,19 @@ class Tool(Body):
     function: FunctionTool
 
 
+class NamedSchema(Body):
+    """OpenAI's wrapping of a JSON schema."""
+
+    schema: dict[str, Any]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    """Refuse a schema that breaks OpenAI's strict rules."""
+
+
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: Any = None
+    json_schema: NamedSchema | None = None
 
 
 @with_sampling_fields

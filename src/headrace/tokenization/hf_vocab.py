@@ -14,6 +14,7 @@ from headrace.checkpoints.end_tokens import hf_end_ids
 from headrace.checkpoints.files import located, optional_json, present, read_text, regular_size
 from headrace.errors import CheckpointError, ModelNotFound, UnsupportedModel, excerpt
 from headrace.settings import Settings
+from headrace.tokenization.growth import check_growth
 from headrace.tokenization.library import guarded
 from headrace.tokenization.vocab import Vocab, byte_level_bytes, is_byte_token, sentencepiece_bytes
 
@@ -39,6 +40,8 @@ def hf_vocab(path: Path) -> Vocab:
         backend = Tokenizer.from_file(str(file))
         backend.no_truncation()
         backend.no_padding()
+    with located(file):
+        check_growth(backend)
     settings = path / "tokenizer_config.json"
     with located(settings):
         config = Settings(optional_json(settings))

@@ -134,3 +134,26 @@ threading.Thread(target=make).start()
 """)
     assert (done.returncode, done.stderr) == (3, "")
     assert done.stdout.startswith("the main thread has ended: let it wait for the thread that uses the model (")
+
+
+@pytest.mark.parametrize(
+    ("loading", "then"),
+    [
+        ("while True: progress('weights', 0.5)", "[t.join() for t in threading.enumerate() if 'engine' in t.name]"),
+        ("threading.Event().wait()", "pass"),
+    ],
+    ids=["it looks up", "it is left behind"],
+)
+def test_an_interrupt_while_it_loads(loading: str, then: str) -> None:
+    done = run(f"""
+import signal
+from headrace.client.in_process import InProcessClient
+def build(config, progress):
+    os.kill(os.getpid(), signal.SIGINT)
+    {loading}
+FakeAsync.__init__ = lambda self, *_, **__: InProcessClient.__init__(self, None, None, None, build)
+try: LLM()
+except KeyboardInterrupt: print("interrupted")
+{then}
+""")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "interrupted\n", "")

@@ -49,3 +49,12 @@ def test_what_is_quantised_already_is_refused_by_name() -> None:
 def test_int4_needs_whole_groups() -> None:
     with pytest.raises(UnsupportedModel, match="rows of 40"):
         quantize_weight(made(4, 40), "int4")
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_pieces_are_quantised_as_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = quantize_weight(made(), kind)
+    monkeypatch.setattr("headrace.quant.online._PIECE", 64 * 5)
+    parts = quantize_weight(made(), kind)
+    assert parts.shape == whole.shape
+    assert all(torch.equal(parts.tensors[key], tensor) for key, tensor in whole.tensors.items())

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from mutations import mutate
 from tokenizer_vocabs import byte_level_tokenizer, gpt2_metadata, llama_metadata, save, sentencepiece_tokenizer
+from tokenizers import Tokenizer, normalizers
+from tokenizers.models import WordLevel
 
 from headrace.errors import CheckpointError, HeadraceError, InvalidRequest
 from headrace.tokenization.library import guarded
@@ -102,9 +104,6 @@ def test_a_panic_is_an_error_of_one_line() -> None:
 
 def test_a_text_that_the_vocabulary_cannot_hold_is_the_requests_error(tmp_path: Path) -> None:
     """A model of whole words without a token for the unknown."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-
     save(Tokenizer(WordLevel({"a": 0}, unk_token="<unk>")), tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     with pytest.raises(InvalidRequest, match="the text cannot be encoded"):
@@ -119,3 +118,15 @@ def test_scores_that_are_texts() -> None:
     document["tokenizer.ggml.scores"] = np.zeros(3)
     with pytest.raises(CheckpointError, match=r"'tokenizer\.ggml\.scores' is of length 3"):
         tokenizer_from_gguf(document)
+
+
+def test_a_normalizer_that_writes_terabytes_is_not_run(tmp_path: Path) -> None:
+    for replacements, sound in ((40, False), (400, False), (2000, False), (8, True)):
+        backend = byte_level_tokenizer()
+        backend.normalizer = normalizers.Sequence([normalizers.Replace("a", "aa")] * replacements)
+        save(backend, tmp_path)
+        if sound:
+            assert len(load_tokenizer(tmp_path).encode("a")) == 2**replacements
+            continue
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json: its normalizer may write \S+ characters for one"):
+            load_tokenizer(tmp_path)

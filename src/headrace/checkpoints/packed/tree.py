@@ -14,7 +14,7 @@ from headrace.kernels.weight import Weight
 from headrace.platforms.interface import PackedForms
 from headrace.quant.weights import dense
 
-__all__ = ["Uncacheable", "decode", "encode"]
+__all__ = ["Uncacheable", "decode", "encode", "keep_packed_alone"]
 
 Tensor = torch.Tensor
 _CLASSES = "headrace.models."
@@ -42,6 +42,12 @@ def decode(tree: Any, buffers: Sequence[Tensor], forms: PackedForms) -> Any:
     """The inverse of `encode`. Buffers are uint8 and are kept. Raises what a tree that `encode` did not make leads to."""
     reader = _Reader(tree["weights"], buffers, forms)
     return reader.node(tree["root"])
+
+
+def keep_packed_alone(weight: Weight, forms: PackedForms) -> None:
+    """Release the stored values of a weight whose packed form is everything that the device reads."""
+    if forms.dump(weight) is not None:
+        weight.tensors, weight.parts, weight.unpack = {}, (), _unread
 
 
 class _Writer:
@@ -148,6 +154,6 @@ class _Reader:
 
 def _unread(weight: Weight) -> Tensor:
     raise PlatformError(
-        f"{weight.name or 'a weight'} came from the cache in its packed form alone, but its stored values are asked for: "
-        "start with --packed-cache 0"
+        f"{weight.name or 'a weight'} is kept in its packed form alone, but an operator asks for its stored values: the device "
+        "packs weights for operators that it does not have"
     )

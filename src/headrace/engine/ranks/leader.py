@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
-import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -17,19 +16,19 @@ import msgspec
 from headrace.engine.channel import Channel
 from headrace.engine.core_loop import LaunchedStep, StepRunner
 from headrace.engine.ranks.rank_messages import Down, Loaded, Message, Opened, RunStep, Start, Stop, decode, encode
+from headrace.engine.spawn import python_module, spawn
 from headrace.engine.wire import from_wire
-from headrace.errors import DeviceLost, HeadraceError
+from headrace.errors import ConfigError, DeviceLost, HeadraceError
 from headrace.types import StepPlan, StepResult
 
 __all__ = ["COMMAND", "Followers", "GroupRunner"]
 
-COMMAND: tuple[str, ...] = (sys.executable, "-m", "headrace.engine.ranks.follower")
+COMMAND = python_module("headrace.engine.ranks.follower")
 _EXIT_TIMEOUT = 3.0
 _LAST_WORDS = 1.0
 """Seconds that a rank gets to say why it ended."""
 _PATIENCE = 60.0
 """Seconds of one wait; another follows."""
-_STDERR = 2
 
 
 class Follower:
@@ -41,13 +40,8 @@ class Follower:
         self.error: HeadraceError | None = None
         """Why it is gone, None while it lives."""
         self._changed = changed
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # Its output would mix with the answers of a command-line client: logs belong on stderr.
-            self._process = subprocess.Popen(
-                [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=_STDERR
-            )
-        self._channel = Channel(ours)
+        self._process, link = spawn(command, stdin=subprocess.DEVNULL)
+        self._channel = Channel(link)
         self._reader = threading.Thread(target=self._read, name=f"rank-{start.rank}", daemon=True)
         self._reader.start()
         self.send(start)
@@ -111,7 +105,7 @@ class Followers:
         """Chooses where the ranks meet, and starts nothing yet. `size` counts rank 0 too."""
         self.size = size
         self._config, self._index_of, self._command = config, index_of, command
-        self._directory = Path(tempfile.mkdtemp(prefix="headrace-")) if size > 1 else None
+        self._directory = _meeting_place() if size > 1 else None
         self._changed = threading.Condition()
         self._followers: list[Follower] = []
 
@@ -125,8 +119,9 @@ class Followers:
         return [follower.pid for follower in self._followers]
 
     def start(self) -> None:
+        level = logging.getLogger("headrace").getEffectiveLevel()
         for number in range(1, self.size):
-            start = Start(self._config, number, self.size, self._index_of(number), self.rendezvous)
+            start = Start(self._config, number, self.size, self._index_of(number), self.rendezvous, level)
             self._followers.append(Follower(start, self._command, self._changed))
 
     def send(self, message: Message) -> None:
@@ -171,6 +166,16 @@ class Followers:
         return next((follower.error for follower in self._followers if follower.error is not None), None)
 
 
+def _meeting_place() -> Path:
+    """A folder of this user's alone. Raises ConfigError."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="headrace-"))
+    except OSError as error:
+        raise ConfigError(
+            f"several ranks need a temporary folder: {error}; set TMPDIR to one that can be written"
+        ) from None
+
+
 class GroupRunner:
     """A `core_loop.StepRunner` over all ranks. Ranks that did not all do a step are out of step for good: every failure
     is a DeviceLost that names the rank."""
@@ -192,6 +197,10 @@ class GroupRunner:
     def recover(self) -> bool:
         """Never asked for: every failure is the loss of the device."""
         return False
+
+    def where_not_finite(self, tokens: Sequence[int]) -> str:
+        """One rank cannot compute alone."""
+        return "several ranks are not looked at again: start with one to see in which layer that begins"
 
     def _explain(self, error: Exception) -> DeviceLost:
         # A rank that ended takes the others with it: its own error says more than theirs.

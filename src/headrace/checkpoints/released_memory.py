@@ -1,0 +1,52 @@
+"""Gives memory back to the system while a model is loaded: pages of the checkpoint's mapped files, and what the heap has free.
+Without it a model is in memory twice."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["MappedFiles", "trim_heap"]
+
+_MAPS = Path("/proc/self/maps")
+_DONT_NEED = 4
+
+
+class MappedFiles:
+    """The maps of a checkpoint's files in this process, which stay valid: a page that is given back is read from the file again
+    when it is next touched. Nobody writes to these maps. Any thread may call."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        """Finds the maps that there are now; none on a system that does not list them."""
+        found = list(_maps(checkpoint)) if sys.platform == "linux" and _MAPS.exists() else []
+        self._ranges = found
+        self._advise = ctypes.CDLL(None, use_errno=True).madvise if found else None
+        if self._advise is not None:
+            self._advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+    def give_back(self) -> None:
+        """Let go of every page that was read. The system keeps them in its own cache of files for as long as it has room."""
+        if self._advise is not None:
+            for start, end in self._ranges:
+                # A failure costs memory, nothing else.
+                self._advise(start, end - start, _DONT_NEED)
+
+
+def trim_heap() -> None:
+    """Give back what this process has freed, where the C library can (glibc keeps most of it, in one pool per thread)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
+def _maps(checkpoint: Path) -> Iterator[tuple[int, int]]:
+    """Address ranges."""
+    files = [entry for entry in checkpoint.iterdir() if entry.is_file()] if checkpoint.is_dir() else [checkpoint]
+    names = {str(file.resolve()) for file in files}
+    for line in _MAPS.read_text(encoding="utf-8", errors="replace").splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5] in names:
+            start, _, end = fields[0].partition("-")
+            yield int(start, 16), int(end, 16)

@@ -1,0 +1,42 @@
+"""What a grammar library must offer, and what it is given of the model's vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.core.matcher import Matcher
+from headrace.types import Constraint
+
+__all__ = ["CompiledGrammar", "GrammarBackend", "GrammarVocabulary"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarVocabulary:
+    """The model's tokens, as a grammar sees them."""
+
+    token_bytes: list[bytes]
+    """By id; what a token adds to a text."""
+    special_ids: frozenset[int]
+    """Control tokens: no grammar allows their text."""
+    eos_token_ids: tuple[int, ...]
+    """Every id that ends a sequence."""
+    width: int
+    """Columns of the logits; at least the number of tokens. Ids beyond the vocabulary are never allowed."""
+    encode: Callable[[str], list[int]]
+    """Ids of a text, without special tokens around it."""
+
+
+class CompiledGrammar(Protocol):
+    """A grammar that has been checked down to its first mask. Used by one thread."""
+
+    def matcher(self) -> Matcher:
+        """A matcher at the start of the text, for one sequence."""
+
+
+class GrammarBackend(Protocol):
+    """A grammar library, set up for one vocabulary. Used by one thread."""
+
+    def compile(self, constraint: Constraint) -> CompiledGrammar:
+        """Raises InvalidRequest with the reason for what cannot be enforced exactly; nothing is ever left unenforced."""

@@ -1,0 +1,147 @@
+"""Grammars by llguidance: JSON schemas, regular expressions, choices, Lark and GBNF."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import InvalidRequest
+from headrace.grammar.backend import GrammarVocabulary
+from headrace.grammar.schema import checked_schema
+from headrace.types import Constraint
+
+__all__ = ["LlguidanceBackend"]
+
+_MAX_TEXT = 256 << 10
+_WHITESPACE = r"[ \n\t]{1,32}"
+"""Bounded: unbounded whitespace lets a model spin until max_tokens."""
+_NORMAL_STOPS = ("NotStopped", "NoExtension", "EndOfSentence")
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "flexible": {"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE},
+    "compact": {"whitespace_flexible": False},
+}
+
+
+class _Tokens:
+    """The vocabulary in the form that `TokenizerWrapper` reads."""
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        count = len(vocabulary.token_bytes)
+        # Columns of the logits beyond the vocabulary: names that nothing can spell, and special.
+        padding = [f"<|pad_{i}|>".encode() for i in range(vocabulary.width - count)]
+        self.tokens = [*vocabulary.token_bytes, *padding]
+        self.special_token_ids = sorted({*vocabulary.special_ids, *range(count, vocabulary.width)})
+        self.eos_token_id = vocabulary.eos_token_ids[0]
+        self.bos_token_id = None
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return self._encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+
+
+class LlguidanceBackend:
+    """A `backend.GrammarBackend`. Takes half a second to make, and one thread to use."""
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        if not vocabulary.eos_token_ids:
+            raise InvalidRequest(
+                "this model names no end token, so that output cannot be constrained", "response_format", "unsupported"
+            )
+        wrapper = llguidance.TokenizerWrapper(_Tokens(vocabulary))
+        self._tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(vocabulary.eos_token_ids))
+        self._limits = llguidance.LLParserLimits(
+            step_lexer_fuel=100_000,
+            step_max_items=20_000,
+            max_lexer_states=50_000,
+            max_grammar_size=200_000,
+            verbose_errors=False,
+        )
+
+    def compile(self, constraint: Constraint) -> _Compiled:
+        """Raises InvalidRequest, its `param` left to the caller."""
+        if len(constraint.text.encode()) > _MAX_TEXT:
+            raise _refusal(f"is longer than {_MAX_TEXT} bytes")
+        matcher = llguidance.LLMatcher(self._tokenizer, self._grammar(constraint), log_level=0, limits=self._limits)
+        if matcher.is_error():
+            raise _refusal(f"cannot be compiled: {_first_line(matcher.get_error())}")
+        # Some errors show only here: a schema that refers to itself and nothing else.
+        mask = np.zeros(-(-self._tokenizer.vocab_size // 32), np.uint32)
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if matcher.is_error():
+            raise _refusal(f"cannot be compiled: {_first_line(matcher.get_error())}")
+        if not mask.any():
+            raise _refusal("allows no text at all")
+        return _Compiled(matcher, mask)
+
+    def _grammar(self, constraint: Constraint) -> str:
+        kind, text = constraint.kind, constraint.text
+        try:
+            if kind in ("json_schema", "json_object"):
+                schema = {"type": "object"} if kind == "json_object" else checked_schema(text, constraint.strict)
+                overrides: Any = {"lenient": False, "coerce_one_of": False, **_OPTIONS[constraint.whitespace]}
+                return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides))
+            if kind == "regex":
+                return str(llguidance.LLMatcher.grammar_from_regex(text))
+            if kind == "choice":
+                return str(llguidance.grammar_from("choice", _choices(text)))
+            if "x-guidance" in text:
+                raise _refusal("may not hold x-guidance")
+            form: Any = kind
+            return str(llguidance.grammar_from(form, text))
+        except (ValueError, RuntimeError) as error:
+            raise _refusal(f"cannot be compiled: {_first_line(error)}") from None
+
+
+class _Compiled:
+    """A `backend.CompiledGrammar`. Its own matcher never moves; sequences get copies, which share what it has learnt."""
+
+    def __init__(self, matcher: Any, mask: npt.NDArray[np.uint32]) -> None:
+        self._matcher, self._mask = matcher, mask
+
+    def matcher(self) -> _LlguidanceMatcher:
+        return _LlguidanceMatcher(self._matcher.deep_copy(), self._mask.copy())
+
+
+class _LlguidanceMatcher:
+    """A `core.matcher.Matcher`."""
+
+    def __init__(self, matcher: Any, mask: npt.NDArray[np.uint32]) -> None:
+        self._matcher = matcher
+        self.mask = mask
+        self.stopped = bool(matcher.is_stopped())
+
+    @property
+    def accepting(self) -> bool:
+        return bool(self._matcher.is_accepting())
+
+    def advance(self, token: int) -> str | None:
+        matcher = self._matcher
+        if not matcher.consume_token(token):
+            return _first_line(matcher.get_error() or f"token {token} is not allowed here")
+        if matcher.is_stopped():
+            self.stopped = True
+            reason = str(matcher.stop_reason())
+            return None if reason in _NORMAL_STOPS else f"the grammar's limits were hit ({reason})"
+        matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
+        # In error the mask admits ends alone: unnoticed, it would look like a clean stop.
+        return _first_line(matcher.get_error()) if matcher.is_error() else None
+
+
+def _choices(text: str) -> str:
+    found = json.loads(text)
+    if not isinstance(found, list) or not found or not all(isinstance(item, str) and item for item in found):
+        raise ValueError("choices are a list of texts that are not empty")
+    return text
+
+
+def _refusal(why: str) -> InvalidRequest:
+    return InvalidRequest(f"the constraint {why}", "response_format", "invalid_constraint")
+
+
+def _first_line(error: object) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

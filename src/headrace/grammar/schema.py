@@ -1,0 +1,135 @@
+"""Checks of a JSON schema that come before a library compiles it: what would be enforced wrongly is refused.
+
+Source of the rules: JSON Schema draft 2020-12, and the library's behaviour over the JSON-Schema-Test-Suite.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.errors import InvalidRequest
+
+__all__ = ["checked_schema"]
+
+_MAX_DEPTH = 100
+_MAX_EXACT = 2**53
+"""The largest integer that a double holds exactly, as the library's numbers are."""
+_NUMBERS = ("const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_DATA = ("const", "enum", "default", "examples")
+"""Keywords whose values are data, not schemas."""
+_LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
+_DATE = (
+    rf"(?:{_LEAP}|[0-9]{{4}}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|"
+    r"(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])))"
+)
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+"""RFC 3339 without leap seconds; 29 February in leap years alone. The library's own forms admit it in every year."""
+
+
+def checked_schema(text: str, strict: bool) -> dict[str, Any] | bool:
+    """The schema, with its keys in their order and without options for the library. Raises InvalidRequest."""
+    try:
+        schema = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise _refusal(f"is nested deeper than {_MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise _refusal(f"is not valid JSON: {error}") from None
+    if not isinstance(schema, (dict, bool)):
+        raise _refusal(f"must be an object, not {type(schema).__name__}")
+    checked = _checked(schema, strict, "#", 0)
+    assert isinstance(checked, (dict, bool))
+    return checked
+
+
+def _checked(value: Any, strict: bool, where: str, depth: int) -> Any:
+    """A schema, or a value that holds schemas."""
+    if depth > _MAX_DEPTH:
+        raise _refusal(f"is nested deeper than {_MAX_DEPTH} levels")
+    if isinstance(value, list):
+        return [_checked(item, strict, f"{where}/{at}", depth + 1) for at, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    _check_numbers(value, where)
+    _check_properties(value, where)
+    if strict:
+        _check_strict(value, where)
+    found: dict[str, Any] = {}
+    for name, item in value.items():
+        if name == "x-guidance":
+            continue
+        if name in _DATA:
+            found[name] = item
+        elif name in ("properties", "patternProperties", "$defs", "definitions") and isinstance(item, dict):
+            found[name] = {
+                key: _checked(part, strict, f"{where}/{name}/{key}", depth + 1) for key, part in item.items()
+            }
+        else:
+            found[name] = _checked(item, strict, f"{where}/{name}", depth + 1)
+    return _with_exact_format(found, where)
+
+
+def _with_exact_format(schema: dict[str, Any], where: str) -> dict[str, Any]:
+    """Dates and times as expressions that admit what RFC 3339 does."""
+    pattern = _FORMATS.get(schema["format"]) if isinstance(schema.get("format"), str) else None
+    if pattern is None:
+        return schema
+    beside = [name for name in ("pattern", "minLength", "maxLength") if name in schema]
+    if beside:
+        raise _refusal(
+            f"at {where}: format {schema['format']!r} beside {beside[0]!r} cannot be enforced: leave one out"
+        )
+    return {
+        ("pattern" if name == "format" else name): (pattern if name == "format" else item)
+        for name, item in schema.items()
+    }
+
+
+def _check_numbers(schema: Mapping[str, Any], where: str) -> None:
+    for name in _NUMBERS:
+        _check_exact(schema.get(name), f"{where}/{name}")
+    _check_exact(schema.get("enum"), f"{where}/enum")
+
+
+def _check_exact(value: Any, where: str) -> None:
+    """Numbers beyond 2^53 would be rounded, at any depth of a constant."""
+    if isinstance(value, bool):
+        return
+    if isinstance(value, (int, float)) and abs(value) > _MAX_EXACT:
+        raise _refusal(f"at {where}: {str(value)[:40]} is beyond 2^53, where numbers are not exact")
+    if isinstance(value, (list, dict)):
+        for at, item in enumerate(value.values() if isinstance(value, dict) else value):
+            _check_exact(item, f"{where}/{at}")
+
+
+def _check_properties(schema: Mapping[str, Any], where: str) -> None:
+    """Free keys may repeat, so that they cannot be counted; required ones are unique."""
+    least, required = schema.get("minProperties"), schema.get("required")
+    named = len(set(map(str, required))) if isinstance(required, list) else 0
+    if isinstance(least, (int, float)) and not isinstance(least, bool) and least >= 2 and least > named:
+        raise _refusal(
+            f"at {where}: minProperties {least} cannot be enforced over free keys: list the properties in `required`"
+        )
+
+
+def _check_strict(schema: Mapping[str, Any], where: str) -> None:
+    """OpenAI's rules for `strict`: every property required, no others."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return
+    required = schema.get("required")
+    missing = sorted(set(properties) - set(map(str, required if isinstance(required, list) else [])))
+    if missing:
+        raise _refusal(f"at {where}: `strict` wants every property in `required`, and {missing[0]!r} is not")
+    if schema.get("additionalProperties") is not False:
+        raise _refusal(f"at {where}: `strict` wants `additionalProperties: false`")
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _refusal(why: str) -> InvalidRequest:
+    return InvalidRequest(f"the JSON schema {why}", "response_format", "invalid_schema")

@@ -1,0 +1,27 @@
+"""Standard streams of a process that was started without some of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["open_missing_streams"]
+
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+
+
+def open_missing_streams() -> None:
+    """Put /dev/null in the place of a closed stdin, stdout or stderr.
+
+    The next socket would take the number of a closed one, and whoever writes to "stderr" would write into that socket: the
+    processes that are started from here, and libraries. Before anything else is opened, therefore.
+    """
+    for number, (name, mode) in enumerate(_STREAMS):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # The lowest free number: this one.
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            stream = open(number, mode, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)

@@ -1,0 +1,206 @@
+"""Signals and missing streams: a command ends at once, without a word, and with all that it has started; what it can do without, it
+does without."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headrace.cli.main import VERBS
+
+SIGNALLED = """
+import os, sys
+module, number = sys.argv[1:3]
+del sys.argv[1:3]
+
+class Signal:
+    '''Sends it to this process when the module is about to be imported.'''
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), int(number))
+
+sys.meta_path.insert(0, Signal())
+from headrace.cli.main import main
+sys.exit(main())
+"""
+MODULES = [
+    (["serve", "/nowhere"], "headrace.errors", signal.SIGINT),
+    (["serve", "/nowhere"], "argparse", signal.SIGTERM),
+    (["serve", "/nowhere"], "headrace.config", signal.SIGINT),
+    (["serve", "/nowhere"], "headrace.hub.catalogue", signal.SIGTERM),
+    (["serve", "{model}"], "fastapi", signal.SIGINT),
+    (["serve", "{model}"], "uvicorn", signal.SIGTERM),
+    (["serve", "{model}"], "headrace.tokenization.tokenizer", signal.SIGINT),
+    (["generate", "{model}", "x"], "headrace.llm", signal.SIGINT),
+    (["generate", "{model}", "x"], "tokenizers", signal.SIGTERM),
+    (["chat", "{model}"], "headrace.cli.local_source", signal.SIGHUP),
+    (["models"], "headrace.hub.catalogue", signal.SIGINT),
+    (["pull", "smollm2"], "headrace.hub.catalogue", signal.SIGINT),
+    (["cache"], "headrace.checkpoints.packed.cache", signal.SIGINT),
+    (["cache"], "torch", signal.SIGTERM),
+    (["doctor"], "headrace.plugins", signal.SIGINT),
+    (["conformance", "sim"], "headrace.conformance.runner", signal.SIGINT),
+    (["plugin", "new", "some_name"], "importlib.metadata", signal.SIGTERM),
+    (["bench", "scheduler"], "headrace.bench.verb_scheduler", signal.SIGINT),
+    (["bench", "offline", "{model}"], "headrace.bench.verb_offline", signal.SIGTERM),
+]
+
+
+def run(code: str, *arguments: object, closed: Sequence[int] = (), **given: object) -> subprocess.CompletedProcess[str]:
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True, text=True, timeout=300, check=False, preexec_fn=close if closed else None, **given,  # type: ignore[call-overload]
+    )  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """One that `generate` and `serve` begin to open."""
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("arguments", "module", "number"), MODULES, ids=str)
+def test_a_signal_at_any_moment_ends_it_in_silence(arguments: list[str], module: str, number: int, model: Path) -> None:
+    done = run(SIGNALLED, module, int(number), *(argument.format(model=model) for argument in arguments))
+    assert (done.returncode, done.stderr, done.stdout) == (128 + number, "", "")
+
+
+def test_every_verb_is_tried() -> None:
+    assert {arguments[0] for arguments, _, _ in MODULES} == set(VERBS)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_it_has_started_ends_with_it(number: int) -> None:
+    code = """
+import os, subprocess, sys
+from headrace.cli import main as command
+def work(arguments):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], stdout=subprocess.DEVNULL)
+    print(child.pid, flush=True)
+    os.kill(os.getpid(), int(sys.argv[1]))
+command._run = work
+command.main()
+"""
+    done = run(code, int(number))
+    assert (done.returncode, done.stderr) == (128 + number, "")
+    with contextlib.suppress(psutil.NoSuchProcess):
+        child = psutil.Process(int(done.stdout))
+        child.wait(60)
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    code = """
+import os, signal
+from headrace.cli import main as command
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+def work(arguments):
+    os.kill(os.getpid(), signal.SIGHUP)
+    os.kill(os.getpid(), signal.SIGINT)
+    print("here")
+    return 3
+command._run = work
+raise SystemExit(command.main())
+"""
+    done = run(code)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "here\n", "")
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
+def test_closed_streams_are_opened_before_anything_takes_their_place(closed: tuple[int, ...], tmp_path: Path) -> None:
+    code = """
+import os, socket, sys
+from headrace.cli import main as command
+def work(arguments):
+    ours, theirs = socket.socketpair()
+    assert min(ours.fileno(), theirs.fileno()) > 2
+    sys.stdin.read()
+    print("said", flush=True)
+    print("told", file=sys.stderr, flush=True)
+    assert all(os.get_inheritable(number) for number in range(3))
+    open(sys.argv[1], "w").write("good")
+    return 5
+command._run = work
+sys.exit(command.main())
+"""
+    done = run(code, tmp_path / "out", closed=closed, stdin=subprocess.DEVNULL)
+    assert done.returncode == 5
+    assert (tmp_path / "out").read_text() == "good"
+    assert done.stdout == ("" if 1 in closed else "said\n")
+    assert done.stderr == ("" if 2 in closed else "told\n")
+
+
+def test_a_text_that_the_terminal_cannot_show_is_shown_in_part() -> None:
+    code = """
+import sys
+from headrace.cli import main as command
+command._run = lambda arguments: print("caf\\u00e9 \\U0001f600", sys.stdin.read().isascii()) or 0
+sys.exit(command.main())
+"""
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    done = run(code, env=environment, input="x\udcff".encode("utf-8", "surrogateescape").decode("latin-1"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "caf? ? False\n", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("OSError(28, 'No space left on device', '/some/file')", "/some/file: No space left on device"),
+        ("PermissionError(13, 'Permission denied', '/x')", "/x: Permission denied"),
+        ("MemoryError()", "out of memory"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(error: str, said: str) -> None:
+    code = f"""
+import sys
+from headrace.cli import main as command
+def work(arguments): raise {error}
+command._run = work
+sys.exit(command.main())
+"""
+    done = run(code)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {said}\n")
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
+    code = """
+import os, sys
+os.mkdir(sys.argv[1]); os.chdir(sys.argv[1]); os.rmdir(sys.argv[1])
+sys.argv[1:] = ["models"]
+from headrace.cli.main import main
+sys.exit(main())
+"""
+    done = run(code, tmp_path / "gone")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: the working directory is gone (No such file or directory)")
+
+
+def test_a_reader_that_has_gone() -> None:
+    code = "import sys; from headrace.cli.main import main; sys.exit(main())"
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "models"],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
