@@ -1,4 +1,4 @@
-"""From a request's fields to the constraint that its output is held to."""
+"""Builds the constraint on a request's output from the request's fields."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ __all__ = ["constraint_of"]
 
 
 def constraint_of(body: GenerationRequest) -> Constraint | None:
-    """None for free text. Raises InvalidRequest; whether it can be enforced is found when it is compiled."""
-    asked = getattr(body, "response_format", None)
-    found = None if asked is None else _of_format(asked)
+    """The constraint of a request; None for free text.
+
+    Raises InvalidRequest. Whether the constraint can be enforced is known only when it is compiled.
+    """
+    response_format = getattr(body, "response_format", None)
+    found = None if response_format is None else _of_format(response_format)
     if body.structured_outputs is None:
         return found
     if found is not None:
@@ -45,7 +48,7 @@ def _of_structured(asked: StructuredOutputs) -> Constraint:
     kinds = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
     given = [kind for kind in kinds if getattr(asked, kind) not in (None, False)]
     if len(given) != 1:
-        message = f"`structured_outputs` wants exactly one of {', '.join(kinds)}, got {', '.join(given) or 'none'}"
+        message = f"`structured_outputs` requires exactly one of {', '.join(kinds)}, got {', '.join(given) or 'none'}"
         raise InvalidRequest(message, "structured_outputs", "invalid_value")
     kind, value = given[0], getattr(asked, given[0])
     if kind == "structural_tag":
