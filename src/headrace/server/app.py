@@ -15,10 +15,10 @@ from headrace.client.api import EngineClient
 from headrace.config import Config
 from headrace.errors import HeadraceError
 from headrace.server import chat, completions, replies, routes, schemas
-from headrace.server.context import Context, TextTokenizer, make_context
-from headrace.server.errors import HttpError, to_http
-from headrace.server.gate import Gate
-from headrace.server.openapi import Schema, operation
+from headrace.server.access import AccessMiddleware
+from headrace.server.context import Context, ServerTokenizer, make_context
+from headrace.server.http_errors import HttpError, to_http
+from headrace.server.openapi import OpenApiDocument, operation
 
 __all__ = ["create_app", "create_app_for"]
 
@@ -26,7 +26,7 @@ Route = Callable[[Context, Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _RouteSpec:
     """One route. What it takes and answers is for the OpenAPI document: the routes parse and write themselves."""
 
     method: str
@@ -41,7 +41,7 @@ class _Row:
 
 
 _ROUTES = (
-    _Row(
+    _RouteSpec(
         "POST",
         "/v1/chat/completions",
         chat.answer_chat,
@@ -50,7 +50,7 @@ _ROUTES = (
         replies.ChatCompletion,
         replies.ChatChunk,
     ),
-    _Row(
+    _RouteSpec(
         "POST",
         "/v1/completions",
         completions.answer_completion,
@@ -59,9 +59,9 @@ _ROUTES = (
         replies.TextCompletion,
         replies.TextCompletion,
     ),
-    _Row("GET", "/v1/models", routes.list_models, "List the models", reply=replies.ModelList),
-    _Row("GET", "/v1/models/{model:path}", routes.show_model, "Describe a model", reply=replies.ModelCard),
-    _Row(
+    _RouteSpec("GET", "/v1/models", routes.list_models, "List the models", reply=replies.ModelList),
+    _RouteSpec("GET", "/v1/models/{model:path}", routes.show_model, "Describe a model", reply=replies.ModelCard),
+    _RouteSpec(
         "POST",
         "/tokenize",
         routes.tokenize,
@@ -69,7 +69,7 @@ _ROUTES = (
         schemas.TokenizeRequest,
         replies.TokenizeReply,
     ),
-    _Row(
+    _RouteSpec(
         "POST",
         "/detokenize",
         routes.detokenize,
@@ -77,13 +77,13 @@ _ROUTES = (
         schemas.DetokenizeRequest,
         replies.DetokenizeReply,
     ),
-    _Row("GET", "/health", routes.health, "Tell whether the engine makes progress", reply=replies.HealthReply),
-    _Row("GET", "/metrics", routes.metrics, "Figures in Prometheus's text form", media="text/plain"),
-    _Row("GET", "/version", routes.version, "Tell the version", reply=replies.VersionReply),
+    _RouteSpec("GET", "/health", routes.health, "Tell whether the engine makes progress", reply=replies.HealthReply),
+    _RouteSpec("GET", "/metrics", routes.metrics, "Figures in Prometheus's text form", media="text/plain"),
+    _RouteSpec("GET", "/version", routes.version, "Tell the version", reply=replies.VersionReply),
 )
 
 
-def create_app(client: EngineClient, tokenizer: TextTokenizer, config: Config) -> FastAPI:
+def create_app(client: EngineClient, tokenizer: ServerTokenizer, config: Config) -> FastAPI:
     """The application around a client that has been started. Raises ConfigError."""
     return create_app_for(make_context(client, tokenizer, config))
 
@@ -103,9 +103,9 @@ def create_app_for(context: Context) -> FastAPI:
             openapi_extra=operation(row.path, row.request, row.reply, row.chunk, row.media),
         )
     _handle_errors(app, context)
-    app.add_middleware(Gate, context=context)
+    app.add_middleware(AccessMiddleware, context=context)
     structs = [struct for row in _ROUTES for struct in (row.request, row.reply, row.chunk) if struct is not None]
-    app.openapi = Schema(app, structs)  # type: ignore[method-assign]
+    app.openapi = OpenApiDocument(app, structs)  # type: ignore[method-assign]
     return app
 
 

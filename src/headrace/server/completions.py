@@ -15,14 +15,15 @@ from starlette.responses import Response
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output
 from headrace.client.validate import check_ids
 from headrace.errors import InvalidRequest
-from headrace.server.constraints import constraint_of
 from headrace.server.context import Context
-from headrace.server.decode import read_json
 from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, event
-from headrace.server.generation import Choice, Run
-from headrace.server.ids import new_id
+from headrace.server.generation import GeneratedChoice, GenerationRun
 from headrace.server.logprobs import TextOffsets, prompt_logprobs, text_logprobs
-from headrace.server.params import (
+from headrace.server.output_constraint import constraint_of
+from headrace.server.replies import TextChoice, TextCompletion, TextLogprobs, UsageReply
+from headrace.server.request_body import read_json
+from headrace.server.request_ids import new_request_id
+from headrace.server.request_params import (
     check_length,
     check_stream_options,
     encode_within,
@@ -30,7 +31,6 @@ from headrace.server.params import (
     sampling_params,
     stop_tokens,
 )
-from headrace.server.replies import TextChoice, TextCompletion, TextLogprobs, UsageReply
 from headrace.server.schemas import CompletionRequest
 
 __all__ = ["answer_completion"]
@@ -48,7 +48,7 @@ async def answer_completion(context: Context, request: Request) -> Response:
     context.check_model(body.model)
     _refuse_unsupported(body)
     check_stream_options(body)
-    request_id = new_id("cmpl")
+    request_id = new_request_id("cmpl")
     work = partial(_jobs, context, context.client.info, body, request_id)
     jobs = work() if len(sent) <= _INLINE else await context.workers.run(len(sent), work)
     options = body.stream_options
@@ -59,7 +59,7 @@ async def answer_completion(context: Context, request: Request) -> Response:
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
     )
-    run = Run(context.client, jobs)
+    run = GenerationRun(context.client, jobs)
     return Exchange(context, run, _TextDialect(context.model, body, request_id, jobs, run), exchange)
 
 
@@ -139,7 +139,7 @@ def _request(
 
 class _TextDialect:
     def __init__(
-        self, model: str, body: CompletionRequest, request_id: str, jobs: Sequence[GenerateRequest], run: Run
+        self, model: str, body: CompletionRequest, request_id: str, jobs: Sequence[GenerateRequest], run: GenerationRun
     ) -> None:
         self._jobs, self._run = jobs, run
         self._count = body.logprobs
@@ -183,11 +183,11 @@ class _TextDialect:
     def usage_chunk(self, usage: UsageReply) -> bytes:
         return event(msgspec.structs.replace(self._chunk, choices=[], usage=usage))
 
-    def whole(self, choices: Sequence[Choice], usage: UsageReply) -> bytes:
+    def whole(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
         rendered = [self._whole_choice(choice) for choice in choices]
         return msgspec.json.encode(msgspec.structs.replace(self._chunk, choices=rendered, usage=usage))
 
-    def _whole_choice(self, choice: Choice) -> TextChoice:
+    def _whole_choice(self, choice: GeneratedChoice) -> TextChoice:
         logprobs = None if self._count is None else self._logprobs(choice.index, choice.entries)
         rendered = TextChoice(choice.index, choice.text, logprobs, choice.finish_reason, choice.stop_reason)
         if self._ids:

@@ -11,16 +11,16 @@ from starlette.responses import Response
 from headrace.client.api import EngineClient
 from headrace.config import Config
 from headrace.errors import ConfigError, InvalidRequest
+from headrace.server.cancel_scope import CancelScope
 from headrace.server.cors import Cors
-from headrace.server.errors import HttpError, error_response
-from headrace.server.guard import Guard
-from headrace.server.metrics import Metrics
-from headrace.server.workers import Workers
+from headrace.server.http_errors import HttpError, error_response
+from headrace.server.metrics import ServerMetrics
+from headrace.server.workers import TextWorkers
 
-__all__ = ["Context", "TextTokenizer", "make_context"]
+__all__ = ["Context", "ServerTokenizer", "make_context"]
 
 
-class TextTokenizer(Protocol):
+class ServerTokenizer(Protocol):
     """The part of the engine's tokenizer that the server uses. Called from several threads."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
@@ -45,7 +45,7 @@ class Context:
     """One server. Used from the event loop's thread alone."""
 
     client: EngineClient
-    tokenizer: TextTokenizer
+    tokenizer: ServerTokenizer
     model: str
     """The name that clients give."""
     api_key: bytes | None
@@ -53,9 +53,9 @@ class Context:
     """Sequences that one request may make: more could never wait at once."""
     cors: Cors | None = None
     """None: pages of other origins read nothing."""
-    metrics: Metrics = field(default_factory=Metrics)
-    workers: Workers = field(default_factory=Workers)
-    active: set[Guard] = field(default_factory=set)
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    workers: TextWorkers = field(default_factory=TextWorkers)
+    active: set[CancelScope] = field(default_factory=set)
     """Requests that the engine works on."""
     inflight: int = 0
     """HTTP requests that have not been answered to the end."""
@@ -82,7 +82,7 @@ class Context:
         return error_response(error)
 
 
-def make_context(client: EngineClient, tokenizer: TextTokenizer, config: Config) -> Context:
+def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Config) -> Context:
     """Raises ConfigError for an API key that would guard nothing, or that no client could send."""
     key = config.server.api_key
     if key is not None:

@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from headrace.client.api import EngineClient, GenerateRequest, LogprobEntry, Output, Usage
-from headrace.server.errors import HttpError
+from headrace.server.http_errors import HttpError
 from headrace.server.replies import PromptDetails, UsageReply
 
-__all__ = ["Choice", "Run", "close_stream", "usage_reply"]
+__all__ = ["GeneratedChoice", "GenerationRun", "close_stream", "usage_reply"]
 
 _QUEUE = 64
 
 
 @dataclass(slots=True)
-class Choice:
+class GeneratedChoice:
     """A choice as it grows; the whole answer is made from it."""
 
     index: int
@@ -39,7 +39,7 @@ class Choice:
         return "".join(self.pieces)
 
 
-class Run:
+class GenerationRun:
     """The prompts of one request. `outputs` yields pieces whose index counts choices over all prompts."""
 
     def __init__(self, client: EngineClient, requests: Sequence[GenerateRequest]) -> None:

@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator
@@ -28,14 +29,14 @@ from headrace.client.api import EngineClient
 from headrace.config import Config, read_environment
 from headrace.engine.launch import Launched
 from headrace.errors import ConfigError
-from headrace.hub.reference import display_name
+from headrace.hub.model_reference import display_name
 from headrace.progress import loading_bar
 from headrace.server.app import create_app_for
-from headrace.server.context import Context, TextTokenizer, make_context
-from headrace.server.descriptors import Descriptors
-from headrace.server.errors import ShuttingDown
+from headrace.server.context import Context, ServerTokenizer, make_context
+from headrace.server.descriptor_watch import DescriptorWatch
 from headrace.server.first_prompt import ask
-from headrace.server.protocol import Connection
+from headrace.server.http_connection import HttpConnection
+from headrace.server.http_errors import ShuttingDown
 
 __all__ = ["run", "serve"]
 
@@ -100,7 +101,7 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Stop:
+class _StopSignals:
     """The two signals."""
 
     def __init__(self) -> None:
@@ -117,7 +118,7 @@ class _Stop:
 
 
 @contextlib.contextmanager
-def _signals(stop: _Stop) -> Iterator[None]:
+def _signals(stop: _StopSignals) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.signalled)
@@ -135,35 +136,35 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    def give_up(self) -> None:
+    def refuse_unfinished(self) -> None:
         """Wait for no body any more."""
         for connection in self._connections():
-            connection.give_up()
+            connection.refuse_unfinished()
 
-    def cut_off(self) -> None:
+    def abort_unread(self) -> None:
         """Wait for no reader any more."""
         for connection in self._connections():
-            connection.cut_off()
+            connection.abort_unread()
 
-    def _connections(self) -> list[Connection]:
-        return [one for one in self.server_state.connections if isinstance(one, Connection)]
+    def _connections(self) -> list[HttpConnection]:
+        return [one for one in self.server_state.connections if isinstance(one, HttpConnection)]
 
 
 async def serve(
     config: Config,
     client: EngineClient,
-    tokenizer: TextTokenizer,
+    tokenizer: ServerTokenizer,
     listener: socket.socket,
     first_prompt: str | None = None,
 ) -> int:
     """Everything from the engine's start to its end, on a bound socket. Returns the exit code."""
     began = time.monotonic()
-    stop = _Stop()
+    stop = _StopSignals()
     with _signals(stop):
         try:
             # Before the engine is waited for, which takes longer.
             context = make_context(client, tokenizer, config)
-            descriptors = Descriptors()
+            descriptors = DescriptorWatch()
             asyncio.get_running_loop().set_exception_handler(descriptors.handle)
             server = _server_of(context, descriptors)
             # What start-up made stays for good: the collector need not look at it again, which keeps its pauses short.
@@ -189,12 +190,12 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
     return False
 
 
-def _server_of(context: Context, descriptors: Descriptors) -> _Server:
+def _server_of(context: Context, descriptors: DescriptorWatch) -> _Server:
     return _Server(
         uvicorn.Config(
             create_app_for(context),
             loop="none",
-            http=partial(Connection, descriptors=descriptors),  # type: ignore[arg-type]
+            http=partial(HttpConnection, descriptors=descriptors),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
@@ -206,7 +207,7 @@ def _server_of(context: Context, descriptors: Descriptors) -> _Server:
 
 
 async def _serve_until(
-    stop: _Stop,
+    stop: _StopSignals,
     server: _Server,
     context: Context,
     config: Config,
@@ -219,11 +220,7 @@ async def _serve_until(
     url = _url(config.server.host, listener.getsockname()[1])
     info = context.client.info
     took = time.monotonic() - began
-    with contextlib.suppress(OSError):  # A pipe that nobody reads any more, a full disk: the port is what matters.
-        print(
-            f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)",
-            flush=True,
-        )
+    _say(f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)")
     if first_prompt is not None:
         # A daemon, so that an answer under way holds up no exit.
         threading.Thread(
@@ -235,11 +232,19 @@ async def _serve_until(
     finally:
         server.should_exit = True
         server.force_exit = stop.now.is_set()
-        server.cut_off()
+        server.abort_unread()
         await asyncio.wait({serving}, timeout=0.5)
         server.force_exit = True
         await asyncio.wait({serving}, timeout=0.5)
         context.workers.close()
+
+
+def _say(text: str) -> None:
+    """On stdout. A pipe that nobody reads any more or a full disk is no reason to end: the port is what matters."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 async def _until_started(server: _Server, serving: asyncio.Task[None]) -> None:
@@ -266,15 +271,15 @@ async def _either(event: asyncio.Event, task: asyncio.Task[None]) -> None:
         task.result()
 
 
-async def _drain(stop: _Stop, server: _Server, context: Context, timeout: float) -> None:
+async def _drain(stop: _StopSignals, server: _Server, context: Context, timeout: float) -> None:
     """Refuse what is new, let what runs finish; end what has not finished in time with an error that says so."""
     context.draining = True
     if context.inflight:
         _log.warning("draining: %d requests get up to %g s; a second signal ends them now", context.inflight, timeout)
     await _idle(context, timeout, stop.now)
-    for guard in list(context.active):
-        guard.stop(ShuttingDown())
-    server.give_up()
+    for scope in list(context.active):
+        scope.stop(ShuttingDown())
+    server.refuse_unfinished()
     await _idle(context, _AT_ONCE / 2 if stop.now.is_set() else _GOODBYE)
 
 
@@ -284,7 +289,7 @@ async def _idle(context: Context, timeout: float, unless: asyncio.Event | None =
         await asyncio.sleep(0.02)
 
 
-async def _close(client: EngineClient, stop: _Stop) -> None:
+async def _close(client: EngineClient, stop: _StopSignals) -> None:
     """Stop the engine: with patience, or none after a second signal."""
     closing = asyncio.ensure_future(client.close())
     hurry = asyncio.ensure_future(stop.now.wait())

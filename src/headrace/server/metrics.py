@@ -20,7 +20,7 @@ from headrace.client.api import Output, Usage
 from headrace.engine.stats import EngineStats
 from headrace.engine.usage import peak_memory
 
-__all__ = ["Histogram", "Meter", "Metrics"]
+__all__ = ["Histogram", "RequestMeter", "ServerMetrics"]
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
@@ -47,7 +47,7 @@ class Histogram:
         return HistogramMetricFamily(self._name, self._about, buckets, self._sum)
 
 
-class Metrics(Collector):
+class ServerMetrics(Collector):
     """All figures of one server. `stats` is the engine's last report; None while it does not answer."""
 
     def __init__(self) -> None:
@@ -129,10 +129,10 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
     yield held
 
 
-class Meter:
+class RequestMeter:
     """One request's share of the figures. `note` runs for every piece of output."""
 
-    def __init__(self, metrics: Metrics, arrival: float, choices: int) -> None:
+    def __init__(self, metrics: ServerMetrics, arrival: float, choices: int) -> None:
         self._metrics, self._arrival = metrics, arrival
         self._open = choices
         self._last: dict[int, float] = {}

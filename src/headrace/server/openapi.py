@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 
 from headrace.server.replies import ErrorReply
 
-__all__ = ["Schema", "operation"]
+__all__ = ["OpenApiDocument", "operation"]
 
 _REF = "#/components/schemas/{name}"
 _TAKES_A_BODY = (400, 408, 413, 415)
@@ -54,7 +54,7 @@ def _ref(body: type) -> dict[str, str]:
     return {"$ref": _REF.format(name=body.__name__)}
 
 
-class Schema:
+class OpenApiDocument:
     """Makes the document when it is first asked for."""
 
     def __init__(self, app: FastAPI, structs: Sequence[type]) -> None:

@@ -17,9 +17,9 @@ from headrace.client.validate import check_ids
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest
 from headrace.server.chat import render_chat
 from headrace.server.context import Context
-from headrace.server.decode import read_json
-from headrace.server.errors import HttpError
+from headrace.server.http_errors import HttpError
 from headrace.server.replies import DetokenizeReply, HealthReply, ModelCard, ModelList, TokenizeReply, VersionReply
+from headrace.server.request_body import read_json
 from headrace.server.schemas import DetokenizeRequest, TokenizeRequest
 
 __all__ = ["detokenize", "health", "list_models", "metrics", "show_model", "tokenize", "version"]

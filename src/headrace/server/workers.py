@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from headrace.errors import Overloaded
 
-__all__ = ["LONG", "Workers"]
+__all__ = ["LONG", "TextWorkers"]
 
 LONG = 256 * 2**10
 """Bytes of a request from which on it is long: it takes a second or so."""
@@ -19,7 +19,7 @@ _MOST_WAITING = 128 * 2**20
 T = TypeVar("T")
 
 
-class Workers:
+class TextWorkers:
     """Two lanes, so that long requests hold up no short ones. Thread: the event loop's."""
 
     def __init__(self) -> None:

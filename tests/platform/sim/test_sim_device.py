@@ -16,7 +16,7 @@ from headrace.kernels.registry import OPS, bind
 from headrace.platforms import interface
 from headrace.platforms.sim import Machine, SimPlatform, cost
 from headrace.platforms.sim.device import SimDevice, SimKV
-from headrace.types import Bucket, KVLayout, LayerKV
+from headrace.types import NO_CHOICE, Bucket, KVLayout, LayerKV
 
 BUCKET = Bucket(64, 8, 8, 16)
 CPU = torch.device("cpu")
@@ -191,7 +191,7 @@ def test_bans_masks_and_targets_hold() -> None:
     mask = np.zeros_like(inputs.allowed)
     mask[0, 0] = 0b100
     rows = {"allowed": mask, "allowed_row": np.array([0, -1, 1, -1, -1], np.int32)}
-    assert sampled(5, **rows)[0] == [2, tokens[1], *tokens[2:]]
+    assert sampled(5, **rows)[0] == [2, tokens[1], NO_CHOICE, *tokens[3:]]
     assert sampled(5, target=np.array([0, -1, -1, -1, -1], np.int32))[0] == [-1, *tokens[1:]]
 
 
