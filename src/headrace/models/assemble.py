@@ -59,8 +59,8 @@ class Assembly:
     """The checkpoint's path, for errors."""
     norm_offset: float
     interleaved: bool
-    move: Callable[[Tensor], Tensor]
-    """Moves a vector to the device of the operators."""
+    place: Callable[[Tensor], Any]
+    """Puts a vector into the memory that the operators read."""
     finish: Finish
     progress: Callable[[int], None]
     """Called with the bytes of each finished weight."""
@@ -134,7 +134,7 @@ class Assembly:
         """The fields of a sparse layer other than router and experts: correction bias and shared expert."""
         bias = self._vector(self.names.router_bias.format(i=index), moe.experts) if moe.biased else None
         return {
-            "router_bias": None if bias is None else self.move(bias),
+            "router_bias": None if bias is None else self.place(bias),
             "shared": self._shared(index, moe) if moe.shared else None,
         }
 
@@ -188,7 +188,8 @@ class Assembly:
         return parts
 
     def _norm(self, name: str, size: int) -> Tensor:
-        return self.move(self._vector(f"{name}.weight", size) + self.norm_offset)
+        placed: Tensor = self.place(self._vector(f"{name}.weight", size) + self.norm_offset)
+        return placed
 
     def _vector(self, name: str, size: int) -> Tensor:
         vector = self.source.vector(name, size)

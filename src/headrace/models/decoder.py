@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -71,11 +71,13 @@ class Decoder:
         weights: DecoderWeights,
         max_model_len: int,
         group: Collectives | None = None,
+        place: Callable[[Tensor], Any] | None = None,
     ) -> None:
-        """Compute the rotary tables for `max_model_len` positions, on the device of the weights.
+        """Compute the rotary tables for `max_model_len` positions.
 
-        `group`: the collective operations of the ranks that share the weights, None for one rank. `config` has this
-        rank's heads (`sharding.local_config`).
+        `place` puts them into the memory that the operators read; by default, onto the device of the weights. `group`:
+        the collective operations of the ranks that share the weights, None for one rank. `config` has this rank's heads
+        (`sharding.local_config`).
         """
         self.config = config
         self._group = group
@@ -87,9 +89,8 @@ class Decoder:
             )
         self.weights = weights
         self._ops = ops
-        self._cos_sin = [
-            cos_sin_table(rope, max_model_len, weights.rope_factors).to(weights.norm.device) for rope in config.ropes
-        ]
+        tables = [cos_sin_table(rope, max_model_len, weights.rope_factors) for rope in config.ropes]
+        self._cos_sin = [table.to(weights.norm.device) if place is None else place(table) for table in tables]
 
     def forward(self, batch: Batch, kv: Any, history: Tensor) -> Tensor:
         """The logits of the R requested rows, float32 [R, vocab]. Writes keys and values of the T tokens into `kv`."""
