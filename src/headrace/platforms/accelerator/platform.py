@@ -69,7 +69,7 @@ class AcceleratorPlatform:
         return importlib.import_module(self.home)
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
-        """Options: the fields of `options.AcceleratorOptions`."""
+        """Options: the fields of `accelerator_options.AcceleratorOptions`."""
         parsed = read_accelerator_options(self.name, options, self.defaults, self.providers)
         score, reason = self.probe()
         if not score:

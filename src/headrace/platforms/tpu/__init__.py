@@ -27,7 +27,7 @@ _hookimpl = pluggy.HookimplMarker("headrace")
 
 class TpuPlatform:
     """The chips of this host, by their PCI functions; with PJRT_DEVICE=CPU the host itself, through the same compiler, for tests.
-    Options: the fields of `options.TpuOptions`."""
+    Options: the fields of `tpu_options.TpuOptions`."""
 
     name = "tpu"
     api_version = API_VERSION
