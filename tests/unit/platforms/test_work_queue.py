@@ -52,8 +52,8 @@ def test_nothing_is_held_and_the_thread_ends_with_its_owner() -> None:
 def test_work_is_taken_while_the_interpreter_ends() -> None:
     code = """
 import atexit, concurrent.futures.thread, sys
-from headrace.platforms.work_queue import Worker
-worker = Worker("test", lambda: None)
+from headrace.platforms.work_queue import ThreadQueue
+worker = ThreadQueue("test", lambda: None)
 atexit.register(lambda: print(worker.submit(lambda: 5).result()))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
