@@ -29,7 +29,7 @@ from headrace.client.api import EngineClient
 from headrace.config import Config, read_environment
 from headrace.engine.launch import Launched
 from headrace.errors import ConfigError
-from headrace.hub.reference import display_name
+from headrace.hub.model_reference import display_name
 from headrace.progress import loading_bar
 from headrace.server.app import create_app_for
 from headrace.server.context import Context, ServerTokenizer, make_context

@@ -19,7 +19,7 @@ SHARED = ["platforms/interface.py", "platforms/torch_device.py", "platforms/work
 PLATFORMS = ("cpu", "cuda", "rocm", "sim", "tpu", "xpu")
 SMALL = 800
 """Lines of a platform's folder, where its kernels are not in it."""
-ITS_OWN = {"bench/kernels.py", "bench/limits.py", "bench/verb_roofline.py"}
+ITS_OWN = {"bench/matmul_bench.py", "bench/machine_limits.py", "bench/verb_roofline.py"}
 """Measure the native library itself, kernel by kernel, below any operator of the contract."""
 NAME = re.compile(r"(?i)(?<![a-z])(is_)?(cuda|rocm|hip|xpu|nvidia|amd|nccl|tpu)(?![a-z])")
 

@@ -10,7 +10,7 @@ import pluggy
 import pytest
 import torch
 
-from headrace.cli.facts import (
+from headrace.cli.doctor_facts import (
     all_operator_facts,
     operator_facts,
     operator_lines,

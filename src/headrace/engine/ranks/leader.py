@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import subprocess
 import tempfile
@@ -118,8 +119,9 @@ class Followers:
         return [follower.pid for follower in self._followers]
 
     def start(self) -> None:
+        level = logging.getLogger("headrace").getEffectiveLevel()
         for number in range(1, self.size):
-            start = Start(self._config, number, self.size, self._index_of(number), self.rendezvous)
+            start = Start(self._config, number, self.size, self._index_of(number), self.rendezvous, level)
             self._followers.append(Follower(start, self._command, self._changed))
 
     def send(self, message: Message) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import signal
 
-__all__ = ["end_on_signals"]
+__all__ = ["exit_on_signals"]
 
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
-def end_on_signals() -> None:
+def exit_on_signals() -> None:
     """Ctrl-C, SIGTERM and SIGHUP end this process from now on, whatever it does. One that is ignored (`nohup`) stays ignored.
 
     The handler does not raise: an exception in the middle of an import, or of something that the interpreter calls back, is printed or

@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from headrace.bench.measure import Row, Summary
+from headrace.bench.bench_report import BenchReport, ReportTable, facts
 from headrace.bench.plots import Plot, distribution
-from headrace.bench.report import Report, Table, facts
+from headrace.bench.request_timing import LoadSummary, RequestTiming
 from headrace.bench.workloads import Workload
 
-__all__ = ["Run", "load_report", "record"]
+__all__ = ["LoadRun", "load_report", "record"]
 
 _LOAD = (
     "workload", "requests", "errors", "out tok/s", "TTFT p50/p99 ms", "TPOT p50/p99 ms", "ITL p99 ms", "cached",
 )  # fmt: skip
-_COST: dict[str, Callable[[Run], str]] = {
+_COST: dict[str, Callable[[LoadRun], str]] = {
     "workload": lambda run: run.name,
     "device busy": lambda run: _share(run.wastes.get("device_busy")),
     "slots": lambda run: _share(run.wastes.get("slot_occupancy")),
@@ -32,13 +32,13 @@ _COST: dict[str, Callable[[Run], str]] = {
 
 
 @dataclass(slots=True)
-class Run:
+class LoadRun:
     """One measured workload."""
 
     workload: Workload
     seed: int
-    rows: list[Row]
-    summary: Summary
+    rows: list[RequestTiming]
+    summary: LoadSummary
     wastes: dict[str, float] = field(default_factory=dict)
     """By name, where they are known."""
     wastes_from: str | None = None
@@ -53,7 +53,7 @@ class Run:
         return f"{self.workload.name} ({self.seed})"
 
 
-def record(run: Run) -> dict[str, Any]:
+def record(run: LoadRun) -> dict[str, Any]:
     """Everything but the single gaps."""
     return {
         "workload": asdict(run.workload),
@@ -65,19 +65,21 @@ def record(run: Run) -> dict[str, Any]:
     }
 
 
-def load_report(label: str, runs: Sequence[Run], more: Mapping[str, Any]) -> Report:
+def load_report(label: str, runs: Sequence[LoadRun], more: Mapping[str, Any]) -> BenchReport:
     """`more` are facts."""
-    tables = [Table(label, _LOAD, [_load_cells(run) for run in runs])]
+    tables = [ReportTable(label, _LOAD, [_load_cells(run) for run in runs])]
     if any(run.wastes or run.usage for run in runs):
         rows = [[show(run) for show in _COST.values()] for run in runs]
-        tables.append(Table("what it used: processors in cores, memory of all its processes", tuple(_COST), rows))
+        tables.append(ReportTable("what it used: processors in cores, memory of all its processes", tuple(_COST), rows))
     failed = [f"{run.workload.name}: {run.summary.first_error}" for run in runs if run.summary.first_error]
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
     plots = [plot for run in runs for plot in _plots(run)]
-    return Report(label, {"runs": [record(run) for run in runs]}, tables, plots, facts() | dict(more), failed + notes)
+    return BenchReport(
+        label, {"runs": [record(run) for run in runs]}, tables, plots, facts() | dict(more), failed + notes
+    )
 
 
-def _load_cells(run: Run) -> list[str]:
+def _load_cells(run: LoadRun) -> list[str]:
     s = run.summary
     return [
         run.name,
@@ -95,11 +97,11 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
 
 
-def _of_wall(run: Run, name: str) -> str:
+def _of_wall(run: LoadRun, name: str) -> str:
     return f"{run.usage[name] / run.summary.wall_s:.2f}" if name in run.usage else "–"
 
 
-def _plots(run: Run) -> list[Plot]:
+def _plots(run: LoadRun) -> list[Plot]:
     good = [row for row in run.rows if row.error is None]
     series = {
         "time to first token": [row.ttft * 1e3 for row in good if row.ttft is not None],

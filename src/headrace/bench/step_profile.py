@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headrace.bench.limits import Limits, measure_limits
+from headrace.bench.machine_limits import MachineLimits, measure_limits
 from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.config import Config
 from headrace.engine.loading import device_options
@@ -21,13 +21,13 @@ from headrace.platforms.interface import Device, Executable, OpProfile, Profiled
 from headrace.plugins import discover
 from headrace.types import Bucket, KVLayout
 
-__all__ = ["Operator", "StepProfile", "profile_step"]
+__all__ = ["OperatorProfile", "StepProfile", "profile_step"]
 
 _LEAST_RUNS, _LEAST_SECONDS = 5, 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class OperatorProfile:
     """Calls of one operator on one shape, all together. `share` is of the limit that binds: the larger of both shares."""
 
     name: str
@@ -47,8 +47,8 @@ class StepProfile:
     model: str
     tokens: int
     context: int
-    limits: Limits
-    operators: tuple[Operator, ...]
+    limits: MachineLimits
+    operators: tuple[OperatorProfile, ...]
     bytes: int
     operations: int
     seconds: float
@@ -56,7 +56,7 @@ class StepProfile:
     share: float
 
 
-class _Watched:
+class _CompileRecorder:
     """A device that remembers what it has compiled."""
 
     def __init__(self, device: Device) -> None:
@@ -84,7 +84,7 @@ def profile_step(config: Config, tokens: int = 1, context: int = 128) -> StepPro
     if tokens + context > most:
         raise ConfigError(f"{tokens} tokens after {context}: the model has {most} positions")
     platform = discover().select_platform(config.device.platform)[0]
-    device = _Watched(platform.open(config.device.index, device_options(config)))
+    device = _CompileRecorder(platform.open(config.device.index, device_options(config)))
     try:
         sized = _sized(config, device.device, tokens, context)
         engine = build_on(device, platform.name, sized, checkpoint, lambda stage, done: None)
@@ -107,7 +107,7 @@ def _sized(config: Config, device: Device, tokens: int, context: int) -> Config:
 
 
 def _measure(
-    engine: Engine, device: _Watched, tokens: int, context: int, platform: str
+    engine: Engine, device: _CompileRecorder, tokens: int, context: int, platform: str
 ) -> tuple[list[OpProfile], float]:
     plan = lone_plan(tokens, context, engine.info.block_size)
     engine.runner.launch(plan).result()
@@ -157,7 +157,9 @@ class _Counter:
         return touched * self.layout.bytes_per_block // (self.layout.block_size * len(self.layout.layers))
 
 
-def _report(model: str, counter: _Counter, limits: Limits, found: Sequence[OpProfile], wall: float) -> StepProfile:
+def _report(
+    model: str, counter: _Counter, limits: MachineLimits, found: Sequence[OpProfile], wall: float
+) -> StepProfile:
     groups: dict[tuple[str, str, str], list[OpProfile]] = {}
     for one in found:
         shapes = " ".join("×".join(map(str, shape)) for shape in one.shapes if len(shape) > 1)
@@ -170,7 +172,7 @@ def _report(model: str, counter: _Counter, limits: Limits, found: Sequence[OpPro
         least = max(size / limits.read, operations / limits.arithmetic(calls[0].arithmetic))
         spent += least
         share = least / seconds if seconds else 0.0
-        operators.append(Operator(name, shapes, weight, len(calls), size, operations, seconds, share))
+        operators.append(OperatorProfile(name, shapes, weight, len(calls), size, operations, seconds, share))
     total = sum(one.seconds for one in operators)
     return StepProfile(
         model,

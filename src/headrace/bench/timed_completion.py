@@ -13,14 +13,16 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from headrace.bench.measure import Row
+from headrace.bench.request_timing import RequestTiming
 from headrace.bench.workloads import Prompt
 
 __all__ = ["send"]
 
 
-async def send(session: aiohttp.ClientSession, url: str, model: str, prompt: Prompt, extra: dict[str, Any]) -> Row:
-    """Stream one completion; never raises: a failure stands in `Row.error`."""
+async def send(
+    session: aiohttp.ClientSession, url: str, model: str, prompt: Prompt, extra: dict[str, Any]
+) -> RequestTiming:
+    """Stream one completion; never raises: a failure stands in `RequestTiming.error`."""
     body = {
         "model": model,
         "prompt": list(prompt.token_ids),
@@ -29,7 +31,7 @@ async def send(session: aiohttp.ClientSession, url: str, model: str, prompt: Pro
         "stream": True,
     }
     body |= {"stream_options": {"include_usage": True}, "ignore_eos": True} | extra
-    row = Row(len(prompt.token_ids), time.perf_counter(), wanted=prompt.max_tokens)
+    row = RequestTiming(len(prompt.token_ids), time.perf_counter(), wanted=prompt.max_tokens)
     try:
         async with session.post(f"{url}/v1/completions", json=body) as response:
             if response.status != 200:
@@ -42,23 +44,23 @@ async def send(session: aiohttp.ClientSession, url: str, model: str, prompt: Pro
     return row
 
 
-class _Choice(msgspec.Struct):
+class _CompletionChoice(msgspec.Struct):
     text: str | None = None
     finish_reason: Any = None
 
 
-class _Event(msgspec.Struct):
+class _CompletionEvent(msgspec.Struct):
     """What is looked at. The load generator has its share of the machine that it measures: the rest is not even decoded."""
 
     error: Any = None
     usage: dict[str, Any] | None = None
-    choices: list[_Choice] | None = None
+    choices: list[_CompletionChoice] | None = None
 
 
-_decode = msgspec.json.Decoder(_Event).decode
+_decode = msgspec.json.Decoder(_CompletionEvent).decode
 
 
-async def _read(response: aiohttp.ClientResponse, row: Row) -> None:
+async def _read(response: aiohttp.ClientResponse, row: RequestTiming) -> None:
     rest = b""
     async for piece in response.content.iter_any():
         now = time.perf_counter()
@@ -68,7 +70,7 @@ async def _read(response: aiohttp.ClientResponse, row: Row) -> None:
                 return
 
 
-def _take(payload: bytes, row: Row, now: float) -> bool:
+def _take(payload: bytes, row: RequestTiming, now: float) -> bool:
     """False: nothing is to follow."""
     if payload == b"[DONE]":
         return False
@@ -84,7 +86,7 @@ def _take(payload: bytes, row: Row, now: float) -> bool:
     return True
 
 
-def _usage(usage: dict[str, Any], row: Row) -> None:
+def _usage(usage: dict[str, Any], row: RequestTiming) -> None:
     row.output_tokens = usage.get("completion_tokens", 0)
     row.prompt_tokens = usage.get("prompt_tokens", row.prompt_tokens)
     row.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0

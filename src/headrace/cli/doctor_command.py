@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace.arguments import add_device_option
-from headrace.cli.tape import add_tape_options, show_tape
+from headrace.cli.tape_view import add_tape_options, show_tape
 
 __all__ = ["configure", "render", "run"]
 
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 def render(report: Mapping[str, Any]) -> Iterator[str]:
     """Lines for people."""
-    from headrace.cli.facts import operator_lines, platform_lines
+    from headrace.cli.doctor_facts import operator_lines, platform_lines
 
     machine = report["machine"]
     yield "machine"

@@ -10,13 +10,13 @@ import psutil
 
 from headrace.errors import ConfigError
 
-__all__ = ["Cost", "cost", "find_server", "largest_peak", "machine_seconds"]
+__all__ = ["ProcessCost", "cost", "find_server", "largest_peak", "machine_seconds"]
 
 _HERE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class ProcessCost:
     """Of a process and its descendants that live. `peak_bytes` is the sum of each one's most resident memory since its start, so
     that what several share counts for each; where the system keeps no such figure it is what is resident now."""
 
@@ -42,13 +42,13 @@ def find_server(url: str) -> int | None:
     return next((pid for pid in sorted(pids) if not pids & {p.pid for p in psutil.Process(pid).parents()}), None)
 
 
-def cost(pid: int) -> Cost:
+def cost(pid: int) -> ProcessCost:
     """Raises ConfigError where there is no such process, or it may not be looked at."""
     try:
         top = psutil.Process(pid)
         family = [top, *top.children(recursive=True)]
         peak = sum(map(_peak, family))
-        return Cost(peak, sum(_seconds(one) for one in family))
+        return ProcessCost(peak, sum(_seconds(one) for one in family))
     except psutil.Error as error:
         raise ConfigError(f"process {pid}: {error}: give --server-pid of a server that runs, or leave it out") from None
 

@@ -20,7 +20,7 @@ _TIMEOUT = 300.0
 
 
 class RemoteSource:
-    """A `sources.Source`."""
+    """A `sources.TextSource`."""
 
     def __init__(self, url: str, model: str | None = None, api_key: str | None = None) -> None:
         """`model`: default the first that the server names."""

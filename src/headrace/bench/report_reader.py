@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.errors import ConfigError
 
-__all__ = ["Figures", "Measured", "read_report"]
+__all__ = ["MeasuredRuns", "RunMetrics", "read_report"]
 
 _REMEDY = (
     "give a file that `headrace bench serve --json` or `headrace bench offline --json` wrote, or lines of a harness"
@@ -23,7 +23,7 @@ _REMEDY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RunMetrics:
     """Of one run: tokens a second, milliseconds and bytes; None where it was not measured."""
 
     output_tok_s: float | None
@@ -33,14 +33,14 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRuns:
     """A report's runs by (workload, seed); of several runs of one pair the last counts."""
 
     label: str
-    runs: Mapping[tuple[str, int], Figures]
+    runs: Mapping[tuple[str, int], RunMetrics]
 
 
-def read_report(path: Path) -> Measured:
+def read_report(path: Path) -> MeasuredRuns:
     """Raises ConfigError for what is no report, and for one in which requests failed."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -63,17 +63,17 @@ def _parse(text: str) -> Any:
     return [whole] if isinstance(whole, dict) and "runs" not in whole else whole
 
 
-def _of_report(report: Mapping[str, Any]) -> Measured:
+def _of_report(report: Mapping[str, Any]) -> MeasuredRuns:
     label, runs = str(report["label"]), {}
     for one in report["runs"]:
         name, summary = str(one["workload"]["name"]), one["summary"]
         _check(label, name, summary)
         peak = (one.get("usage") or {}).get("peak_rss_bytes")
         runs[name, int(one["seed"])] = _figures(summary, summary["output_tok_s"], peak)
-    return Measured(label, runs)
+    return MeasuredRuns(label, runs)
 
 
-def _of_lines(lines: Sequence[Mapping[str, Any]]) -> Measured:
+def _of_lines(lines: Sequence[Mapping[str, Any]]) -> MeasuredRuns:
     label, runs = str(lines[0]["engine"]) if lines else "", {}
     for one in lines:
         if str(one["engine"]) != label:
@@ -84,7 +84,7 @@ def _of_lines(lines: Sequence[Mapping[str, Any]]) -> Measured:
         runs[name, int(one["seed"])] = _figures(one, one["out_tok_s"], None if peak is None else peak * 2**20)
     if not runs:
         raise ValueError("it is empty")
-    return Measured(label, runs)
+    return MeasuredRuns(label, runs)
 
 
 def _check(label: str, workload: str, summary: Mapping[str, Any]) -> None:
@@ -93,6 +93,6 @@ def _check(label: str, workload: str, summary: Mapping[str, Any]) -> None:
         raise ConfigError(f"{label}: {summary['errors']} requests of {workload} failed ({first}): measure again")
 
 
-def _figures(summary: Mapping[str, Any], rate: float, peak: float | None) -> Figures:
+def _figures(summary: Mapping[str, Any], rate: float, peak: float | None) -> RunMetrics:
     first, between = summary["ttft_ms"]["p50"], summary["tpot_ms"]["p50"]
-    return Figures(rate, first, between, peak)
+    return RunMetrics(rate, first, between, peak)

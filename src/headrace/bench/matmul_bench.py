@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.bench.limits import COLD, Limits, fastest
-from headrace.bench.report import Table
+from headrace.bench.bench_report import ReportTable
+from headrace.bench.machine_limits import COLD, MachineLimits, fastest
 from headrace.errors import ConfigError
 from headrace.kernels.linear.cpu_pack import Compute, PackedWeight, pack
 from headrace.kernels.weight import Weight
@@ -25,7 +25,7 @@ from headrace.quant.containers import int8_weight, int_weight
 from headrace.quant.gguf import GGUF_TYPES, gguf_weight
 from headrace.quant.weights import dense
 
-__all__ = ["FORMATS", "Measurement", "chosen", "configure", "measure", "table"]
+__all__ = ["FORMATS", "MatmulMeasurement", "chosen", "configure", "measure", "table"]
 
 Tensor = torch.Tensor
 _COPIES = 512
@@ -33,7 +33,7 @@ _COPIES = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class MatmulMeasurement:
     """One format and number of rows; `share` is of the limit that binds: the larger of both shares."""
 
     format: str
@@ -80,7 +80,9 @@ FORMATS: dict[str, tuple[str, Callable[[int, int], Weight]]] = {
 """By name: the type of the arithmetic, and a maker of a random weight."""
 
 
-def measure(team: Team, name: str, rows: int, shape: tuple[int, int], limits: Limits, cold: int = COLD) -> Measurement:
+def measure(
+    team: Team, name: str, rows: int, shape: tuple[int, int], limits: MachineLimits, cold: int = COLD
+) -> MatmulMeasurement:
     """The mean time of one product over as many copies of the weight as no cache holds; the best of several runs."""
     arithmetic, make = FORMATS[name]
     weight = make(*shape)
@@ -93,7 +95,7 @@ def measure(team: Team, name: str, rows: int, shape: tuple[int, int], limits: Li
     operations = 2.0 * rows * weight.shape[0] * weight.shape[1] / seconds
     read = first.nbytes / seconds
     share = max(read / limits.read if copies > 1 else 0.0, operations / limits.arithmetic(arithmetic))
-    return Measurement(name, weight.shape, rows, seconds, read, operations, share)
+    return MatmulMeasurement(name, weight.shape, rows, seconds, read, operations, share)
 
 
 def _run(team: Team, packed: Sequence[PackedWeight], rows: int) -> float:
@@ -129,7 +131,7 @@ def chosen(args: argparse.Namespace) -> tuple[list[str], tuple[int, int]]:
     return names, (int(outputs), int(inputs))
 
 
-def table(limits: Limits, found: Sequence[Measurement]) -> Table:
+def table(limits: MachineLimits, found: Sequence[MatmulMeasurement]) -> ReportTable:
     """The limits stand in its title."""
     read, *rates = (value / 1e9 for value in (limits.read, limits.float32, limits.bfloat16, limits.int8))
     title = "read {:.1f} GB/s; float32 {:.0f}, bfloat16 {:.0f}, int8 {:.0f} Gop/s in registers".format(read, *rates)
@@ -140,4 +142,4 @@ def table(limits: Limits, found: Sequence[Measurement]) -> Table:
         )
         for one in found
     ]  # fmt: skip
-    return Table(title, ("format", "shape", "rows", "µs", "GB/s", "Gop/s", "of the limit"), rows)
+    return ReportTable(title, ("format", "shape", "rows", "µs", "GB/s", "Gop/s", "of the limit"), rows)

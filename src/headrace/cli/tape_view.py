@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.bench.tape import StepProfile
+    from headrace.bench.step_profile import StepProfile
 
 __all__ = ["add_tape_options", "show_tape"]
 
@@ -26,11 +26,11 @@ def add_tape_options(parser: argparse.ArgumentParser) -> None:
 
 
 def show_tape(args: argparse.Namespace) -> int:
-    from headrace.bench.tape import profile_step
-    from headrace.cli.obtain import obtain
-    from headrace.cli.options import build_config
+    from headrace.bench.step_profile import profile_step
+    from headrace.cli.command_options import build_config
+    from headrace.cli.model_fetch import fetch_model
 
-    name, args.model = args.tape, str(obtain(args.tape))
+    name, args.model = args.tape, str(fetch_model(args.tape))
     if args.platform is None:
         del args.platform
     report = profile_step(build_config(args), args.tokens, args.context)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from headrace.bench.wastes import Sums, between, gauges, parse, sums_of_page
+from headrace.bench.wastes import EngineSums, between, gauges, parse, sums_of_page
 
-__all__ = ["Told", "Watch"]
+__all__ = ["MetricsSampler", "ServerUsage"]
 
 _INTERVAL = 0.5
 _MEMORY = "process_resident_memory_bytes"
@@ -18,8 +18,8 @@ _PEAKS = ('headrace_peak_memory_bytes{part="engine"}', 'headrace_peak_memory_byt
 
 
 @dataclass(slots=True)
-class Told:
-    """As `Run` holds it."""
+class ServerUsage:
+    """As `LoadRun` holds it."""
 
     wastes: dict[str, float] = field(default_factory=dict)
     source: str | None = None
@@ -27,13 +27,13 @@ class Told:
     notes: list[str] = field(default_factory=list)
 
 
-class Watch:
+class MetricsSampler:
     """Reads the page before and after a run. Where it has no sums its gauges are sampled twice a second, and so is the memory where
     `memory` is wanted; a server without such a page is left alone."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, memory: bool) -> None:
         self._session, self._url, self._memory = session, url, memory
-        self._before: Sums | None = None
+        self._before: EngineSums | None = None
         self._samples: list[dict[str, float]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -43,41 +43,41 @@ class Watch:
         if (self._before is None and gauges(page)) or (self._memory and _MEMORY in page):
             self._task = asyncio.create_task(self._sample())
 
-    async def end(self, wall: float) -> Told:
+    async def end(self, wall: float) -> ServerUsage:
         """Of the `wall` seconds since `start`."""
         if self._task is not None:
             self._task.cancel()
         page = await self._read()
         self._samples.append(page)
-        told = Told()
+        usage = ServerUsage()
         after = sums_of_page(page)
         if self._before is not None and after is not None:
-            told.wastes, told.usage = between(self._before, after, wall)
-            if told.wastes:
-                told.source = "counters"
+            usage.wastes, usage.usage = between(self._before, after, wall)
+            if usage.wastes:
+                usage.source = "counters"
             else:
-                told.notes.append("wastes: unknown, since the engine was started anew during the run")
+                usage.notes.append("wastes: unknown, since the engine was started anew during the run")
         elif gauges(page):
-            self._means(told)
+            self._means(usage)
         if self._memory:
-            self._peak(page, told)
-        return told
+            self._peak(page, usage)
+        return usage
 
-    def _peak(self, page: Mapping[str, float], told: Told) -> None:
+    def _peak(self, page: Mapping[str, float], usage: ServerUsage) -> None:
         if all(page.get(name) for name in _PEAKS):
-            told.usage["peak_rss_bytes"] = sum(page[name] for name in _PEAKS)
-            told.notes.append("memory: of the server's process and its engine's, as they tell themselves")
+            usage.usage["peak_rss_bytes"] = sum(page[name] for name in _PEAKS)
+            usage.notes.append("memory: of the server's process and its engine's, as they tell themselves")
         elif _MEMORY in page:
-            told.usage["peak_rss_bytes"] = max(sample.get(_MEMORY, 0.0) for sample in self._samples)
-            told.notes.append("memory: of the one process that answers, as it tells itself")
+            usage.usage["peak_rss_bytes"] = max(sample.get(_MEMORY, 0.0) for sample in self._samples)
+            usage.notes.append("memory: of the one process that answers, as it tells itself")
 
-    def _means(self, told: Told) -> None:
-        found = [gauges(sample) for sample in self._samples]
-        for name in found[-1]:
-            values = [sample[name] for sample in found if name in sample]
-            told.wastes[name] = sum(values) / len(values)
-        told.source = "gauges"
-        told.notes.append("wastes: means of the server's sliding window, in which time before the run counts too")
+    def _means(self, usage: ServerUsage) -> None:
+        readings = [gauges(sample) for sample in self._samples]
+        for name in readings[-1]:
+            values = [sample[name] for sample in readings if name in sample]
+            usage.wastes[name] = sum(values) / len(values)
+        usage.source = "gauges"
+        usage.notes.append("wastes: means of the server's sliding window, in which time before the run counts too")
 
     async def _sample(self) -> None:
         while True:

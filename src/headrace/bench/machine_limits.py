@@ -13,7 +13,7 @@ from headrace.platforms.cpu.native import load
 from headrace.platforms.cpu.native_team import Team
 from headrace.platforms.cpu.weight_arena import WeightArena
 
-__all__ = ["COLD", "Limits", "fastest", "measure_limits", "measure_team"]
+__all__ = ["COLD", "MachineLimits", "fastest", "measure_limits", "measure_team"]
 
 COLD = 128 << 20
 """Bytes that no cache holds."""
@@ -23,7 +23,7 @@ _PATIENCE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MachineLimits:
     """Of the whole team; bytes and operations a second."""
 
     read: float
@@ -41,7 +41,7 @@ class _LimitArgs(ctypes.Structure):
     )  # fmt: skip
 
 
-def measure_limits(threads: int | None = None) -> Limits:
+def measure_limits(threads: int | None = None) -> MachineLimits:
     """Of a team of its own. Raises PlatformError where there are no native kernels."""
     team = Team(load(), threads)
     try:
@@ -50,7 +50,7 @@ def measure_limits(threads: int | None = None) -> Limits:
         team.close()
 
 
-def measure_team(team: Team, cold: int = COLD) -> Limits:
+def measure_team(team: Team, cold: int = COLD) -> MachineLimits:
     """Of a team that is there already; `cold` bytes are what no cache holds."""
     data = WeightArena().take(cold)
     data.fill_(1)
@@ -63,7 +63,7 @@ def measure_team(team: Team, cold: int = COLD) -> Limits:
         return fastest(lambda: team.wait(team.run_kernel(function, args)), _PATIENCE)
 
     products = 2.0 * rounds * 16 * 16 * team.threads
-    return Limits(
+    return MachineLimits(
         cold / best("limit_read"),
         products / best("limit_f32"),
         2 * products / best("limit_bf16"),

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from headrace.arguments import add_engine_options, engine_options
 from headrace.cli.pieces import Pieces
 
-__all__ = ["Source", "add_source_options", "open_source"]
+__all__ = ["TextSource", "add_source_options", "open_source"]
 
 
-class Source(Protocol):
+class TextSource(Protocol):
     """Closing an answer before its end aborts the request. Raises what the engine or the server answers, as
     HeadraceErrors."""
 
@@ -32,18 +32,18 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def open_source(args: argparse.Namespace, model: str | None) -> Iterator[Source]:
+def open_source(args: argparse.Namespace, model: str | None) -> Iterator[TextSource]:
     """The server of `--url`, else `model` (or the default one) loaded here."""
-    source: Source
+    source: TextSource
     if args.url is not None:
-        from headrace.cli.remote import RemoteSource
+        from headrace.cli.remote_source import RemoteSource
         from headrace.config import read_environment
 
         source = RemoteSource(args.url, model, (args.api_key or read_environment().api_key or "").strip() or None)
     else:
-        from headrace.cli.local import LocalSource
-        from headrace.cli.obtain import obtain
+        from headrace.cli.local_source import LocalSource
+        from headrace.cli.model_fetch import fetch_model
 
-        source = LocalSource(obtain(model or "smollm2", args.accept_terms), engine_options(args))
+        source = LocalSource(fetch_model(model or "smollm2", args.accept_terms), engine_options(args))
     with contextlib.closing(source):
         yield source

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
+from headrace.cli.command_options import add_sampling_options, sampling
 from headrace.cli.logs import set_up_logging
-from headrace.cli.options import add_sampling_options, sampling
-from headrace.cli.sources import Source, add_source_options, open_source
+from headrace.cli.text_sources import TextSource, add_source_options, open_source
 from headrace.errors import ContextOverflow, HeadraceError, InvalidRequest
 
 __all__ = ["Conversation", "configure", "run"]
@@ -66,7 +66,7 @@ class Conversation:
     """Messages so far, and what happens with a line of input."""
 
     def __init__(
-        self, source: Source, system: str | None, params: Mapping[str, Any], out: TextIO, interactive: bool
+        self, source: TextSource, system: str | None, params: Mapping[str, Any], out: TextIO, interactive: bool
     ) -> None:
         self._source = source
         self._params = params

@@ -6,9 +6,9 @@ import argparse
 import contextlib
 import sys
 
+from headrace.cli.command_options import add_sampling_options, sampling
 from headrace.cli.logs import set_up_logging
-from headrace.cli.options import add_sampling_options, sampling
-from headrace.cli.sources import add_source_options, open_source
+from headrace.cli.text_sources import add_source_options, open_source
 from headrace.errors import ConfigError
 
 __all__ = ["configure", "run"]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from headrace.progress import fetching_bar
 
-__all__ = ["obtain"]
+__all__ = ["fetch_model"]
 
 
-def obtain(name_or_path: str, accept_terms: bool = False) -> Path:
+def fetch_model(name_or_path: str, accept_terms: bool = False) -> Path:
     """The model's path, fetched on first use. Raises as `catalogue.resolve_model` does; ConfigError if terms are refused."""
     from headrace.hub.catalogue import CATALOGUE, find_cached, pull, resolve_model, terms_of
 

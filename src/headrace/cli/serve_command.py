@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from headrace.arguments import add_engine_options, add_server_options
+from headrace.cli.command_options import build_config
 from headrace.cli.logs import set_up_logging
-from headrace.cli.obtain import obtain
-from headrace.cli.options import build_config
+from headrace.cli.model_fetch import fetch_model
 from headrace.engine.launch import Launched, launch
 
 __all__ = ["configure", "prepare", "run"]
@@ -32,7 +32,7 @@ def prepare() -> Launched:
 def run(args: argparse.Namespace) -> int:
     config = build_config(args)
     set_up_logging()
-    path = obtain(args.model, args.accept_terms)
+    path = fetch_model(args.model, args.accept_terms)
     # Late: the server brings FastAPI with it, and a wrong option should be told before that.
     from headrace import server
 

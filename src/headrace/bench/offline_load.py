@@ -9,9 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from headrace.bench.measure import Row, summarize
-from headrace.bench.processes import cost, machine_seconds
-from headrace.bench.runs import Run
+from headrace.bench.load_runs import LoadRun
+from headrace.bench.process_cost import cost, machine_seconds
+from headrace.bench.request_timing import RequestTiming, summarize
 from headrace.bench.wastes import between, sums_of_stats
 from headrace.bench.workloads import Prompt, Workload, build
 from headrace.engine.core_loop import EngineCore
@@ -32,7 +32,7 @@ def run_in_process(
     requests: int | None = None,
     warmup: int = 2,
     targets: tuple[float | None, float | None] = (None, None),
-) -> Run:
+) -> LoadRun:
     """What `serve.run_load` does to a server. Raises InvalidRequest and its kinds for a prompt that doesn't fit the model."""
     prompts = build(workload, encode, seed, requests)
     for i in range(warmup):
@@ -47,17 +47,17 @@ def run_in_process(
     usage.pop("server_host_s", None)
     spent = after.cpu_seconds - before.cpu_seconds
     usage |= {"peak_rss_bytes": after.peak_bytes, "cpu_s": spent, "others_cpu_s": max(0.0, machine - spent)}
-    return Run(workload, seed, rows, summarize(rows, wall, *targets), wastes, "counters", usage)
+    return LoadRun(workload, seed, rows, summarize(rows, wall, *targets), wastes, "counters", usage)
 
 
-def drive(core: EngineCore, prompts: Sequence[Prompt], concurrency: int) -> list[Row]:
+def drive(core: EngineCore, prompts: Sequence[Prompt], concurrency: int) -> list[RequestTiming]:
     """All of them, at most `concurrency` at a time, greedy and to their full length. Raises what the core raises."""
-    waiting, running = deque(enumerate(prompts)), dict[str, Row]()
+    waiting, running = deque(enumerate(prompts)), dict[str, RequestTiming]()
     rows = []
     while waiting or running:
         while waiting and len(running) < concurrency:
             at, prompt = waiting.popleft()
-            row = Row(len(prompt.token_ids), time.perf_counter(), wanted=prompt.max_tokens)
+            row = RequestTiming(len(prompt.token_ids), time.perf_counter(), wanted=prompt.max_tokens)
             rows.append(row)
             running[str(at)] = row
             core.add([_request(str(at), prompt)])
@@ -77,7 +77,7 @@ def _request(name: str, prompt: Prompt) -> Request:
     return Request(name, prompt.token_ids, params, arrival=time.monotonic())
 
 
-def _take(delta: Delta, running: dict[str, Row], now: float) -> None:
+def _take(delta: Delta, running: dict[str, RequestTiming], now: float) -> None:
     row = running.get(delta.request_id)
     if row is None:
         return

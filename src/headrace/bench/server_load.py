@@ -10,19 +10,19 @@ from typing import Any
 
 import aiohttp
 
-from headrace.bench.completion import send
-from headrace.bench.measure import Row, summarize
-from headrace.bench.processes import cost, machine_seconds
-from headrace.bench.runs import Run
-from headrace.bench.watch import Watch
+from headrace.bench.load_runs import LoadRun
+from headrace.bench.metrics_sampler import MetricsSampler
+from headrace.bench.process_cost import cost, machine_seconds
+from headrace.bench.request_timing import RequestTiming, summarize
+from headrace.bench.timed_completion import send
 from headrace.bench.workloads import Prompt, Workload, build
 from headrace.errors import ConfigError
 
-__all__ = ["Target", "run_load"]
+__all__ = ["Endpoint", "run_load"]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Endpoint:
     """The endpoint. `extra` is merged into every body."""
 
     url: str
@@ -32,7 +32,7 @@ class Target:
 
 
 async def run_load(
-    target: Target,
+    target: Endpoint,
     workload: Workload,
     encode: Callable[[str], Sequence[int]],
     *,
@@ -41,7 +41,7 @@ async def run_load(
     warmup: int = 2,
     targets: tuple[float | None, float | None] = (None, None),
     pid: int | None = None,
-) -> Run:
+) -> LoadRun:
     """Send a workload with its concurrency, after `warmup` short requests. `pid`: the server's process, where it is known.
 
     Raises ConfigError when nothing answers there, or there is no such process.
@@ -55,7 +55,7 @@ async def run_load(
         timeout=timeout, headers=headers, read_bufsize=1 << 20, connector=connector
     ) as session:
         await _warm(session, target, prompts, warmup)
-        watch = Watch(session, target.url, memory=pid is None)
+        watch = MetricsSampler(session, target.url, memory=pid is None)
         await watch.start()
         before = None if pid is None else cost(pid)
         client, machine, start = time.process_time(), machine_seconds(), time.perf_counter()
@@ -63,16 +63,18 @@ async def run_load(
         wall, client = time.perf_counter() - start, time.process_time() - client
         machine = machine_seconds() - machine
         after = None if pid is None else cost(pid)
-        told = await watch.end(wall)
-    usage = told.usage | {"client_cpu_s": client}
+        found = await watch.end(wall)
+    usage = found.usage | {"client_cpu_s": client}
     if before is not None and after is not None:
         spent = after.cpu_seconds - before.cpu_seconds
         others = max(0.0, machine - spent - client)
         usage |= {"peak_rss_bytes": after.peak_bytes, "cpu_s": spent, "others_cpu_s": others}
-    return Run(workload, seed, rows, summarize(rows, wall, *targets), told.wastes, told.source, usage, told.notes)
+    return LoadRun(
+        workload, seed, rows, summarize(rows, wall, *targets), found.wastes, found.source, usage, found.notes
+    )
 
 
-async def _warm(session: aiohttp.ClientSession, target: Target, prompts: Sequence[Prompt], count: int) -> None:
+async def _warm(session: aiohttp.ClientSession, target: Endpoint, prompts: Sequence[Prompt], count: int) -> None:
     for i in range(count):
         ids = prompts[0].token_ids[i + 1 : i + 33]
         row = await send(session, target.url, target.model, Prompt(ids, 8), target.extra)
@@ -81,11 +83,11 @@ async def _warm(session: aiohttp.ClientSession, target: Target, prompts: Sequenc
 
 
 async def _all(
-    session: aiohttp.ClientSession, target: Target, prompts: Sequence[Prompt], concurrency: int
-) -> list[Row]:
+    session: aiohttp.ClientSession, target: Endpoint, prompts: Sequence[Prompt], concurrency: int
+) -> list[RequestTiming]:
     gate = asyncio.Semaphore(concurrency)
 
-    async def one(prompt: Prompt) -> Row:
+    async def one(prompt: Prompt) -> RequestTiming:
         async with gate:
             return await send(session, target.url, target.model, prompt, target.extra)
 

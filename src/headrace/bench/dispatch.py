@@ -19,7 +19,7 @@ VERBS = {
     "naive": ("headrace.bench.verb_naive", "the same requests through transformers.generate in static batches"),
     "perplexity": ("headrace.bench.verb_perplexity", "of a text, by windows of 512 tokens with the second half scored"),
     "roofline": ("headrace.bench.verb_roofline", "this machine's limits, and where each operator stands against them"),
-    "scheduler": ("headrace.bench.scheduler", "host time of the scheduler alone"),
+    "scheduler": ("headrace.bench.verb_scheduler", "host time of the scheduler alone"),
 }
 
 

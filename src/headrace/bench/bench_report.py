@@ -17,13 +17,13 @@ from rich.text import Text
 
 from headrace.bench.plots import Plot
 
-__all__ = ["Report", "Table", "add_outputs", "as_json", "facts", "print_report", "publish", "write_html"]
+__all__ = ["BenchReport", "ReportTable", "add_outputs", "as_json", "facts", "print_report", "publish", "write_html"]
 
 _FILE_WIDTH = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """Cells as they are shown. The first `words` columns hold words, the others figures."""
 
     title: str
@@ -33,12 +33,12 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     """What a verb found. `data` is what JSON holds of it beside the label, the facts and the notes."""
 
     label: str
     data: Mapping[str, Any]
-    tables: Sequence[Table]
+    tables: Sequence[ReportTable]
     plots: Sequence[Plot] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What the figures depend on, by name."""
@@ -53,7 +53,7 @@ def add_outputs(parser: argparse.ArgumentParser, label: str = "headrace") -> Non
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots here")
 
 
-def publish(args: argparse.Namespace, report: Report) -> None:
+def publish(args: argparse.Namespace, report: BenchReport) -> None:
     """Print the tables, and write the forms that the options ask for."""
     print_report(report)
     if args.json:
@@ -67,11 +67,11 @@ def facts() -> dict[str, Any]:
     return {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: BenchReport) -> dict[str, Any]:
     return {"label": report.label, "facts": dict(report.facts), **report.data, "notes": list(report.notes)}
 
 
-def print_report(report: Report, console: Console | None = None) -> None:
+def print_report(report: BenchReport, console: Console | None = None) -> None:
     console = console or _console()
     for one in report.tables:
         # Above the table: a title of the table itself is as narrow as that is.
@@ -92,7 +92,7 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=_FILE_WIDTH)
 
 
-def write_html(path: Path, report: Report) -> None:
+def write_html(path: Path, report: BenchReport) -> None:
     """One page that loads nothing from elsewhere."""
     # Late: most runs write no page.
     import jinja2

@@ -13,16 +13,16 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from headrace.bench.bench_report import BenchReport, ReportTable, add_outputs, facts, publish
 from headrace.bench.plots import Bar, bars
-from headrace.bench.report import Report, Table, add_outputs, facts, publish
 from headrace.core import CoreConfig, Scheduler
 from headrace.types import NO_TOKEN, Request, SamplingParams, StepPlan, StepResult
 
-__all__ = ["Figure", "configure", "decode", "queue", "run"]
+__all__ = ["SchedulerTiming", "configure", "decode", "queue", "run"]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class SchedulerTiming:
     """One line of the report. Times in microseconds, the median over steps."""
 
     name: str
@@ -31,7 +31,7 @@ class Figure:
     per_sequence: float
 
 
-def decode(running: int, steps: int, prompt: int = 128, ahead: bool = True) -> Figure:
+def decode(running: int, steps: int, prompt: int = 128, ahead: bool = True) -> SchedulerTiming:
     """`running` sequences that all decode, one step launched ahead of the commit."""
     config = _config(running, prompt + steps + 64)
     scheduler = Scheduler(config)
@@ -42,7 +42,7 @@ def decode(running: int, steps: int, prompt: int = 128, ahead: bool = True) -> F
     return _figure(f"decode, {running} running", timings)
 
 
-def queue(waiting: int, running: int = 64, prompt: int = 64, output: int = 16) -> Figure:
+def queue(waiting: int, running: int = 64, prompt: int = 64, output: int = 16) -> SchedulerTiming:
     """`waiting` requests, of which half share one of 16 prefixes, from the first step to the last."""
     scheduler = Scheduler(_config(running, prompt + output + 16, waiting))
     params = SamplingParams(max_tokens=output, ignore_eos=True)
@@ -64,9 +64,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     found = [*(decode(running, args.steps) for running in (16, 64)), queue(args.waiting)]
     rows = [(one.name, str(one.steps), f"{one.per_step:.1f}", f"{one.per_sequence:.2f}") for one in found]
-    table = Table("host time of the scheduler", ("what", "steps", "µs/step", "µs/sequence/step"), rows)
+    table = ReportTable("host time of the scheduler", ("what", "steps", "µs/step", "µs/sequence/step"), rows)
     plot = bars([Bar(one.name, one.per_sequence) for one in found], "µs a sequence a step")
-    publish(args, Report(args.label, {"figures": [asdict(one) for one in found]}, [table], [plot], facts()))
+    publish(args, BenchReport(args.label, {"figures": [asdict(one) for one in found]}, [table], [plot], facts()))
     return 0
 
 
@@ -105,7 +105,7 @@ def _steps(scheduler: Scheduler, ahead: bool) -> Iterator[tuple[float, int, int]
             yield spent, plan.num_seqs, plan.num_tokens
 
 
-def _figure(name: str, steps: list[tuple[float, int]]) -> Figure:
+def _figure(name: str, steps: list[tuple[float, int]]) -> SchedulerTiming:
     per_step = statistics.median(spent for spent, _ in steps) * 1e6
     per_sequence = sum(spent for spent, _ in steps) / sum(count for _, count in steps) * 1e6
-    return Figure(name, len(steps), per_step, per_sequence)
+    return SchedulerTiming(name, len(steps), per_step, per_sequence)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class LocalSource:
-    """A `sources.Source`."""
+    """A `sources.TextSource`."""
 
     def __init__(self, model: Path, options: Mapping[str, Any]) -> None:
         self._count = 0

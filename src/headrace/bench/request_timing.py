@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Row", "Summary", "percentile", "summarize"]
+__all__ = ["LoadSummary", "RequestTiming", "percentile", "summarize"]
 
 
 @dataclass(slots=True)
-class Row:
+class RequestTiming:
     """What one request did. Seconds; points in time by one clock."""
 
     prompt_tokens: int
@@ -41,7 +41,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class LoadSummary:
     """Milliseconds by percentile; tokens a second over the wall time."""
 
     requests: int
@@ -75,14 +75,14 @@ def percentile(values: Sequence[float], p: float) -> float:
 
 
 def summarize(
-    rows: Sequence[Row], wall: float, ttft_target: float | None = None, tpot_target: float | None = None
-) -> Summary:
+    rows: Sequence[RequestTiming], wall: float, ttft_target: float | None = None, tpot_target: float | None = None
+) -> LoadSummary:
     """Targets in seconds."""
     good = [row for row in rows if row.error is None]
     prompt, output = sum(r.prompt_tokens for r in good), sum(r.output_tokens for r in good)
     errors = [row.error for row in rows if row.error is not None]
     met = [r for r in good if _met(r.ttft, ttft_target) and _met(r.tpot, tpot_target)]
-    return Summary(
+    return LoadSummary(
         requests=len(rows),
         errors=len(errors),
         short=sum(r.output_tokens != r.wanted for r in good),

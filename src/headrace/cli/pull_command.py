@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from headrace.cli.obtain import obtain
+from headrace.cli.model_fetch import fetch_model
 from headrace.errors import ModelNotFound
 
 __all__ = ["configure", "run"]
@@ -17,11 +17,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from headrace.hub.catalogue import CATALOGUE
-    from headrace.hub.reference import parse_repository
+    from headrace.hub.model_reference import parse_repository
 
     if args.name not in CATALOGUE and parse_repository(args.name) is None:
         raise ModelNotFound(
             f"{args.name!r} is neither in the catalogue nor org/name of a hub: choose one of {', '.join(CATALOGUE)}"
         )
-    print(obtain(args.name, args.accept_terms))
+    print(fetch_model(args.name, args.accept_terms))
     return 0
