@@ -59,7 +59,7 @@ class Assembly:
     """The checkpoint's, for errors."""
     norm_offset: float
     interleaved: bool
-    move: Callable[[Tensor], Tensor]
+    place: Callable[[Tensor], Any]
     """Puts a vector where the operators want it."""
     finish: Finish
     progress: Callable[[int], None]
@@ -129,7 +129,7 @@ class Assembly:
         """What a sparse layer has beside router and experts."""
         bias = self._vector(self.names.router_bias.format(i=index), moe.experts) if moe.biased else None
         return {
-            "router_bias": None if bias is None else self.move(bias),
+            "router_bias": None if bias is None else self.place(bias),
             "shared": self._shared(index, moe) if moe.shared else None,
         }
 
@@ -183,7 +183,8 @@ class Assembly:
         return parts
 
     def _norm(self, name: str, size: int) -> Tensor:
-        return self.move(self._vector(f"{name}.weight", size) + self.norm_offset)
+        placed: Tensor = self.place(self._vector(f"{name}.weight", size) + self.norm_offset)
+        return placed
 
     def _vector(self, name: str, size: int) -> Tensor:
         vector = self.source.vector(name, size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -69,8 +69,10 @@ class Decoder:
         weights: DecoderWeights,
         max_model_len: int,
         group: Group | None = None,
+        place: Callable[[Tensor], Any] | None = None,
     ) -> None:
-        """The rotary tables are made for `max_model_len` positions, on the device of the weights. `group`: the ranks among which
+        """The rotary tables are made for `max_model_len` positions; `place` puts them where operators want them (default: on the
+        device of the weights). `group`: the ranks among which
         the weights are split, None for one; `config` has this rank's heads (`sharding.local_config`)."""
         self.config = config
         self._group = group
@@ -82,9 +84,8 @@ class Decoder:
             )
         self.weights = weights
         self._ops = ops
-        self._cos_sin = [
-            cos_sin_table(rope, max_model_len, weights.rope_factors).to(weights.norm.device) for rope in config.ropes
-        ]
+        tables = [cos_sin_table(rope, max_model_len, weights.rope_factors) for rope in config.ropes]
+        self._cos_sin = [table.to(weights.norm.device) if place is None else place(table) for table in tables]
 
     def forward(self, batch: Batch, kv: Any, history: Tensor) -> Tensor:
         """float32 [R, vocab]: logits of the rows asked for. Writes keys and values of the T tokens into `kv`."""
