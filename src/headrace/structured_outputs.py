@@ -109,7 +109,7 @@ class StructuredOutputs:
         given = [kind for kind in KINDS if getattr(self, kind) is not None and getattr(self, kind) is not False]
         if len(given) != 1:
             found = ", ".join(given) or "none"
-            message = f"`{_FIELD}` takes exactly one of {', '.join(KINDS)}, got {found}"
+            message = f"`{_FIELD}` requires exactly one of {', '.join(KINDS)}, got {found}"
             raise InvalidRequest(message, _FIELD, "invalid_value")
         return given[0]
 

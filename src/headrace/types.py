@@ -19,6 +19,8 @@ __all__ = [
     "API_VERSION",
     "ATTENTION_FEATURES",
     "COLLECTIVES",
+    "NOT_FINITE",
+    "NO_CHOICE",
     "NO_TOKEN",
     "QUANT_FORMATS",
     "Bucket",
@@ -44,6 +46,11 @@ API_VERSION = (1, 0)
 
 NO_TOKEN = -1
 """In `StepPlan.token_ids`: the token this slot sampled last, which is still on the device. In results: a row that was not sampled."""
+
+NO_CHOICE = -2
+"""In results: bans and masks left this row no token."""
+NOT_FINITE = -3
+"""In results: the row's logits hold NaN, an infinitely large one, or none that is finite."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Ints = npt.NDArray[np.int32]
@@ -285,7 +292,7 @@ class StepResult:
     """What came back for the R rows of a plan, as host arrays."""
 
     tokens: Ints
-    """[R]; NO_TOKEN for rows that were only scored."""
+    """[R]; NO_TOKEN for rows that were only scored, NO_CHOICE and NOT_FINITE for rows that have no token."""
     logprobs: Floats | None = None
     """[R]; logprob of the sampled token, or of the target."""
     ranks: Ints | None = None

@@ -14,22 +14,11 @@ from starlette.responses import Response
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output
 from headrace.errors import InvalidRequest
-from headrace.server.constraints import constraint_of
 from headrace.server.context import Context
-from headrace.server.decode import read_json
 from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, event
-from headrace.server.generation import Choice, Run
-from headrace.server.ids import new_id
+from headrace.server.generation import GeneratedChoice, GenerationRun
 from headrace.server.logprobs import chat_logprobs, prompt_logprobs
-from headrace.server.messages import template_call
-from headrace.server.params import (
-    check_size,
-    check_stream_options,
-    encode_within,
-    output_room,
-    sampling_params,
-    stop_tokens,
-)
+from headrace.server.output_constraint import constraint_of
 from headrace.server.replies import (
     ChatChoice,
     ChatChunk,
@@ -40,7 +29,18 @@ from headrace.server.replies import (
     ChatMessage,
     UsageReply,
 )
+from headrace.server.request_body import read_json
+from headrace.server.request_ids import new_request_id
+from headrace.server.request_params import (
+    check_size,
+    check_stream_options,
+    encode_within,
+    output_room,
+    sampling_params,
+    stop_tokens,
+)
 from headrace.server.schemas import ChatRequest, Message, TokenizeRequest
+from headrace.server.template_call import template_call
 
 __all__ = ["answer_chat", "render_chat"]
 
@@ -67,7 +67,7 @@ async def answer_chat(context: Context, request: Request) -> Response:
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
     )
-    run = Run(context.client, [job])
+    run = GenerationRun(context.client, [job])
     return Exchange(context, run, _ChatDialect(context.model, body, job, run), exchange)
 
 
@@ -129,7 +129,7 @@ def _request(info: ModelInfo, body: ChatRequest, prompt: list[int], stops: tuple
     scored = body.prompt_logprobs
     params = sampling_params(body, room, logprobs=logprobs, prompt_logprobs=scored, stop_tokens=stops)
     return GenerateRequest(
-        id=new_id("chatcmpl"),
+        id=new_request_id("chatcmpl"),
         prompt=tuple(prompt),
         params=params,
         priority=body.priority or 0,
@@ -139,7 +139,7 @@ def _request(info: ModelInfo, body: ChatRequest, prompt: list[int], stops: tuple
 
 
 class _ChatDialect:
-    def __init__(self, model: str, body: ChatRequest, job: GenerateRequest, run: Run) -> None:
+    def __init__(self, model: str, body: ChatRequest, job: GenerateRequest, run: GenerationRun) -> None:
         self._model, self._job, self._run = model, job, run
         self._created = int(time.time())
         self._count = job.params.logprobs
@@ -187,7 +187,7 @@ class _ChatDialect:
     def usage_chunk(self, usage: UsageReply) -> bytes:
         return event(msgspec.structs.replace(self._chunk, choices=[], usage=usage))
 
-    def whole(self, choices: Sequence[Choice], usage: UsageReply) -> bytes:
+    def whole(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
         rendered = [
             ChatChoice(
                 choice.index,

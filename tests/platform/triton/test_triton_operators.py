@@ -218,7 +218,7 @@ def test_e4m3_codes_are_torchs() -> None:
     assert torch.equal(encoded, x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8))
 
 
-def test_embedding_of_a_quantised_table_and_in_a_narrow_type() -> None:
+def test_embedding_of_a_quantized_table_and_in_a_narrow_type() -> None:
     from headrace.quant.containers import int4_weight
 
     codes = torch.from_numpy(rng().integers(0, 256, (20, 16), dtype="uint8"))

@@ -10,9 +10,9 @@ import pytest
 
 from headrace import server
 from headrace.arguments import add_engine_options, add_server_options, engine_options
-from headrace.cli import serve
+from headrace.cli import serve_command
+from headrace.cli.command_options import add_sampling_options, build_config, sampling
 from headrace.cli.main import main
-from headrace.cli.options import add_sampling_options, build_config, sampling
 from headrace.config import Config, parse_size
 from headrace.engine.launch import Launched
 from headrace.errors import ConfigError
@@ -196,14 +196,14 @@ class TestServe:
     def test_without_a_model_the_default_one_is_served(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[tuple[object, ...]] = []
         monkeypatch.setattr(server, "run", lambda *arguments: seen.append(arguments) or 0)
-        monkeypatch.setattr(serve, "obtain", lambda name, accepted: Path(name))
+        monkeypatch.setattr(serve_command, "fetch_model", lambda name, accepted: Path(name))
         assert main(["serve"]) == 0
         assert seen[0][1:3] == (Path("smollm2"), None)
 
     def test_a_wrong_option_is_told_before_anything_is_fetched(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(serve, "obtain", lambda name, accepted: pytest.fail("fetched"))
+        monkeypatch.setattr(serve_command, "fetch_model", lambda name, accepted: pytest.fail("fetched"))
         assert main(["serve", "--port", "70000"]) == 2
         assert capsys.readouterr().err.startswith("error: --port 70000: ")
 

@@ -31,7 +31,7 @@ def embedding_kernel(ids: tensor, table: tensor, out: tensor, width: int, scale:
 def embedding(
     ids: torch.Tensor, table: Weight, scale: float, first_row: int | None = None, *, config: Config
 ) -> torch.Tensor:
-    """See `ops.Ops.embedding`; in the configuration's type. Of a quantised table the rows asked for are dequantised by its scheme,
+    """See `ops.Ops.embedding`; in the configuration's type. Of a quantized table the rows asked for are dequantized by its scheme,
     on the device and without waiting for it."""
     if first_row is not None:
         return of_part(lambda own: embedding(own, table, scale, config=config), ids, first_row, table.shape[0])

@@ -40,7 +40,7 @@ def coded_tile(rows: int, part: Packed, math: str, dtype: torch.dtype, config: C
         whole = part.group % 128 == 0 or part.scales.shape[0] == 1
         return _tile(rows, 128 if whole else part.unit, False, config)
     tile = _tile(rows, part.unit, dtype == torch.float32, config)
-    # Dequantising takes registers, so these tiles are narrower and have more warps.
+    # Dequantizing takes registers, so these tiles are narrower and have more warps.
     return Tile(tile.rows, min(tile.columns, 64), tile.depth if part.kind in ("int8", "fp8") else part.unit, 8)
 
 

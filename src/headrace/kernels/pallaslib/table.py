@@ -115,10 +115,10 @@ class Products:
         form = packed(weight)
         if form is None or not len(x):
             return dense.product(x, weight, self._dtype)
-        out = self._quantised(quantize_activation(x, weight), form)
+        out = self._quantized(quantize_activation(x, weight), form)
         return out if weight.bias is None else out + weight.bias
 
-    def _quantised(self, x: Tensor, form: Packed) -> Tensor:
+    def _quantized(self, x: Tensor, form: Packed) -> Tensor:
         x = x if form.order is None else x[:, form.order]
         x = functional.pad(x.to(self._dtype or x.dtype), (0, form.scales.shape[0] * 128 - x.shape[1]))
         found: Tensor = self._call(

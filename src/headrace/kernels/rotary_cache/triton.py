@@ -1,4 +1,4 @@
-"""Triton form of `rotary_cache`: norm, rotation, quantisation and the write to the cache in one pass, a program a token and head."""
+"""Triton form of `rotary_cache`: norm, rotation, quantization and the write to the cache in one pass, a program a token and head."""
 
 from __future__ import annotations
 
