@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from headrace.errors import InvalidRequest
-from headrace.server.schemas import GenerationRequest, ResponseFormat, StructuredOutputs
-from headrace.types import Constraint, ConstraintKind
+from headrace.server.schemas import GenerationRequest, ResponseFormat, StructuredOutputsBody
+from headrace.structured_outputs import KINDS, StructuredOutputs
+from headrace.types import Constraint
 
 __all__ = ["constraint_of"]
 
@@ -44,26 +44,10 @@ def _of_format(asked: ResponseFormat) -> Constraint | None:
     )
 
 
-def _of_structured(asked: StructuredOutputs) -> Constraint:
-    kinds = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
-    given = [kind for kind in kinds if getattr(asked, kind) not in (None, False)]
-    if len(given) != 1:
-        message = f"`structured_outputs` requires exactly one of {', '.join(kinds)}, got {', '.join(given) or 'none'}"
-        raise InvalidRequest(message, "structured_outputs", "invalid_value")
-    kind, value = given[0], getattr(asked, given[0])
-    if kind == "structural_tag":
+def _of_structured(asked: StructuredOutputsBody) -> Constraint:
+    if asked.structural_tag is not None:
         raise InvalidRequest(
             "`structured_outputs.structural_tag` is not supported", "structured_outputs.structural_tag"
         )
-    whitespace = asked.whitespace or "flexible"
-    return Constraint(*_text(kind, value), whitespace=whitespace, field=f"structured_outputs.{kind}")
-
-
-def _text(kind: str, value: Any) -> tuple[ConstraintKind, str]:
-    if kind == "json":
-        return "json_schema", value if isinstance(value, str) else json.dumps(value)
-    if kind == "choice":
-        return "choice", json.dumps(value)
-    if kind == "grammar":
-        return ("gbnf" if "::=" in value else "lark"), value
-    return ("json_object", "") if kind == "json_object" else ("regex", value)
+    given = {name: value for name in (*KINDS, "whitespace") if (value := getattr(asked, name)) is not None}
+    return StructuredOutputs.of(given).constraint()

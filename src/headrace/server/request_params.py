@@ -47,7 +47,9 @@ def sampling_params(
 ) -> SamplingParams:
     """The sampling parameters of a request. `stop_tokens` are added to those of the request. Raises InvalidRequest;
     limits that depend on the model are checked by the client."""
-    given = {name: value for name in SAMPLING_FIELDS if (value := getattr(request, name, None)) is not None}
+    # The constraint is a field of the request itself: `response_format` may state it, too.
+    names = [name for name in SAMPLING_FIELDS if name != "structured_outputs"]
+    given = {name: value for name in names if (value := getattr(request, name, None)) is not None}
     decided: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     if stop_tokens:
         decided["stop_token_ids"] = (*given.get("stop_token_ids", ()), *stop_tokens)
