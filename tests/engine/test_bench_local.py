@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from server_harness import NAME, Server, running
 
-from headrace.bench.cli import main
-from headrace.bench.in_process import drive, run_in_process
+from headrace.bench.dispatch import main
 from headrace.bench.local_engine import open_engine
+from headrace.bench.offline_load import drive, run_in_process
 from headrace.bench.workloads import Prompt, Workload
 from headrace.errors import ConfigError, HeadraceError
 

@@ -10,23 +10,23 @@ import pytest
 import torch
 from tiny_models import save
 
-from headrace.bench import tape, verb_roofline
-from headrace.bench.cli import main
-from headrace.bench.limits import Limits
+from headrace.bench import step_profile, verb_roofline
+from headrace.bench.dispatch import main
+from headrace.bench.machine_limits import MachineLimits
 from headrace.bench.roofline_plot import Point, roofline
 from headrace.errors import ConfigError
 from headrace.platforms.cpu import native
 
 pytestmark = pytest.mark.skipif(native.missing() is not None, reason=f"no native kernels: {native.missing()}")
-LIMITS = Limits(1e10, 1e11, 2e11, 4e11)
+LIMITS = MachineLimits(1e10, 1e11, 2e11, 4e11)
 SMALL = ["roofline", "--formats", "q4_0", "--rows", "1,3", "--shape", "16x64", "--threads", "1"]
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb_roofline, "measure_team", lambda team: LIMITS)
-    monkeypatch.setattr(tape, "measure_limits", lambda threads: LIMITS)
-    monkeypatch.setattr(tape, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(step_profile, "measure_limits", lambda threads: LIMITS)
+    monkeypatch.setattr(step_profile, "_LEAST_SECONDS", 0.0)
 
 
 def test_products_alone(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.cli import main
+from headrace.bench.dispatch import main
 from headrace.errors import EngineDead
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from tiny_models import save
 
-from headrace.bench import tape
-from headrace.bench.limits import Limits
+from headrace.bench import step_profile
+from headrace.bench.machine_limits import MachineLimits
 from headrace.cli.main import main
 from headrace.platforms.cpu import native
 
@@ -23,8 +23,8 @@ KV = 2 * HEAD
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tape, "measure_limits", lambda threads: Limits(1e9, 1e9, 2e9, 4e9))
-    monkeypatch.setattr(tape, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(step_profile, "measure_limits", lambda threads: MachineLimits(1e9, 1e9, 2e9, 4e9))
+    monkeypatch.setattr(step_profile, "_LEAST_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from headrace.errors import ConfigError
 from headrace.hub.catalogue import resolve_model
 from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["add_load_options", "load_encoder", "remembering", "target_seconds", "turns"]
+__all__ = ["add_load_options", "load_encoder", "memoized_encoder", "target_seconds", "turns"]
 
 
 def add_load_options(parser: argparse.ArgumentParser, workloads: Sequence[str]) -> None:
@@ -49,10 +49,10 @@ def target_seconds(args: argparse.Namespace) -> tuple[float | None, float | None
 
 def load_encoder(source: str) -> Callable[[str], Sequence[int]]:
     """The `encode` of a model's tokenizer, without special tokens."""
-    return remembering(load_tokenizer(resolve_model(source)))
+    return memoized_encoder(load_tokenizer(resolve_model(source)))
 
 
-def remembering(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
+def memoized_encoder(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
     """Its `encode`, for texts that come again and again: every run cuts its prompts from the same two megabytes."""
 
     @functools.lru_cache(maxsize=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headrace.bench.load_options import remembering
+from headrace.bench.load_options import memoized_encoder
 from headrace.engine.service import BuiltEngine
 from headrace.engine.startup import build_engine
 from headrace.llm import AsyncLLM
@@ -18,4 +18,4 @@ def open_engine(model: str, options: dict[str, Any]) -> tuple[BuiltEngine, Calla
     # A client knows how options become a configuration; this one is never started.
     client = AsyncLLM(model, **options)
     engine = build_engine(client.config, lambda stage, done: None)
-    return engine, remembering(client.tokenizer)
+    return engine, memoized_encoder(client.tokenizer)

@@ -6,7 +6,7 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headrace.bench.measure import percentile
+from headrace.bench.request_timing import percentile
 
 __all__ = ["Bar", "Plot", "bars", "curve", "distribution", "line", "text"]
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.bench.limits import Limits
+from headrace.bench.machine_limits import MachineLimits
 from headrace.bench.plots import Plot, line, text
 
 __all__ = ["COLUMNS", "KINDS", "Point", "roofline"]
@@ -40,7 +40,7 @@ class Point:
 COLUMNS = ("what", "step", "µs", "GB/s", "Gop/s", "of the limit")
 
 
-def roofline(limits: Limits, points: Sequence[Point]) -> Plot:
+def roofline(limits: MachineLimits, points: Sequence[Point]) -> Plot:
     """A dot for each point that computes something, its cells as its title."""
     roofs = "".join(_roof(limits.read, limits.arithmetic(kind), kind) for kind in KINDS)
     dots = "".join(

@@ -2,7 +2,7 @@
 
 A ratio above 1 says that the first is better: more tokens a second, less time to the first token, less memory. Runs are paired by
 workload and seed; where there are several seeds the median of their ratios is shown with the lowest and the highest. Lines of a
-harness that drives another engine are read too (`headrace.bench.records` says which).
+harness that drives another engine are read too (`headrace.bench.report_reader` says which).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from headrace.bench.bench_report import BenchReport, ReportTable, add_outputs, facts, publish
 from headrace.bench.plots import Bar, bars
-from headrace.bench.records import Figures, Measured, read_report
-from headrace.bench.report import Report, Table, add_outputs, facts, publish
+from headrace.bench.report_reader import MeasuredRuns, RunMetrics, read_report
 from headrace.errors import ConfigError
 
 __all__ = ["Ratio", "compare", "configure", "run"]
 
-_METRICS: dict[str, tuple[Callable[[Figures], float | None], bool]] = {
+_METRICS: dict[str, tuple[Callable[[RunMetrics], float | None], bool]] = {
     "out tok/s": (lambda figures: figures.output_tok_s, True),
     "TTFT p50 ms": (lambda figures: figures.ttft_ms, False),
     "TPOT p50 ms": (lambda figures: figures.tpot_ms, False),
@@ -65,12 +65,12 @@ def run(args: argparse.Namespace) -> int:
     by_metric = {name: [one for one in found if one.metric == name] for name in _METRICS}
     plots = [bars([_bar(one) for one in some], f"ratios: {name}", mark=1.0) for name, some in by_metric.items() if some]
     data = {"ratios": [asdict(one) for one in found]}
-    table = Table(title, _COLUMNS, [one.cells() for one in found], words=3)
-    publish(args, Report(args.label or ours.label, data, [table], plots, facts()))
+    table = ReportTable(title, _COLUMNS, [one.cells() for one in found], words=3)
+    publish(args, BenchReport(args.label or ours.label, data, [table], plots, facts()))
     return 0
 
 
-def compare(ours: Measured, theirs: Measured) -> list[Ratio]:
+def compare(ours: MeasuredRuns, theirs: MeasuredRuns) -> list[Ratio]:
     """Of the runs that both reports hold. Raises ConfigError where there is none."""
     common = sorted(ours.runs.keys() & theirs.runs.keys())
     if not common:
@@ -85,7 +85,7 @@ def compare(ours: Measured, theirs: Measured) -> list[Ratio]:
     return ratios
 
 
-def _ratio(peer: str, workload: str, metric: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[Ratio]:
+def _ratio(peer: str, workload: str, metric: str, pairs: Sequence[tuple[RunMetrics, RunMetrics]]) -> list[Ratio]:
     """One, or none where neither seed has that figure of both."""
     read, more = _METRICS[metric]
     read_pairs = [(read(a), read(b)) for a, b in pairs]

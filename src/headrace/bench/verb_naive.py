@@ -20,25 +20,25 @@ from pathlib import Path
 from typing import Any
 
 from headrace.arguments import add_engine_options, engine_options
-from headrace.bench.in_process import run_in_process
+from headrace.bench.bench_report import BenchReport, ReportTable, add_outputs, facts, publish
 from headrace.bench.load_options import load_encoder
 from headrace.bench.local_engine import open_engine
+from headrace.bench.offline_load import run_in_process
 from headrace.bench.plots import Bar, bars
-from headrace.bench.processes import cost
-from headrace.bench.report import Report, Table, add_outputs, facts, publish
+from headrace.bench.process_cost import cost
 from headrace.bench.workloads import WORKLOADS, Prompt, Workload, build
 from headrace.errors import ConfigError
 from headrace.hub.catalogue import resolve_model
 
-__all__ = ["Naive", "configure", "ratios", "run", "static_batches"]
+__all__ = ["ServingResult", "configure", "ratios", "run", "static_batches"]
 
 _NAIVE, _OURS = "transformers, static batches", "headrace"
 _SHARES = {"kv_utilization": "KV utilisation", "slot_occupancy": "slot occupancy", "device_busy": "device busy"}
 
 
 @dataclass(slots=True)
-class Naive:
-    """Figures of one way of serving the same requests. `peak_bytes`: the most that its process held in memory."""
+class ServingResult:
+    """RunMetrics of one way of serving the same requests. `peak_bytes`: the most that its process held in memory."""
 
     name: str
     wall_s: float
@@ -75,14 +75,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def ratios(naive: Naive, ours: Naive) -> dict[str, float]:
+def ratios(naive: ServingResult, ours: ServingResult) -> dict[str, float]:
     """Above 1 ours is better: more tokens a second, less waste, less memory."""
     found = {"output_tok_s": ours.output_tok_s / naive.output_tok_s}
     found |= {name: getattr(ours, name) / getattr(naive, name) for name in _SHARES if getattr(naive, name)}
     return found | {"peak_bytes": naive.peak_bytes / ours.peak_bytes}
 
 
-def _report(args: argparse.Namespace, naive: Naive, ours: Naive, options: dict[str, Any]) -> Report:
+def _report(
+    args: argparse.Namespace, naive: ServingResult, ours: ServingResult, options: dict[str, Any]
+) -> BenchReport:
     found = ratios(naive, ours)
     rows = [
         (
@@ -96,7 +98,7 @@ def _report(args: argparse.Namespace, naive: Naive, ours: Naive, options: dict[s
     names = ("output_tok_s", *_SHARES, "peak_bytes")
     rows.append(("ratio; above 1 ours is better", *(f"{found[n]:.2f}" if n in found else "–" for n in names)))
     title = f"{args.model}, {args.workload}, batches of {args.batch}"
-    table = Table(title, ("way", "out tok/s", *_SHARES.values(), "peak MB"), rows)
+    table = ReportTable(title, ("way", "out tok/s", *_SHARES.values(), "peak MB"), rows)
     wastes = [Bar(f"{label}: {one.name}", getattr(one, n)) for n, label in _SHARES.items() for one in (naive, ours)]
     plots = [
         bars([Bar(one.name, one.output_tok_s) for one in (naive, ours)], "output tokens a second"),
@@ -104,16 +106,16 @@ def _report(args: argparse.Namespace, naive: Naive, ours: Naive, options: dict[s
     ]
     data = {"ways": [asdict(naive), asdict(ours)], "ratios": found}
     known = {"model": args.model, "workload": args.workload, "batch": args.batch, "seed": args.seed, **options}
-    return Report(args.label, data, [table], plots, facts() | known)
+    return BenchReport(args.label, data, [table], plots, facts() | known)
 
 
-def _alone(way: Callable[..., Naive], *args: Any) -> Naive:
+def _alone(way: Callable[..., ServingResult], *args: Any) -> ServingResult:
     """In a process that does nothing else."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(way, *args).result()
 
 
-def _naive_way(path: Path, prompts: Sequence[Prompt], batch: int, threads: int | None) -> Naive:
+def _naive_way(path: Path, prompts: Sequence[Prompt], batch: int, threads: int | None) -> ServingResult:
     import torch
 
     if threads is not None:
@@ -124,7 +126,7 @@ def _naive_way(path: Path, prompts: Sequence[Prompt], batch: int, threads: int |
     return replace(found, peak_bytes=cost(os.getpid()).peak_bytes)
 
 
-def _our_way(path: Path, workload: Workload, options: dict[str, Any], seed: int, requests: int | None) -> Naive:
+def _our_way(path: Path, workload: Workload, options: dict[str, Any], seed: int, requests: int | None) -> ServingResult:
     engine, encode = open_engine(str(path), {**options, "max_num_seqs": workload.concurrency})
     try:
         found = run_in_process(engine.core, workload, encode, seed=seed, requests=requests)
@@ -132,7 +134,7 @@ def _our_way(path: Path, workload: Workload, options: dict[str, Any], seed: int,
         engine.close()
     wastes = {name: found.wastes.get(name, 0.0) for name in _SHARES}
     peak = int(found.usage["peak_rss_bytes"])
-    return Naive(_OURS, found.summary.wall_s, found.summary.output_tokens, peak_bytes=peak, **wastes)
+    return ServingResult(_OURS, found.summary.wall_s, found.summary.output_tokens, peak_bytes=peak, **wastes)
 
 
 def _transformers(path: Path) -> Any:
@@ -146,7 +148,7 @@ def _transformers(path: Path) -> Any:
     return model
 
 
-def static_batches(model: Any, prompts: Sequence[Prompt], batch: int) -> Naive:
+def static_batches(model: Any, prompts: Sequence[Prompt], batch: int) -> ServingResult:
     """Run `model.generate` on consecutive batches, left-padded; every member runs as long as the longest."""
     import torch
 
@@ -175,4 +177,4 @@ def static_batches(model: Any, prompts: Sequence[Prompt], batch: int) -> Naive:
         steps += len(members) * most
     wall = time.perf_counter() - start
     model.forward = forward
-    return Naive(_NAIVE, wall, useful, held / reserved, useful / steps, inside / wall)
+    return ServingResult(_NAIVE, wall, useful, held / reserved, useful / steps, inside / wall)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 
 from headrace.arguments import add_engine_options, engine_options
-from headrace.bench.in_process import run_in_process
+from headrace.bench.bench_report import add_outputs, publish
 from headrace.bench.load_options import add_load_options, target_seconds, turns
+from headrace.bench.load_runs import load_report
 from headrace.bench.local_engine import open_engine
-from headrace.bench.report import add_outputs, publish
-from headrace.bench.runs import load_report
+from headrace.bench.offline_load import run_in_process
 
 __all__ = ["configure", "run"]
 

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 
 from headrace.arguments import add_engine_options, engine_options
+from headrace.bench.bench_report import BenchReport, ReportTable, add_outputs, facts, publish
 from headrace.bench.plots import curve
-from headrace.bench.report import Report, Table, add_outputs, facts, publish
 from headrace.errors import ConfigError
 from headrace.hub.catalogue import resolve_model
 from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
@@ -110,7 +110,7 @@ def perplexity(cut: Sequence[Sequence[int]], score: Score) -> Perplexity:
     return Perplexity(running[-1], running[-1] * spread, len(values), tuple(running))
 
 
-def _report(args: argparse.Namespace, found: Perplexity, options: dict[str, Any]) -> Report:
+def _report(args: argparse.Namespace, found: Perplexity, options: dict[str, Any]) -> BenchReport:
     columns = ["model", "perplexity", "standard error", "windows", "tokens scored"]
     row = [args.model, f"{found.value:.4f}", f"{found.error:.4f}", str(len(found.running)), str(found.tokens)]
     data = {
@@ -128,9 +128,9 @@ def _report(args: argparse.Namespace, found: Perplexity, options: dict[str, Any]
     count = len(found.running)
     ticks = [(at, str(at + 1)) for at in sorted({0, count // 4, count // 2, 3 * count // 4, count - 1})]
     plot = curve(found.running, ticks, "perplexity of the text up to each window")
-    table = Table(f"windows of {args.window} tokens of {args.file.name}", columns, [row])
+    table = ReportTable(f"windows of {args.window} tokens of {args.file.name}", columns, [row])
     where = {"endpoint": args.url} if args.url else options
-    return Report(args.label, data, [table], [plot], facts() | {"model": args.model, **where})
+    return BenchReport(args.label, data, [table], [plot], facts() | {"model": args.model, **where})
 
 
 def _local(llm: Any, ids: Sequence[int]) -> list[float | None]:

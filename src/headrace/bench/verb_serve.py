@@ -11,11 +11,11 @@ import json
 from typing import Any
 
 from headrace import event_loop
+from headrace.bench.bench_report import add_outputs, publish
 from headrace.bench.load_options import add_load_options, load_encoder, target_seconds, turns
-from headrace.bench.processes import find_server
-from headrace.bench.report import add_outputs, publish
-from headrace.bench.runs import load_report
-from headrace.bench.serve import Target, run_load
+from headrace.bench.load_runs import load_report
+from headrace.bench.process_cost import find_server
+from headrace.bench.server_load import Endpoint, run_load
 from headrace.errors import excerpt
 
 __all__ = ["configure", "run"]
@@ -50,7 +50,7 @@ def _object(text: str) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     encode = load_encoder(args.tokenizer)
-    target = Target(args.url.rstrip("/"), args.model, args.api_key, args.extra)
+    target = Endpoint(args.url.rstrip("/"), args.model, args.api_key, args.extra)
     pid = args.server_pid or find_server(args.url)
     runs = []
     for workload, seed in turns(args):

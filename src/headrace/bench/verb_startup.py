@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 
 import httpx
 
+from headrace.bench.bench_report import BenchReport, ReportTable, add_outputs, facts, publish
 from headrace.bench.plots import Bar, bars
-from headrace.bench.processes import largest_peak
-from headrace.bench.report import Report, Table, add_outputs, facts, publish
+from headrace.bench.process_cost import largest_peak
 from headrace.errors import EngineDead
 
 __all__ = ["configure", "run"]
@@ -61,25 +61,27 @@ def _packed_bytes() -> int:
 
 def _report(
     args: argparse.Namespace, found: Mapping[str, Mapping[str, Sequence[float]]], peaks: Mapping[str, int], packed: int
-) -> Report:
+) -> BenchReport:
     lines = [(way, part, values) for way, parts in found.items() for part, values in parts.items()]
     rows = [(way, part, *(f"{f(values):.3f}" for f in (min, statistics.median, max))) for way, part, values in lines]
     drawn = [
         Bar(f"{way}: {part}", statistics.median(values), (min(values), max(values))) for way, part, values in lines
     ]
     columns = ("packed weights kept", "until", "min", "median", "max")
-    table = Table(f"start-up of {args.model}, seconds from the start of the process", columns, rows, words=2)
+    table = ReportTable(f"start-up of {args.model}, seconds from the start of the process", columns, rows, words=2)
     ratios = {
         part: statistics.median(found["without"][part]) / statistics.median(values)
         for part, values in found["with"].items()
     }
     shown = [(part, f"{ratio:.2f}") for part, ratio in ratios.items()]
-    gain = Table("what kept weights save: without over with, medians", ("until", "ratio"), shown)
+    gain = ReportTable("what kept weights save: without over with, medians", ("until", "ratio"), shown)
     sizes = [(way, f"{peak / 1e6:.0f}", f"{packed / 1e6:.0f}" if packed else "–") for way, peak in peaks.items()]
-    memory = Table("most memory until the first token, MB", ("packed weights kept", "engine", "packed weights"), sizes)
+    memory = ReportTable(
+        "most memory until the first token, MB", ("packed weights kept", "engine", "packed weights"), sizes
+    )
     plot = bars(drawn, f"seconds, median with the shortest and the longest of {args.runs}")
     data = {"model": args.model, "seconds": found, "ratios": ratios, "peak_bytes": peaks, "packed_bytes": packed}
-    return Report(
+    return BenchReport(
         args.label, data, [table, gain, memory], [plot], facts() | {"model": args.model, "options": args.options}
     )
 

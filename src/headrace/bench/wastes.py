@@ -9,18 +9,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.engine.stats import EngineStats
 
-__all__ = ["WASTES", "Sums", "between", "gauges", "parse", "sums_of_page", "sums_of_stats"]
+__all__ = ["WASTES", "EngineSums", "between", "gauges", "parse", "sums_of_page", "sums_of_stats"]
 
 WASTES = ("device_busy", "slot_occupancy", "kv_utilization")
 _PAGE = (
     "device_busy_seconds_total", "slot_share_sum", "slot_share_count", "kv_share_sum", "kv_share_count",
     'host_cpu_seconds_total{part="engine"}', 'host_cpu_seconds_total{part="server"}',
 )  # fmt: skip
-"""How /metrics calls the fields of `Sums`, less a prefix."""
+"""How /metrics calls the fields of `EngineSums`, less a prefix."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class EngineSums:
     """Since the engine's start, in seconds and in shares summed over steps and looks."""
 
     busy_seconds: float
@@ -43,17 +43,17 @@ def _key(name: str, labels: Mapping[str, str]) -> str:
     return f"{name}{{{shown}}}" if labels else name
 
 
-def sums_of_page(samples: Mapping[str, float]) -> Sums | None:
+def sums_of_page(samples: Mapping[str, float]) -> EngineSums | None:
     """None for a server that doesn't tell them all."""
     values = [samples.get(f"headrace_{name}") for name in _PAGE]
     known = [value for value in values if value is not None]
-    return Sums(*known) if len(known) == len(values) else None
+    return EngineSums(*known) if len(known) == len(values) else None
 
 
-def sums_of_stats(stats: EngineStats) -> Sums:
+def sums_of_stats(stats: EngineStats) -> EngineSums:
     """Of an engine in this process."""
     totals = stats.totals
-    return Sums(
+    return EngineSums(
         totals.busy_seconds,
         totals.slot_shares,
         stats.steps,
@@ -68,10 +68,10 @@ def gauges(samples: Mapping[str, float]) -> dict[str, float]:
     return {name: samples[f"headrace_{name}"] for name in WASTES if f"headrace_{name}" in samples}
 
 
-def between(before: Sums, after: Sums, wall: float) -> tuple[dict[str, float], dict[str, float]]:
+def between(before: EngineSums, after: EngineSums, wall: float) -> tuple[dict[str, float], dict[str, float]]:
     """(wastes, processor seconds of the host's work) of the `wall` seconds between two readings; both empty where the engine was
     started anew between them."""
-    grown = Sums(*(b - a for a, b in zip(astuple(before), astuple(after), strict=True)))
+    grown = EngineSums(*(b - a for a, b in zip(astuple(before), astuple(after), strict=True)))
     if grown.steps < 0 or grown.busy_seconds < 0:
         return {}, {}
     wastes = {"device_busy": min(1.0, grown.busy_seconds / wall)}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.cli.facts import all_operator_facts, platform_facts
+from headrace.cli.doctor_facts import all_operator_facts, platform_facts
 from headrace.errors import HeadraceError
 from headrace.platforms.host import host_memory, host_name, physical_cores
 from headrace.platforms.interface import Platform

@@ -6,21 +6,21 @@ import os
 import sys
 from collections.abc import Sequence
 
-from headrace.cli.ending import end_on_signals
+from headrace.cli.signals import exit_on_signals
 
 __all__ = ["VERBS", "main"]
 
 VERBS = {
-    "serve": ("headrace.cli.serve", "answer OpenAI's API over HTTP"),
-    "generate": ("headrace.cli.generate", "continue a text"),
-    "chat": ("headrace.cli.chat", "talk with a model in the terminal"),
-    "models": ("headrace.cli.models", "the catalogue, and what of it is here"),
-    "pull": ("headrace.cli.pull", "fetch a model of the catalogue"),
-    "cache": ("headrace.cli.cache", "what is kept of packed weights, and how to be rid of it"),
-    "doctor": ("headrace.cli.doctor", "what this machine can run, and why not more"),
-    "conformance": ("headrace.cli.conformance", "test a platform against the contract"),
-    "plugin": ("headrace.cli.plugin_new", "write the skeleton of a platform of your own"),
-    "bench": ("headrace.bench.cli", "measure a server, this process, or this machine"),
+    "serve": ("headrace.cli.serve_command", "answer OpenAI's API over HTTP"),
+    "generate": ("headrace.cli.generate_command", "continue a text"),
+    "chat": ("headrace.cli.chat_command", "talk with a model in the terminal"),
+    "models": ("headrace.cli.models_command", "the catalogue, and what of it is here"),
+    "pull": ("headrace.cli.pull_command", "fetch a model of the catalogue"),
+    "cache": ("headrace.cli.cache_command", "what is kept of packed weights, and how to be rid of it"),
+    "doctor": ("headrace.cli.doctor_command", "what this machine can run, and why not more"),
+    "conformance": ("headrace.cli.conformance_command", "test a platform against the contract"),
+    "plugin": ("headrace.cli.plugin_command", "write the skeleton of a platform of your own"),
+    "bench": ("headrace.bench.dispatch", "measure a server, this process, or this machine"),
 }
 _USER_FAULT = 2
 _INTERRUPTED = 130
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _be_the_command() -> None:
     # First, while as little as can be has been imported: before this, Ctrl-C is a traceback.
-    end_on_signals()
+    exit_on_signals()
     from headrace.streams import open_missing_streams
 
     open_missing_streams()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace.bench.cli import main
-from headrace.bench.records import Figures, read_report
+from headrace.bench.dispatch import main
+from headrace.bench.report_reader import RunMetrics, read_report
 from headrace.bench.verb_compare import Ratio
 from headrace.bench.verb_compare import compare as compare_measured
 from headrace.errors import ConfigError
@@ -103,8 +103,8 @@ def test_lines_of_a_harness_are_a_report(tmp_path: Path) -> None:
     found = read_report(lines(tmp_path, {}, {"seed": 1, "tpot_ms": {"p50": None}, "rss": None}, {"out_tok_s": 90.0}))
     assert found.label == "other"
     assert found.runs == {
-        ("mixed", 0): Figures(90.0, 60.0, 4.0, 3 << 20),
-        ("mixed", 1): Figures(100.0, 60.0, None, None),
+        ("mixed", 0): RunMetrics(90.0, 60.0, 4.0, 3 << 20),
+        ("mixed", 1): RunMetrics(100.0, 60.0, None, None),
     }
     alone = read_report(lines(tmp_path, {}))
     assert list(alone.runs) == [("mixed", 0)]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from headrace.bench import verb_perplexity
-from headrace.bench.cli import main
+from headrace.bench.dispatch import main
 from headrace.bench.verb_perplexity import perplexity, windows
 from headrace.errors import ConfigError
 

@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from headrace.bench.processes import cost, find_server
+from headrace.bench.process_cost import cost, find_server
 from headrace.errors import ConfigError
 
 _HOLD = "import sys; held = bytes([1]) * (64 << 20); held = None; print('ready', flush=True); sys.stdin.read()"

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from headrace.bench.bench_report import BenchReport, ReportTable, add_outputs, as_json, print_report, publish
 from headrace.bench.plots import Bar, bars, curve, distribution
-from headrace.bench.report import Report, Table, add_outputs, as_json, print_report, publish
 
-REPORT = Report(
+REPORT = BenchReport(
     "a <label>",
     {"ratios": [1.5]},
-    [Table("first [b]", ("what", "rate"), [("one & two", "3.5")]), Table("second", ("x",), [("y",)])],
+    [ReportTable("first [b]", ("what", "rate"), [("one & two", "3.5")]), ReportTable("second", ("x",), [("y",)])],
     [bars([Bar("b<", 2.0, (1.0, 4.0))], "bars & spans", mark=1.0), distribution([1.0, 3.0], "spread")],
     {"cores": 2},
     ["read [this]"],
@@ -39,7 +39,7 @@ def test_the_terminal_shows_tables_and_notes() -> None:
 
 
 def test_a_file_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    wide = Report("r", {}, [Table("t", [f"a column {i}" for i in range(10)], [["cell"] * 10])])
+    wide = BenchReport("r", {}, [ReportTable("t", [f"a column {i}" for i in range(10)], [["cell"] * 10])])
     print_report(wide)
     assert "a column 0" in capsys.readouterr().out
 

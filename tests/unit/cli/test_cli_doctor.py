@@ -14,8 +14,8 @@ import pytest
 
 from headrace.cli import diagnosis
 from headrace.cli.diagnosis import cpu_features, diagnose
-from headrace.cli.doctor import render
-from headrace.cli.facts import operator_facts
+from headrace.cli.doctor_command import render
+from headrace.cli.doctor_facts import operator_facts
 from headrace.cli.main import main
 from headrace.errors import PlatformError
 from headrace.kernels.registry import OPS

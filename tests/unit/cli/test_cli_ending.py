@@ -41,7 +41,7 @@ MODULES = [
     (["serve", "{model}"], "headrace.tokenization.tokenizer", signal.SIGINT),
     (["generate", "{model}", "x"], "headrace.llm", signal.SIGINT),
     (["generate", "{model}", "x"], "tokenizers", signal.SIGTERM),
-    (["chat", "{model}"], "headrace.cli.local", signal.SIGHUP),
+    (["chat", "{model}"], "headrace.cli.local_source", signal.SIGHUP),
     (["models"], "headrace.hub.catalogue", signal.SIGINT),
     (["pull", "smollm2"], "headrace.hub.catalogue", signal.SIGINT),
     (["cache"], "headrace.checkpoints.packed.cache", signal.SIGINT),
@@ -49,7 +49,7 @@ MODULES = [
     (["doctor"], "headrace.plugins", signal.SIGINT),
     (["conformance", "sim"], "headrace.conformance.runner", signal.SIGINT),
     (["plugin", "new", "some_name"], "importlib.metadata", signal.SIGTERM),
-    (["bench", "scheduler"], "headrace.bench.scheduler", signal.SIGINT),
+    (["bench", "scheduler"], "headrace.bench.verb_scheduler", signal.SIGINT),
     (["bench", "offline", "{model}"], "headrace.bench.verb_offline", signal.SIGTERM),
 ]
 

@@ -156,9 +156,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bench_gets_its_arguments_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.bench import cli
+    from headrace.bench import dispatch
 
     seen: list[list[str]] = []
-    monkeypatch.setattr(cli, "main", lambda argv: seen.append(list(argv)) or 5)
+    monkeypatch.setattr(dispatch, "main", lambda argv: seen.append(list(argv)) or 5)
     assert main(["bench", "serve", "--help", "-x"]) == 5
     assert seen == [["serve", "--help", "-x"]]

@@ -12,7 +12,7 @@ import pytest
 from cli_fakes import Terminal
 
 from headrace.cli.main import main
-from headrace.cli.obtain import obtain
+from headrace.cli.model_fetch import fetch_model
 from headrace.errors import CheckpointError, ConfigError
 from headrace.hub import catalogue
 from headrace.hub.catalogue import CATALOGUE
@@ -97,16 +97,16 @@ class TestPull:
 
 class TestObtain:
     def test_a_path_is_taken_as_it_is(self, tmp_path: Path, pulled: list[str]) -> None:
-        assert obtain(str(tmp_path)) == tmp_path
+        assert fetch_model(str(tmp_path)) == tmp_path
         assert pulled == []
 
     def test_terms_hold_for_a_model_that_is_here_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         answer(monkeypatch, "y\n")
-        path = obtain("gemma3-270m")
+        path = fetch_model("gemma3-270m")
         (path.parent / "terms-accepted").unlink()
         answer(monkeypatch, "n\n")
         with pytest.raises(ConfigError, match="not accepted"):
-            obtain("gemma3-270m")
+            fetch_model("gemma3-270m")
 
     def test_a_failure_is_passed_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fetch(*_: object) -> Path:
@@ -114,7 +114,7 @@ class TestObtain:
 
         monkeypatch.setattr(catalogue, "_fetch", fetch)
         with pytest.raises(CheckpointError, match="torn"):
-            obtain("smollm2")
+            fetch_model("smollm2")
 
 
 class TestModels:
@@ -123,7 +123,7 @@ class TestModels:
         said = capsys.readouterr().out
         assert said.count("not here yet") == 2
         assert "98 MB  Apache-2.0" in said
-        path = obtain("smollm2")
+        path = fetch_model("smollm2")
         capsys.readouterr()
         assert main(["models"]) == 0
         said = capsys.readouterr().out

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace import server
 from headrace.arguments import add_engine_options, add_server_options, engine_options
-from headrace.cli import serve
+from headrace.cli import serve_command
+from headrace.cli.command_options import add_sampling_options, build_config, sampling
 from headrace.cli.main import main
-from headrace.cli.options import add_sampling_options, build_config, sampling
 from headrace.config import Config, parse_size
 from headrace.engine.launch import Launched
 from headrace.errors import ConfigError
@@ -147,6 +148,37 @@ def test_sampling_options_are_those_of_sampling_params() -> None:
     assert (params.stop, params.seed, params.top_k, params.temperature) == (("a", "b"), 3, 4, 0.0)
 
 
+def test_the_form_of_the_answer(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_sampling_options(parser, temperature=0.5, max_tokens=9)
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "object"}')
+
+    def form(*arguments: str) -> Any:
+        params = sampling(parser.parse_args(arguments))
+        assert SamplingParams(**params).structured_outputs is not None
+        return params["structured_outputs"]
+
+    assert form("--json-schema", str(file)) == {"json": {"type": "object"}}
+    assert form("--regex", "a+") == {"regex": "a+"}
+    assert form("--choice", "yes", "--choice", "no") == {"choice": ["yes", "no"]}
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--regex", "a", "--choice", "b"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "No such file"), ("{", "is no JSON"), ("[]", "a schema is an object, not list")]
+)
+def test_a_schema_that_cannot_be_read(tmp_path: Path, text: str | None, message: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_sampling_options(parser, temperature=0.5, max_tokens=9)
+    file = tmp_path / "schema.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=f"--json-schema .*schema.json: .*{message}"):
+        sampling(parser.parse_args(["--json-schema", str(file)]))
+
+
 class TestServe:
     def test_hands_the_server_its_configuration(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[tuple[object, ...]] = []
@@ -164,14 +196,14 @@ class TestServe:
     def test_without_a_model_the_default_one_is_served(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[tuple[object, ...]] = []
         monkeypatch.setattr(server, "run", lambda *arguments: seen.append(arguments) or 0)
-        monkeypatch.setattr(serve, "obtain", lambda name, accepted: Path(name))
+        monkeypatch.setattr(serve_command, "fetch_model", lambda name, accepted: Path(name))
         assert main(["serve"]) == 0
         assert seen[0][1:3] == (Path("smollm2"), None)
 
     def test_a_wrong_option_is_told_before_anything_is_fetched(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(serve, "obtain", lambda name, accepted: pytest.fail("fetched"))
+        monkeypatch.setattr(serve_command, "fetch_model", lambda name, accepted: pytest.fail("fetched"))
         assert main(["serve", "--port", "70000"]) == 2
         assert capsys.readouterr().err.startswith("error: --port 70000: ")
 

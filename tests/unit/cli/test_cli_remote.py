@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.cli.main import main
-from headrace.cli.remote import RemoteSource
+from headrace.cli.remote_source import RemoteSource
 from headrace.errors import ConfigError, EngineDead, InvalidRequest, Overloaded
 
 PARAMS = {"max_tokens": 7, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": None, "stop": ()}

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from cli_fakes import FakeSource, Terminal
 
-from headrace.cli import chat, generate, local
-from headrace.cli.chat import Conversation
+from headrace.cli import chat_command, generate_command, local_source
+from headrace.cli.chat_command import Conversation
 from headrace.cli.main import main
 from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.errors import ContextOverflow, EngineDead, InvalidRequest
@@ -31,8 +31,8 @@ def source(monkeypatch: pytest.MonkeyPatch) -> FakeSource:
         with contextlib.closing(fake):
             yield fake
 
-    monkeypatch.setattr(generate, "open_source", open_source)
-    monkeypatch.setattr(chat, "open_source", open_source)
+    monkeypatch.setattr(generate_command, "open_source", open_source)
+    monkeypatch.setattr(chat_command, "open_source", open_source)
     return fake
 
 
@@ -222,7 +222,7 @@ class FakeLLM:
 
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeLLM]]:
-    monkeypatch.setattr(local, "AsyncLLM", FakeLLM)
+    monkeypatch.setattr(local_source, "AsyncLLM", FakeLLM)
     yield FakeLLM
     FakeLLM.made.clear()
 
@@ -232,7 +232,7 @@ PARAMS = {"max_tokens": 50, "temperature": 0.0}
 
 class TestLocal:
     def test_prompts_and_conversations(self, llm: type[FakeLLM]) -> None:
-        with contextlib.closing(local.LocalSource(Path("m"), {"threads": 2})) as source:
+        with contextlib.closing(local_source.LocalSource(Path("m"), {"threads": 2})) as source:
             assert "".join(source.complete("ab", PARAMS)) == "97 98 255 "
             assert "".join(source.chat([{"content": "a"}], PARAMS)) == "60 97 62 "
         (made,) = llm.made
@@ -241,14 +241,14 @@ class TestLocal:
         assert len({request.id for request in made.requests}) == 2
 
     def test_an_answer_is_held_to_the_room_there_is(self, llm: type[FakeLLM]) -> None:
-        with contextlib.closing(local.LocalSource(Path("m"), {})) as source:
+        with contextlib.closing(local_source.LocalSource(Path("m"), {})) as source:
             list(source.complete("abc", PARAMS))
             list(source.complete("a" * 20, PARAMS))
             list(source.complete("abc", {**PARAMS, "max_tokens": 2}))
         assert [request.params.max_tokens for request in llm.made[0].requests] == [6, 1, 2]
 
     def test_closing_an_answer_aborts_it(self, llm: type[FakeLLM]) -> None:
-        with contextlib.closing(local.LocalSource(Path("m"), {})) as source:
+        with contextlib.closing(local_source.LocalSource(Path("m"), {})) as source:
             pieces = source.complete("a" * 200_000, PARAMS)
             next(pieces)
             pieces.close()
@@ -256,8 +256,11 @@ class TestLocal:
         assert llm.made[0].aborted
 
     def test_errors_come_through(self, llm: type[FakeLLM]) -> None:
-        with contextlib.closing(local.LocalSource(Path("m"), {})) as source, pytest.raises(EngineDead, match="lost"):
+        with (
+            contextlib.closing(local_source.LocalSource(Path("m"), {})) as source,
+            pytest.raises(EngineDead, match="lost"),
+        ):
             list(source.complete("a!b", PARAMS))
         with pytest.raises(EngineDead, match="cannot start"):
-            local.LocalSource(Path("broken"), {})
+            local_source.LocalSource(Path("broken"), {})
         assert all(made.closed for made in llm.made)

@@ -1,0 +1,93 @@
+"""What a server costs its machine: memory and processor time of its process and all below it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from headrace.errors import ConfigError
+
+__all__ = ["ProcessCost", "cost", "find_server", "largest_peak", "machine_seconds"]
+
+_HERE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessCost:
+    """Of a process and its descendants that live. `peak_bytes` is the sum of each one's most resident memory since its start, so
+    that what several share counts for each; where the system keeps no such figure it is what is resident now."""
+
+    peak_bytes: int
+    cpu_seconds: float
+
+
+def find_server(url: str) -> int | None:
+    """The process that listens on this machine for `url`; None where it is elsewhere, or another user's."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise ConfigError(f"--url {url}: {error}: give it as http://HOST:PORT") from error
+    if parts.hostname not in _HERE:
+        return None
+    try:
+        found = psutil.net_connections("tcp")
+    except psutil.AccessDenied:
+        return None
+    pids = {c.pid for c in found if c.status == psutil.CONN_LISTEN and c.laddr.port == port and c.pid is not None}
+    # Of several that share the socket, the one that started the others.
+    return next((pid for pid in sorted(pids) if not pids & {p.pid for p in psutil.Process(pid).parents()}), None)
+
+
+def cost(pid: int) -> ProcessCost:
+    """Raises ConfigError where there is no such process, or it may not be looked at."""
+    try:
+        top = psutil.Process(pid)
+        family = [top, *top.children(recursive=True)]
+        peak = sum(map(_peak, family))
+        return ProcessCost(peak, sum(_seconds(one) for one in family))
+    except psutil.Error as error:
+        raise ConfigError(f"process {pid}: {error}: give --server-pid of a server that runs, or leave it out") from None
+
+
+def largest_peak(pid: int) -> int:
+    """Most resident memory since its start, in bytes, of the process or descendant that had most: of a server, the engine.
+    Raises ConfigError as `cost`."""
+    try:
+        top = psutil.Process(pid)
+        return max(map(_peak, [top, *top.children(recursive=True)]))
+    except psutil.Error as error:
+        raise ConfigError(f"process {pid}: {error}") from None
+
+
+def machine_seconds() -> float:
+    """Processor seconds of everything on this machine since it started."""
+    times = psutil.cpu_times()
+    return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))
+
+
+def _peak(process: psutil.Process) -> int:
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+        return next(int(row.split()[1]) << 10 for row in status.splitlines() if row.startswith("VmHWM"))
+    except (OSError, StopIteration):  # No Linux, or it has just ended.
+        return _resident(process)
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        memory = process.memory_info()
+    except psutil.NoSuchProcess:
+        return 0
+    return int(getattr(memory, "peak_wset", memory.rss))
+
+
+def _seconds(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
