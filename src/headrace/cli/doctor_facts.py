@@ -9,7 +9,7 @@ from headrace.errors import HeadraceError
 from headrace.kernels.registry import OPS, OPTIONAL, Binding, binding
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.interface import CaptureReason, Device, Platform, ProviderVersions, Tagged
-from headrace.plugins import AUTO_SCORE, PluginSet, Probe
+from headrace.plugins import AUTO_SCORE, PlatformProbe, PluginSet
 
 __all__ = ["all_operator_facts", "operator_facts", "operator_lines", "platform_facts", "platform_lines"]
 
@@ -24,7 +24,7 @@ def platform_facts(found: PluginSet, chosen: Platform | None, remedies: list[str
     return [_platform(probe, chosen, remedies) for probe in probes]
 
 
-def _platform(probe: Probe, chosen: Platform | None, remedies: list[str]) -> dict[str, Any]:
+def _platform(probe: PlatformProbe, chosen: Platform | None, remedies: list[str]) -> dict[str, Any]:
     platform = probe.platform
     return {
         "name": platform.name,
@@ -37,7 +37,7 @@ def _platform(probe: Probe, chosen: Platform | None, remedies: list[str]) -> dic
     }
 
 
-def _devices(probe: Probe, remedies: list[str]) -> list[dict[str, Any]]:
+def _devices(probe: PlatformProbe, remedies: list[str]) -> list[dict[str, Any]]:
     """None where the platform cannot tell them: what a vendor's code raises is told, and the rest of the report goes on."""
     try:
         return [
@@ -53,7 +53,7 @@ def _told(error: Exception) -> str:
     return str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
 
 
-def _remedy(probe: Probe) -> str:
+def _remedy(probe: PlatformProbe) -> str:
     """In one line; empty where nothing is wrong. A reason is `what is missing: what to do`, and only the first colon parts them."""
     if probe.score >= AUTO_SCORE:
         return ""

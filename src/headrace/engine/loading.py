@@ -21,7 +21,7 @@ from headrace.errors import PlatformError
 from headrace.kernels.ops import Ops
 from headrace.kernels.registry import bind
 from headrace.models.decoder import Decoder, DecoderWeights
-from headrace.models.sharding import Group, Shard, local_config
+from headrace.models.sharding import Collectives, Shard, local_config
 from headrace.platforms.interface import Device, PackedForms, Platform, TorchTensors
 from headrace.plugins import discover
 from headrace.types import KVLayout
@@ -124,7 +124,7 @@ def _read(
     checkpoint: Checkpoint,
     device: Device,
     ops: Ops,
-    place: tuple[Shard, Group | None],
+    place: tuple[Shard, Collectives | None],
     max_model_len: int,
     progress: Progress,
 ) -> Decoder:

@@ -20,7 +20,7 @@ from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.kernels.registry import bind
 from headrace.models.sharding import Shard
 from headrace.platforms import torch_communicator
-from headrace.platforms.accelerator.operators import triton_operators
+from headrace.platforms.accelerator.triton_operators import triton_operators
 from headrace.quant.weights import dense
 
 SIZE = 2
@@ -49,7 +49,7 @@ def group_class(meeting: Meeting) -> type:
     class Group:
         """A vendor's process group: a node of the graph where a step is being captured."""
 
-        Options = SimpleNamespace
+        AcceleratorOptions = SimpleNamespace
 
         def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
             self._rank, self._module = rank, meeting.modules[rank]

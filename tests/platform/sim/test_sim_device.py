@@ -14,7 +14,7 @@ from headrace.kernels import random
 from headrace.kernels.ops import Batch, SampleInputs
 from headrace.kernels.registry import OPS, bind
 from headrace.platforms import interface
-from headrace.platforms.sim import Machine, SimPlatform, cost
+from headrace.platforms.sim import SimMachine, SimPlatform, cost
 from headrace.platforms.sim.device import SimDevice, SimKV
 from headrace.types import NO_CHOICE, Bucket, KVLayout, LayerKV
 
@@ -207,7 +207,7 @@ def test_block_copies_take_time() -> None:
     device = opened(launch_seconds=1e-12)
     kv = device.alloc_kv(LAYOUT, 4)
     assert device.copy_blocks(kv, [1], [2]) is kv
-    assert clock(device).busy == pytest.approx(2 * LAYOUT.bytes_per_block / Machine().bandwidth, rel=1e-3)
+    assert clock(device).busy == pytest.approx(2 * LAYOUT.bytes_per_block / SimMachine().bandwidth, rel=1e-3)
 
 
 def test_put_and_get_copy() -> None:

@@ -20,7 +20,7 @@ from headrace.cli.doctor_facts import (
 from headrace.errors import PlatformError
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
-from headrace.platforms.accelerator.probe import Machine
+from headrace.platforms.accelerator.probe import MachineProbe
 from headrace.platforms.cuda import CudaPlatform
 from headrace.platforms.interface import Device, Platform
 from headrace.platforms.rocm import RocmPlatform
@@ -152,9 +152,11 @@ def test_a_remedy_is_all_that_follows_the_first_colon() -> None:
 
 
 @pytest.mark.parametrize("platform", [CudaPlatform, RocmPlatform, TpuPlatform, XpuPlatform])
-def test_no_platforms_remedy_repeats_its_diagnosis(platform: Callable[[Machine], Platform], tmp_path: Path) -> None:
+def test_no_platforms_remedy_repeats_its_diagnosis(
+    platform: Callable[[MachineProbe], Platform], tmp_path: Path
+) -> None:
     """On a machine that has nothing."""
-    (fact,) = platform_facts(plugin_set(platform(Machine(root=tmp_path, environ={}))), None, [])
+    (fact,) = platform_facts(plugin_set(platform(MachineProbe(root=tmp_path, environ={}))), None, [])
     assert fact["score"] == 0
     assert fact["remedy"].split()[0] in ("install", "load", "run"), fact["remedy"]
     assert fact["reason"].count(fact["remedy"]) == 1

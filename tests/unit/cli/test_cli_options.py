@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,6 +146,37 @@ def test_sampling_options_are_those_of_sampling_params() -> None:
     args = parser.parse_args("--stop a --stop b --seed 3 --top-k 4 --temperature 0".split())
     params = SamplingParams(**sampling(args))
     assert (params.stop, params.seed, params.top_k, params.temperature) == (("a", "b"), 3, 4, 0.0)
+
+
+def test_the_form_of_the_answer(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_sampling_options(parser, temperature=0.5, max_tokens=9)
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "object"}')
+
+    def form(*arguments: str) -> Any:
+        params = sampling(parser.parse_args(arguments))
+        assert SamplingParams(**params).structured_outputs is not None
+        return params["structured_outputs"]
+
+    assert form("--json-schema", str(file)) == {"json": {"type": "object"}}
+    assert form("--regex", "a+") == {"regex": "a+"}
+    assert form("--choice", "yes", "--choice", "no") == {"choice": ["yes", "no"]}
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--regex", "a", "--choice", "b"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "No such file"), ("{", "is no JSON"), ("[]", "a schema is an object, not list")]
+)
+def test_a_schema_that_cannot_be_read(tmp_path: Path, text: str | None, message: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_sampling_options(parser, temperature=0.5, max_tokens=9)
+    file = tmp_path / "schema.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=f"--json-schema .*schema.json: .*{message}"):
+        sampling(parser.parse_args(["--json-schema", str(file)]))
 
 
 class TestServe:

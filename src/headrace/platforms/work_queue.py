@@ -15,12 +15,12 @@ import numpy.typing as npt
 from headrace.errors import PlatformError
 from headrace.platforms.interface import Tensor
 
-__all__ = ["Deferred", "FuturePending", "Inline", "Outputs", "Queue", "Worker", "resolve"]
+__all__ = ["DeferredOutputs", "DeferredTensor", "FuturePending", "InlineQueue", "ThreadQueue", "WorkQueue", "resolve"]
 
 T = TypeVar("T")
 
 
-class Queue(Protocol):
+class WorkQueue(Protocol):
     """Runs what is submitted, one after the other."""
 
     def submit(self, work: Callable[[], T]) -> Future[T]: ...
@@ -32,7 +32,7 @@ class Queue(Protocol):
 _Jobs = queue.SimpleQueue["tuple[Future[Any], Callable[[], Any]] | None"]
 
 
-class Worker:
+class ThreadQueue:
     """One thread; `submit` returns at once. `start` runs on the thread before anything else.
 
     No ThreadPoolExecutor, which takes no work any more once the main thread has ended: engines are closed after that.
@@ -76,7 +76,7 @@ def _finish(jobs: _Jobs, thread: threading.Thread, process: int) -> None:
         thread.join()
 
 
-class Inline:
+class InlineQueue:
     """The caller's thread; what is submitted has ended when `submit` returns."""
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
@@ -91,7 +91,7 @@ class Inline:
         pass
 
 
-class Deferred:
+class DeferredTensor:
     """A tensor that launched work will have made."""
 
     def __init__(self, step: Future[Mapping[str, Tensor]], name: str) -> None:
@@ -105,10 +105,10 @@ class Deferred:
 
 def resolve(tensor: Tensor) -> Tensor:
     """The tensor itself, for work that runs behind the work that makes it."""
-    return tensor.value() if isinstance(tensor, Deferred) else tensor
+    return tensor.value() if isinstance(tensor, DeferredTensor) else tensor
 
 
-class Outputs(Mapping[str, Tensor]):
+class DeferredOutputs(Mapping[str, Tensor]):
     """What a launched step returns. Names are learnt from the first run of an executable, which is waited for when they are
     asked for; that may raise what the step raised."""
 
@@ -125,7 +125,7 @@ class Outputs(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.names:
             raise KeyError(name)
-        return Deferred(self._step, name)
+        return DeferredTensor(self._step, name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)

@@ -11,17 +11,17 @@ import torch
 from headrace.kernels.attention.static import attention
 from headrace.kernels.gated_activation.static import gated_activation
 from headrace.kernels.linear import static as dense
-from headrace.kernels.pallaslib import table as pallas
+from headrace.kernels.pallaslib import torch_operators as pallas
 from headrace.kernels.resolve_tokens.static import resolve_tokens
 from headrace.kernels.rms_norm.static import add_rms_norm, rms_norm
 from headrace.kernels.rotary_cache.static import rotary_cache
 from headrace.kernels.sample.static import sample
 from headrace.kernels.weight import Weight
 
-__all__ = ["Operator", "operators"]
+__all__ = ["XlaOperator", "operators"]
 
 
-class Operator:
+class XlaOperator:
     """A callable with the operator's own keywords, its `tag` for `doctor`, and `pack` where it prepares weights."""
 
     def __init__(self, tag: str, function: Callable[..., Any], pack: Callable[[Weight], None] | None = None) -> None:
@@ -33,23 +33,23 @@ class Operator:
         return self._function(*args, **kwargs)
 
 
-def operators(dtype: str | None, kernels: str, call: Callable[..., Any]) -> Mapping[str, Operator]:
+def operators(dtype: str | None, kernels: str, call: Callable[..., Any]) -> Mapping[str, XlaOperator]:
     """`kernels`: `xla`, `pallas` or `interpret`; `call` puts a JAX function into the graph. `dtype`: of activations and products; None: each table's and matrix's own, bfloat16 where it is quantised."""
     chosen = None if dtype is None else getattr(torch, dtype)
     pack = partial(dense.pack, dtype=chosen)
     table = {
-        "resolve_tokens": Operator("xla", resolve_tokens),
-        "embedding": Operator("xla", partial(dense.embedding, dtype=chosen)),
-        "rms_norm": Operator("xla", rms_norm),
-        "add_rms_norm": Operator("xla", add_rms_norm),
-        "linear": Operator("xla", partial(dense.linear, dtype=chosen), pack),
-        "rotary_cache": Operator("xla", rotary_cache),
-        "attention": Operator("xla", attention),
-        "gated_activation": Operator("xla", gated_activation),
-        "logits": Operator("xla", partial(dense.logits, dtype=chosen), pack),
-        "sample": Operator("xla", sample),
+        "resolve_tokens": XlaOperator("xla", resolve_tokens),
+        "embedding": XlaOperator("xla", partial(dense.embedding, dtype=chosen)),
+        "rms_norm": XlaOperator("xla", rms_norm),
+        "add_rms_norm": XlaOperator("xla", add_rms_norm),
+        "linear": XlaOperator("xla", partial(dense.linear, dtype=chosen), pack),
+        "rotary_cache": XlaOperator("xla", rotary_cache),
+        "attention": XlaOperator("xla", attention),
+        "gated_activation": XlaOperator("xla", gated_activation),
+        "logits": XlaOperator("xla", partial(dense.logits, dtype=chosen), pack),
+        "sample": XlaOperator("xla", sample),
     }
     if kernels == "xla":
         return table
     paged = pallas.operators(call, chosen, kernels == "interpret")
-    return table | {name: Operator("pallas", own, getattr(own, "pack", None)) for name, own in paged.items()}
+    return table | {name: XlaOperator("pallas", own, getattr(own, "pack", None)) for name, own in paged.items()}

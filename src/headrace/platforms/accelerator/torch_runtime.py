@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-__all__ = ["Runtime"]
+__all__ = ["TorchRuntime"]
 
 
 @dataclass(frozen=True, slots=True)
-class Runtime:
+class TorchRuntime:
     """`module` is what `torch.get_device_module(kind)` gives, or something that behaves like it."""
 
     module: Any

@@ -9,30 +9,30 @@ from typing import Any, Protocol
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.step_inputs import PERSISTENT
 from headrace.platforms.interface import KV, StepFn, Tensor
-from headrace.platforms.tpu.runtime import Graph, Runtime
+from headrace.platforms.tpu.xla_runtime import XlaGraph, XlaRuntime
 
-__all__ = ["Step", "Submits", "cache_of", "tensors_of"]
+__all__ = ["StepDevice", "XlaStep", "cache_of", "tensors_of"]
 
 
-class Submits(Protocol):
+class StepDevice(Protocol):
     """What a step needs of its device."""
 
-    runtime: Runtime
+    runtime: XlaRuntime
 
     def submit(self, work: Any, lasting: bool = False) -> Any: ...
 
 
 @dataclass(slots=True)
 class _Compiled:
-    graph: Graph
+    graph: XlaGraph
     names: tuple[str, ...]
     """Of the outputs, behind the state."""
 
 
-class Step:
+class XlaStep:
     """An `interface.Executable`: compiled at the first call of each shape, run by its hash from then on."""
 
-    def __init__(self, device: Submits, step_fn: StepFn) -> None:
+    def __init__(self, device: StepDevice, step_fn: StepFn) -> None:
         self._device = device
         self._step_fn = step_fn
         self._compiled: dict[Hashable, _Compiled] = {}

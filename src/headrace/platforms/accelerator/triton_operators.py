@@ -10,20 +10,22 @@ from typing import Any
 from headrace.kernels.registry import OPS
 from headrace.kernels.spec import PacksWeights, Tagged
 from headrace.kernels.tritonlib.chip import TritonChip
-from headrace.kernels.tritonlib.config import config_for
+from headrace.kernels.tritonlib.launch_config import config_for
 from headrace.kernels.weight import Weight
-from headrace.platforms.accelerator.options import Options
+from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.types import Capabilities
 
-__all__ = ["Operators", "Source", "missing_operators", "triton_operators"]
+__all__ = ["OperatorSource", "OperatorTable", "missing_operators", "triton_operators"]
 
-Operators = Mapping[str, Callable[..., Any]]
-Source = Callable[[Capabilities, TritonChip, Options], tuple[Operators, str]]
+OperatorTable = Mapping[str, Callable[..., Any]]
+OperatorSource = Callable[[Capabilities, TritonChip, AcceleratorOptions], tuple[OperatorTable, str]]
 """(the chip's capabilities, the same for Triton, the user's options) → (operators by name, why the others are served by reference)."""
-_TABLE = "headrace.kernels.tritonlib.table"
+_TABLE = "headrace.kernels.tritonlib.operator_set"
 
 
-def triton_operators(capabilities: Capabilities, chip: TritonChip, options: Options) -> tuple[Operators, str]:
+def triton_operators(
+    capabilities: Capabilities, chip: TritonChip, options: AcceleratorOptions
+) -> tuple[OperatorTable, str]:
     """The table of `kernels.tritonlib`, imported here and not before; empty where triton is not installed."""
     if importlib.util.find_spec("triton") is None:
         return {}, "triton is not installed: install headrace with the extra of this platform"
@@ -62,12 +64,12 @@ class FollowsTable:
         return self._by_dtype.get(table.scheme, self._usual)
 
 
-def missing_operators(table: Operators) -> list[str]:
+def missing_operators(table: OperatorTable) -> list[str]:
     """Operators of the contract that the table lacks."""
     return [spec.name for spec in OPS if spec.name not in table]
 
 
-def _table(chip: TritonChip, options: Options, dtype: str) -> Operators:
+def _table(chip: TritonChip, options: AcceleratorOptions, dtype: str) -> OperatorTable:
     config = config_for(chip, dtype, bool(options.batch_invariant))
-    table: Operators = importlib.import_module(_TABLE).operators(config)
+    table: OperatorTable = importlib.import_module(_TABLE).operators(config)
     return table

@@ -11,10 +11,10 @@ import pluggy
 
 from headrace.errors import ConfigError, PlatformError, PluginError
 from headrace.platforms.interface import Platform
+from headrace.plugins.contract_version import version_fault
 from headrace.plugins.info import PluginInfo
-from headrace.plugins.version import version_fault
 
-__all__ = ["AUTO_SCORE", "PluginSet", "Probe"]
+__all__ = ["AUTO_SCORE", "PlatformProbe", "PluginSet"]
 
 _T = TypeVar("_T")
 AUTO_SCORE = 10
@@ -22,7 +22,7 @@ AUTO_SCORE = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class PlatformProbe:
     """What a platform says of this machine."""
 
     platform: Platform
@@ -46,21 +46,24 @@ class PluginSet:
         """By name. Raises PluginError where a hook fails, or a platform breaks the contract or takes another's name."""
         return {name: platform for name, (platform, _) in self._platforms().items()}
 
-    def probes(self) -> list[Probe]:
+    def probes(self) -> list[PlatformProbe]:
         """Every platform's score and reason, the best first. Raises as `platforms` does, and where a probe raises."""
         probes = [_probe(platform, info) for platform, info in self._platforms().values()]
         return sorted(probes, key=lambda probe: (-probe.score, probe.platform.name))
 
-    def survey(self) -> tuple[list[Probe], list[PluginError]]:
+    def survey(self) -> tuple[list[PlatformProbe], list[PluginError]]:
         """As `probes`, of all that answer; and the faults of those that do not. For reports: a choice past a fault is none."""
         found: dict[str, tuple[Platform, PluginInfo]] = {}
         faults: list[PluginError] = []
         hook = "headrace_platforms"
         for info, function in self._implementations(hook):
-            _noting(
-                faults, lambda info, function: _admit(found, info, _ask(info, hook, function, list)), info, function
+            _collecting(
+                faults,
+                lambda info, function: _admit(found, info, _call_hook(info, hook, function, list)),
+                info,
+                function,
             )
-        asked = (_noting(faults, _probe, platform, info) for platform, info in found.values())
+        asked = (_collecting(faults, _probe, platform, info) for platform, info in found.values())
         probes = [probe for probe in asked if probe is not None]
         return sorted(probes, key=lambda probe: (-probe.score, probe.platform.name)), faults
 
@@ -141,7 +144,7 @@ class PluginSet:
 
     def _call(self, hook: str, read: Callable[[Any], Any]) -> list[tuple[PluginInfo, Any]]:
         """Each plugin's answer, in entry-point order; an exception becomes a PluginError that names plugin and hook."""
-        return [(info, _ask(info, hook, function, read)) for info, function in self._implementations(hook)]
+        return [(info, _call_hook(info, hook, function, read)) for info, function in self._implementations(hook)]
 
     def _implementations(self, hook: str) -> Iterator[tuple[PluginInfo, Callable[[], Any]]]:
         # A plugin that failed half-way may have left hooks behind.
@@ -152,7 +155,7 @@ class PluginSet:
                 yield info, implementation.function
 
 
-def _noting(faults: list[PluginError], ask: Callable[..., _T], *values: Any) -> _T | None:
+def _collecting(faults: list[PluginError], ask: Callable[..., _T], *values: Any) -> _T | None:
     """What is asked for; None where a plugin is at fault, which is then in `faults`."""
     try:
         return ask(*values)
@@ -161,7 +164,7 @@ def _noting(faults: list[PluginError], ask: Callable[..., _T], *values: Any) -> 
         return None
 
 
-def _ask(info: PluginInfo, hook: str, function: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
+def _call_hook(info: PluginInfo, hook: str, function: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
     try:
         return read(function())
     except Exception as error:
@@ -197,10 +200,10 @@ def _load(info: PluginInfo, what: str, path: str) -> object:
     return found
 
 
-def _probe(platform: Platform, info: PluginInfo) -> Probe:
+def _probe(platform: Platform, info: PluginInfo) -> PlatformProbe:
     try:
         score, reason = platform.probe()
-        return Probe(platform, info, int(score), str(reason))
+        return PlatformProbe(platform, info, int(score), str(reason))
     except Exception as error:
         what = f"platform {platform.name!r}: probe raised {type(error).__name__}: {error}; it must answer (0, reason)"
         raise info.fault(what) from error

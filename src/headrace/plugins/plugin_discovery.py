@@ -11,7 +11,7 @@ import pluggy
 from headrace.errors import PluginError
 from headrace.plugins.hooks import PROJECT, Hooks
 from headrace.plugins.info import PluginInfo
-from headrace.plugins.select import PluginSet
+from headrace.plugins.plugin_set import PluginSet
 
 __all__ = ["GROUP", "discover"]
 

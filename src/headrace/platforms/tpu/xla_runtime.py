@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-__all__ = ["Graph", "Runtime", "Traced"]
+__all__ = ["TracedFunction", "XlaGraph", "XlaRuntime"]
 
 Tensor = torch.Tensor
-Traced = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
+TracedFunction = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
 """(state, inputs) → (new state, outputs). May write to the state it is given; never to inputs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class XlaGraph:
     """A compiled step. `sources`: what the graph takes, an argument's number or a tensor of its own; `results`: what the caller
     gets, ("computed", number), ("argument", number) or a tensor that no run changes."""
 
@@ -30,7 +30,7 @@ class Graph:
     results: tuple[tuple[str, int] | Tensor, ...]
 
 
-class Runtime:
+class XlaRuntime:
     """torch-xla of this process. `load` stands in for importing, in tests."""
 
     def __init__(self, load: Callable[[str], Any] = importlib.import_module) -> None:
@@ -81,7 +81,7 @@ class Runtime:
         """Until all that was launched has finished."""
         self._model.wait_device_ops()
 
-    def capture(self, function: Traced, state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Graph:
+    def capture(self, function: TracedFunction, state: Sequence[Tensor], inputs: Sequence[Tensor]) -> XlaGraph:
         """Trace and compile; nothing is run. State that the function replaces is donated at every run: the caller's tensors are dead
         after it."""
         self._xla.sync()
@@ -101,7 +101,7 @@ class Runtime:
         finally:  # what was traced must not run by itself, least of all half a step
             self._c._clear_pending_irs(str(given[0].device if given else self.device(0)))
 
-    def run(self, graph: Graph, given: Sequence[Tensor]) -> list[Tensor]:
+    def run(self, graph: XlaGraph, given: Sequence[Tensor]) -> list[Tensor]:
         """`given`: state, then inputs. Returns new state, then outputs, before the device has finished."""
         self.settle(given)
         taken = [given[x] if isinstance(x, int) else x for x in graph.sources]
@@ -151,9 +151,9 @@ class Runtime:
         computed: list[Tensor],
         results: list[tuple[str, int] | Tensor],
         numbers: dict[int, int],
-    ) -> Graph:
+    ) -> XlaGraph:
         if not computed:
-            return Graph("", (), tuple(results))
+            return XlaGraph("", (), tuple(results))
         names, values = self._c._get_tensors_xla_device_data_node(computed)
         donors = self._c._xla_get_enable_alias_with_buffer_donor_config()
         self._c._xla_set_enable_alias_with_buffer_donor_config(True)
@@ -163,4 +163,4 @@ class Runtime:
         finally:
             self._c._xla_set_enable_alias_with_buffer_donor_config(donors)
         sources = tuple(numbers.get(number, value) for number, value in zip(names, values, strict=True))
-        return Graph(name, sources, tuple(results))
+        return XlaGraph(name, sources, tuple(results))

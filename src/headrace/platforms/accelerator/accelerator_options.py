@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.errors import PlatformError
 
-__all__ = ["TRITON", "Options", "read_options"]
+__all__ = ["TRITON", "AcceleratorOptions", "read_accelerator_options"]
 
 TRITON = "triton"
 _REFUSED = {"threads": "the work runs on the device; leave it out"}
@@ -16,7 +16,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class AcceleratorOptions:
     """What a user may choose of an accelerator."""
 
     dtype: str | None = None
@@ -33,12 +33,15 @@ class Options:
     """Where the ranks meet: `tcp://host:port` or `file:///path`."""
 
 
-def read_options(
-    platform: str, given: Mapping[str, Any], defaults: Options = Options(), providers: Sequence[str] = ()
-) -> Options:
+def read_accelerator_options(
+    platform: str,
+    given: Mapping[str, Any],
+    defaults: AcceleratorOptions = AcceleratorOptions(),
+    providers: Sequence[str] = (),
+) -> AcceleratorOptions:
     """Raises PlatformError that names the platform, the option and what it may be. `providers`: what `operators` may name
     beside triton."""
-    known = [field.name for field in fields(Options)]
+    known = [field.name for field in fields(AcceleratorOptions)]
     for name in sorted(given):
         if name in _REFUSED:
             raise PlatformError(f"{platform}: option {name} does not apply: {_REFUSED[name]}")

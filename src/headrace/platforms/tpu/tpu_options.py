@@ -8,13 +8,13 @@ from typing import Any
 
 from headrace.errors import PlatformError
 
-__all__ = ["Options", "read_options"]
+__all__ = ["TpuOptions", "read_tpu_options"]
 
 _CHOICES = {"dtype": (None, "float32", "bfloat16"), "kernels": ("auto", "pallas", "interpret", "xla")}
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class TpuOptions:
     """What a user may choose."""
 
     dtype: str | None = None
@@ -24,13 +24,13 @@ class Options:
     first where the chip runs them, else the second."""
 
 
-def read_options(given: Mapping[str, Any]) -> Options:
+def read_tpu_options(given: Mapping[str, Any]) -> TpuOptions:
     """Raises PlatformError that names the option and what it may be."""
-    known = [field.name for field in fields(Options)]
+    known = [field.name for field in fields(TpuOptions)]
     for name, value in given.items():
         if name not in known:
             raise PlatformError(f"tpu: unknown option {name!r}; there are {', '.join(known)}")
         if value not in _CHOICES[name]:
             able = ", ".join(str(choice) for choice in _CHOICES[name])
             raise PlatformError(f"tpu: option {name} is {value!r}: choose one of {able}")
-    return Options(**given)
+    return TpuOptions(**given)

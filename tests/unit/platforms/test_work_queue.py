@@ -11,12 +11,12 @@ import weakref
 import pytest
 
 from headrace.errors import PlatformError
-from headrace.platforms.order import Worker
+from headrace.platforms.work_queue import ThreadQueue
 
 
 def test_work_runs_in_order_behind_its_start() -> None:
     seen: list[object] = []
-    worker = Worker("test", lambda: seen.append("start"))
+    worker = ThreadQueue("test", lambda: seen.append("start"))
     futures = [worker.submit(lambda i=i: seen.append(i)) for i in range(5)]  # type: ignore[misc]
     worker.close()
     worker.close()
@@ -27,7 +27,7 @@ def test_work_runs_in_order_behind_its_start() -> None:
 
 
 def test_what_work_raises_is_its_futures() -> None:
-    worker = Worker("test", lambda: None)
+    worker = ThreadQueue("test", lambda: None)
     with pytest.raises(ZeroDivisionError):
         worker.submit(lambda: 1 // 0).result()
     assert worker.submit(lambda: 7).result() == 7
@@ -38,7 +38,7 @@ def test_nothing_is_held_and_the_thread_ends_with_its_owner() -> None:
     class Thing:
         pass
 
-    worker, thing = Worker("to-be-collected", lambda: None), Thing()
+    worker, thing = ThreadQueue("to-be-collected", lambda: None), Thing()
     worker.submit(lambda thing=thing: None).result()  # type: ignore[misc]
     gone = weakref.ref(thing)
     del thing
@@ -52,8 +52,8 @@ def test_nothing_is_held_and_the_thread_ends_with_its_owner() -> None:
 def test_work_is_taken_while_the_interpreter_ends() -> None:
     code = """
 import atexit, concurrent.futures.thread, sys
-from headrace.platforms.order import Worker
-worker = Worker("test", lambda: None)
+from headrace.platforms.work_queue import ThreadQueue
+worker = ThreadQueue("test", lambda: None)
 atexit.register(lambda: print(worker.submit(lambda: 5).result()))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)

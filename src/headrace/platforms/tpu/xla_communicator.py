@@ -8,7 +8,7 @@ import torch
 
 from headrace.errors import PlatformError
 from headrace.platforms.interface import Tensor
-from headrace.platforms.tpu.runtime import Runtime
+from headrace.platforms.tpu.xla_runtime import XlaRuntime
 
 __all__ = ["XlaCommunicator", "partition"]
 
@@ -16,7 +16,7 @@ __all__ = ["XlaCommunicator", "partition"]
 class XlaCommunicator:
     """One group. Every process compiles the same collective, which runs in all groups of the partition at once."""
 
-    def __init__(self, runtime: Runtime, group: Sequence[int]) -> None:
+    def __init__(self, runtime: XlaRuntime, group: Sequence[int]) -> None:
         rank, world = runtime.rank()
         self._runtime = runtime
         self._groups = partition(group, world)
