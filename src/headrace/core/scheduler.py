@@ -329,7 +329,11 @@ class Scheduler:
 
     def _follow(self, seq: Sequence, matcher: Matcher, token: int, delta: Delta) -> None:
         """Let the grammar take in a token, and the sequence go on, or end if nothing may follow."""
-        why = matcher.advance(token)
+        try:
+            why = matcher.advance(token)
+        except Exception as error:
+            # A fault of a grammar library ends its own sequence.
+            why = f"{type(error).__name__}: {error}"
         if why is not None:
             delta.finish_reason, delta.error = "error", f"the constraint cannot be followed any further: {why}"
             self._end(seq)
