@@ -16,8 +16,8 @@ from headrace.quant.bits import unpack_stream
 from headrace.quant.cache_hint import CacheHint
 from headrace.quant.checks import expect, floats, indices, one_scale
 from headrace.quant.containers import fp8_weight, int4_weight, int8_weight, int_weight, mxfp4_weight, nvfp4_weight
+from headrace.quant.scale_tiles import column_groups, expand_tiles
 from headrace.quant.scheme import CONFIG_KEY, TensorReader
-from headrace.quant.tiles import column_groups, expand_tiles
 from headrace.settings import Settings
 
 __all__ = ["CompressedTensors"]

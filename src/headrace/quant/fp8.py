@@ -16,8 +16,8 @@ from headrace.quant.activations import log_token_scales
 from headrace.quant.cache_hint import CacheHint
 from headrace.quant.checks import expect, floats, one_scale
 from headrace.quant.containers import fp8_weight
+from headrace.quant.scale_tiles import column_groups, expand_tiles
 from headrace.quant.scheme import CONFIG_KEY, TensorReader
-from headrace.quant.tiles import column_groups, expand_tiles
 from headrace.settings import Settings
 
 __all__ = ["FP8"]

@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from headrace.kernels.pallaslib.work import tiles
+from headrace.kernels.pallaslib.work_lists import tiles
 
 __all__ = ["attention", "tile_rows"]
 

@@ -7,8 +7,8 @@ import triton.language as tl
 from triton.language import tensor
 
 from headrace.kernels.embedding.reference import of_part
-from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 from headrace.kernels.weight import Weight
 
 __all__ = ["embedding", "embedding_kernel"]
@@ -29,7 +29,7 @@ def embedding_kernel(ids: tensor, table: tensor, out: tensor, width: int, scale:
 
 
 def embedding(
-    ids: torch.Tensor, table: Weight, scale: float, first_row: int | None = None, *, config: Config
+    ids: torch.Tensor, table: Weight, scale: float, first_row: int | None = None, *, config: LaunchConfig
 ) -> torch.Tensor:
     """See `ops.Ops.embedding`; in the configuration's type. Of a quantized table the rows asked for are dequantized by its scheme,
     on the device and without waiting for it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headrace.kernels.linear.activation import quantize_activation
-from headrace.kernels.tiles import matmul_rows
+from headrace.kernels.row_arithmetic import matmul_rows
 from headrace.kernels.weight import Weight
 
 __all__ = ["CHUNK", "linear", "product"]
