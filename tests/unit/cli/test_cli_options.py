@@ -63,7 +63,7 @@ def test_nothing_given_is_the_default_configuration() -> None:
 EVERYTHING = (
     "m.gguf --platform p --device-index 1 --device-option a=1 --device-option b=c --threads 3 --tensor-parallel-size 2 --dtype float32 --quantize int8 "
     "--max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 --kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching "
-    "--chat-template t.jinja --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 --cors-origin https://c.example"
+    "--chat-template t.jinja --grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 --cors-origin https://c.example"
 )
 
 
@@ -75,6 +75,7 @@ def test_every_option_has_its_place() -> None:
             "quantize": "int8",
             "max_model_len": 99,
             "chat_template": "t.jinja",
+            "grammar_backend": "mill",
             "packed_cache": 3000,
         },
         "cache": {"block_size": 32, "kv_dtype": "int8", "kv_memory": 1024, "num_blocks": 9, "prefix_caching": False},
