@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# An out-of-tree device from its own distribution: built, found, held to the conformance kit, and served over HTTP; then the
-# skeleton that `headrace plugin new` writes. In a fresh environment, with nothing of the checkout on the path.
+# An out-of-tree device from its own distribution: built, found, held to the conformance kit, and served over HTTP; one whose
+# tensors are numpy's likewise; then the skeleton that `headrace plugin new` writes. In a fresh environment, with nothing of the checkout on the path.
 #
 # Usage: ci/plugin.sh [folder for the environment and the reports, default build/plugin]
 #   PYTHON=python3.12   the interpreter
@@ -50,6 +50,11 @@ build() {
     "$bin/pip" install -q --no-build-isolation --no-deps "$work/source" && "$bin/pip" check
 }
 
+build_numpy() {
+  rm -rf "$work/numpy" && cp -r examples/backend_numpy "$work/numpy" &&
+    "$bin/pip" install -q --no-build-isolation --no-deps "$work/numpy" && "$bin/pip" check
+}
+
 found() {
   "$bin/headrace" doctor --platform example --json >"$work/doctor.json" && "$bin/python" - "$work/doctor.json" <<'PYTHON'
 import json, sys
@@ -87,12 +92,16 @@ skeleton() {
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 step "install into a fresh environment" install || finish
 step "build the example against this torch" build || finish
+step "install the example in numpy" build_numpy || finish
 cd "$work" || exit # away from the checkout: what is imported now is what was installed
 step "found by its entry point" found
 step "the kit on the example" kit example
 count example
 step "serve over HTTP, with the CPU's answers" "$bin/python" "$root/ci/plugin_serve.py" "$work/tiny" example
 step "serve it split over two devices, with the CPU's answers" "$bin/python" "$root/ci/plugin_serve.py" "$work/split" example 2
+step "the kit on the example in numpy" kit numpy
+count numpy
+step "serve over HTTP on numpy, with the CPU's answers" "$bin/python" "$root/ci/plugin_serve.py" "$work/numpy-tiny" numpy
 step "a new skeleton passes its own tests" skeleton
 step "the kit on the skeleton" kit mill
 count mill

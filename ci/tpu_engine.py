@@ -14,7 +14,7 @@ from plugin_serve import make_model
 
 from headrace import LLM, SamplingParams
 from headrace.platforms.tpu import TpuPlatform
-from headrace.platforms.tpu.runtime import Runtime
+from headrace.platforms.tpu.xla_runtime import XlaRuntime
 
 EACH_BUCKET = ["8 bytes.", "a prompt of some", "a prompt of thirty-two bytes: 32"]
 FIRST = [
@@ -40,9 +40,9 @@ class Watch:
     def __init__(self) -> None:
         self.keys: list[Any] = []
         self.compiled_for_steps = 0
-        capture = Runtime.capture
+        capture = XlaRuntime.capture
 
-        def watched(runtime: Runtime, function: Any, state: Any, inputs: Any) -> Any:
+        def watched(runtime: XlaRuntime, function: Any, state: Any, inputs: Any) -> Any:
             runtime._xla.sync()  # what loading left to compute is no step
             before = self.compilations()
             graph = capture(runtime, function, state, inputs)
@@ -50,7 +50,7 @@ class Watch:
             self.keys.append((graph.name, tuple(tuple(x.shape) for x in inputs)))
             return graph
 
-        Runtime.capture = watched  # type: ignore[method-assign]
+        XlaRuntime.capture = watched  # type: ignore[method-assign]
 
     @staticmethod
     def compilations() -> int:

@@ -20,7 +20,7 @@ from compile_report.chips import Chip
 from compile_report.code import specialise
 from compile_report.occupancy import Multiprocessor
 from compile_report.shipped import Recorded, recorded
-from headrace.platforms.xpu.chips import Properties, triton_chip
+from headrace.platforms.xpu.chips import XpuProperties, triton_chip
 
 DRIVER = {
     "architecture": 0,
@@ -37,7 +37,7 @@ MATRIX = re.compile(r"matrix_mad_k\d+\w*")
 
 
 def chip() -> Chip:
-    said = triton_chip(Properties("Data Center GPU Max", (16, 32), 64, shared_memory=131072))
+    said = triton_chip(XpuProperties("Data Center GPU Max", (16, 32), 64, shared_memory=131072))
     return Chip("pvc", "xpu", "pvc", said.lanes, said.shared_memory, "", said.tile, said.stages, _UNKNOWN, {})
 
 

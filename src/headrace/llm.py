@@ -22,7 +22,7 @@ from headrace.client.stops import special_stops
 from headrace.engine.stats import EngineStats
 from headrace.errors import EngineDead, InvalidRequest
 from headrace.hub.catalogue import resolve_model
-from headrace.hub.reference import display_name
+from headrace.hub.model_reference import display_name
 from headrace.options import make_config
 from headrace.progress import generating_bar
 from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer

@@ -13,11 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.sampling import SamplingParams
+from headrace.structured_outputs import Constraint, ConstraintKind
 
 __all__ = [
     "API_VERSION",
     "ATTENTION_FEATURES",
     "COLLECTIVES",
+    "NOT_FINITE",
+    "NO_CHOICE",
     "NO_TOKEN",
     "QUANT_FORMATS",
     "Bucket",
@@ -44,36 +47,14 @@ API_VERSION = (1, 0)
 NO_TOKEN = -1
 """In `StepPlan.token_ids`: the token this slot sampled last, which is still on the device. In results: a row that was not sampled."""
 
+NO_CHOICE = -2
+"""In results: bans and masks left this row no token."""
+NOT_FINITE = -3
+"""In results: the row's logits hold NaN, an infinitely large one, or none that is finite."""
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
-
-
-ConstraintKind = Literal[
-    "json_schema", "json_object", "regex", "choice", "lark", "gbnf", "structural_tag", "tool_calls"
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """What the output must look like, as the client asked for it. A backend of `grammar/` compiles it or refuses it."""
-
-    kind: ConstraintKind
-    text: str = ""
-    """The schema (JSON, its keys in the client's order), the expression, the grammar; a JSON list of strings for `choice`;
-    empty for `json_object`; for `tool_calls` the JSON text of {"lark": …, "schemas": […], "strict": […]}, a grammar that
-    names the schemas `schema_0` and so on."""
-    whitespace: Literal["flexible", "compact"] = "flexible"
-    """Between the parts of a JSON text: up to 32 characters, or none."""
-    strict: bool = False
-    """A schema held to OpenAI's strict rules: every property required, no others allowed; refused otherwise."""
-    field: str = "response_format"
-    """The request's field that asked for it, for errors."""
-    after: tuple[int, ...] = ()
-    """Token ids that end reasoning: the constraint begins after one of them. Empty: it begins at once."""
-    opens: tuple[int, ...] = ()
-    """Token ids that begin reasoning: the constraint begins at once, unless the first token is one of them. Empty, with
-    `after`: the prompt has begun the reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +292,7 @@ class StepResult:
     """What came back for the R rows of a plan, as host arrays."""
 
     tokens: Ints
-    """[R]; NO_TOKEN for rows that were only scored."""
+    """[R]; NO_TOKEN for rows that were only scored, NO_CHOICE and NOT_FINITE for rows that have no token."""
     logprobs: Floats | None = None
     """[R]; logprob of the sampled token, or of the target."""
     ranks: Ints | None = None

@@ -23,7 +23,7 @@ if __name__ == "__main__":
     remote._SILENCE = limits.get("silence", 600.0)
     remote._KILL_AFTER = client._STATS_TIMEOUT = client._FRESH = 600.0
     spawn._EXIT_TIMEOUT = limits.get("exit", spawn._EXIT_TIMEOUT)
-    lifecycle._AT_ONCE = limits.get("at_once", lifecycle._AT_ONCE)
+    lifecycle._HARD_EXIT = limits.get("at_once", lifecycle._HARD_EXIT)
     with ExitStack() as stack:
         launched = None
         if "slow" in limits:

@@ -10,23 +10,23 @@ import pytest
 import torch
 from tiny_models import save
 
-from headrace.bench import tape, verb_roofline
-from headrace.bench.cli import main
-from headrace.bench.limits import Limits
+from headrace.bench import step_profile, verb_roofline
+from headrace.bench.dispatch import main
+from headrace.bench.machine_limits import MachineLimits
 from headrace.bench.roofline_plot import Point, roofline
 from headrace.errors import ConfigError
 from headrace.platforms.cpu import native
 
 pytestmark = pytest.mark.skipif(native.missing() is not None, reason=f"no native kernels: {native.missing()}")
-LIMITS = Limits(1e10, 1e11, 2e11, 4e11)
+LIMITS = MachineLimits(1e10, 1e11, 2e11, 4e11)
 SMALL = ["roofline", "--formats", "q4_0", "--rows", "1,3", "--shape", "16x64", "--threads", "1"]
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb_roofline, "measure_team", lambda team: LIMITS)
-    monkeypatch.setattr(tape, "measure_limits", lambda threads: LIMITS)
-    monkeypatch.setattr(tape, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(step_profile, "measure_limits", lambda threads: LIMITS)
+    monkeypatch.setattr(step_profile, "_LEAST_SECONDS", 0.0)
 
 
 def test_products_alone(tmp_path: Path) -> None:
@@ -45,10 +45,10 @@ def test_a_models_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main([*SMALL, *steps, "--html", str(page), "--json", str(out)]) == 0
     said = capsys.readouterr().out
     assert "read 10.0 GB/s" in said
-    assert "whole step" in said
+    assert "complete step" in said
     text = page.read_text()
     assert "int8 400 Gop/s" in text
-    assert text.count("whole step</td>") == 2
+    assert text.count("complete step</td>") == 2
     assert text.count("<polyline") == 3
     assert "attention" in text
     assert "32 after 0" in text
@@ -58,7 +58,7 @@ def test_a_models_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert all(one["share"] > 0 for one in report["steps"])
 
 
-def test_points_stand_where_they_belong() -> None:
+def test_points_are_placed_by_their_values() -> None:
     """On the bandwidth's slope, on a ceiling, and beyond the axes."""
     slope = Point("slope", "s", 1e10, 1e10, 1.0, 1.0)
     ceiling = Point("<b>ceiling", "s", 1e6, 1e11, 1.0, 1.0)
@@ -76,6 +76,6 @@ def test_points_stand_where_they_belong() -> None:
 
 
 @pytest.mark.parametrize("steps", ["1", "1:2:3", "a:b", ""])
-def test_steps_that_are_none(steps: str) -> None:
+def test_invalid_steps_are_refused(steps: str) -> None:
     with pytest.raises(ConfigError, match="--steps"):
         main([*SMALL, "--model", "m", "--steps", steps])

@@ -10,8 +10,8 @@ import pytest
 import torch
 from tiny_models import save
 
-from headrace.bench import tape
-from headrace.bench.limits import Limits
+from headrace.bench import step_profile
+from headrace.bench.machine_limits import MachineLimits
 from headrace.cli.main import main
 from headrace.platforms.cpu import native
 
@@ -23,8 +23,8 @@ KV = 2 * HEAD
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tape, "measure_limits", lambda threads: Limits(1e9, 1e9, 2e9, 4e9))
-    monkeypatch.setattr(tape, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(step_profile, "measure_limits", lambda threads: MachineLimits(1e9, 1e9, 2e9, 4e9))
+    monkeypatch.setattr(step_profile, "_LEAST_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_options_reach_the_weights(model: Path, capsys: pytest.CaptureFixture[st
     assert narrow["bytes"] < plain["bytes"]
 
 
-def test_a_table_for_people(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_table(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--tape", str(model), "--platform", "cpu", "--threads", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("tiny: a step of 1 tokens of one sequence after 128, on a machine that reads 1.0 GB/s")
@@ -109,7 +109,7 @@ def test_a_table_for_people(model: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--dtype", "float8"], "--dtype float8"),
     ],
 )
-def test_steps_that_cannot_be(
+def test_impossible_steps_are_refused(
     options: list[str], message: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", "--tape", str(model), *options]) == 2

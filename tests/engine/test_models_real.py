@@ -1,16 +1,16 @@
-"""Greedy tokens of the catalogue's models equal transformers' on the same weights, dequantised, over 50 prompts.
+"""Greedy tokens of the catalogue's models equal transformers' on the same weights, dequantized, over 50 prompts.
 
 Prompts are prefixes of four stretches of one text, 10 to 1,000 tokens long: causal attention gives a prefix the same logits
 as the whole, so one pass a stretch compares every position, and its keys and values serve all continuations. If the two sides'
 greedy tokens differ, the reference's own gap must be below 1e-3: such near-ties are printed, not hidden. What transformers gives
-is kept (`real_references`); for a model of which nothing is kept it is computed.
+is kept (`real_references`); for a model of which nothing is kept it is computed. Ours comes of the CPU platform in its exact
+arithmetic, float32, and from the weights as they are stored.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,13 +19,16 @@ from real_references import PROMPTS, STEPS, STRETCHES, Arrays, columns_of, compu
 
 from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.hub.catalogue import cached_path, find_cached, terms_of
-from headrace.kernels import paged
+from headrace.kernels.registry import bind
 from headrace.kernels.weight import Weight
 from headrace.models.decoder import Decoder
+from headrace.platforms.cpu import CpuPlatform
+from headrace.platforms.interface import Device
 from headrace.quant.weights import dense, stack
 from headrace.types import KVLayout
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
+BLOCK = 16
 NEAR = 1e-3
 CLOSE = 2e-3
 """Of the deviation of all logits."""
@@ -39,7 +42,7 @@ def model_file(name: str) -> Path:
 
 
 def plain(weight: Weight) -> Weight:
-    """Dequantised once, so that the reference operators don't do it at every step."""
+    """Dequantized once."""
     whole = stack([plain(part) for part in weight.parts]) if weight.parts else dense(weight.dequantize())
     whole.bias = weight.bias
     return whole
@@ -69,31 +72,35 @@ class Reference:
         self.ties += int((picked[:, 0] != top_ids[:, 0]).sum())
 
 
-def check_stretch(
-    decoder: Decoder, ids: list[int], continued: dict[int, list[int]], reference: Reference, spread: float
-) -> None:
-    """One stretch of text whole, then each prefix with the tokens by which the reference continues it."""
-    layout = KVLayout(decoder.config.kv_layers, 8, "float32")
-    kv = paged.alloc(layout, (len(ids) + STEPS) // 8 + 3, torch.device("cpu"))
-    history = torch.zeros(1, len(ids) + STEPS + 1, dtype=torch.int32)
-    reference.compare(decoder.forward(one_sequence(ids, 0, len(ids)), kv, history), spread)
-    for length, tokens in continued.items():  # in one chunk: greedy on both sides as long as each one agrees
-        prompt = ids[:length] + tokens
-        reference.compare(decoder.forward(one_sequence(prompt, length, len(prompt) - 1), kv, history), spread)
+@dataclass(frozen=True)
+class Ours:
+    """Our decoder on a device, one sequence at a time."""
+
+    decoder: Decoder
+    device: Device
+
+    def compare(self, ids: list[int], continued: dict[int, list[int]], reference: Reference, spread: float) -> None:
+        """One stretch of text whole, then each prefix with the tokens by which the reference continues it."""
+        layout = KVLayout(self.decoder.config.kv_layers, BLOCK, "float32")
+        kv = self.device.alloc_kv(layout, (len(ids) + STEPS) // BLOCK + 3)
+        history = torch.zeros(1, len(ids) + STEPS + 1, dtype=torch.int32)
+
+        def logits(tokens: list[int], start: int, end: int) -> Tensor:
+            found: Tensor = self.decoder.forward(one_sequence(tokens, start, end, BLOCK), kv, history)
+            return found
+
+        reference.compare(logits(ids, 0, len(ids)), spread)
+        for length, tokens in continued.items():  # in one chunk: greedy on both sides as long as each one agrees
+            prompt = ids[:length] + tokens
+            reference.compare(logits(prompt, length, len(prompt) - 1), spread)
 
 
 @pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
 def test_greedy_tokens_equal_those_of_transformers(name: str) -> None:
     path = model_file(name)
     checkpoint = open_checkpoint(path)
-    decoder = checkpoint.build(reference_ops(), max(STRETCHES) + STEPS + 1)
-    head = plain(decoder.weights.head)
-    layers = [
-        type(layer)(**{key: plain(value) if isinstance(value, Weight) else value for key, value in fields(layer)})
-        for layer in decoder.weights.layers
-    ]
-    weights = type(decoder.weights)(head, layers, decoder.weights.norm, head, decoder.weights.rope_factors)
-    decoder = Decoder(decoder.config, reference_ops(), weights, max(STRETCHES) + STEPS + 1)
+    device = CpuPlatform().open(0, {"dtype": "float32"})
+    ours = Ours(checkpoint.build(bind(device), max(STRETCHES) + STEPS + 1), device)
     text = pieces(checkpoint.metadata, sum(STRETCHES))
     reference = Reference(kept(f"{name}-logits") or compute_logits(path, text))
     assert reference.arrays["ids"].tolist() == text, (
@@ -103,20 +110,17 @@ def test_greedy_tokens_equal_those_of_transformers(name: str) -> None:
     for index, size in enumerate(STRETCHES):
         continued = {length: next(tokens) for length in prefixes()[index]}
         spread = float(reference.arrays["spread"][index])
-        check_stretch(decoder, text[start : start + size], continued, reference, spread)
+        ours.compare(text[start : start + size], continued, reference, spread)
         start += size
+    device.close()
     compared = reference.row
     print(f"{name}: {compared} greedy tokens compared, {reference.ties} near-ties below {NEAR}")
     assert compared == sum(STRETCHES) + PROMPTS * (STEPS - 1) == len(reference.arrays["top"])
     assert reference.ties <= compared // 200
 
 
-def fields(layer: Any) -> list[tuple[str, Any]]:
-    return [(name, getattr(layer, name)) for name in type(layer).__dataclass_fields__]
-
-
-def test_blocks_in_memory_give_what_their_dequantised_form_gives() -> None:
-    """The weights as they are served, against the form that the comparison above uses."""
+def test_blocks_in_memory_give_what_their_dequantized_form_gives() -> None:
+    """The weights as they are served, against the form that other engines dequantize them to."""
     checkpoint = open_checkpoint(cached_path("smollm2"))
     decoder = checkpoint.build(reference_ops(), 16)
     ids = pieces(checkpoint.metadata, 12)

@@ -1,8 +1,8 @@
-"""Ratios between reports of `bench serve --json` or `bench offline --json`: the first against every other one, run by run.
+"""Ratios between reports of `bench serve --json` or `bench offline --json`: the first against every other, by run.
 
-A ratio above 1 says that the first is better: more tokens a second, less time to the first token, less memory. Runs are paired by
-workload and seed; where there are several seeds the median of their ratios is shown with the lowest and the highest. Lines of a
-harness that drives another engine are read too (`headrace.bench.records` says which).
+A ratio above 1 means that the first is better: more tokens per second, a shorter time to the first token, less memory.
+Runs are paired by workload and seed. With several seeds, the median of their ratios is shown with the lowest and the
+highest. Lines of a harness that drives another engine are read too (`headrace.bench.report_reader` has their fields).
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from headrace.bench.bench_report import BenchReport, ReportTable, add_outputs, facts, publish
 from headrace.bench.plots import Bar, bars
-from headrace.bench.records import Figures, Measured, read_report
-from headrace.bench.report import Report, Table, add_outputs, facts, publish
+from headrace.bench.report_reader import MeasuredRuns, RunMetrics, read_report
 from headrace.errors import ConfigError
 
 __all__ = ["Ratio", "compare", "configure", "run"]
 
-_METRICS: dict[str, tuple[Callable[[Figures], float | None], bool]] = {
+_METRICS: dict[str, tuple[Callable[[RunMetrics], float | None], bool]] = {
     "out tok/s": (lambda figures: figures.output_tok_s, True),
     "TTFT p50 ms": (lambda figures: figures.ttft_ms, False),
     "TPOT p50 ms": (lambda figures: figures.tpot_ms, False),
     "peak MB": (lambda figures: None if figures.peak_bytes is None else figures.peak_bytes / 1e6, False),
 }
-"""By name: how to read it, and whether more is better."""
+"""By name: a function that reads the metric, and whether more is better."""
 _COLUMNS = ("workload", "metric", "peer", "ours", "theirs", "ratio", "range", "pairs")
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """`ours` and `theirs` are medians over the seeds; the ratios are of pairs."""
+    """Ratios of one metric. `ours` and `theirs` are medians over the seeds; the ratios are of pairs."""
 
     peer: str
     workload: str
@@ -53,8 +53,8 @@ class Ratio:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("report", type=Path, help="the engine that is judged")
-    parser.add_argument("peer", type=Path, nargs="+", help="those it is held against")
+    parser.add_argument("report", type=Path, help="report of the engine to judge")
+    parser.add_argument("peer", type=Path, nargs="+", help="reports to compare it with")
     add_outputs(parser, "")
 
 
@@ -65,13 +65,13 @@ def run(args: argparse.Namespace) -> int:
     by_metric = {name: [one for one in found if one.metric == name] for name in _METRICS}
     plots = [bars([_bar(one) for one in some], f"ratios: {name}", mark=1.0) for name, some in by_metric.items() if some]
     data = {"ratios": [asdict(one) for one in found]}
-    table = Table(title, _COLUMNS, [one.cells() for one in found], words=3)
-    publish(args, Report(args.label or ours.label, data, [table], plots, facts()))
+    table = ReportTable(title, _COLUMNS, [one.cells() for one in found], words=3)
+    publish(args, BenchReport(args.label or ours.label, data, [table], plots, facts()))
     return 0
 
 
-def compare(ours: Measured, theirs: Measured) -> list[Ratio]:
-    """Of the runs that both reports hold. Raises ConfigError where there is none."""
+def compare(ours: MeasuredRuns, theirs: MeasuredRuns) -> list[Ratio]:
+    """The ratios of the runs that are in both reports. Raises ConfigError if there is none."""
     common = sorted(ours.runs.keys() & theirs.runs.keys())
     if not common:
         raise ConfigError(
@@ -85,8 +85,8 @@ def compare(ours: Measured, theirs: Measured) -> list[Ratio]:
     return ratios
 
 
-def _ratio(peer: str, workload: str, metric: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[Ratio]:
-    """One, or none where neither seed has that figure of both."""
+def _ratio(peer: str, workload: str, metric: str, pairs: Sequence[tuple[RunMetrics, RunMetrics]]) -> list[Ratio]:
+    """The ratio of a metric; none if no pair has a value on both sides."""
     read, more = _METRICS[metric]
     read_pairs = [(read(a), read(b)) for a, b in pairs]
     values = [(a, b) for a, b in read_pairs if a and b]

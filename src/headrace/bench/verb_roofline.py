@@ -1,5 +1,6 @@
-"""Where everything stands against this machine's limits: matrix products by format and number of rows, and each operator of a
-model's steps. One row reads every weight once, so it is held to the memory's bandwidth; many rows to the arithmetic of their type."""
+"""Shares of this machine's limits: of matrix products by format and number of rows, and of each operator of a model's
+steps. One row reads every weight once, so memory bandwidth is its limit; the limit of many rows is the arithmetic rate
+of their type."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from headrace.bench import kernels
-from headrace.bench.limits import Limits, measure_team
-from headrace.bench.report import Report, Table, add_outputs, facts, publish
+from headrace.bench import matmul_bench
+from headrace.bench.bench_report import BenchReport, ReportTable, add_outputs, facts, publish
+from headrace.bench.machine_limits import MachineLimits, measure_team
 from headrace.bench.roofline_plot import COLUMNS, Point, roofline
-from headrace.bench.tape import StepProfile, profile_step
+from headrace.bench.step_profile import StepProfile, profile_step
 from headrace.config import Config, DeviceConfig, ModelConfig
 from headrace.errors import ConfigError
 from headrace.hub.catalogue import resolve_model
@@ -25,20 +26,22 @@ _STEPS = "1:128,1:4096,256:0"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    kernels.configure(parser)
+    matmul_bench.configure(parser)
     parser.add_argument("--model", metavar="MODEL", help="measure the operators of this model's steps too")
     parser.add_argument("--steps", default=_STEPS, help=f"of that model, as tokens:context (default: {_STEPS})")
     add_outputs(parser, "roofline")
 
 
 def run(args: argparse.Namespace) -> int:
-    names, shape = kernels.chosen(args)
+    names, shape = matmul_bench.chosen(args)
     steps = _steps(args.steps) if args.model else []
     team = Team(load(args.isa), args.threads)
     try:
         limits = measure_team(team)
         found = [
-            kernels.measure(team, name, int(rows), shape, limits) for name in names for rows in args.rows.split(",")
+            matmul_bench.measure(team, name, int(rows), shape, limits)
+            for name in names
+            for rows in args.rows.split(",")
         ]
     finally:
         team.close()
@@ -53,7 +56,7 @@ def _config(args: argparse.Namespace) -> Config:
 
 
 def _steps(text: str) -> list[tuple[int, int]]:
-    """Raises ConfigError for what is no list of steps."""
+    """Steps as (tokens, context). Raises ConfigError if the text is not a list of steps."""
     try:
         return [(int(tokens), int(context)) for tokens, context in (part.split(":") for part in text.split(","))]
     except ValueError:
@@ -61,20 +64,23 @@ def _steps(text: str) -> list[tuple[int, int]]:
 
 
 def _report(
-    args: argparse.Namespace, limits: Limits, found: Sequence[kernels.Measurement], profiles: Sequence[StepProfile]
-) -> Report:
-    tables = [kernels.table(limits, found)]
+    args: argparse.Namespace,
+    limits: MachineLimits,
+    found: Sequence[matmul_bench.MatmulMeasurement],
+    profiles: Sequence[StepProfile],
+) -> BenchReport:
+    tables = [matmul_bench.table(limits, found)]
     if profiles:
         rows = [point.cells() for point in _points([], profiles)]
-        tables.append(Table("operators of the model's steps", COLUMNS, rows, words=2))
+        tables.append(ReportTable("operators of the model's steps", COLUMNS, rows, words=2))
     steps = [{key: value for key, value in asdict(one).items() if key != "limits"} for one in profiles]
     data: dict[str, Any] = {"limits": asdict(limits), "kernels": [asdict(one) for one in found], "steps": steps}
     known = facts() | {"model": args.model or "none", "threads": args.threads or "all"}
-    return Report(args.label, data, tables, [roofline(limits, _points(found, profiles))], known)
+    return BenchReport(args.label, data, tables, [roofline(limits, _points(found, profiles))], known)
 
 
-def _points(found: Sequence[kernels.Measurement], profiles: Sequence[StepProfile]) -> list[Point]:
-    """A matrix product or an operator each. Bytes of a product are those of its weight."""
+def _points(found: Sequence[matmul_bench.MatmulMeasurement], profiles: Sequence[StepProfile]) -> list[Point]:
+    """One point for each matrix product and each operator. Bytes of a product are those of its weight."""
     points = [
         Point(
             f"{one.format} {one.shape[0]}×{one.shape[1]}", f"{one.rows} rows", one.bytes_per_second * one.seconds,
@@ -96,5 +102,5 @@ def _points(found: Sequence[kernels.Measurement], profiles: Sequence[StepProfile
             for one in sorted(profile.operators, key=lambda one: -one.seconds)
         ]
         total = profile.bytes, profile.operations, profile.seconds, profile.share
-        points.append(Point(f"{profile.model}: whole step", step, *total))
+        points.append(Point(f"{profile.model}: complete step", step, *total))
     return points

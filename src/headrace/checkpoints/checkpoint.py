@@ -24,7 +24,7 @@ from headrace.models.config import DecoderConfig, check_decoder
 from headrace.models.decoder import Decoder
 from headrace.models.family import Names
 from headrace.models.registry import from_gguf, from_hf
-from headrace.models.sharding import WHOLE, Group, Shard, local_config
+from headrace.models.sharding import WHOLE, Collectives, Shard, local_config
 from headrace.quant.methods import scheme_of
 from headrace.quant.weights import place
 from headrace.settings import Settings
@@ -66,14 +66,16 @@ class Checkpoint:
         progress: Progress | None = None,
         move: Callable[[torch.Tensor], torch.Tensor] | None = None,
         shard: Shard = WHOLE,
-        group: Group | None = None,
+        group: Collectives | None = None,
         finish: Finish | None = None,
+        place_vector: Callable[[torch.Tensor], Any] | None = None,
     ) -> Decoder:
         """Read the weights and bind them to operators.
 
         `progress(done, total)` counts bytes; `move` puts a tensor where the operators want it (default: it stays a view of the
         file); `shard` is this rank's part and `group` its collectives. `finish(weight, operators)` gets every matrix with the
         operators that will be called with it, and gives what the model keeps (default: the matrix with its tensors moved).
+        `place_vector` puts a norm, a router's bias or a rotary table where operators want it (default: as `move`).
         Raises CheckpointError naming file and tensor, UnsupportedModel for tensors the architecture doesn't know and for formats
         that cannot be cut, ConfigError for a number of ranks that does not suit the model.
         """
@@ -93,14 +95,14 @@ class Checkpoint:
             str(self.path),
             self.norm_offset,
             self.interleaved,
-            put,
+            place_vector or put,
             finish or (lambda weight, operators: place(weight, put)),
             count,
             shard,
         ).run()
         if progress is not None:
             progress(self.total_bytes, self.total_bytes)
-        return Decoder(local_config(self.decoder_config, shard), ops, weights, max_model_len, group)
+        return Decoder(local_config(self.decoder_config, shard), ops, weights, max_model_len, group, place_vector)
 
 
 def open_checkpoint(path: Path | str, extensions: Extensions | None = None) -> Checkpoint:

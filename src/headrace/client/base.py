@@ -30,7 +30,7 @@ from headrace.engine.wire import (
     from_wire,
 )
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest, UserError
-from headrace.hub.reference import display_name
+from headrace.hub.model_reference import display_name
 from headrace.types import Request
 
 __all__ = ["BaseClient"]

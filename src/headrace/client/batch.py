@@ -6,9 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.client.api import EngineClient, GenerateRequest, LogprobEntry, Output, Usage
-from headrace.errors import EngineDead, HeadraceError
+from headrace.errors import EngineDead, HeadraceError, InvalidRequest
+from headrace.structured_outputs import StructuredOutputs
 
 __all__ = ["Completion", "Places", "RequestOutput", "answer_all"]
 
@@ -25,6 +27,10 @@ class Completion:
     """`stop`, `length`, `abort`, or `error`: then `error` says why, and the other prompts have their answers."""
     stop_reason: int | str | None = None
     error: str | None = None
+    """Also says why a complete text is no value of the type that was asked for: a validator of the type refused it."""
+    parsed: Any = None
+    """The value of the text if `structured_outputs` was given: an instance of the type, the value of other JSON, else the
+    text itself. None if the text was cut."""
 
 
 @dataclass(slots=True)
@@ -82,18 +88,19 @@ async def answer_all(
 ) -> list[RequestOutput]:
     """The answers in the requests' order; `tell` hears the tokens of each that ends.
 
-    What goes wrong with one is the `error` of its own choices. Raises EngineDead, which is the end of all.
+    What goes wrong with one is the `error` of its own choices. Raises EngineDead, which is the end of all, and InvalidRequest
+    for `structured_outputs` that cannot be enforced.
     """
     answers = [_empty(request) for request in requests]
     tasks: set[asyncio.Task[None]] = set()
-    lost: list[EngineDead] = []
+    lost: list[HeadraceError] = []
 
     async def work(request: GenerateRequest, answer: RequestOutput, taken: int) -> None:
         try:
             await _answer(client, request, answer)
             if tell is not None:
                 tell(sum(len(choice.token_ids) for choice in answer.outputs))
-        except EngineDead as error:
+        except (EngineDead, InvalidRequest) as error:
             lost.append(error)
         finally:
             places.give(taken)
@@ -129,9 +136,23 @@ async def _answer(client: EngineClient, request: GenerateRequest, answer: Reques
     except EngineDead:
         raise
     except HeadraceError as error:
+        if isinstance(error, InvalidRequest) and (error.param or "").startswith("structured_outputs"):
+            raise
         for choice in answer.outputs:
             if choice.finish_reason is None:
                 choice.finish_reason, choice.error = "error", str(error)
+    if request.params.structured_outputs is not None:
+        for choice in answer.outputs:
+            _parse(choice, request.params.structured_outputs)
+
+
+def _parse(choice: Completion, wanted: StructuredOutputs) -> None:
+    if choice.finish_reason != "stop":
+        return
+    try:
+        choice.parsed = wanted.parse(choice.text)
+    except ValueError as error:
+        choice.error = f"the text is no value of the type that was asked for: {error}"
 
 
 def _extend(answer: RequestOutput, output: Output) -> None:

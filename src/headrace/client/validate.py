@@ -35,6 +35,7 @@ def validated(request: GenerateRequest, limits: Limits, ends: Collection[int] = 
     if not request.prompt:
         raise InvalidRequest("`prompt` is empty: give at least one token", "prompt", "invalid_value")
     check_ids(request.prompt, limits.vocab_size, "prompt")
+    request = _with_constraint(request)
     params = request.params
     _check_tokens(params, limits.vocab_size)
     if params.max_tokens is None:
@@ -48,6 +49,17 @@ def validated(request: GenerateRequest, limits: Limits, ends: Collection[int] = 
     if params.max_tokens or params.prompt_logprobs is not None:
         _check_cache(len(request.prompt), params.max_tokens or 0, limits)
     return request
+
+
+def _with_constraint(request: GenerateRequest) -> GenerateRequest:
+    """The parameter `structured_outputs` as the request's constraint."""
+    wanted = request.params.structured_outputs
+    if wanted is None:
+        return request
+    if request.constraint is not None:
+        message = "`structured_outputs`: the request has a constraint already"
+        raise InvalidRequest(message, "structured_outputs", "invalid_value")
+    return replace(request, params=replace(request.params, structured_outputs=None), constraint=wanted.constraint())
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, name: str) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 Subclass `Suite`, give it a `device` fixture and run pytest; or, for a platform that is installed as a plugin,
 `headrace conformance NAME`. Tiers run in order and a later one is skipped once an earlier one has failed: contract, copies,
-operators, kv, model, collectives, determinism, faults. What a device does not declare is skipped with a reason; what it
+operators, kv, model, collectives, determinism, faults, loading. What a device does not declare is skipped with a reason; what it
 declares must hold.
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.conformance.tiny import Serving, TinyModel
@@ -69,6 +69,9 @@ class _Watched:
 
     def recover(self) -> bool:
         return self._runner.recover()
+
+    def where_not_finite(self, tokens: Sequence[int]) -> str:
+        return self._runner.where_not_finite(tokens)
 
 
 class _WatchedStep:

@@ -11,6 +11,7 @@ from headrace.conformance.explore import EXAMPLES
 from headrace.conformance.faults import FaultsTier
 from headrace.conformance.formats import FormatsTier
 from headrace.conformance.kv import KVTier
+from headrace.conformance.loading import LoadingTier
 from headrace.conformance.model import DeterminismTier, ModelTier
 from headrace.conformance.operators import OperatorsTier
 from headrace.platforms.interface import Platform
@@ -28,6 +29,7 @@ class Suite(
     CollectivesTier,
     DeterminismTier,
     FaultsTier,
+    LoadingTier,
 ):
     """Subclass it in a test file and give it a `device` fixture; that is all.
 

@@ -9,7 +9,7 @@ import pytest
 
 __all__ = ["TIERS", "tier", "tier_of"]
 
-TIERS = ("contract", "copies", "operators", "kv", "model", "collectives", "determinism", "faults")
+TIERS = ("contract", "copies", "operators", "kv", "model", "collectives", "determinism", "faults", "loading")
 
 T = TypeVar("T", bound=type)
 

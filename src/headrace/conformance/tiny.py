@@ -134,12 +134,12 @@ class Serving:
             self.errors[delta.request_id] = delta.error
 
 
-def agreeing(found: Answer, wanted: Answer) -> int:
+def agreeing(found: Answer, wanted: Answer, limit: float = 0.02) -> int:
     """Of how many tokens two answers agree, from the first on. Raises AssertionError where their logprobs differ by more than
-    0.02 so far."""
+    the limit so far."""
     same = next((i for i, (a, b) in enumerate(zip(found[0], wanted[0], strict=False)) if a != b), len(wanted[0]))
     for one, other in zip(found[1][:same], wanted[1][:same], strict=False):
-        assert abs(one - other) <= 0.02, f"a logprob of {one}, where {other} is right"
+        assert abs(one - other) <= limit, f"a logprob of {one}, where {other} is right"
     return min(same, len(found[0]))
 
 

@@ -11,14 +11,14 @@ from headrace.core.admission import CoreConfig, admit
 from headrace.core.block_pool import blocks_for
 from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
-from headrace.core.matcher import Matcher
+from headrace.core.matcher import Matcher, advance
 from headrace.core.outcome import scheduler_stats, token_logprobs
 from headrace.core.plan import Chunk, Decodes, Extras, Launched, build
 from headrace.core.queue import WaitingQueue
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
 from headrace.errors import Overloaded
-from headrace.types import Delta, Request, SchedulerStats, StepPlan, StepResult
+from headrace.types import NOT_FINITE, Delta, Request, SchedulerStats, StepPlan, StepResult
 
 __all__ = ["Scheduler"]
 
@@ -52,6 +52,8 @@ class Scheduler:
         self._launched = 0
         self._committed = 0
         self._outbox: list[Delta] = []
+        self.broken: dict[str, list[int]] = {}
+        """Known tokens of sequences that commits have ended because their logits were not finite, until somebody takes them."""
         self._arrivals = self._preemptions = self._cached_tokens = self._prompt_tokens = 0
 
     # Requests come and go
@@ -306,6 +308,8 @@ class Scheduler:
 
     def _accept(self, seq: Sequence, row: int, token: int, result: StepResult) -> Delta:
         """Append a sampled token, and end the sequence where it is the last."""
+        if token < 0:
+            return self._without_token(seq, token)
         tokens = seq.tokens
         seq.filled = len(tokens)
         tokens.append(token)
@@ -325,7 +329,7 @@ class Scheduler:
 
     def _follow(self, seq: Sequence, matcher: Matcher, token: int, delta: Delta) -> None:
         """Let the grammar take in a token, and the sequence go on, or end if nothing may follow."""
-        why = matcher.advance(token)
+        why = advance(matcher, token)
         if why is not None:
             delta.finish_reason, delta.error = "error", f"the constraint cannot be followed any further: {why}"
             self._end(seq)
@@ -340,6 +344,8 @@ class Scheduler:
         seq.filled = chunk.end
         row = chunk.row
         for position in range(chunk.score_from, chunk.score_to):
+            if tokens[row] == NOT_FINITE:
+                return [self._without_token(seq, NOT_FINITE)]
             assert seq.prompt_logprobs is not None
             count = seq.params.prompt_logprobs or 0
             seq.prompt_logprobs.append(token_logprobs(result, row, seq.tokens[position + 1], count))
@@ -364,6 +370,16 @@ class Scheduler:
         """End a sequence whose result could not be taken in: a fault of ours, which is nobody else's."""
         _log.error("request %s failed in the engine", seq.id, exc_info=error)
         return self._fail(seq, f"the engine failed on this request: {type(error).__name__}: {error}")
+
+    def _without_token(self, seq: Sequence, why: int) -> Delta:
+        """End a sequence that the device found no token for."""
+        if why != NOT_FINITE:
+            return self._fail(seq, "no token is left to sample: bans and `allowed_token_ids` exclude every one")
+        self.broken[seq.id] = list(seq.tokens)
+        delta = self._fail(seq, "the model's logits are not finite")
+        # Prefixes that were computed with this one may hold the same numbers.
+        self.reset_cache()
+        return delta
 
     def _fail(self, seq: Sequence, message: str) -> Delta:
         cached = max(seq.cached, 0)

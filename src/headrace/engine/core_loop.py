@@ -38,6 +38,9 @@ class StepRunner(Protocol):
     def recover(self) -> bool:
         """Called after a step that failed. True if the cache had to be made again: it holds nothing any more."""
 
+    def where_not_finite(self, tokens: Sequence[int]) -> str:
+        """A slow second look at a sequence whose logits were not finite: where that begins, in words."""
+
 
 class StepScheduler(Protocol):
     """What the loop needs of `core.Scheduler`."""
@@ -49,6 +52,8 @@ class StepScheduler(Protocol):
     def finish(self, request_id: str) -> bool: ...
 
     def schedule(self, now: float) -> StepPlan | None: ...
+
+    broken: dict[str, list[int]]
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]: ...
 
@@ -238,6 +243,20 @@ class EngineCore:
         if self._figures.wants_memory(now):
             self._look_at_memory(now)
         deltas += self._scheduler.commit(plan, result, now)
+        if self._scheduler.broken:
+            self._explain(deltas)
+
+    def _explain(self, deltas: list[Delta]) -> None:
+        """Say where the numbers that are not finite come from. One look serves all requests of the step."""
+        broken, self._scheduler.broken = self._scheduler.broken, {}
+        try:
+            where = self._runner.where_not_finite(next(iter(broken.values())))
+        except Exception as error:
+            where = f"a second look at where that begins failed with {type(error).__name__}: {error}"
+        for delta in deltas:
+            if delta.request_id in broken:
+                delta.error = f"{delta.error}: {where}"
+        _log.error("the model's logits are not finite: %s (requests %s)", where, ", ".join(broken))
 
     def _measure(self, busy_seconds: Callable[[], float]) -> float:
         """What the device has worked since it was last asked: mostly on the step that has just ended."""

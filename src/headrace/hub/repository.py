@@ -16,7 +16,7 @@ from typing import Any
 
 from headrace.errors import ModelNotFound
 from headrace.hub.fetching import Progress
-from headrace.hub.reference import Repository
+from headrace.hub.model_reference import Repository
 
 __all__ = ["fetch_repository"]
 

@@ -71,7 +71,8 @@ class SampleInputs:
 @dataclass(frozen=True, slots=True)
 class SampleOutputs:
     tokens: Tensor
-    """int32 [R]; the sampled token, or NO_TOKEN for a scored row."""
+    """int32 [R]; the sampled token, or NO_TOKEN for a scored row. NO_CHOICE if bias and mask left no token, NOT_FINITE if the
+    logits hold NaN or +inf or nothing finite (a scored row, too): such rows write nothing to the history."""
     logprobs: Tensor
     """float32 [R]; of the sampled or target token under the raw logits."""
     ranks: Tensor

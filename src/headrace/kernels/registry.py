@@ -32,7 +32,7 @@ from headrace.kernels.spec import OpReasons, OpSpec, PacksWeights, Tagged, Torch
 from headrace.kernels.weight import Weight
 from headrace.types import QUANT_FORMATS, Capabilities
 
-__all__ = ["OPS", "OPTIONAL", "Binding", "ByReference", "Composed", "OpSource", "bind", "binding", "pack"]
+__all__ = ["OPS", "OPTIONAL", "Binding", "ByReference", "Composed", "Missing", "OpSource", "bind", "binding", "pack"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -104,6 +104,30 @@ class ByReference:
         return self._spec.reference(*args, **kwargs)
 
 
+class Missing:
+    """An operator that a device lacks whose tensors no reference takes: an error wherever it is asked for, at load if it has
+    weights."""
+
+    tag = "missing"
+
+    def __init__(self, spec: OpSpec, device: str, reason: str) -> None:
+        self._spec, self._device, self._reason = spec, device, reason
+
+    def pack(self, weight: Weight) -> None:
+        """Raises PlatformError."""
+        self._refuse(f" (it would take {weight.name})" if weight.name else "")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises PlatformError."""
+        self._refuse("")
+
+    def _refuse(self, what: str) -> None:
+        raise PlatformError(
+            f"{self._device} has no form of {self._spec.name}{what}, and no reference takes its tensors, which are not torch's "
+            f"({self._reason}): choose another platform"
+        )
+
+
 class Composed:
     """An optional operator put together out of bound ones."""
 
@@ -122,6 +146,7 @@ def binding(device: OpSource) -> Binding:
     Why a device lacks an operator is asked of it where it is `OpReasons`.
     Raises PlatformError where the device hands back something that cannot be called.
     """
+    on_torch = device.extension(TorchTensors) is not None
     told = device.extension(OpReasons)
     why: Mapping[str, str] = {} if told is None else told.op_reasons()
     callables, tags, reasons = {}, {}, {}
@@ -129,9 +154,13 @@ def binding(device: OpSource) -> Binding:
     optional_reasons: dict[str, str] = {}
     for spec in OPS:
         own = _own(device, spec)
-        callables[spec.name] = spec.reference if own is None else _by_format(device, spec, own, spec.reference)
-        tags[spec.name] = "reference" if own is None else _tag(own, device)
         reasons[spec.name] = why.get(spec.name, _DEFAULT_REASON if own is None else _OWN_REASON)
+        if own is not None:
+            callables[spec.name] = _by_format(device, spec, own, spec.reference)
+        else:
+            missing = Missing(spec, type(device).__name__, reasons[spec.name])
+            callables[spec.name] = spec.reference if on_torch else missing
+        tags[spec.name] = _tag(own, device) if own is not None else "reference" if on_torch else Missing.tag
     bound = Binding(callables, tags, reasons, optional, optional_reasons)
     for spec in OPTIONAL:
         own, reason = _own(device, spec), _OWN_REASON
@@ -141,7 +170,8 @@ def binding(device: OpSource) -> Binding:
         elif composed is not None:
             own, reason = composed, _COMPOSED_REASON
         reason = why.get(spec.name, _DEFAULT_REASON if own is None else reason)
-        optional[spec.name], optional_reasons[spec.name] = own or ByReference(spec, reason), reason
+        other = ByReference(spec, reason) if on_torch else Missing(spec, type(device).__name__, reason)
+        optional[spec.name], optional_reasons[spec.name] = own or other, reason
     return bound
 
 
@@ -170,8 +200,15 @@ def _own(device: OpSource, spec: OpSpec) -> Callable[..., Any] | None:
 
 
 def bind(device: OpSource) -> Ops:
-    """Operators for a model to call. The log says once which are served by reference, and why."""
+    """Operators for a model to call. The log says once which are served by reference, and why. Raises PlatformError where the
+    device lacks operators of `OPS` and no reference takes its tensors."""
     bound = binding(device)
+    missing = [name for name, tag in bound.tags.items() if tag == Missing.tag]
+    if missing:
+        raise PlatformError(
+            f"{type(device).__name__} has no form of {', '.join(missing)}, and no reference takes its tensors, which are not "
+            "torch's: a device without torch has all operators of registry.OPS"
+        )
     by_reason: dict[str, list[str]] = {}
     for name, tag in bound.tags.items():
         if tag == "reference":

@@ -150,24 +150,24 @@ class World:
             name = "127.0.0.1" if self.local or self._address.scheme == "file" else ""
             create: Any = distributed.ProcessGroupGloo.create_device
             options._devices = [create(hostname=name) if name else distributed.ProcessGroupGloo.create_default_device()]
-            return _tried(backend, lambda: distributed.ProcessGroupGloo(store, rank, size, options))
+            return _translated(backend, lambda: distributed.ProcessGroupGloo(store, rank, size, options))
         cls = getattr(distributed, _CLASSES[backend], None)
         if cls is None:
             raise PlatformError(f"this build of torch has no {backend}: install the one for this device")
         options = cls.Options()
         options._timeout = period
-        return _tried(backend, lambda: cls(store, rank, size, options))
+        return _translated(backend, lambda: cls(store, rank, size, options))
 
     def _connect(self) -> Store:
         period = timedelta(seconds=self.timeout)
         if self._address.scheme == "file":
-            return _tried("rendezvous", lambda: distributed.FileStore(self._address.path, self.size))
+            return _translated("rendezvous", lambda: distributed.FileStore(self._address.path, self.size))
         host, port = self._address.hostname, self._address.port
         if not host or not port:
             raise PlatformError(f"option rendezvous is {self._address.geturl()!r}: give tcp://host:port")
         if self.rank:
-            return _tried("rendezvous", lambda: distributed.TCPStore(host, port, self.size, False, period))
-        return _tried("rendezvous", lambda: _listening(host, port, self.size, period))
+            return _translated("rendezvous", lambda: distributed.TCPStore(host, port, self.size, False, period))
+        return _translated("rendezvous", lambda: _listening(host, port, self.size, period))
 
 
 def _listening(host: str, port: int, size: int, period: timedelta) -> Store:
@@ -182,7 +182,7 @@ def _listening(host: str, port: int, size: int, period: timedelta) -> Store:
         )
 
 
-def _tried(what: str, make: Callable[[], T]) -> T:
+def _translated(what: str, make: Callable[[], T]) -> T:
     try:
         return make()
     except (RuntimeError, OSError) as error:

@@ -20,7 +20,7 @@ from headrace.kernels.spec import OpSpec
 from headrace.platforms.host import host_memory
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor, own_extension
 from headrace.platforms.one_rank import OneRank
-from headrace.platforms.order import FuturePending, Inline, Outputs, Queue, Worker, resolve
+from headrace.platforms.work_queue import DeferredOutputs, FuturePending, InlineQueue, ThreadQueue, WorkQueue, resolve
 from headrace.types import Bucket, Capabilities, KVLayout
 
 __all__ = ["EagerExecutable", "TorchDevice"]
@@ -32,7 +32,11 @@ class TorchDevice:
     """One opened `torch.device`."""
 
     def __init__(
-        self, device: torch.device, capabilities: Capabilities, threads: int | None = None, queue: Queue | None = None
+        self,
+        device: torch.device,
+        capabilities: Capabilities,
+        threads: int | None = None,
+        queue: WorkQueue | None = None,
     ) -> None:
         """`threads` of torch's own pool for the thread that runs the work; None leaves torch's choice. `queue`: what orders
         the work of a device that returns before it has finished by its own means; None: a thread, or none."""
@@ -42,7 +46,9 @@ class TorchDevice:
         self._closed = False
         self._failure: HeadraceError | None = None
         on_thread = queue is None and capabilities.async_exec
-        self._queue: Queue = queue or (Worker(f"headrace-{device}", self._start) if on_thread else Inline())
+        self._queue: WorkQueue = queue or (
+            ThreadQueue(f"headrace-{device}", self._start) if on_thread else InlineQueue()
+        )
         if not on_thread:
             self._start()  # this thread will do the work
 
@@ -171,7 +177,7 @@ class EagerExecutable:
             self._names = tuple(outputs)
             return outputs
 
-        return kv, Outputs(self._device.submit(work), self._names)
+        return kv, DeferredOutputs(self._device.submit(work), self._names)
 
 
 def _to_host(tensor: torch.Tensor) -> npt.NDArray[Any]:

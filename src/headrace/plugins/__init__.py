@@ -3,19 +3,19 @@
 Platforms with a score below `AUTO_SCORE` (10) are used only where they are named.
 """
 
-from headrace.plugins.discovery import GROUP, discover
+from headrace.plugins.contract_version import version_fault
 from headrace.plugins.hooks import Hooks, hookimpl, hookspec
 from headrace.plugins.info import PluginInfo
-from headrace.plugins.select import AUTO_SCORE, PluginSet, Probe
-from headrace.plugins.version import version_fault
+from headrace.plugins.plugin_discovery import GROUP, discover
+from headrace.plugins.plugin_set import AUTO_SCORE, PlatformProbe, PluginSet
 
 __all__ = [
     "AUTO_SCORE",
     "GROUP",
     "Hooks",
+    "PlatformProbe",
     "PluginInfo",
     "PluginSet",
-    "Probe",
     "discover",
     "hookimpl",
     "hookspec",

@@ -15,10 +15,10 @@ from headrace.client.api import EngineClient
 from headrace.config import Config
 from headrace.errors import HeadraceError
 from headrace.server import chat, completions, replies, routes, schemas
-from headrace.server.context import Context, TextTokenizer, make_context
-from headrace.server.errors import HttpError, to_http
-from headrace.server.gate import Gate
-from headrace.server.openapi import Schema, operation
+from headrace.server.access import AccessMiddleware
+from headrace.server.context import Context, ServerTokenizer, make_context
+from headrace.server.http_errors import HttpError, to_http
+from headrace.server.openapi import OpenApiDocument, operation
 
 __all__ = ["create_app", "create_app_for"]
 
@@ -26,8 +26,8 @@ Route = Callable[[Context, Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """One route. What it takes and answers is for the OpenAPI document: the routes parse and write themselves."""
+class _RouteSpec:
+    """One route. The body types are for the OpenAPI document alone: the routes parse and encode bodies themselves."""
 
     method: str
     path: str
@@ -36,12 +36,12 @@ class _Row:
     request: type | None = None
     reply: type | None = None
     chunk: type | None = None
-    """The data of each event where the answer may be streamed."""
+    """The data of each event, if the answer can be streamed."""
     media: str = "application/json"
 
 
 _ROUTES = (
-    _Row(
+    _RouteSpec(
         "POST",
         "/v1/chat/completions",
         chat.answer_chat,
@@ -50,7 +50,7 @@ _ROUTES = (
         replies.ChatCompletion,
         replies.ChatChunk,
     ),
-    _Row(
+    _RouteSpec(
         "POST",
         "/v1/completions",
         completions.answer_completion,
@@ -59,9 +59,9 @@ _ROUTES = (
         replies.TextCompletion,
         replies.TextCompletion,
     ),
-    _Row("GET", "/v1/models", routes.list_models, "List the models", reply=replies.ModelList),
-    _Row("GET", "/v1/models/{model:path}", routes.show_model, "Describe a model", reply=replies.ModelCard),
-    _Row(
+    _RouteSpec("GET", "/v1/models", routes.list_models, "List the models", reply=replies.ModelList),
+    _RouteSpec("GET", "/v1/models/{model:path}", routes.show_model, "Describe a model", reply=replies.ModelCard),
+    _RouteSpec(
         "POST",
         "/tokenize",
         routes.tokenize,
@@ -69,7 +69,7 @@ _ROUTES = (
         schemas.TokenizeRequest,
         replies.TokenizeReply,
     ),
-    _Row(
+    _RouteSpec(
         "POST",
         "/detokenize",
         routes.detokenize,
@@ -77,19 +77,19 @@ _ROUTES = (
         schemas.DetokenizeRequest,
         replies.DetokenizeReply,
     ),
-    _Row("GET", "/health", routes.health, "Tell whether the engine makes progress", reply=replies.HealthReply),
-    _Row("GET", "/metrics", routes.metrics, "Figures in Prometheus's text form", media="text/plain"),
-    _Row("GET", "/version", routes.version, "Tell the version", reply=replies.VersionReply),
+    _RouteSpec("GET", "/health", routes.health, "Report whether the engine makes progress", reply=replies.HealthReply),
+    _RouteSpec("GET", "/metrics", routes.metrics, "Metrics in Prometheus's text format", media="text/plain"),
+    _RouteSpec("GET", "/version", routes.version, "Report the version", reply=replies.VersionReply),
 )
 
 
-def create_app(client: EngineClient, tokenizer: TextTokenizer, config: Config) -> FastAPI:
-    """The application around a client that has been started. Raises ConfigError."""
+def create_app(client: EngineClient, tokenizer: ServerTokenizer, config: Config) -> FastAPI:
+    """The application for a client that has been started. Raises ConfigError."""
     return create_app_for(make_context(client, tokenizer, config))
 
 
 def create_app_for(context: Context) -> FastAPI:
-    # A redirect would repeat the Host header that the client made up.
+    # A redirect would repeat the client's Host header, which can hold anything.
     app = FastAPI(title="Headrace", version=__version__, redirect_slashes=False, redoc_url=None)
     app.state.context = context
     for row in _ROUTES:
@@ -103,9 +103,9 @@ def create_app_for(context: Context) -> FastAPI:
             openapi_extra=operation(row.path, row.request, row.reply, row.chunk, row.media),
         )
     _handle_errors(app, context)
-    app.add_middleware(Gate, context=context)
+    app.add_middleware(AccessMiddleware, context=context)
     structs = [struct for row in _ROUTES for struct in (row.request, row.reply, row.chunk) if struct is not None]
-    app.openapi = Schema(app, structs)  # type: ignore[method-assign]
+    app.openapi = OpenApiDocument(app, structs)  # type: ignore[method-assign]
     return app
 
 
@@ -117,19 +117,19 @@ def _endpoint(context: Context, route: Route) -> Callable[[Request], Awaitable[R
 
 
 def _handle_errors(app: FastAPI, context: Context) -> None:
-    async def foreseen(request: Request, error: Exception) -> Response:
+    async def on_error(request: Request, error: Exception) -> Response:
         return context.refuse(to_http(error))
 
-    async def framework(request: Request, error: Exception) -> Response:
+    async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return await routes.no_route(context, request, error)
 
-    async def gone(request: Request, error: Exception) -> Response:
+    async def on_disconnect(request: Request, error: Exception) -> Response:
         return Response(status_code=499)
 
-    app.add_exception_handler(HttpError, foreseen)
-    app.add_exception_handler(HeadraceError, foreseen)
-    app.add_exception_handler(HTTPException, framework)
-    app.add_exception_handler(ClientDisconnect, gone)
-    # The framework raises it again after this answer, and the HTTP server logs it.
-    app.add_exception_handler(Exception, foreseen)
+    app.add_exception_handler(HttpError, on_error)
+    app.add_exception_handler(HeadraceError, on_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
+    # The framework raises the error again after this answer, and the HTTP server logs it.
+    app.add_exception_handler(Exception, on_error)

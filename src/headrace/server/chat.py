@@ -16,14 +16,15 @@ from headrace.errors import InvalidRequest
 from headrace.formats.parser import Parser
 from headrace.server.answer_reader import AnswerReader, ReadingOptions
 from headrace.server.chat_dialect import ChatDialect
-from headrace.server.constraints import constraint_of
 from headrace.server.context import Context
-from headrace.server.decode import read_json
 from headrace.server.exchange import Exchange, ExchangeOptions
-from headrace.server.generation import Run
-from headrace.server.ids import new_id
-from headrace.server.messages import template_call
-from headrace.server.params import (
+from headrace.server.generation import GenerationRun
+from headrace.server.output_constraint import constraint_of
+from headrace.server.parsed_chat import ParsedChatDialect
+from headrace.server.prompted_tools import prompted_messages
+from headrace.server.request_body import read_json
+from headrace.server.request_ids import new_request_id
+from headrace.server.request_params import (
     check_size,
     check_stream_options,
     encode_within,
@@ -31,9 +32,8 @@ from headrace.server.params import (
     sampling_params,
     stop_tokens,
 )
-from headrace.server.parsed_chat import ParsedChatDialect
-from headrace.server.prompted_tools import prompted_messages
 from headrace.server.schemas import ChatRequest, Message, TokenizeRequest
+from headrace.server.template_call import template_call
 from headrace.server.tool_use import ToolUse, after_reasoning, prompt_reasons, tool_use
 from headrace.types import Constraint
 
@@ -66,12 +66,12 @@ async def answer_chat(context: Context, request: Request) -> Response:
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
     )
-    run = Run(context.client, [job])
+    run = GenerationRun(context.client, [job])
     return Exchange(context, run, _dialect(context, body, job, run, use, reasons), exchange)
 
 
 def _dialect(
-    context: Context, body: ChatRequest, job: GenerateRequest, run: Run, use: ToolUse, reasons: bool | None
+    context: Context, body: ChatRequest, job: GenerateRequest, run: GenerationRun, use: ToolUse, reasons: bool | None
 ) -> ChatDialect:
     machine, formats = use.machine, context.formats
     if machine is None:
@@ -171,7 +171,7 @@ def _request(
     scored = body.prompt_logprobs
     params = sampling_params(body, room, logprobs=logprobs, prompt_logprobs=scored, stop_tokens=stops)
     return GenerateRequest(
-        id=new_id("chatcmpl"),
+        id=new_request_id("chatcmpl"),
         prompt=tuple(prompt),
         params=params,
         priority=body.priority or 0,

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from headrace.client.api import GenerateRequest, LogprobEntry, Output
 from headrace.server.exchange import ChunkUsage, event
-from headrace.server.generation import Choice, Run
+from headrace.server.generation import GeneratedChoice, GenerationRun
 from headrace.server.logprobs import chat_logprobs, prompt_logprobs
 from headrace.server.replies import (
     ChatChoice,
@@ -29,7 +29,7 @@ __all__ = ["ChatDialect"]
 
 
 class ChatDialect:
-    def __init__(self, model: str, body: ChatRequest, job: GenerateRequest, run: Run) -> None:
+    def __init__(self, model: str, body: ChatRequest, job: GenerateRequest, run: GenerationRun) -> None:
         self._model, self._job, self._run = model, job, run
         self._created = int(time.time())
         self._count = job.params.logprobs
@@ -83,7 +83,7 @@ class ChatDialect:
     def usage_chunk(self, usage: UsageReply) -> bytes:
         return event(msgspec.structs.replace(self._chunk, choices=[], usage=usage))
 
-    def whole(self, choices: Sequence[Choice], usage: UsageReply) -> bytes:
+    def whole(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
         rendered = [
             ChatChoice(
                 choice.index,
@@ -102,10 +102,10 @@ class ChatDialect:
             whole.prompt_logprobs = self._prompt_logprobs(self._run.prompt_entries[0])
         return msgspec.json.encode(whole)
 
-    def _message(self, choice: Choice) -> ChatMessage:
+    def _message(self, choice: GeneratedChoice) -> ChatMessage:
         return ChatMessage("assistant", choice.text)
 
-    def _whole_reason(self, choice: Choice) -> str | None:
+    def _whole_reason(self, choice: GeneratedChoice) -> str | None:
         return choice.finish_reason
 
     def _logprobs(self, entries: Sequence[LogprobEntry]) -> ChatLogprobs | None:

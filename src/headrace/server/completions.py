@@ -15,14 +15,15 @@ from starlette.responses import Response
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output
 from headrace.client.validate import check_ids
 from headrace.errors import InvalidRequest
-from headrace.server.constraints import constraint_of
 from headrace.server.context import Context
-from headrace.server.decode import read_json
 from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, event
-from headrace.server.generation import Choice, Run
-from headrace.server.ids import new_id
+from headrace.server.generation import GeneratedChoice, GenerationRun
 from headrace.server.logprobs import TextOffsets, prompt_logprobs, text_logprobs
-from headrace.server.params import (
+from headrace.server.output_constraint import constraint_of
+from headrace.server.replies import TextChoice, TextCompletion, TextLogprobs, UsageReply
+from headrace.server.request_body import read_json
+from headrace.server.request_ids import new_request_id
+from headrace.server.request_params import (
     check_length,
     check_stream_options,
     encode_within,
@@ -30,7 +31,6 @@ from headrace.server.params import (
     sampling_params,
     stop_tokens,
 )
-from headrace.server.replies import TextChoice, TextCompletion, TextLogprobs, UsageReply
 from headrace.server.schemas import CompletionRequest
 
 __all__ = ["answer_completion"]
@@ -38,8 +38,8 @@ __all__ = ["answer_completion"]
 MAX_PROMPTS = 2048
 DEFAULT_MAX_TOKENS = 16
 _INLINE = 2000
-"""Bytes of a request whose texts are tokenised at once; longer ones are in a thread, so that they don't hold up the
-streams."""
+"""Bytes. The texts of a request up to this size are tokenised in the event loop; those of a longer one in a thread, so
+that they don't block the streams."""
 
 
 async def answer_completion(context: Context, request: Request) -> Response:
@@ -48,7 +48,7 @@ async def answer_completion(context: Context, request: Request) -> Response:
     context.check_model(body.model)
     _refuse_unsupported(body)
     check_stream_options(body)
-    request_id = new_id("cmpl")
+    request_id = new_request_id("cmpl")
     work = partial(_jobs, context, context.client.info, body, request_id)
     jobs = work() if len(sent) <= _INLINE else await context.workers.run(len(sent), work)
     options = body.stream_options
@@ -59,12 +59,13 @@ async def answer_completion(context: Context, request: Request) -> Response:
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
     )
-    run = Run(context.client, jobs)
+    run = GenerationRun(context.client, jobs)
     return Exchange(context, run, _TextDialect(context.model, body, request_id, jobs, run), exchange)
 
 
 def _jobs(context: Context, info: ModelInfo, body: CompletionRequest, request_id: str) -> list[GenerateRequest]:
-    """The prompts one after the other, so that the first that is refused spares the rest their work. In any thread."""
+    """Tokenise the prompts one after the other: the first one that is refused saves the work for the others. Runs in
+    any thread."""
     prompts = _prompts(body.prompt)
     n = body.n or 1
     if len(prompts) * n > MAX_PROMPTS:
@@ -90,7 +91,7 @@ def _refuse_unsupported(body: CompletionRequest) -> None:
 
 
 def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
-    """The four shapes as a list of prompts. Raises InvalidRequest for an empty one and for a mixture."""
+    """The four forms of `prompt` as a list of prompts. Raises InvalidRequest for an empty prompt and for a mixture."""
     if isinstance(prompt, str):
         prompts: list[str | list[int]] = [prompt]
     elif prompt and all(isinstance(item, int) for item in prompt):
@@ -139,22 +140,22 @@ def _request(
 
 class _TextDialect:
     def __init__(
-        self, model: str, body: CompletionRequest, request_id: str, jobs: Sequence[GenerateRequest], run: Run
+        self, model: str, body: CompletionRequest, request_id: str, jobs: Sequence[GenerateRequest], run: GenerationRun
     ) -> None:
         self._jobs, self._run = jobs, run
         self._count = body.logprobs
         self._prompt_count = body.prompt_logprobs
         self._ids = bool(body.return_token_ids)
         self._offsets: dict[int, TextOffsets] = {}
-        self._begun: set[int] = set()
-        # One chunk, filled in anew for each piece: only the choice changes.
+        self._started: set[int] = set()
+        # One chunk, filled in again for each piece: only the choice changes.
         self._choice = TextChoice(0, "")
         self._chunk = TextCompletion(request_id, "text_completion", int(time.time()), model, [self._choice])
 
     def chunk(self, output: Output, usage: ChunkUsage) -> bytes:
         shown = output.text or output.logprobs or output.finish_reason is not None or (self._ids and output.token_ids)
-        begins = (self._ids or self._prompt_count is not None) and output.index not in self._begun
-        if not (shown or begins):
+        starts = (self._ids or self._prompt_count is not None) and output.index not in self._started
+        if not (shown or starts):
             return b""
         choice = self._choice
         choice.index, choice.text = output.index, output.text
@@ -164,16 +165,16 @@ class _TextDialect:
             choice.logprobs = self._logprobs(output.index, output.logprobs or ())
         if self._ids:
             choice.token_ids = output.token_ids
-        if begins:
-            self._begin(choice)
+        if starts:
+            self._add_prompt_fields(choice)
         self._chunk.usage = usage
         data = event(self._chunk)
         choice.prompt_token_ids = choice.prompt_logprobs = UNSET
         return data
 
-    def _begin(self, choice: TextChoice) -> None:
-        """What the first piece of a choice says of its prompt."""
-        self._begun.add(choice.index)
+    def _add_prompt_fields(self, choice: TextChoice) -> None:
+        """Fill in the fields about the prompt, which stand in the first piece of a choice."""
+        self._started.add(choice.index)
         if self._ids:
             choice.prompt_token_ids = list(self._jobs[choice.index // self._run.n].prompt)
         entries = self._run.prompt_entries.get(choice.index)
@@ -183,16 +184,16 @@ class _TextDialect:
     def usage_chunk(self, usage: UsageReply) -> bytes:
         return event(msgspec.structs.replace(self._chunk, choices=[], usage=usage))
 
-    def whole(self, choices: Sequence[Choice], usage: UsageReply) -> bytes:
+    def whole(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
         rendered = [self._whole_choice(choice) for choice in choices]
         return msgspec.json.encode(msgspec.structs.replace(self._chunk, choices=rendered, usage=usage))
 
-    def _whole_choice(self, choice: Choice) -> TextChoice:
+    def _whole_choice(self, choice: GeneratedChoice) -> TextChoice:
         logprobs = None if self._count is None else self._logprobs(choice.index, choice.entries)
         rendered = TextChoice(choice.index, choice.text, logprobs, choice.finish_reason, choice.stop_reason)
         if self._ids:
             rendered.token_ids = choice.token_ids
-        self._begin(rendered)
+        self._add_prompt_fields(rendered)
         return rendered
 
     def _logprobs(self, index: int, entries: Sequence[LogprobEntry]) -> TextLogprobs:

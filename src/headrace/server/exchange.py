@@ -18,13 +18,13 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from headrace.client.api import Output
+from headrace.server.cancel_scope import CancelScope, ClientDisconnected
 from headrace.server.context import Context
-from headrace.server.errors import HttpError, error_body, to_http
-from headrace.server.generation import Choice, Run, close_stream, usage_reply
-from headrace.server.guard import ClientGone, Guard
-from headrace.server.metrics import Meter
+from headrace.server.generation import GeneratedChoice, GenerationRun, close_stream, usage_reply
+from headrace.server.heartbeat import COMMENT, Heartbeat
+from headrace.server.http_errors import HttpError, error_body, to_http
+from headrace.server.metrics import RequestMeter
 from headrace.server.replies import UsageReply
-from headrace.server.silence import COMMENT, Silence
 
 __all__ = ["DONE", "Dialect", "Exchange", "ExchangeOptions", "event"]
 
@@ -53,7 +53,7 @@ class Dialect(Protocol):
     def usage_chunk(self, usage: UsageReply) -> bytes:
         """The last event, without choices."""
 
-    def whole(self, choices: Sequence[Choice], usage: UsageReply) -> bytes:
+    def whole(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
         """The body of an answer that is not streamed."""
 
 
@@ -84,25 +84,25 @@ class Exchange(Response):
     goes wrong until then is a plain HTTP error, for streams too; but those whose first output takes long begin with a
     comment."""
 
-    def __init__(self, context: Context, run: Run, dialect: Dialect, options: ExchangeOptions) -> None:
+    def __init__(self, context: Context, run: GenerationRun, dialect: Dialect, options: ExchangeOptions) -> None:
         super().__init__()
         self._context, self._run, self._dialect, self._options = context, run, dialect, options
-        self._meter = Meter(context.metrics, options.arrival, run.choices)
+        self._meter = RequestMeter(context.metrics, options.arrival, run.choices)
         self._started = False
         self._unfinished = "error"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outputs = self._run.outputs()
         try:
-            async with Guard(self._context.active, receive) as guard:
+            async with CancelScope(self._context.active, receive) as cancel_scope:
                 try:
                     await (
-                        self._stream(outputs, guard, send)
+                        self._stream(outputs, cancel_scope, send)
                         if self._options.stream
-                        else self._whole(outputs, guard, send)
+                        else self._whole(outputs, cancel_scope, send)
                     )
                 except asyncio.CancelledError:
-                    why = guard.reason()
+                    why = cancel_scope.reason()
                     if why is None:
                         raise
                     await self._fail(why, send)
@@ -114,7 +114,7 @@ class Exchange(Response):
 
     async def _fail(self, error: Exception, send: Send) -> None:
         """Before the first byte the application's handlers answer; after it, an event does."""
-        if isinstance(error, ClientGone):
+        if isinstance(error, ClientDisconnected):
             self._unfinished = "abort"
             return
         if not self._started:
@@ -124,35 +124,35 @@ class Exchange(Response):
             _log.error("request %s failed", self._options.request_id, exc_info=error)
         await send(_body(event(error_body(told)) + DONE, more=False))
 
-    async def _whole(self, outputs: AsyncIterator[Output], guard: Guard, send: Send) -> None:
-        choices: dict[int, Choice] = {}
+    async def _whole(self, outputs: AsyncIterator[Output], cancel_scope: CancelScope, send: Send) -> None:
+        choices: dict[int, GeneratedChoice] = {}
         async for output in outputs:
             self._meter.note(output)
-            choices.setdefault(output.index, Choice(output.index)).add(output)
+            choices.setdefault(output.index, GeneratedChoice(output.index)).add(output)
         ordered = [choices[index] for index in sorted(choices)]
         body = self._dialect.whole(ordered, usage_reply(self._run.usage))
-        guard.release()
+        cancel_scope.release()
         length = str(len(body)).encode()
         await self._start(send, (b"content-type", b"application/json"), (b"content-length", length))
         await send(_body(body, more=False))
 
-    async def _stream(self, outputs: AsyncIterator[Output], guard: Guard, send: Send) -> None:
-        silence = Silence(partial(self._comment, send))
+    async def _stream(self, outputs: AsyncIterator[Output], cancel_scope: CancelScope, send: Send) -> None:
+        heartbeat = Heartbeat(partial(self._comment, send))
         try:
-            await self._pieces(outputs, silence, send)
+            await self._pieces(outputs, heartbeat, send)
         finally:
-            await silence.stop()
-        guard.release()
+            await heartbeat.stop()
+        cancel_scope.release()
         tail = DONE
         if self._options.include_usage:
             tail = self._dialect.usage_chunk(usage_reply(self._run.usage)) + DONE
         await send(_body(tail, more=False))
 
-    async def _pieces(self, outputs: AsyncIterator[Output], silence: Silence, send: Send) -> None:
+    async def _pieces(self, outputs: AsyncIterator[Output], heartbeat: Heartbeat, send: Send) -> None:
         note, chunk = self._meter.note, self._dialect.chunk
         async for output in outputs:
             note(output)
-            silence.heard = True
+            heartbeat.sent = True
             data = chunk(output, self._chunk_usage())
             if not self._started:
                 await self._start(send, *_STREAM_HEADERS)

@@ -10,7 +10,7 @@ from headrace.client.api import GenerateRequest, Output
 from headrace.server.answer_reader import AnswerReader
 from headrace.server.chat_dialect import ChatDialect
 from headrace.server.exchange import ChunkUsage, event
-from headrace.server.generation import Choice, Run
+from headrace.server.generation import GeneratedChoice, GenerationRun
 from headrace.server.logprobs import chat_logprobs
 from headrace.server.replies import ChatChunkChoice, ChatDelta, ChatMessage, CompletionDetails, ToolCall, UsageReply
 from headrace.server.schemas import ChatRequest
@@ -26,7 +26,7 @@ class ParsedChatDialect(ChatDialect):
         model: str,
         body: ChatRequest,
         job: GenerateRequest,
-        run: Run,
+        run: GenerationRun,
         new_reader: Callable[[], AnswerReader],
         counts_reasoning: bool,
     ) -> None:
@@ -69,18 +69,18 @@ class ParsedChatDialect(ChatDialect):
     def usage_chunk(self, usage: UsageReply) -> bytes:
         return super().usage_chunk(self._with_details(usage))
 
-    def whole(self, choices: Sequence[Choice], usage: UsageReply) -> bytes:
+    def whole(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
         messages = {choice.index: self._read(choice) for choice in choices}
         self._messages = messages
         return super().whole(choices, self._with_details(usage))
 
-    def _message(self, choice: Choice) -> ChatMessage:
+    def _message(self, choice: GeneratedChoice) -> ChatMessage:
         return self._messages[choice.index]
 
-    def _whole_reason(self, choice: Choice) -> str | None:
+    def _whole_reason(self, choice: GeneratedChoice) -> str | None:
         return self._reader(choice.index).finish_reason(choice.finish_reason)
 
-    def _read(self, choice: Choice) -> ChatMessage:
+    def _read(self, choice: GeneratedChoice) -> ChatMessage:
         reader = self._reader(choice.index)
         deltas = reader.read(choice.text, choice.token_ids, choice.finish_reason, choice.stop_reason)
         content = "".join(delta.content for delta in deltas if isinstance(delta.content, str))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from headrace.bench.cli import main
+from headrace.bench.dispatch import main
 
 __all__ = ["REPORTS", "bench_offline", "random_model"]
 

@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from headrace.kernels.registry import OPS
 from headrace.kernels.tritonlib.chip import TritonChip
-from headrace.kernels.tritonlib.config import config_for, run
-from headrace.platforms.accelerator.operators import Operators, Source
-from headrace.platforms.accelerator.options import Options
-from headrace.platforms.accelerator.runtime import Runtime
+from headrace.kernels.tritonlib.launch_config import config_for, run
+from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
+from headrace.platforms.accelerator.torch_runtime import TorchRuntime
+from headrace.platforms.accelerator.triton_operators import OperatorSource, OperatorTable
 from headrace.types import Capabilities
 
 GIB = 1 << 30
@@ -261,28 +261,28 @@ class RecordedOperator:
         return recorder.operator(self._function, args, kwargs)
 
 
-def operators_of(module: FakeModule, *names: str) -> Source:
+def operators_of(module: FakeModule, *names: str) -> OperatorSource:
     """Every operator, or those named."""
     table = {spec.name: RecordedOperator(module, spec.reference) for spec in OPS if not names or spec.name in names}
     return lambda capabilities, chip, options: (table, "not in the fake's table")
 
 
-def triton_of(module: FakeModule) -> Source:
+def triton_of(module: FakeModule) -> OperatorSource:
     """The Triton operators as they are, glue and all; a capture takes each kernel's launch for one node."""
 
     def launch(kernel: Any, grid: tuple[int, ...], args: dict[str, Any], warps: int, stages: int) -> None:
         (module.recorder.launch if module.recorder else run)(kernel, grid, args, warps, stages)
 
-    def source(capabilities: Capabilities, chip: TritonChip, options: Options) -> tuple[Operators, str]:
-        from headrace.kernels.tritonlib.table import operators
+    def source(capabilities: Capabilities, chip: TritonChip, options: AcceleratorOptions) -> tuple[OperatorTable, str]:
+        from headrace.kernels.tritonlib.operator_set import operators
 
         return operators(config_for(chip, options.dtype, launch=launch)), ""
 
     return source
 
 
-def runtime_of(module: FakeModule, graph: str = "CUDAGraph") -> Runtime:
-    return Runtime(module, "cpu", pinned=False, graph=graph)
+def runtime_of(module: FakeModule, graph: str = "CUDAGraph") -> TorchRuntime:
+    return TorchRuntime(module, "cpu", pinned=False, graph=graph)
 
 
 H200 = SimpleNamespace(

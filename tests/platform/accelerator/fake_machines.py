@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import fake_accelerator as fake
 
 from headrace.platforms.accelerator.platform import AcceleratorPlatform
-from headrace.platforms.accelerator.probe import Machine
+from headrace.platforms.accelerator.probe import MachineProbe
 from headrace.platforms.cuda import CudaPlatform
 from headrace.platforms.rocm import RocmPlatform
 from headrace.platforms.xpu import XpuPlatform
@@ -43,9 +43,9 @@ def write(root: Path, files: Mapping[str, str]) -> None:
         path.write_text(text + "\n")
 
 
-def machine(root: Path, files: Mapping[str, str], torch: Path | None = None, **environ: str) -> Machine:
+def machine(root: Path, files: Mapping[str, str], torch: Path | None = None, **environ: str) -> MachineProbe:
     write(root, files)
-    return Machine(root, environ, find_library=lambda name: None, torch_folder=lambda: torch)
+    return MachineProbe(root, environ, find_library=lambda name: None, torch_folder=lambda: torch)
 
 
 def probed(

@@ -23,7 +23,7 @@ from headrace.kernels.attention.generate import generate as attention_inputs
 from headrace.kernels.registry import binding
 from headrace.kernels.weight import Weight
 from headrace.platforms.accelerator.device import AcceleratorDevice
-from headrace.platforms.accelerator.operators import triton_operators
+from headrace.platforms.accelerator.triton_operators import triton_operators
 
 
 def told(launch: Launch) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from fake_machines import VENDORS
 from headrace.errors import DeviceLost, OutOfMemory, PlatformError
 from headrace.kernels.registry import OPS, binding
 from headrace.kernels.tritonlib.chip import TritonChip
-from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
+from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.platforms.accelerator.device import AcceleratorDevice
 from headrace.platforms.accelerator.faults import Faults, first_line, root_cause
-from headrace.platforms.accelerator.operators import FollowsTable, missing_operators, triton_operators
-from headrace.platforms.accelerator.options import Options
+from headrace.platforms.accelerator.triton_operators import FollowsTable, missing_operators, triton_operators
 from headrace.platforms.interface import CaptureReason, Platform
 from headrace.platforms.torch_communicator import World
 from headrace.types import API_VERSION, COLLECTIVES, Bucket, Capabilities, KVLayout, LayerKV
@@ -327,7 +327,7 @@ CHIP = TritonChip(fp8="ocp")
 
 def test_without_triton_everything_is_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    table, why = triton_operators(ABLE, CHIP, Options())
+    table, why = triton_operators(ABLE, CHIP, AcceleratorOptions())
     assert not table
     assert "triton is not installed" in why
     assert missing_operators(table) == [spec.name for spec in OPS]
@@ -347,18 +347,18 @@ class Named:
 
 
 def test_the_triton_table_is_asked_with_the_chips_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Config] = []
+    asked: list[LaunchConfig] = []
 
-    def operators(config: Config) -> dict[str, Named]:
+    def operators(config: LaunchConfig) -> dict[str, Named]:
         asked.append(config)
         return {name: Named(str(config.dtype).removeprefix("torch.")) for name in ("embedding", "linear")}
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr("importlib.import_module", lambda name: fake.SimpleNamespace(operators=operators))
-    table, _ = triton_operators(ABLE, CHIP, Options(dtype="float32", batch_invariant=False))
-    assert asked == [Config(torch.float32, "ocp", batch_invariant=False)]
+    table, _ = triton_operators(ABLE, CHIP, AcceleratorOptions(dtype="float32", batch_invariant=False))
+    assert asked == [LaunchConfig(torch.float32, "ocp", batch_invariant=False)]
     assert isinstance(table["embedding"], Named)
-    table, _ = triton_operators(ABLE, CHIP, Options())
+    table, _ = triton_operators(ABLE, CHIP, AcceleratorOptions())
     assert isinstance(table["embedding"], FollowsTable)
     assert table["linear"]() == "bfloat16", "the usual one"
 

@@ -15,11 +15,11 @@ ABOVE = [
     "core", "models", "engine", "server", "llm.py", "plugins", "config.py", "types.py", "errors.py", "quant", "cli", "bench",
     "conformance",
 ]  # fmt: skip
-SHARED = ["platforms/interface.py", "platforms/torch_device.py", "platforms/order.py"]
+SHARED = ["platforms/interface.py", "platforms/torch_device.py", "platforms/work_queue.py"]
 PLATFORMS = ("cpu", "cuda", "rocm", "sim", "tpu", "xpu")
 SMALL = 800
 """Lines of a platform's folder, where its kernels are not in it."""
-ITS_OWN = {"bench/kernels.py", "bench/limits.py", "bench/verb_roofline.py"}
+ITS_OWN = {"bench/matmul_bench.py", "bench/machine_limits.py", "bench/verb_roofline.py"}
 """Measure the native library itself, kernel by kernel, below any operator of the contract."""
 NAME = re.compile(r"(?i)(?<![a-z])(is_)?(cuda|rocm|hip|xpu|nvidia|amd|nccl|tpu)(?![a-z])")
 
@@ -59,7 +59,7 @@ def platforms_imported(text: str) -> set[str]:
 
 def test_imports_are_found_in_every_form() -> None:
     forms = (
-        "from headrace.platforms.cpu.native import load", "from headrace.platforms import cpu, order",
+        "from headrace.platforms.cpu.native import load", "from headrace.platforms import cpu, work_queue",
         "import headrace.platforms.cpu.native as x", "def f():\n    from headrace.platforms.cpu import native",
     )  # fmt: skip
     assert [platforms_imported(form) for form in forms] == [{"cpu"}] * 4

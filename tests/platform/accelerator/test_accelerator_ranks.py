@@ -20,7 +20,7 @@ from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.kernels.registry import bind
 from headrace.models.sharding import Shard
 from headrace.platforms import torch_communicator
-from headrace.platforms.accelerator.operators import triton_operators
+from headrace.platforms.accelerator.triton_operators import triton_operators
 from headrace.quant.weights import dense
 
 SIZE = 2

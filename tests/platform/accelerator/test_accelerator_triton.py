@@ -15,9 +15,9 @@ from fake_machines import VENDORS
 from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.kernels.registry import OPS, OPTIONAL, binding
 from headrace.kernels.weight import Weight
-from headrace.platforms.accelerator.operators import FollowsTable, triton_operators
-from headrace.platforms.accelerator.options import Options
-from headrace.platforms.cuda.chips import Properties, capabilities, triton_chip
+from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
+from headrace.platforms.accelerator.triton_operators import FollowsTable, triton_operators
+from headrace.platforms.cuda.chips import CudaProperties, capabilities, triton_chip
 from headrace.platforms.torch_device import TorchDevice
 from headrace.types import Capabilities
 
@@ -33,11 +33,11 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("triton_interpret", None)
 
 
-H200 = Properties("H200", 9, 0, 132)
+H200 = CudaProperties("H200", 9, 0, 132)
 
 
 def test_every_operator_is_bound_for_a_chip() -> None:
-    table, _ = triton_operators(capabilities(H200), triton_chip(H200), Options())
+    table, _ = triton_operators(capabilities(H200), triton_chip(H200), AcceleratorOptions())
     assert {spec.name for spec in OPS} <= set(table) <= {spec.name for spec in (*OPS, *OPTIONAL)}
     assert isinstance(table["embedding"], FollowsTable)
 

@@ -22,7 +22,7 @@ import torch
 from headrace.errors import PlatformError
 from headrace.platforms import torch_communicator
 from headrace.platforms.cpu import CpuPlatform, shm_communicator
-from headrace.platforms.cpu.shm_communicator import Segment, ShmCommunicator
+from headrace.platforms.cpu.shm_communicator import ShmCommunicator, ShmSegment
 from headrace.platforms.torch_communicator import TorchCommunicator, World
 from headrace.types import COLLECTIVES
 
@@ -250,9 +250,9 @@ def test_where_memory_cannot_be_shared_gloo_serves_and_the_log_says_why(
     assert f"collectives over gloo: {said}" in caplog.text
 
 
-def segments_of(size: int, timeout: float = PATIENCE) -> list[Segment]:
-    memory = mmap.mmap(-1, Segment.bytes(size))
-    return [Segment(memory, rank, size, timeout) for rank in range(size)]
+def segments_of(size: int, timeout: float = PATIENCE) -> list[ShmSegment]:
+    memory = mmap.mmap(-1, ShmSegment.bytes(size))
+    return [ShmSegment(memory, rank, size, timeout) for rank in range(size)]
 
 
 def together(work: Callable[[int], Any], size: int) -> list[Any]:

@@ -26,7 +26,7 @@ from headrace.kernels.linear.reference import product
 from headrace.kernels.moe.generate import draw_routing
 from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
 from headrace.platforms.cpu.native_kv import NativeKV
-from headrace.platforms.cpu.native_launch import Eager
+from headrace.platforms.cpu.native_launch import EagerLauncher
 from headrace.platforms.cpu.native_linear import NativeLinear
 from headrace.platforms.cpu.native_moe import NativeMoE
 from headrace.platforms.cpu.native_ops import NativeOps
@@ -59,7 +59,7 @@ class Case:
     checks: tuple[tuple[Tensor, Tensor, float], ...]
 
 
-class Taker(Eager):
+class Taker(EagerLauncher):
     """A launcher that takes down the one call of an operator."""
 
     def __init__(self) -> None:

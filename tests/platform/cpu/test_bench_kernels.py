@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from headrace.bench import kernels as bench
-from headrace.bench.limits import measure_team
+from headrace.bench import matmul_bench as bench
+from headrace.bench.machine_limits import measure_team
 from headrace.errors import ConfigError
 from headrace.platforms.cpu import native
 from headrace.platforms.cpu.native_team import Team
@@ -32,7 +32,7 @@ def test_limits_are_plausible(team: Team) -> None:
 @pytest.mark.parametrize("name", bench.FORMATS)
 def test_every_format_is_measured(team: Team, name: str) -> None:
     torch.manual_seed(0)
-    limits = bench.Limits(read=1e9, float32=1e9, bfloat16=2e9, int8=4e9)
+    limits = bench.MachineLimits(read=1e9, float32=1e9, bfloat16=2e9, int8=4e9)
     for rows in (1, 40):
         found = bench.measure(team, name, rows, (32, 256), limits, cold=1 << 16)
         assert found.shape == (32, 256)
@@ -44,7 +44,7 @@ def test_every_format_is_measured(team: Team, name: str) -> None:
 
 
 def test_a_row_each(team: Team) -> None:
-    limits = bench.Limits(1e9, 1e9, 1e9, 1e9)
+    limits = bench.MachineLimits(1e9, 1e9, 1e9, 1e9)
     made = bench.table(limits, [bench.measure(team, "q4_0", rows, (16, 64), limits, cold=1 << 16) for rows in (1, 3)])
     assert made.title.startswith("read 1.0 GB/s; float32 1,")
     assert [row[:3] for row in made.rows] == [("q4_0", "16x64", "1"), ("q4_0", "16x64", "3")]

@@ -16,8 +16,8 @@ from headrace.kernels import random
 from headrace.kernels.registry import OPS, bind, binding, pack
 from headrace.kernels.weight import Weight
 from headrace.platforms.cpu import CpuPlatform
-from headrace.platforms.cpu.copies import Float32Copies
 from headrace.platforms.cpu.device import CpuDevice
+from headrace.platforms.cpu.float32_copies import Float32Copies
 from headrace.platforms.host import host_memory, host_name, physical_cores
 from headrace.types import LayerKV
 

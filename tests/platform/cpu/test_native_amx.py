@@ -23,7 +23,7 @@ import headrace
 from headrace.kernels.linear.cpu_pack import Compute
 from headrace.kernels.weight import Weight
 from headrace.platforms.cpu import native
-from headrace.platforms.cpu.native_launch import Eager, Launcher
+from headrace.platforms.cpu.native_launch import EagerLauncher, Launcher
 from headrace.platforms.cpu.native_linear import NativeLinear
 from headrace.platforms.cpu.native_team import Team
 from headrace.quant.weights import dense
@@ -53,7 +53,7 @@ class Owner:
 class Kernels:
     def __init__(self, library: native.Library, threads: int) -> None:
         self.team = Team(library, threads)
-        self._owner = Owner(Eager(self.team))
+        self._owner = Owner(EagerLauncher(self.team))
 
     def linear(self, x: Tensor, weight: Weight, compute: Compute = "int8") -> Tensor:
         return NativeLinear(self._owner, compute).linear(x, weight)

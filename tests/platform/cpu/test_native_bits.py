@@ -14,7 +14,7 @@ from headrace.kernels.ops import Batch
 from headrace.kernels.sample.generate import _inputs
 from headrace.platforms.cpu import native
 from headrace.platforms.cpu.native_kv import NativeKV
-from headrace.platforms.cpu.native_launch import Eager
+from headrace.platforms.cpu.native_launch import EagerLauncher
 from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.native_team import Team
 from headrace.types import KVLayout, LayerKV
@@ -50,7 +50,7 @@ def isa(request: pytest.FixtureRequest) -> str:
 def teams(isa: str) -> Iterator[dict[int, NativeOps]]:
     """By threads; the best instruction set on more threads than others."""
     made = {n: Team(native.load(isa), n) for n in ((1, 2, 5) if isa == USABLE[0] else (1, 2))}
-    yield {n: NativeOps(Eager(team)) for n, team in made.items()}
+    yield {n: NativeOps(EagerLauncher(team)) for n, team in made.items()}
     for team in made.values():
         team.close()
 

@@ -19,7 +19,7 @@ from headrace.errors import DeviceLost, PlatformError
 from headrace.kernels.embedding.reference import embedding
 from headrace.platforms.cpu import native_communicator, shm_communicator
 from headrace.platforms.cpu.native import missing
-from headrace.platforms.cpu.native_communicator import SLOT, NativeCommunicator, Segment
+from headrace.platforms.cpu.native_communicator import SLOT, NativeCommunicator, NativeSegment
 from headrace.platforms.cpu.native_device import NativeDevice
 from headrace.quant.weights import dense
 from headrace.types import Bucket, KVLayout, LayerKV
@@ -34,9 +34,9 @@ def nobody() -> Any:
 @contextmanager
 def group(size: int, threads: int = 1, timeout: float = 300.0) -> Iterator[list[tuple[NativeDevice, Any]]]:
     """(device, communicator) of ranks in this process."""
-    memory = mmap.mmap(-1, Segment.bytes(size))
+    memory = mmap.mmap(-1, NativeSegment.bytes(size))
     devices = [NativeDevice(threads=threads) for _ in range(size)]
-    segments = [Segment(memory, rank, size, timeout, spin=False) for rank in range(size)]
+    segments = [NativeSegment(memory, rank, size, timeout, spin=False) for rank in range(size)]
     try:
         yield [(d, NativeCommunicator(s, d._ops, nobody)) for d, s in zip(devices, segments, strict=True)]
     finally:
@@ -153,11 +153,11 @@ def test_a_rank_that_stays_away_is_told_after_the_timeout() -> None:
 
 
 def test_a_rank_that_has_ended_is_noticed_at_once() -> None:
-    memory = mmap.mmap(-1, Segment.bytes(2))
+    memory = mmap.mmap(-1, NativeSegment.bytes(2))
     with subprocess.Popen([sys.executable, "-c", ""]) as gone, NativeDeviceOf(1) as device:
         while Path(f"/proc/{gone.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.01)
-        segment = Segment(memory, 0, 2, 300.0, spin=False)
+        segment = NativeSegment(memory, 0, 2, 300.0, spin=False)
         memory.seek(native_communicator._LINE + native_communicator._PID_AT)
         memory.write(gone.pid.to_bytes(4, "little"))
         with pytest.raises(DeviceLost, match="cpu: rank 1 has ended"):

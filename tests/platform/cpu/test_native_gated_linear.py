@@ -17,7 +17,7 @@ from headrace.kernels.registry import OPS, binding
 from headrace.kernels.weight import Weight
 from headrace.platforms.cpu import native
 from headrace.platforms.cpu.native_device import NativeDevice
-from headrace.platforms.cpu.native_launch import Eager, Launcher
+from headrace.platforms.cpu.native_launch import EagerLauncher, Launcher
 from headrace.platforms.cpu.native_linear import NativeLinear
 from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.native_team import Team
@@ -28,7 +28,7 @@ KINDS = ("silu", "gelu", "gelu_tanh")
 
 
 @dataclass
-class Counting(Eager):
+class Counting(EagerLauncher):
     """Knows which kernels were called."""
 
     def __init__(self, team: Team) -> None:

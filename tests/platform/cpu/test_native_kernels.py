@@ -15,7 +15,7 @@ from headrace.kernels import registry
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.ops import SampleOutputs
 from headrace.platforms.cpu import native
-from headrace.platforms.cpu.native_launch import Eager
+from headrace.platforms.cpu.native_launch import EagerLauncher
 from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.native_team import Team
 
@@ -28,7 +28,7 @@ COARSE = 5e-5
 @pytest.fixture(scope="module", params=native.usable())
 def ops(request: pytest.FixtureRequest) -> Iterator[NativeOps]:
     team = Team(native.load(request.param), 2)
-    yield NativeOps(Eager(team))
+    yield NativeOps(EagerLauncher(team))
     team.close()
 
 

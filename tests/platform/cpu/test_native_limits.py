@@ -15,7 +15,7 @@ from headrace.errors import OutOfMemory
 from headrace.platforms.cpu import mapping, native, native_team, tape_arena
 from headrace.platforms.cpu.mapping import map_memory
 from headrace.platforms.cpu.native_team import Team
-from headrace.platforms.cpu.tape_arena import Arena
+from headrace.platforms.cpu.tape_arena import TapeArena
 
 MIB = 1 << 20
 needs_library = pytest.mark.skipif(native.missing() is not None, reason="needs the native library")
@@ -23,7 +23,7 @@ needs_library = pytest.mark.skipif(native.missing() is not None, reason="needs t
 
 def test_a_steps_buffers_take_a_part_of_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tape_arena, "address_space", lambda: (4 * MIB + 8, 9 * MIB))
-    arena = Arena()
+    arena = TapeArena()
     held = arena.tensor((MIB,), torch.uint8)
     assert held.sum() == 0
     with pytest.raises(OutOfMemory, match=r"exceed 1048576 bytes, at one of 256: lower max_num_batched_tokens.*ulimit"):
@@ -63,7 +63,7 @@ def test_a_device_opens_and_records_within_two_gibibytes() -> None:
     code = """
 import resource, torch
 from headrace.platforms.cpu.native_device import NativeDevice
-from headrace.platforms.cpu.tape import Recorder
+from headrace.platforms.cpu.tape import TapeRecorder
 from headrace.types import KVLayout, LayerKV
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 30), resource.RLIM_INFINITY))
@@ -71,7 +71,7 @@ device = NativeDevice(threads=1)
 free, total = device.memory()
 assert free < (2 << 30), free
 device.alloc_kv(KVLayout((LayerKV(1, 16),), 16, "float32"), 4)
-first, second = Recorder(device.team), Recorder(device.team)
+first, second = TapeRecorder(device.team), TapeRecorder(device.team)
 assert first.arena.tensor((100, 100), torch.float32).sum() == 0
 device.close()
 """

@@ -20,7 +20,7 @@ from headrace.kernels.logits.reference import logits as reference_logits
 from headrace.kernels.ops import Batch
 from headrace.kernels.weight import Weight
 from headrace.platforms.cpu import native
-from headrace.platforms.cpu.native_launch import Eager, Launcher
+from headrace.platforms.cpu.native_launch import EagerLauncher, Launcher
 from headrace.platforms.cpu.native_linear import NativeLinear
 from headrace.platforms.cpu.native_team import Team
 from headrace.platforms.cpu.weight_arena import WeightArena
@@ -41,7 +41,7 @@ class Kernels:
 
     def __init__(self, isa: str | None, threads: int) -> None:
         self.team = Team(native.load(isa), threads)
-        owner = Owner(Eager(self.team))
+        owner = Owner(EagerLauncher(self.team))
         self.by = {compute: NativeLinear(owner, compute) for compute in COMPUTES}
 
     def linear(self, x: Tensor, weight: Weight, compute: Compute = "int8") -> Tensor:

@@ -22,7 +22,7 @@ from headrace.kernels.registry import bind
 from headrace.kernels.weight import Weight
 from headrace.platforms.cpu import native
 from headrace.platforms.cpu.native_device import NativeDevice
-from headrace.platforms.cpu.native_launch import Eager
+from headrace.platforms.cpu.native_launch import EagerLauncher
 from headrace.platforms.cpu.native_linear import NativeLinear
 from headrace.platforms.cpu.native_moe import NativeMoE
 from headrace.platforms.cpu.native_ops import NativeOps
@@ -41,7 +41,7 @@ class Kernels:
 
     def __init__(self, threads: int, compute: Compute = "int8", isa: str | None = None) -> None:
         self.team = Team(native.load(isa), threads)
-        self.ops = NativeOps(Eager(self.team))
+        self.ops = NativeOps(EagerLauncher(self.team))
         self.linear = NativeLinear(self.ops, compute)
         self.moe = NativeMoE(self.ops, self.linear).moe
 

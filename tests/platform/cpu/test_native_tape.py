@@ -17,7 +17,7 @@ from headrace.kernels.ops import Batch
 from headrace.kernels.registry import bind
 from headrace.kernels.sample.generate import _inputs
 from headrace.platforms.cpu.native_device import NativeDevice
-from headrace.platforms.cpu.tape_arena import Arena
+from headrace.platforms.cpu.tape_arena import TapeArena
 from headrace.types import Bucket, KVLayout, LayerKV
 
 CPU = torch.device("cpu")
@@ -190,7 +190,7 @@ def test_profile_names_operators_and_bytes(device: NativeDevice) -> None:
 
 
 def test_arena_uses_memory_again() -> None:
-    arena = Arena(1 << 20)
+    arena = TapeArena(1 << 20)
     a = arena.tensor((64,), torch.float32)
     b = arena.tensor((64,), torch.float32)
     first = a.data_ptr()

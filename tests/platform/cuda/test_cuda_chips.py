@@ -9,7 +9,7 @@ import pytest
 
 from compile_report.chips import CHIPS as CHIPS_COMPILED
 from headrace.errors import PlatformError
-from headrace.platforms.cuda.chips import Properties, capabilities, triton_chip
+from headrace.platforms.cuda.chips import CudaProperties, capabilities, triton_chip
 from headrace.platforms.cuda.device import TRAITS, read_properties, runtime
 
 CHIPS = [
@@ -28,7 +28,7 @@ CHIPS = [
 
 @pytest.mark.parametrize(("name", "capability", "bfloat16", "fp8", "shared"), CHIPS, ids=[c[0] for c in CHIPS])
 def test_chips(name: str, capability: tuple[int, int], bfloat16: bool, fp8: str, shared: int) -> None:
-    chip = Properties(name, *capability, multiprocessors=80)
+    chip = CudaProperties(name, *capability, multiprocessors=80)
     found, triton = capabilities(chip), triton_chip(chip)
     number = capability[0] * 10 + capability[1]
     assert ("bfloat16" in found.dtypes, "bfloat16" in found.kv_dtypes) == (bfloat16, bfloat16)
@@ -41,18 +41,18 @@ def test_chips(name: str, capability: tuple[int, int], bfloat16: bool, fp8: str,
 
 
 def test_what_the_driver_says_goes_before_the_table() -> None:
-    assert triton_chip(Properties("future", 13, 0, 100, shared_memory=300 << 10)).shared_memory == 300 << 10
+    assert triton_chip(CudaProperties("future", 13, 0, 100, shared_memory=300 << 10)).shared_memory == 300 << 10
 
 
 def test_too_old_a_chip_is_refused() -> None:
     with pytest.raises(PlatformError, match=r"GTX 1080 has compute capability 6.1: 7.0 is the least"):
-        capabilities(Properties("GTX 1080", 6, 1, 20))
+        capabilities(CudaProperties("GTX 1080", 6, 1, 20))
 
 
 def test_properties_are_read_where_torch_tells_them() -> None:
     old = SimpleNamespace(name="T4", major=7, minor=5, multi_processor_count=40)
     module: Any = SimpleNamespace(module=SimpleNamespace(get_device_properties=lambda index: old))
-    assert read_properties(module, 0) == Properties("T4", 7, 5, 40, 0)
+    assert read_properties(module, 0) == CudaProperties("T4", 7, 5, 40, 0)
 
 
 def test_the_runtime_is_torchs_own() -> None:
@@ -89,4 +89,4 @@ def test_errors_of_the_runtime(text: str, kind: str) -> None:
     "chip", [chip for chip in CHIPS_COMPILED.values() if chip.backend == "cuda"], ids=lambda c: c.name
 )
 def test_kernels_are_asked_for_as_they_are_compiled_and_checked(chip: Any) -> None:
-    assert triton_chip(Properties("a chip", chip.arch // 10, chip.arch % 10, 80)) == chip.triton
+    assert triton_chip(CudaProperties("a chip", chip.arch // 10, chip.arch % 10, 80)) == chip.triton

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fake_machines import NVIDIA, machine, probed, torch_folder
 
-from headrace.platforms.accelerator.probe import Machine, masked
+from headrace.platforms.accelerator.probe import MachineProbe, masked
 from headrace.platforms.cuda import CudaPlatform, discovery, nvml
 from headrace.types import DeviceInfo
 
@@ -154,13 +154,13 @@ def test_probing_loads_no_torch_and_no_driver() -> None:
 def test_this_machines_own_torch_is_read() -> None:
     import torch
 
-    found = Machine().torch()
+    found = MachineProbe().torch()
     assert found is not None
     assert found.version == torch.__version__
     assert [found.runtimes.get(name) for name in ("cuda", "hip")] == [torch.version.cuda, torch.version.hip]
 
 
 def test_what_cannot_be_read_is_not_there(tmp_path: Path) -> None:
-    assert Machine(torch_folder=lambda: tmp_path).torch() is None
-    assert Machine(tmp_path, find_library=lambda name: f"lib{name}.so").has_library("libfoo.so.1")
+    assert MachineProbe(torch_folder=lambda: tmp_path).torch() is None
+    assert MachineProbe(tmp_path, find_library=lambda name: f"lib{name}.so").has_library("libfoo.so.1")
     assert masked([], "0") == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from example_harness import Run, install, interpreter
 
-from headrace.cli import conformance, plugin_new
+from headrace.cli import conformance_command, plugin_command
 from headrace.cli.main import main
 from headrace.errors import ConfigError
 
@@ -19,7 +19,7 @@ from headrace.errors import ConfigError
 def mill(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The skeleton of a platform `water_mill2`; beside it, `site`: where it is installed."""
     base = tmp_path_factory.mktemp("mill")
-    made = plugin_new.write("water_mill2", base)
+    made = plugin_command.write("water_mill2", base)
     install(made, base / "site")
     # As where Headrace itself is installed: pytest loads the kit's entry point in every run.
     entry = base / "site" / "with_kit-0.dist-info"
@@ -96,8 +96,8 @@ def test_a_wrong_operator_makes_the_verb_fail(mill: Path, tmp_path: Path) -> Non
 
 
 def test_every_template_is_used() -> None:
-    folder = Path(plugin_new.__file__).with_name("skeleton")
-    assert {path.name for path in folder.iterdir() if path.is_file()} == set(plugin_new._FILES.values())
+    folder = Path(plugin_command.__file__).with_name("skeleton")
+    assert {path.name for path in folder.iterdir() if path.is_file()} == set(plugin_command._FILES.values())
 
 
 def test_it_tells_what_it_wrote_and_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +111,7 @@ def test_it_tells_what_it_wrote_and_what_to_do_next(tmp_path: Path, capsys: pyte
 
 @pytest.mark.parametrize("name", ["a", "x9", "water_mill", "a_1_b", "m" * 32])
 def test_names_that_will_do(tmp_path: Path, name: str) -> None:
-    made = plugin_new.write(name, tmp_path)
+    made = plugin_command.write(name, tmp_path)
     assert made.name == f"headrace-{name}"
     for path in made.rglob("*.py"):
         compile(path.read_text(), str(path), "exec")
@@ -123,34 +123,34 @@ def test_names_that_will_do(tmp_path: Path, name: str) -> None:
 )
 def test_names_that_will_not_do(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="cannot name a platform"):
-        plugin_new.write(name, tmp_path)
+        plugin_command.write(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_name_of_an_installed_platform_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'cpu' is taken by a plugin of headrace"):
-        plugin_new.write("cpu", tmp_path)
+        plugin_command.write("cpu", tmp_path)
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     mine = tmp_path / "headrace-mill"
     mine.mkdir()
     (mine / "pyproject.toml").write_text("mine")
-    with pytest.raises(ConfigError, match="headrace-mill is there already"):
-        plugin_new.write("mill", tmp_path)
+    with pytest.raises(ConfigError, match="headrace-mill exists already"):
+        plugin_command.write("mill", tmp_path)
     assert [path.read_text() for path in mine.iterdir()] == ["mine"]
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="choose another"):
-        plugin_new.write("mill", tmp_path / "file" / "folder")
+        plugin_command.write("mill", tmp_path / "file" / "folder")
 
 
 def test_the_kit_without_pytest_is_one_line_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(conformance, "find_spec", lambda name: None)
+    monkeypatch.setattr(conformance_command, "find_spec", lambda name: None)
     assert main(["conformance", "cpu"]) == 2
     assert capsys.readouterr().err == (
         "error: the conformance kit needs pytest and hypothesis, not installed here: pip install pytest hypothesis\n"

@@ -14,7 +14,7 @@ from fake_machines import AMD, machine, probed, torch_folder
 from compile_report.chips import CHIPS as CHIPS_COMPILED
 from headrace.errors import PlatformError
 from headrace.platforms.rocm import RocmPlatform, discovery
-from headrace.platforms.rocm.chips import Properties, capabilities, fp8_codes, triton_chip
+from headrace.platforms.rocm.chips import RocmProperties, capabilities, fp8_codes, triton_chip
 from headrace.platforms.rocm.device import TRAITS, read_properties, runtime
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
@@ -94,7 +94,7 @@ CHIPS = [
 
 @pytest.mark.parametrize(("arch", "bfloat16", "codes", "unit", "wave", "shared"), CHIPS, ids=[c[0] for c in CHIPS])
 def test_chips(arch: str, bfloat16: bool, codes: str, unit: str, wave: int, shared: int) -> None:
-    chip = Properties("AMD", f"{arch}:sramecc+:xnack-", 100)
+    chip = RocmProperties("AMD", f"{arch}:sramecc+:xnack-", 100)
     found, triton = capabilities(chip), triton_chip(chip)
     assert ("bfloat16" in found.dtypes, "bfloat16" in found.kv_dtypes) == (bfloat16, bfloat16)
     assert (fp8_codes(arch), triton.shared_memory) == (codes, shared * 1024)
@@ -106,7 +106,7 @@ def test_chips(arch: str, bfloat16: bool, codes: str, unit: str, wave: int, shar
 )
 def test_what_is_too_old_or_strange_is_refused(arch: str, said: str) -> None:
     with pytest.raises(PlatformError, match=said):
-        capabilities(Properties("AMD", arch, 60))
+        capabilities(RocmProperties("AMD", arch, 60))
 
 
 def test_properties_and_runtime_are_torchs_own() -> None:
@@ -114,7 +114,7 @@ def test_properties_and_runtime_are_torchs_own() -> None:
 
     told = SimpleNamespace(name="MI300X", gcnArchName="gfx942", multi_processor_count=304)
     module: Any = SimpleNamespace(module=SimpleNamespace(get_device_properties=lambda index: told))
-    assert read_properties(module, 0) == Properties("MI300X", "gfx942", 304, 0)
+    assert read_properties(module, 0) == RocmProperties("MI300X", "gfx942", 304, 0)
     assert runtime().module is torch.cuda
 
 
@@ -137,4 +137,4 @@ def test_errors_of_the_runtime(text: str, kind: str) -> None:
     "chip", [chip for chip in CHIPS_COMPILED.values() if chip.backend == "hip"], ids=lambda c: c.name
 )
 def test_kernels_are_asked_for_as_they_are_compiled_and_checked(chip: Any) -> None:
-    assert triton_chip(Properties("a chip", chip.arch, 100)) == chip.triton
+    assert triton_chip(RocmProperties("a chip", chip.arch, 100)) == chip.triton

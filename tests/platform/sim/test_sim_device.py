@@ -14,9 +14,9 @@ from headrace.kernels import random
 from headrace.kernels.ops import Batch, SampleInputs
 from headrace.kernels.registry import OPS, bind
 from headrace.platforms import interface
-from headrace.platforms.sim import Machine, SimPlatform, cost
+from headrace.platforms.sim import SimMachine, SimPlatform, cost
 from headrace.platforms.sim.device import SimDevice, SimKV
-from headrace.types import Bucket, KVLayout, LayerKV
+from headrace.types import NO_CHOICE, Bucket, KVLayout, LayerKV
 
 BUCKET = Bucket(64, 8, 8, 16)
 CPU = torch.device("cpu")
@@ -191,7 +191,7 @@ def test_bans_masks_and_targets_hold() -> None:
     mask = np.zeros_like(inputs.allowed)
     mask[0, 0] = 0b100
     rows = {"allowed": mask, "allowed_row": np.array([0, -1, 1, -1, -1], np.int32)}
-    assert sampled(5, **rows)[0] == [2, tokens[1], *tokens[2:]]
+    assert sampled(5, **rows)[0] == [2, tokens[1], NO_CHOICE, *tokens[3:]]
     assert sampled(5, target=np.array([0, -1, -1, -1, -1], np.int32))[0] == [-1, *tokens[1:]]
 
 
@@ -207,7 +207,7 @@ def test_block_copies_take_time() -> None:
     device = opened(launch_seconds=1e-12)
     kv = device.alloc_kv(LAYOUT, 4)
     assert device.copy_blocks(kv, [1], [2]) is kv
-    assert clock(device).busy == pytest.approx(2 * LAYOUT.bytes_per_block / Machine().bandwidth, rel=1e-3)
+    assert clock(device).busy == pytest.approx(2 * LAYOUT.bytes_per_block / SimMachine().bandwidth, rel=1e-3)
 
 
 def test_put_and_get_copy() -> None:

@@ -11,8 +11,8 @@ import torch
 from headrace.kernels import moe, random
 from headrace.kernels.moe.routing import Routing
 from headrace.kernels.weight import Weight
-from headrace.platforms.sim import Machine
-from headrace.platforms.sim.ops import Operators
+from headrace.platforms.sim import SimMachine
+from headrace.platforms.sim.ops import SimOperators
 
 CPU = torch.device("cpu")
 
@@ -26,11 +26,11 @@ def stacked(count: int, rows: int, columns: int) -> Weight:
 def test_shapes_are_those_of_the_reference(seed: int) -> None:
     given = moe.SPEC.generate(np.random.default_rng(seed), CPU, "float32")
     arrays = {key: value.numpy() if isinstance(value, torch.Tensor) else value for key, value in given.items()}
-    assert Operators(Machine()).moe(**arrays).shape == tuple(moe.SPEC.reference(**given).shape)
+    assert SimOperators(SimMachine()).moe(**arrays).shape == tuple(moe.SPEC.reference(**given).shape)
 
 
 def test_the_cost_grows_with_the_experts_read_until_all_are() -> None:
-    operators = Operators(Machine())
+    operators = SimOperators(SimMachine())
     fixed: dict[str, Any] = {
         "gate_up": stacked(32, 64, 512),
         "down": stacked(16, 512, 64),

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from headrace.platforms.tpu.runtime import Runtime
+from headrace.platforms.tpu.xla_runtime import XlaRuntime
 
 GIB = 1 << 30
 Tensor = torch.Tensor
@@ -74,8 +74,8 @@ class FakeXla:
             "torch_xla.core.xla_builder": SimpleNamespace(call_jax=self._call_jax),
         }[name]  # fmt: skip
 
-    def runtime(self) -> Runtime:
-        return Runtime(self.load)
+    def runtime(self) -> XlaRuntime:
+        return XlaRuntime(self.load)
 
     def _sync(self) -> None:
         self._tape = Tape()

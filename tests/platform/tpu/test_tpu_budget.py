@@ -6,11 +6,11 @@ import pytest
 from fake_xla import FakeXla
 
 from headrace.config import CacheConfig, Config, ConfigError, ModelConfig, ModelFacts, resolve
-from headrace.kernels.pallaslib import table as pallas_table
-from headrace.platforms.tpu.chips import CHIPS, HOST, Chip
+from headrace.kernels.pallaslib import torch_operators as pallas_table
+from headrace.platforms.tpu.chips import CHIPS, HOST, TpuChip
 from headrace.platforms.tpu.device import TpuDevice
-from headrace.platforms.tpu.options import Options
-from headrace.platforms.tpu.step import tensors_of
+from headrace.platforms.tpu.tpu_options import TpuOptions
+from headrace.platforms.tpu.xla_step import tensors_of
 from headrace.types import KVLayout, LayerKV
 
 LAYERS = (LayerKV(2, 64), LayerKV(2, 64))
@@ -23,8 +23,8 @@ def _without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pallas_table, "operators", lambda call, dtype, interpret: {})
 
 
-def opened(chip: Chip, kernels: str) -> TpuDevice:
-    return TpuDevice(FakeXla().runtime(), 0, chip, Options(kernels=kernels))
+def opened(chip: TpuChip, kernels: str) -> TpuDevice:
+    return TpuDevice(FakeXla().runtime(), 0, chip, TpuOptions(kernels=kernels))
 
 
 def config(memory: int = MEMORY) -> Config:
@@ -32,7 +32,7 @@ def config(memory: int = MEMORY) -> Config:
 
 
 @pytest.mark.parametrize(("chip", "kernels"), [(CHIPS["0x0063"], "auto"), (HOST, "auto"), (HOST, "interpret")])
-def test_the_cache_takes_what_it_was_given_and_no_more(chip: Chip, kernels: str) -> None:
+def test_the_cache_takes_what_it_was_given_and_no_more(chip: TpuChip, kernels: str) -> None:
     device = opened(chip, kernels)
     resolved, reasons = resolve(config(), device.capabilities(), FACTS, MEMORY)
     kv = device.alloc_kv(resolved.kv_layout, resolved.num_blocks)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_machines import machine, torch_folder
 
-from headrace.platforms.accelerator.probe import Machine
+from headrace.platforms.accelerator.probe import MachineProbe
 from headrace.platforms.tpu import TpuPlatform
 from headrace.platforms.tpu.chips import CHIPS, HOST, capabilities
 from headrace.types import QUANT_FORMATS
@@ -24,7 +24,7 @@ TWO = {
 NODES = {"dev/vfio/0": "", "dev/vfio/vfio": ""}
 
 
-def found(root: Path, files: Mapping[str, str], torch: str = "", xla: str = "", **environ: str) -> Machine:
+def found(root: Path, files: Mapping[str, str], torch: str = "", xla: str = "", **environ: str) -> MachineProbe:
     folder = torch_folder(root, torch) if torch else None
     if folder is not None and xla:
         (folder.parent / "torch_xla").mkdir()

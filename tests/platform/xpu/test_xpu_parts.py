@@ -13,7 +13,7 @@ from fake_machines import INTEL, machine, probed, torch_folder
 
 from headrace.errors import PlatformError
 from headrace.platforms.xpu import XpuPlatform, discovery
-from headrace.platforms.xpu.chips import Properties, capabilities, triton_chip
+from headrace.platforms.xpu.chips import XpuProperties, capabilities, triton_chip
 from headrace.platforms.xpu.device import TRAITS, read_properties, runtime
 
 
@@ -56,15 +56,15 @@ def test_a_mask_hides_and_renumbers(tmp_path: Path, mask: str, names: list[str])
 
 
 CHIPS = [
-    (Properties("Data Center GPU Max 1550", (16, 32), 64, shared_memory=131072), True, 16, 131072),
-    (Properties("Arc B580", (16, 32), 20), True, 16, 65536),
-    (Properties("Arc A770", (8, 16, 32), 32), True, 16, 65536),
-    (Properties("Iris Xe", (8,), 6, bfloat16=False, matrix=False), False, 8, 65536),
+    (XpuProperties("Data Center GPU Max 1550", (16, 32), 64, shared_memory=131072), True, 16, 131072),
+    (XpuProperties("Arc B580", (16, 32), 20), True, 16, 65536),
+    (XpuProperties("Arc A770", (8, 16, 32), 32), True, 16, 65536),
+    (XpuProperties("Iris Xe", (8,), 6, bfloat16=False, matrix=False), False, 8, 65536),
 ]
 
 
 @pytest.mark.parametrize(("chip", "bfloat16", "width", "local"), CHIPS, ids=lambda c: getattr(c, "name", None))
-def test_chips(chip: Properties, bfloat16: bool, width: int, local: int) -> None:
+def test_chips(chip: XpuProperties, bfloat16: bool, width: int, local: int) -> None:
     found, triton = capabilities(chip), triton_chip(chip)
     assert ("bfloat16" in found.dtypes, "bfloat16" in found.kv_dtypes) == (bfloat16, bfloat16)
     assert (triton.target, triton.shared_memory, triton.fp8) == (("xpu", chip.name, width), local, "")
@@ -72,7 +72,7 @@ def test_chips(chip: Properties, bfloat16: bool, width: int, local: int) -> None
 
 def test_a_chip_without_half_is_refused() -> None:
     with pytest.raises(PlatformError, match="Gen9 has no 16-bit floats"):
-        capabilities(Properties("Gen9", (8,), 3, half=False))
+        capabilities(XpuProperties("Gen9", (8,), 3, half=False))
 
 
 def test_properties_and_runtime_are_torchs_own() -> None:
@@ -80,7 +80,7 @@ def test_properties_and_runtime_are_torchs_own() -> None:
 
     told = SimpleNamespace(name="Arc", sub_group_sizes=[8, 16], gpu_subslice_count=8, has_fp16=False)
     module: Any = SimpleNamespace(module=SimpleNamespace(get_device_properties=lambda index: told))
-    assert read_properties(module, 0) == Properties("Arc", (8, 16), 8, half=False)
+    assert read_properties(module, 0) == XpuProperties("Arc", (8, 16), 8, half=False)
     assert runtime().module is torch.xpu
 
 

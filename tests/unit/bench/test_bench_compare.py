@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace.bench.cli import main
-from headrace.bench.records import Figures, read_report
+from headrace.bench.dispatch import main
+from headrace.bench.report_reader import RunMetrics, read_report
 from headrace.bench.verb_compare import Ratio
 from headrace.bench.verb_compare import compare as compare_measured
 from headrace.errors import ConfigError
@@ -50,7 +50,7 @@ def test_above_one_is_better_for_rates_and_for_times(tmp_path: Path) -> None:
     assert between.median == pytest.approx(2.5)
 
 
-def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+def test_reports_without_common_runs_are_refused(tmp_path: Path) -> None:
     ours = report("ours", ("mixed", 0, 200.0, 50.0))
     with pytest.raises(ConfigError, match="no run in common"):
         compare(tmp_path, ours, report("theirs", ("mixed", 1, 100.0, 100.0)))
@@ -78,7 +78,7 @@ def with_memory(data: dict[str, Any], peak: int) -> dict[str, Any]:
     return data
 
 
-def test_memory_is_compared_where_both_know_it(tmp_path: Path) -> None:
+def test_memory_is_compared_if_both_report_it(tmp_path: Path) -> None:
     ours = with_memory(report("ours", ("mixed", 0, 200.0, 50.0)), 2_000_000)
     theirs = report("theirs", ("mixed", 0, 100.0, 50.0))
     assert [one.metric for one in compare(tmp_path, ours, theirs)] == ["out tok/s", "TTFT p50 ms", "TPOT p50 ms"]
@@ -103,8 +103,8 @@ def test_lines_of_a_harness_are_a_report(tmp_path: Path) -> None:
     found = read_report(lines(tmp_path, {}, {"seed": 1, "tpot_ms": {"p50": None}, "rss": None}, {"out_tok_s": 90.0}))
     assert found.label == "other"
     assert found.runs == {
-        ("mixed", 0): Figures(90.0, 60.0, 4.0, 3 << 20),
-        ("mixed", 1): Figures(100.0, 60.0, None, None),
+        ("mixed", 0): RunMetrics(90.0, 60.0, 4.0, 3 << 20),
+        ("mixed", 1): RunMetrics(100.0, 60.0, None, None),
     }
     alone = read_report(lines(tmp_path, {}))
     assert list(alone.runs) == [("mixed", 0)]
@@ -124,6 +124,6 @@ def test_lines_of_a_harness_are_a_report(tmp_path: Path) -> None:
         ([], "no report of runs"),
     ],
 )
-def test_lines_that_cannot_be_used(tmp_path: Path, entries: list[dict[str, Any]], complaint: str) -> None:
+def test_invalid_lines_are_refused(tmp_path: Path, entries: list[dict[str, Any]], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         read_report(lines(tmp_path, *entries))

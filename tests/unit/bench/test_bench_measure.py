@@ -13,11 +13,11 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from headrace.bench.completion import send
-from headrace.bench.measure import Row, percentile, summarize
-from headrace.bench.report import as_json, print_report, write_html
-from headrace.bench.runs import Run, load_report
-from headrace.bench.serve import Target, run_load
+from headrace.bench.bench_report import as_json, print_report, write_html
+from headrace.bench.load_runs import LoadRun, load_report
+from headrace.bench.request_timing import RequestTiming, percentile, summarize
+from headrace.bench.server_load import Endpoint, run_load
+from headrace.bench.timed_completion import send
 from headrace.bench.workloads import WORKLOADS, Prompt, Workload, build
 from headrace.errors import ConfigError
 
@@ -52,7 +52,7 @@ def test_percentiles_interpolate() -> None:
 
 
 def test_a_request_is_timed_from_its_start_to_its_last_piece() -> None:
-    row = Row(10, 100.0, output_tokens=5)
+    row = RequestTiming(10, 100.0, output_tokens=5)
     for now in (100.5, 100.7, 101.1):
         row.piece(now)
     row.close(101.5)
@@ -60,16 +60,18 @@ def test_a_request_is_timed_from_its_start_to_its_last_piece() -> None:
     assert row.gaps == pytest.approx([0.2, 0.4])
     assert row.tpot == pytest.approx(0.6 / 4)
     assert row.e2e == 1.5
-    nothing = Row(10, 100.0)
+    nothing = RequestTiming(10, 100.0)
     nothing.close(103.0)
     assert (nothing.ttft, nothing.tpot, nothing.e2e) == (None, None, 3.0)
 
 
 def test_summary_counts_errors_short_answers_and_goodput() -> None:
     rows = [
-        Row(10, 0.0, output_tokens=5, wanted=5, ttft=0.1, tpot=0.01, e2e=0.2, gaps=[0.01] * 4, cached_tokens=8),
-        Row(10, 0.0, output_tokens=3, wanted=5, ttft=0.4, tpot=0.01, e2e=0.5, gaps=[0.02] * 2),
-        Row(10, 0.0, wanted=5, error="HTTP 500"),
+        RequestTiming(
+            10, 0.0, output_tokens=5, wanted=5, ttft=0.1, tpot=0.01, e2e=0.2, gaps=[0.01] * 4, cached_tokens=8
+        ),
+        RequestTiming(10, 0.0, output_tokens=3, wanted=5, ttft=0.4, tpot=0.01, e2e=0.5, gaps=[0.02] * 2),
+        RequestTiming(10, 0.0, wanted=5, error="HTTP 500"),
     ]
     summary = summarize(rows, 2.0, ttft_target=0.2)
     assert (summary.errors, summary.short, summary.first_error) == (1, 1, "HTTP 500")
@@ -109,7 +111,7 @@ async def in_pieces(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def row_of(**extra: Any) -> Row:
+async def row_of(**extra: Any) -> RequestTiming:
     app = web.Application()
     app.router.add_post("/v1/completions", in_pieces)
     runner = web.AppRunner(app)
@@ -132,7 +134,7 @@ def test_events_in_pieces_are_put_together() -> None:
 @pytest.mark.parametrize(
     ("last", "error"), [('data: {"error":{"message":"no"}}', "{'message': 'no'}"), ("data: {oops", "DecodeError: JSON")]
 )
-def test_what_ends_in_an_error_says_so(last: str, error: str) -> None:
+def test_a_failed_request_records_its_error(last: str, error: str) -> None:
     row = asyncio.run(row_of(last=last))
     assert row.error is not None
     assert error in row.error
@@ -143,7 +145,7 @@ async def metrics(_: web.Request) -> web.Response:
     return web.Response(text="headrace_device_busy 0.75\nheadrace_kv_utilization 0.5\n")
 
 
-async def load(path: str) -> Run:
+async def load(path: str) -> LoadRun:
     app = web.Application()
     app.router.add_post(path, completions)
     app.router.add_get("/metrics", metrics)
@@ -153,7 +155,7 @@ async def load(path: str) -> Run:
     await site.start()
     port = runner.addresses[0][1]
     try:
-        return await run_load(Target(f"http://127.0.0.1:{port}", "m"), SMALL, encode)
+        return await run_load(Endpoint(f"http://127.0.0.1:{port}", "m"), SMALL, encode)
     finally:
         await runner.cleanup()
 
@@ -180,6 +182,6 @@ def test_a_load_run_and_its_three_reports(tmp_path: Path) -> None:
     assert "http" not in page
 
 
-def test_an_endpoint_that_is_not_there_is_named() -> None:
+def test_a_missing_endpoint_is_named() -> None:
     with pytest.raises(ConfigError, match="does not serve 'm': HTTP 404"):
         asyncio.run(load("/elsewhere"))

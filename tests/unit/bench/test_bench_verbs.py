@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.bench.cli import VERBS, main
+from headrace.bench.dispatch import VERBS, main
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))

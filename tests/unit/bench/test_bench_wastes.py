@@ -9,11 +9,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from headrace.bench import watch
-from headrace.bench.wastes import Sums, between, gauges, parse, sums_of_page, sums_of_stats
-from headrace.bench.watch import Told, Watch
+from headrace.bench import metrics_sampler
+from headrace.bench.metrics_sampler import MetricsSampler, ServerUsage
+from headrace.bench.wastes import EngineSums, between, gauges, parse, sums_of_page, sums_of_stats
 from headrace.engine.stats import EngineStats, EngineTotals
-from headrace.server.metrics import Metrics
+from headrace.server.metrics import ServerMetrics
 from headrace.types import SchedulerStats
 
 SCHEDULER = SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9)
@@ -23,34 +23,38 @@ AFTER = EngineStats(SCHEDULER, 16, 140, 0.4, 0.5, 0.6, totals=EngineTotals(53.0,
 
 def page(stats: EngineStats) -> str:
     """As our server writes it."""
-    metrics = Metrics()
+    metrics = ServerMetrics()
     metrics.stats = stats
     return metrics.render().decode()
 
 
-def test_what_was_before_the_run_counts_for_nothing() -> None:
+def test_values_before_the_run_do_not_count() -> None:
     wastes, host = between(sums_of_stats(BEFORE), sums_of_stats(AFTER), wall=4.0)
     assert wastes == {"device_busy": 0.75, "slot_occupancy": 0.5, "kv_utilization": 0.5}
     assert host == {"engine_host_s": 0.5, "server_host_s": 0.0}
 
 
-def test_nothing_is_said_of_what_did_not_happen() -> None:
+def test_wastes_without_steps_are_left_out() -> None:
     still = sums_of_stats(BEFORE)
     assert between(still, still, 1.0)[0] == {"device_busy": 0.0}
-    assert between(still, Sums(0, 0, 0, 0, 0, 0), 1.0) == ({}, {}), "a new engine"
+    assert between(still, EngineSums(0, 0, 0, 0, 0, 0), 1.0) == ({}, {}), "a new engine"
 
 
-def test_our_own_page_is_understood() -> None:
+def test_our_own_metrics_page_is_parsed() -> None:
     found = sums_of_page(parse(page(BEFORE)))
     assert found is not None
     assert found.server_seconds > 0
-    told = sums_of_stats(BEFORE)
-    assert (found.busy_seconds, found.slot_shares, found.steps) == (told.busy_seconds, told.slot_shares, told.steps)
-    assert (found.kv_shares, found.kv_looks, found.engine_seconds) == (told.kv_shares, told.kv_looks, 5.0)
+    direct = sums_of_stats(BEFORE)
+    assert (found.busy_seconds, found.slot_shares, found.steps) == (
+        direct.busy_seconds,
+        direct.slot_shares,
+        direct.steps,
+    )
+    assert (found.kv_shares, found.kv_looks, found.engine_seconds) == (direct.kv_shares, direct.kv_looks, 5.0)
     assert gauges(parse(page(BEFORE))) == {"device_busy": 0.1, "slot_occupancy": 0.2, "kv_utilization": 0.3}
 
 
-def test_other_pages_are_read_too() -> None:
+def test_other_metrics_pages_are_parsed() -> None:
     text = '# HELP a b\na 1\nb{x="y z",q="}"} 2.5e3 1700000000\nprocess_resident_memory_bytes 1.5e+09\nc NaN\n'
     found = parse(text)
     assert found.pop("c") != 0
@@ -61,7 +65,7 @@ def test_other_pages_are_read_too() -> None:
         parse("a 1\nb broken\n")
 
 
-async def watched(pages: Sequence[str | None], *, memory: bool = True, samples: int = 0) -> Told:
+async def watched(pages: Sequence[str | None], *, memory: bool = True, samples: int = 0) -> ServerUsage:
     """A run at a server that gives one page after the other, the last again and again; None is a 404."""
     left, asked = list(pages), asyncio.Semaphore(0)
 
@@ -77,7 +81,7 @@ async def watched(pages: Sequence[str | None], *, memory: bool = True, samples: 
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         async with aiohttp.ClientSession() as session:
-            one = Watch(session, f"http://127.0.0.1:{runner.addresses[0][1]}", memory)
+            one = MetricsSampler(session, f"http://127.0.0.1:{runner.addresses[0][1]}", memory)
             await one.start()
             for _ in range(1 + samples):
                 await asked.acquire()
@@ -86,44 +90,44 @@ async def watched(pages: Sequence[str | None], *, memory: bool = True, samples: 
         await runner.cleanup()
 
 
-def test_counters_are_read_twice() -> None:
-    told = asyncio.run(watched([page(BEFORE), page(AFTER)]))
-    assert told.source == "counters"
-    assert told.wastes == {"device_busy": 0.75, "slot_occupancy": 0.5, "kv_utilization": 0.5}
-    assert told.usage["engine_host_s"] == 0.5
-    assert told.usage["peak_rss_bytes"] > 9e9, "the engine's, and that of who wrote the page"
-    (note,) = told.notes
+def test_counters_are_read_before_and_after_the_run() -> None:
+    found = asyncio.run(watched([page(BEFORE), page(AFTER)]))
+    assert found.source == "counters"
+    assert found.wastes == {"device_busy": 0.75, "slot_occupancy": 0.5, "kv_utilization": 0.5}
+    assert found.usage["engine_host_s"] == 0.5
+    assert found.usage["peak_rss_bytes"] > 9e9, "the engine's, and that of who wrote the page"
+    (note,) = found.notes
     assert "memory" in note
     alone = asyncio.run(watched([page(BEFORE), page(AFTER)], memory=False))
     assert alone.usage.keys() == {"engine_host_s", "server_host_s"}
     assert alone.notes == []
 
 
-def test_an_engine_that_was_started_anew_is_told_of() -> None:
-    told = asyncio.run(watched([page(AFTER), page(BEFORE)]))
-    assert (told.wastes, told.source) == ({}, None)
-    assert "started anew" in told.notes[0]
+def test_an_engine_restart_during_the_run_is_reported() -> None:
+    found = asyncio.run(watched([page(AFTER), page(BEFORE)]))
+    assert (found.wastes, found.source) == ({}, None)
+    assert "restarted" in found.notes[0]
 
 
 def test_gauges_and_memory_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_INTERVAL", 0.01)
+    monkeypatch.setattr(metrics_sampler, "_INTERVAL", 0.01)
     pages = [
         f"headrace_device_busy {busy}\nprocess_resident_memory_bytes {size}\n"
         for busy, size in ((0.9, 1), (0.2, 7), (0.4, 3), (0.6, 2))
     ]
-    told = asyncio.run(watched(pages, samples=2))
-    assert told.source == "gauges"
-    assert 0.4 <= told.wastes["device_busy"] <= 0.6, "the first page is from before the run"
-    assert told.usage == {"peak_rss_bytes": 7.0}
-    wastes, memory = told.notes
+    found = asyncio.run(watched(pages, samples=2))
+    assert found.source == "gauges"
+    assert 0.4 <= found.wastes["device_busy"] <= 0.6, "the first page is from before the run"
+    assert found.usage == {"peak_rss_bytes": 7.0}
+    wastes, memory = found.notes
     assert "sliding window" in wastes
-    assert "one process" in memory
+    assert "the process that answers" in memory
 
 
 @pytest.mark.parametrize("text", [None, "vllm:other 1\n", "<html>"])
-def test_servers_that_tell_nothing_are_left_alone(text: str | None) -> None:
-    assert asyncio.run(watched([text])) == Told()
+def test_servers_without_metrics_are_not_sampled(text: str | None) -> None:
+    assert asyncio.run(watched([text])) == ServerUsage()
 
 
-def test_memory_that_is_known_already_is_not_asked_for() -> None:
-    assert asyncio.run(watched(["process_resident_memory_bytes 5\n"], memory=False)) == Told()
+def test_memory_is_not_sampled_if_it_is_known() -> None:
+    assert asyncio.run(watched(["process_resident_memory_bytes 5\n"], memory=False)) == ServerUsage()

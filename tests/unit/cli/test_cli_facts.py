@@ -10,7 +10,7 @@ import pluggy
 import pytest
 import torch
 
-from headrace.cli.facts import (
+from headrace.cli.doctor_facts import (
     all_operator_facts,
     operator_facts,
     operator_lines,
@@ -20,7 +20,7 @@ from headrace.cli.facts import (
 from headrace.errors import PlatformError
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
-from headrace.platforms.accelerator.probe import Machine
+from headrace.platforms.accelerator.probe import MachineProbe
 from headrace.platforms.cuda import CudaPlatform
 from headrace.platforms.interface import Device, Platform
 from headrace.platforms.rocm import RocmPlatform
@@ -112,7 +112,7 @@ def test_every_platform_has_its_reason_and_a_remedy_in_one_line(found: PluginSet
     assert [len(fact["devices"]) for fact in facts.values()] == [1, 1, 0, 0]
 
 
-def test_lines_of_platforms_say_nothing_twice(found: PluginSet) -> None:
+def test_lines_of_platforms_repeat_nothing(found: PluginSet) -> None:
     lines = list(platform_lines(platform_facts(found, MILLS[0], [])))
     assert lines[0] == " *best        score 60: a wheel, turning"
     assert "  dry         unusable: no water here: open the sluice" in lines
@@ -152,9 +152,11 @@ def test_a_remedy_is_all_that_follows_the_first_colon() -> None:
 
 
 @pytest.mark.parametrize("platform", [CudaPlatform, RocmPlatform, TpuPlatform, XpuPlatform])
-def test_no_platforms_remedy_repeats_its_diagnosis(platform: Callable[[Machine], Platform], tmp_path: Path) -> None:
+def test_no_platforms_remedy_repeats_its_diagnosis(
+    platform: Callable[[MachineProbe], Platform], tmp_path: Path
+) -> None:
     """On a machine that has nothing."""
-    (fact,) = platform_facts(plugin_set(platform(Machine(root=tmp_path, environ={}))), None, [])
+    (fact,) = platform_facts(plugin_set(platform(MachineProbe(root=tmp_path, environ={}))), None, [])
     assert fact["score"] == 0
     assert fact["remedy"].split()[0] in ("install", "load", "run"), fact["remedy"]
     assert fact["reason"].count(fact["remedy"]) == 1
@@ -178,7 +180,7 @@ class Locked(Mill):
         raise PlatformError("the door is locked: fetch the miller")
 
 
-def test_what_does_not_open_is_a_remedy_and_hides_no_other() -> None:
+def test_a_platform_that_does_not_open_is_a_remedy_and_hides_no_other() -> None:
     remedies: list[str] = []
     plugins = plugin_set(Locked("locked", 30, "a door"), MILLS[0])
     assert list(all_operator_facts(plugins, MILLS[0], remedies, {}, others=True)) == ["best"]

@@ -113,7 +113,7 @@ def test_a_bug_is_not_hidden(verb: Callable[..., None]) -> None:
         main(["models"])
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     program = "import sys; from headrace.cli.main import main; sys.exit(main(['models', '--json']))"
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as pipe:
@@ -156,9 +156,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bench_gets_its_arguments_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.bench import cli
+    from headrace.bench import dispatch
 
     seen: list[list[str]] = []
-    monkeypatch.setattr(cli, "main", lambda argv: seen.append(list(argv)) or 5)
+    monkeypatch.setattr(dispatch, "main", lambda argv: seen.append(list(argv)) or 5)
     assert main(["bench", "serve", "--help", "-x"]) == 5
     assert seen == [["serve", "--help", "-x"]]

@@ -12,7 +12,7 @@ import pytest
 from cli_fakes import Terminal
 
 from headrace.cli.main import main
-from headrace.cli.obtain import obtain
+from headrace.cli.model_fetch import fetch_model
 from headrace.errors import CheckpointError, ConfigError
 from headrace.hub import catalogue
 from headrace.hub.catalogue import CATALOGUE
@@ -84,7 +84,7 @@ class TestPull:
         assert "not accepted" in capsys.readouterr().err
         assert pulled == []
 
-    def test_where_nobody_can_be_asked_an_option_is_needed(
+    def test_without_a_terminal_an_option_is_needed_to_accept_terms(
         self, pulled: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
@@ -97,16 +97,16 @@ class TestPull:
 
 class TestObtain:
     def test_a_path_is_taken_as_it_is(self, tmp_path: Path, pulled: list[str]) -> None:
-        assert obtain(str(tmp_path)) == tmp_path
+        assert fetch_model(str(tmp_path)) == tmp_path
         assert pulled == []
 
-    def test_terms_hold_for_a_model_that_is_here_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_terms_apply_to_a_cached_model_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         answer(monkeypatch, "y\n")
-        path = obtain("gemma3-270m")
+        path = fetch_model("gemma3-270m")
         (path.parent / "terms-accepted").unlink()
         answer(monkeypatch, "n\n")
         with pytest.raises(ConfigError, match="not accepted"):
-            obtain("gemma3-270m")
+            fetch_model("gemma3-270m")
 
     def test_a_failure_is_passed_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fetch(*_: object) -> Path:
@@ -114,16 +114,16 @@ class TestObtain:
 
         monkeypatch.setattr(catalogue, "_fetch", fetch)
         with pytest.raises(CheckpointError, match="torn"):
-            obtain("smollm2")
+            fetch_model("smollm2")
 
 
 class TestModels:
-    def test_shows_what_is_here(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_shows_cached_models(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["models"]) == 0
         said = capsys.readouterr().out
         assert said.count("not here yet") == 2
         assert "98 MB  Apache-2.0" in said
-        path = obtain("smollm2")
+        path = fetch_model("smollm2")
         capsys.readouterr()
         assert main(["models"]) == 0
         said = capsys.readouterr().out
@@ -140,7 +140,7 @@ class TestModels:
 
 
 class TestProgress:
-    def test_a_terminal_shows_a_bar_that_goes_away(self) -> None:
+    def test_a_terminal_shows_a_bar_and_removes_it(self) -> None:
         out = Terminal()
         with fetching_bar(out) as progress:
             progress("x", 5_000_000, 10_000_000)
@@ -148,7 +148,7 @@ class TestProgress:
         assert "fetching x" in out.getvalue()
         assert "10.0/10.0 MB" in out.getvalue()
 
-    def test_elsewhere_each_thing_is_named_once(self) -> None:
+    def test_without_a_terminal_each_file_is_named_once(self) -> None:
         out = io.StringIO()
         with fetching_bar(out) as progress:
             for done in range(5):

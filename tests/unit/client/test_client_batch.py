@@ -12,8 +12,9 @@ import pytest
 
 from headrace.client.api import EngineClient, GenerateRequest, Output
 from headrace.client.batch import Places, answer_all
-from headrace.errors import EngineDead, Overloaded
+from headrace.errors import EngineDead, InvalidRequest, Overloaded
 from headrace.progress import generating_bar
+from headrace.structured_outputs import StructuredOutputs
 from headrace.types import SamplingParams
 
 
@@ -61,6 +62,29 @@ def test_one_error_leaves_the_other_answers() -> None:
     (wrong,) = answers[7].outputs
     assert (wrong.finish_reason, wrong.error) == ("error", "one went wrong")
     assert all(one.outputs[0].text == str(i) for i, one in enumerate(answers) if i != 7)
+
+
+def test_parsed_values_are_those_of_complete_texts() -> None:
+    texts = {"0": ("[1]", "stop"), "1": ("[1", "length"), "2": ("[", "stop"), "3": ("[2]", "error")}
+
+    class Texts(Fake):
+        async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+            text, reason = texts[request.id]
+            yield Output(0, text, [1], finish_reason=reason)
+
+    params = SamplingParams(structured_outputs=StructuredOutputs(json=list[int]))
+    requests = [GenerateRequest(name, (1,), params) for name in texts]
+    answers = asyncio.run(answer_all(cast(EngineClient, Texts()), requests, Places(4)))
+    assert [one.outputs[0].parsed for one in answers] == [[1], None, None, None]
+    assert [bool(one.outputs[0].error) for one in answers] == [False, False, True, False]
+    assert "no value of the type" in str(answers[2].outputs[0].error)
+
+
+def test_a_constraint_that_cannot_be_enforced_is_the_callers_error() -> None:
+    fake = Fake(wrong={"7": InvalidRequest("cannot be compiled", "structured_outputs.regex")})
+    with pytest.raises(InvalidRequest, match="cannot be compiled"):
+        run(fake)
+    assert fake.inside == 0
 
 
 def test_the_end_of_the_engine_is_the_end_of_all() -> None:

@@ -195,3 +195,22 @@ def test_only_a_plan_under_way_can_fail() -> None:
     driver.commit()
     with pytest.raises(ValueError, match="not in deque"):
         driver.scheduler.fail(plan, "lost")
+
+
+def test_a_copy_that_a_failed_step_was_to_make_is_not_found_again() -> None:
+    """The copied start of a block goes back to the tree with its aborted sequence, whose step then fails: nothing was copied."""
+    driver = Driver(replace(SMALL, num_blocks=4, max_num_batched_tokens=1))
+    driver.add(request("first", range(2, 8), 1))
+    driver.run()
+    driver.add(request("second", range(2, 11), 1))
+    plan = driver.schedule()
+    assert plan is not None
+    assert plan.positions.tolist() == [6], "a whole block is shared and the start of another copied"
+    assert len(plan.copies) == 1
+    assert driver.scheduler.abort("second")
+    driver.scheduler.fail(plan, "the device failed")
+    driver.scheduler.check()
+    driver.scheduler.add(request("third", range(2, 11), 1))
+    plan = driver.scheduler.schedule(0.0)
+    assert plan is not None
+    assert plan.positions.tolist() == [4]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.scheduler import configure, decode, queue, run
+from headrace.bench.verb_scheduler import configure, decode, queue, run
 
 
 def test_figures_are_positive() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from core_driver import Driver, request
 
 from headrace.core import scheduler as module
 from headrace.core.constraints import Constraints
-from headrace.types import StepResult, TokenLogprobs
+from headrace.types import NO_CHOICE, NOT_FINITE, StepPlan, StepResult, TokenLogprobs
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -46,3 +47,43 @@ def test_a_fault_while_a_request_is_added_has_no_effect(monkeypatch: pytest.Monk
     assert not driver.scheduler.has_work()
     driver.add(request("a", [3], 4))
     assert driver.run()["a"].reason == "length"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("after", [0, 1, 5])
+@pytest.mark.parametrize(("code", "message"), [(NO_CHOICE, "no token is left"), (NOT_FINITE, "logits are not finite")])
+def test_a_row_without_a_token_ends_its_request_alone(depth: int, after: int, code: int, message: str) -> None:
+    others = [request(f"r{i}", [3, 4, 5, 6, 7, 8, 9, 10][: 3 + i], 12) for i in range(3)]
+    alone = Driver(depth=depth)
+    alone.add(*others)
+    expected = {name: record.tokens for name, record in alone.run().items()}
+    driver = Driver(depth=depth)
+    intact = driver.device.launch
+
+    def launch(plan: StepPlan) -> StepResult:
+        result = intact(plan)
+        mine = np.array([plan.request_ids[seq] == "a" for seq in plan.row_seq], np.bool_)
+        result.tokens[mine & (plan.row_target == -1) & (plan.sampling.position >= 8 + after)] = code
+        return result
+
+    driver.device.launch = launch  # type: ignore[method-assign]
+    driver.add(request("a", [3, 4, 5, 6, 7, 8, 9, 10], 12, logprobs=0), *others)
+    records = driver.run()
+    assert (records["a"].reason, len(records["a"].tokens)) == ("error", after)
+    assert message in str(records["a"].error)
+    assert {name: records[name].tokens for name in expected} == expected
+    assert [len(tokens) for tokens in driver.scheduler.broken.values()] == [8 + after] * (code == NOT_FINITE)
+
+
+def test_prompt_logprobs_of_broken_logits_end_the_request() -> None:
+    driver = Driver()
+    intact = driver.device.launch
+
+    def launch(plan: StepPlan) -> StepResult:
+        result = intact(plan)
+        result.tokens[plan.row_target != -1] = NOT_FINITE
+        return result
+
+    driver.device.launch = launch  # type: ignore[method-assign]
+    driver.add(request("a", [3, 4, 5, 6], 0, prompt_logprobs=1))
+    assert driver.run()["a"].reason == "error"

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from core_driver import SMALL, Driver, naive, request, same
 
-from headrace.core import CoreConfig
-from headrace.types import NO_TOKEN, Request, StepPlan
+from headrace.core import CoreConfig, Scheduler
+from headrace.core.block_pool import BlockPool
+from headrace.types import NO_TOKEN, Request, StepPlan, StepResult
 
 
 def many(count: int, seed: int = 1, **params: object) -> list[Request]:
@@ -269,3 +270,22 @@ def test_times_of_the_first_schedule() -> None:
     records = driver.run()
     assert records["a"].first_scheduled == 1.0
     assert records["b"].first_scheduled == 3.0
+
+
+def test_a_stop_token_that_comes_too_early_does_not_end_a_sequence() -> None:
+    """A sampler is told to leave it out; one that has nothing else to choose from, or is wrong, ends nothing all the same."""
+    core = Scheduler(SMALL)
+    core.add(request("a", [9, 8], 6, min_tokens=2, stop_token_ids=(7,)))
+    reasons = []
+    while (plan := core.schedule(0.0)) is not None:
+        reasons += [delta.finish_reason for delta in core.commit(plan, StepResult(np.array([7], np.int32)), 0.0)]
+    assert reasons == [None, None, "stop"]
+
+
+def test_blocks_are_taken_in_the_order_in_which_they_are_likeliest_to_be_in_a_cache() -> None:
+    pool = BlockPool(6, 4)
+    taken = [pool.take() for _ in range(4)]
+    assert taken == [1, 2, 3, 4]
+    pool.give([2])
+    pool.give([3])
+    assert [pool.take() for _ in range(3)] == [3, 2, 5]

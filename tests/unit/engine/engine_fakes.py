@@ -105,6 +105,9 @@ class FakeRunner:
     def recover(self) -> bool:
         return False
 
+    def where_not_finite(self, tokens: Sequence[int]) -> str:
+        return f"looked at {list(tokens)}"
+
     def run(self, plan: StepPlan) -> StepResult:
         error = self.fail(plan)
         if error is not None:

@@ -27,6 +27,9 @@ def main(handle: int) -> int:
     if start.config == "fails":
         link.send(encode(Down(to_wire(CheckpointError("no such tensor", "model.safetensors", "q")))))
         return 1
+    if start.config == "tells its level":
+        link.send(encode(Down(to_wire(CheckpointError(f"level {start.log_level}")))))
+        return 1
     if start.config == "dies":
         return 3
     link.send(encode(Opened()))

@@ -7,7 +7,7 @@ from engine_fakes import FakeEngine, FakeRunner, expected, make_engine
 
 from headrace.engine.core_loop import EngineCore
 from headrace.errors import DeviceLost, NeverFits, Overloaded, PlatformError
-from headrace.types import Delta, Request, SamplingParams, StepPlan, StepResult
+from headrace.types import NOT_FINITE, Delta, Request, SamplingParams, StepPlan, StepResult
 
 
 def request(id: str, prompt: tuple[int, ...] = (1, 2, 3), **params: object) -> Request:
@@ -192,3 +192,22 @@ def test_an_error_of_any_class_in_a_launch_ends_the_step_alone() -> None:
     assert (delta.finish_reason, delta.error) == ("error", "step 1 failed on the device: ValueError: planted")
     engine.core.add([request("b")])
     assert run(engine) == {"b": expected((1, 2, 3), 5)}
+
+
+def test_logits_that_are_not_finite_are_looked_at_again() -> None:
+    class Broken(FakeRunner):
+        def run(self, plan: StepPlan) -> StepResult:
+            result = super().run(plan)
+            if "a" in plan.request_ids:
+                result.tokens[plan.row_seq == plan.request_ids.index("a")] = NOT_FINITE
+            return result
+
+    engine = make_engine(Broken())
+    engine.core.add([request("a"), request("b", (4, 5))])
+    deltas: list[Delta] = []
+    while engine.core.has_work():
+        deltas += engine.core.step()
+    (error,) = [delta for delta in deltas if delta.request_id == "a"]
+    assert error.error == "the model's logits are not finite: looked at [1, 2, 3]"
+    assert [token for delta in deltas if delta.request_id == "b" for token in delta.token_ids] == expected((4, 5), 5)
+    assert engine.scheduler.broken == {}

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from engine_fakes import ByteTokenizer, expected, make_request
 
-from headrace.cli import serve as serve_verb
+from headrace.cli import serve_command as serve_verb
 from headrace.cli.main import main
 from headrace.client.remote import ProcessClient
 from headrace.config import Config, ModelConfig
@@ -121,7 +121,7 @@ def test_a_wrong_variable_is_told_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        ("headrace.cli.main, headrace.cli.serve", {"pydantic", "numpy", "msgspec", "fastapi", "torch"}),
+        ("headrace.cli.main, headrace.cli.serve_command", {"pydantic", "numpy", "msgspec", "fastapi", "torch"}),
         ("headrace.server, headrace.client.remote, headrace.tokenization.tokenizer", {"torch", "safetensors", "sympy"}),
         ("headrace.engine.startup", {"fastapi", "sympy", "torch._dynamo", "torch._inductor", "transformers"}),
     ],

@@ -256,3 +256,17 @@ def test_end_leaves_finished_choices_alone() -> None:
     o.push(1, delta("x", finish_reason="length"))
     assert o.end("abort") == [0, 2]
     assert {out.index: out.finish_reason for out in o.take()} == {0: "abort", 1: "length", 2: "abort"}
+
+
+def test_the_last_of_min_tokens_completes_no_stop_string() -> None:
+    c = choice(make_request(min_tokens=3, stop=("b",)))
+    out = c.push(delta("aabab"))
+    assert (out.text, out.stop_reason) == ("aaba", "b")
+
+
+@pytest.mark.parametrize(("reason", "finish"), [("abort", "abort"), ("error", "error"), ("length", "stop")])
+def test_an_unfinished_character_completes_a_stop_only_where_the_text_ended_by_itself(reason: str, finish: str) -> None:
+    c = choice(make_request(stop=("\ufffd",)))
+    c.push(delta([0xC3]))
+    out = c.end(reason)  # type: ignore[arg-type]
+    assert out.finish_reason == finish

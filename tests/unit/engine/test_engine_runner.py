@@ -285,3 +285,51 @@ def test_a_failing_device_is_told_by_the_result() -> None:
     launched = runner.launch(dummy_plan())
     with pytest.raises(PlatformError, match="kernel fault"):
         launched.result()
+
+
+def test_padded_rows_of_the_device_are_not_results() -> None:
+    runner, _ = make(static_shapes=True)
+    plan = dummy_plan()
+    plan.sampling.num_logprobs = 8
+    result = runner.launch(plan).result()
+    assert len(plan.token_ids) == 1
+    assert result.tokens.shape == (1,)
+    assert result.logprobs is not None
+    assert result.logprobs.shape == (1,)
+    assert result.top_ids is not None
+    assert result.top_ids.shape == (1, 8)
+
+
+def test_as_many_rows_as_sequences_take_the_step_for_sampling() -> None:
+    runner, device = make()
+    core = scheduler()
+    for at in range(CONFIG.max_num_seqs):
+        core.add(Request(f"r{at}", (at, at + 1), SamplingParams(max_tokens=3)))
+    run(runner, core)
+    assert [bucket.rows for bucket in device.compiled] == [CONFIG.max_num_seqs]
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 8), (8, 8), (9, 64), (64, 64), (65, 512)])
+def test_biases_are_padded_to_few_sizes(count: int, size: int) -> None:
+    runner, device = make(static_shapes=True)
+    core = scheduler()
+    core.add(Request("a", (1, 2), SamplingParams(max_tokens=1, logit_bias=tuple((i, 1.0) for i in range(count)))))
+    run(runner, core)
+    assert [bucket.biases for bucket in device.compiled] == [size]
+
+
+def test_a_late_failure_of_a_cache_that_is_gone_does_not_cost_the_next_one() -> None:
+    class Failing(Device):
+        def get(self, tensor: np.ndarray) -> Done:
+            class Bad(Done):
+                def result(self) -> Any:
+                    raise PlatformError("kernel fault")
+
+            return Bad(None)
+
+    runner = Runner(Failing(in_place_kv=False), Model(), Ops(), CONFIG)  # type: ignore[arg-type]
+    first, second = runner.launch(dummy_plan()), runner.launch(dummy_plan())
+    for launched, remade in ((first, True), (second, False)):
+        with pytest.raises(PlatformError, match="kernel fault"):
+            launched.result()
+        assert runner.recover() == remade

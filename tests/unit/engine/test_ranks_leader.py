@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import queue
 import socket
 import subprocess
 import sys
@@ -18,9 +20,9 @@ from engine_fakes import make_engine
 from headrace.engine.channel import Channel
 from headrace.engine.core_loop import EngineCore
 from headrace.engine.plans import dummy_plan, history_plan
-from headrace.engine.ranks import leader
+from headrace.engine.ranks import follower, leader
 from headrace.engine.ranks.leader import Followers, GroupRunner
-from headrace.engine.ranks.rank_messages import Loaded, Opened, RunStep, Sizes, Start, Stop, decode, encode
+from headrace.engine.ranks.rank_messages import Loaded, Message, Opened, RunStep, Sizes, Start, Stop, decode, encode
 from headrace.errors import CheckpointError, ConfigError, DeviceLost, HeadraceError, PlatformError
 from headrace.types import StepPlan, StepResult
 
@@ -130,6 +132,29 @@ def test_a_rank_whose_words_were_not_read_ends_and_clears_up_too(tmp_path: Path)
         process.kill()
         process.wait()
     assert not meeting.exists()
+
+
+@pytest.mark.parametrize("level", [logging.WARNING, logging.DEBUG])
+def test_ranks_log_as_much_as_their_first(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("headrace"), "level", level)
+    with ranks("tells its level") as made, pytest.raises(CheckpointError, match=f"level {level}$"):
+        made.await_all(Opened)
+
+
+def test_a_rank_takes_the_level_that_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[int] = []
+    monkeypatch.setattr(logging.getLogger(), "setLevel", set_to.append)
+
+    def fails(*_: object) -> None:
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr("headrace.engine.loading.load_follower", fails)
+    messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    messages.put(Start("{}", 1, 2, 0, "", logging.ERROR))
+    here, there = socket.socketpair()
+    with here, there, pytest.raises(ConfigError, match="far enough"):
+        follower._run(Channel(here), messages)
+    assert set_to == [logging.ERROR]
 
 
 def test_one_rank_is_a_group_without_followers() -> None:

@@ -15,7 +15,7 @@ import pytest
 from hub_stand_in import COMMIT, Hub, serving
 
 from headrace.errors import ModelNotFound
-from headrace.hub.reference import Repository, display_name, parse_repository
+from headrace.hub.model_reference import Repository, display_name, parse_repository
 from headrace.hub.repository import fetch_repository
 
 SETTINGS = {"config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}", "generation_config.json": b"[]"}

@@ -11,11 +11,11 @@ import torch
 
 from headrace.errors import PlatformError
 from headrace.kernels.linear.reference import linear
-from headrace.kernels.registry import bind, pack
+from headrace.kernels.registry import bind, binding, pack
 from headrace.kernels.spec import OpSpec
 from headrace.kernels.weight import Weight
 from headrace.platforms.torch_device import TorchDevice
-from headrace.quant.draw import Quantised
+from headrace.quant.random_weights import QuantizedForm
 from headrace.types import Capabilities
 
 FORMATS = frozenset({"int8"})
@@ -52,7 +52,7 @@ class Device(TorchDevice):
 
 def weight(form: str) -> Weight:
     rng = np.random.default_rng(3)
-    return Quantised(form)(rng, 32, 64, torch.device("cpu"), "float32", False)
+    return QuantizedForm(form)(rng, 32, 64, torch.device("cpu"), "float32", False)
 
 
 @pytest.fixture
@@ -82,9 +82,25 @@ def test_one_part_of_a_stack_is_enough(x: torch.Tensor) -> None:
 
 
 def test_tensors_that_are_not_torchs_have_no_reference() -> None:
-    ops, foreign = bind(Device(raw=True)), weight("int4")
+    ops, foreign = binding(Device(raw=True)), weight("int4")
     foreign.name = "layers.0.qkv"
     with pytest.raises(
         PlatformError, match=r"Device: linear of layers.0.qkv, stored as int4: .*quant_formats are int8"
     ):
         pack(ops, "linear", foreign)
+
+
+def test_a_device_without_torch_has_every_operator_or_is_refused() -> None:
+    with pytest.raises(
+        PlatformError, match=r"Device has no form of resolve_tokens, embedding, .*sample, and no reference"
+    ):
+        bind(Device(raw=True))
+
+
+def test_an_optional_operator_that_is_missing_is_refused_at_load() -> None:
+    experts = weight("int8")
+    experts.name = "layer 0 experts"
+    with pytest.raises(
+        PlatformError, match=r"no form of moe \(it would take layer 0 experts\), and no reference takes"
+    ):
+        pack(binding(Device(raw=True)), "moe", experts)

@@ -20,6 +20,8 @@ SPEC = OpSpec("root", "math:sqrt", "math:sqrt", {})
 class Source:
     """Has what it is given of the optional operators, and nothing else."""
 
+    torch_device = "cpu"
+
     def __init__(self, own: Any = None, why: dict[str, str] | None = None) -> None:
         self._own, self._why = own, why or {}
 

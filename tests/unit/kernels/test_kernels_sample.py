@@ -13,6 +13,7 @@ from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
 from headrace.kernels.sample.philox import gumbel, philox
 from headrace.kernels.sample.reference import sample
 from headrace.kernels.sample.truncate import truncate
+from headrace.types import NO_CHOICE, NOT_FINITE
 
 Tensor = torch.Tensor
 INF = float("inf")
@@ -118,20 +119,26 @@ def test_bias_bans_masks() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 1e-8, 1.0])
-def test_a_row_where_everything_is_banned_takes_the_raw_best(temperature: float) -> None:
+def test_a_row_where_everything_is_banned_says_so_and_writes_nothing(temperature: float) -> None:
     bans = [(0, token, -INF) for token in range(3)]
-    out, _ = run([[0.0, 100.0, 1.0]], bias=bans, temperature=temperature, top_p=0.5)
-    assert out.tokens.tolist() == [1]
+    out, inputs = run([[0.0, 100.0, 1.0], [0.0, 1.0, 2.0]], bias=bans, temperature=temperature, top_k=1, top_p=0.5)
+    assert out.tokens.tolist() == [NO_CHOICE, 2]
+    assert (inputs.history[0] == -7).sum() == 12 - 4
+    assert tokens([[0.0, 1.0, 2.0]], allowed=[0], allowed_row=0, temperature=temperature) == [NO_CHOICE]
     assert out.logprobs.isfinite().all()
 
 
-@pytest.mark.parametrize("bad", [float("nan"), INF, -INF])
-def test_broken_logits_give_tokens_and_no_nan(bad: float) -> None:
-    for temperature in (0, 1.0):
-        out, _ = run([[bad, bad, bad], [bad, 1.0, 0.0]], temperature=temperature, top_k=2, top_p=0.9, num_logprobs=2)
-        assert all(0 <= token < 3 for token in out.tokens.tolist())
-        assert not out.logprobs.isnan().any()
-        assert not out.top_logprobs.isnan().any()
+@pytest.mark.parametrize(
+    "bad", [[float("nan"), 1.0, 0.0], [INF, 1.0, 0.0], [-INF] * 3, [float("nan")] * 3, [1.0, 0.0, float("nan")]]
+)
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_broken_logits_are_told_in_sampled_and_scored_rows(bad: list[float], temperature: float) -> None:
+    rows = [bad, bad, [-INF, 1.0, 0.0]]
+    out, inputs = run(rows, target=[-1, 1, -1], temperature=temperature, top_k=1, num_logprobs=2)
+    assert out.tokens.tolist() == [NOT_FINITE, NOT_FINITE, 1]
+    assert (inputs.history[0] == -7).sum() == 12 - 4
+    assert not out.logprobs.isnan().any()
+    assert not out.top_logprobs.isnan().any()
 
 
 @pytest.mark.parametrize("temperature", [1e-8, 1e-6, 1e-30])

@@ -13,7 +13,7 @@ from server_fakes import MODEL, FakeClient, serve_fake
 
 from headrace.config import Config
 from headrace.server.context import Context
-from headrace.server.descriptors import Descriptors
+from headrace.server.descriptor_watch import DescriptorWatch
 from headrace.server.lifecycle import _Server, _server_of
 
 PATIENCE = 300.0
@@ -102,7 +102,7 @@ def request(path: str = "/v1/completions", headers: str = "", body: bytes | None
 async def wired(config: Config | None = None, **engine: Any) -> AsyncIterator[Wire]:
     served = serve_fake(config, **engine)
     context: Context = served.app.state.context
-    server = _server_of(context, Descriptors())
+    server = _server_of(context, DescriptorWatch())
     server.config.load()
     loop = asyncio.get_running_loop()
     kind: Any = server.config.http_protocol_class

@@ -14,8 +14,8 @@ from starlette.routing import Route
 from headrace import __version__
 from headrace.config import Config
 from headrace.errors import ConfigError
-from headrace.server import gate
-from headrace.server.errors import to_http
+from headrace.server import access
+from headrace.server.http_errors import to_http
 
 KEY = "sk-secret"
 
@@ -205,7 +205,7 @@ def test_key_is_compared_in_constant_time(monkeypatch):
         compared.append((a, b))
         return original(a, b)
 
-    monkeypatch.setattr(gate.hmac, "compare_digest", compare)
+    monkeypatch.setattr(access.hmac, "compare_digest", compare)
     assert get("/version", serve_fake(with_key(KEY)), authorization="Bearer é".encode()).status_code == 401
     assert compared
 

@@ -14,10 +14,10 @@ from server_fakes import CONTEXT, MODEL, ByteTokenizer, Served, fault, serve_fak
 
 from headrace.config import Config
 from headrace.errors import ContextOverflow, InvalidRequest, Overloaded
-from headrace.server import shape
-from headrace.server.params import encode_within
-from headrace.server.shape import check_shape
-from headrace.server.workers import Workers
+from headrace.server import json_limits
+from headrace.server.json_limits import check_json_limits
+from headrace.server.request_params import encode_within
+from headrace.server.workers import TextWorkers
 
 MUCH = 2**31
 
@@ -45,20 +45,20 @@ def test_the_count_is_that_of_the_parsed_body(value, size):
     async def count() -> None:
         parts, values = parts_of(value)
         body = json.dumps(value).encode()
-        await check_shape(body, parts, values)
+        await check_json_limits(body, parts, values)
         for most in ((parts - 1, values), (parts, values - 1)):
             if min(most) >= 0:
                 with pytest.raises(InvalidRequest):
-                    await check_shape(body, *most)
+                    await check_json_limits(body, *most)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shape, "SMALL", 0)
-        patch.setattr(shape, "_SLICE", size)
+        patch.setattr(json_limits, "SMALL", 0)
+        patch.setattr(json_limits, "_SLICE", size)
         asyncio.run(count())
 
 
 def test_counting_lets_others_run(monkeypatch):
-    monkeypatch.setattr(shape, "_SLICE", 1000)
+    monkeypatch.setattr(json_limits, "_SLICE", 1000)
     turns = 0
 
     async def others() -> None:
@@ -69,7 +69,7 @@ def test_counting_lets_others_run(monkeypatch):
 
     async def main() -> None:
         task = asyncio.create_task(others())
-        await check_shape(b"[" + b"1," * 100_000 + b"1]", MUCH, MUCH)
+        await check_json_limits(b"[" + b"1," * 100_000 + b"1]", MUCH, MUCH)
         task.cancel()
 
     asyncio.run(main())
@@ -97,7 +97,7 @@ def test_bodies_of_too_many_parts_are_refused_before_they_are_parsed(path, body,
     def parsed(*_: object) -> None:
         raise AssertionError("parsed")
 
-    monkeypatch.setattr("headrace.server.decode.decode_body", parsed)
+    monkeypatch.setattr("headrace.server.request_body.decode_body", parsed)
     response = asyncio.run(serve_fake().http.post(path, content=body))
     assert fault(response, 400)["code"] == "too_many_values"
 
@@ -209,7 +209,7 @@ def test_long_work_holds_up_no_short_work_and_does_not_pile_up(monkeypatch):
     release = threading.Event()
 
     async def main() -> None:
-        workers = Workers()
+        workers = TextWorkers()
         long = [asyncio.ensure_future(workers.run(50, release.wait)) for _ in range(2)]
         await asyncio.sleep(0)
         assert await workers.run(1, lambda: 5) == 5

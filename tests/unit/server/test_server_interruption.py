@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from server_fakes import MODEL, Served, serve_fake
 
-from headrace.server.errors import ShuttingDown
+from headrace.server.http_errors import ShuttingDown
 
 
 class Connection:
@@ -150,8 +150,8 @@ def test_the_end_of_the_drain_is_an_event_in_a_stream():
         connection = Connection(served, stream=True)
         task = asyncio.create_task(connection.run())
         await until(lambda: len(connection.messages) > 3)
-        for guard in list(state(served).active):
-            guard.stop(ShuttingDown())
+        for scope in list(state(served).active):
+            scope.stop(ShuttingDown())
         await ended(task)
         *_, error, done, rest = connection.text.split("\n\n")
         assert json.loads(error[6:])["error"]["code"] == "shutting_down"
@@ -170,8 +170,8 @@ def test_the_end_of_the_drain_before_the_first_token_is_an_http_error(stream):
         connection = Connection(served, stream=stream)
         task = asyncio.create_task(connection.run())
         await until(lambda: state(served).active)
-        for guard in list(state(served).active):
-            guard.stop(ShuttingDown())
+        for scope in list(state(served).active):
+            scope.stop(ShuttingDown())
         await ended(task)
         assert connection.messages[0]["status"] == 503
         assert json.loads(connection.text)["error"]["code"] == "shutting_down"

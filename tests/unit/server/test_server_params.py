@@ -11,7 +11,7 @@ from server_fakes import CONTEXT, MODEL, VOCAB, fault, serve_fake
 from headrace.client.api import ModelInfo
 from headrace.client.validate import check_ids
 from headrace.errors import ContextOverflow, InvalidRequest, NeverFits
-from headrace.server.params import check_length, output_room
+from headrace.server.request_params import check_length, output_room
 from headrace.types import SamplingParams
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -26,15 +29,15 @@ from headrace.errors import (
     Overloaded,
 )
 from headrace.progress import loading_bar
+from headrace.server.cancel_scope import CancelScope, ClientDisconnected
 from headrace.server.context import make_context
-from headrace.server.errors import HttpError, ShuttingDown, to_http
 from headrace.server.first_prompt import ask
-from headrace.server.generation import Choice, Run, usage_reply
-from headrace.server.guard import ClientGone, Guard
-from headrace.server.ids import new_id
+from headrace.server.generation import GeneratedChoice, GenerationRun, usage_reply
+from headrace.server.http_errors import HttpError, ShuttingDown, to_http
 from headrace.server.lifecycle import _with_path
 from headrace.server.logprobs import TextOffsets, chat_logprobs, prompt_logprobs, text_logprobs
-from headrace.server.metrics import Histogram, Meter, Metrics
+from headrace.server.metrics import Histogram, RequestMeter, ServerMetrics
+from headrace.server.request_ids import new_request_id
 from headrace.types import SamplingParams
 
 
@@ -63,7 +66,7 @@ def test_errors_become_answers(error, status, code):
 
 
 def test_request_ids_are_their_own():
-    made = {new_id("x") for _ in range(100)}
+    made = {new_request_id("x") for _ in range(100)}
     assert len(made) == 100
     assert all(name.startswith("x-") and len(name) > 20 for name in made)
 
@@ -111,8 +114,8 @@ def test_histogram_bounds_are_inclusive():
 
 def test_meter_spreads_the_time_over_a_pieces_tokens(monkeypatch):
     clock = iter([10.0, 13.0, 14.0])
-    metrics = Metrics()
-    meter = Meter(metrics, 9.0, choices=3)
+    metrics = ServerMetrics()
+    meter = RequestMeter(metrics, 9.0, choices=3)
     monkeypatch.setattr("headrace.server.metrics.time", SimpleNamespace(monotonic=lambda: next(clock)))
     meter.note(Output(0, token_ids=[1]))
     meter.note(Output(0, token_ids=[2, 3, 4], finish_reason="stop"))
@@ -127,7 +130,7 @@ def test_meter_spreads_the_time_over_a_pieces_tokens(monkeypatch):
 
 
 def test_choice_joins_its_pieces():
-    choice = Choice(3)
+    choice = GeneratedChoice(3)
     choice.add(Output(3, "a", [1], [entry(1, "a", b"a")]))
     choice.add(Output(3, "b", [2, 3], None, "stop", "x"))
     assert (choice.text, choice.token_ids, len(choice.entries)) == ("ab", [1, 2, 3], 1)
@@ -138,7 +141,7 @@ def jobs(*prompts: int, n: int = 1) -> list[GenerateRequest]:
     return [GenerateRequest(f"r{i}", (1,) * length, SamplingParams(n=n)) for i, length in enumerate(prompts)]
 
 
-def collect(run: Run) -> list[Output]:
+def collect(run: GenerationRun) -> list[Output]:
     async def main() -> list[Output]:
         return [output async for output in run.outputs()]
 
@@ -147,7 +150,7 @@ def collect(run: Run) -> list[Output]:
 
 def test_run_counts_choices_over_prompts_and_prompts_once():
     engine = FakeClient(reply="ab")
-    run = Run(engine, jobs(3, 5, n=2))
+    run = GenerationRun(engine, jobs(3, 5, n=2))
     outputs = collect(run)
     assert sorted(output.index for output in outputs) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert run.usage == Usage(8, 8, 6)
@@ -162,14 +165,14 @@ def test_run_turns_failed_choices_into_errors(reason, status):
             yield Output(0, finish_reason=reason, error="step 3 failed", usage=Usage(1, 0, 0))
 
     with pytest.raises(HttpError) as caught:
-        collect(Run(Failing(), jobs(1)))
+        collect(GenerationRun(Failing(), jobs(1)))
     assert caught.value.status == status
 
 
 def test_run_that_is_left_closes_every_prompt():
     async def main() -> None:
         engine = FakeClient(reply="x" * 10, hold=3)
-        run = Run(engine, jobs(1, 2, 3))
+        run = GenerationRun(engine, jobs(1, 2, 3))
         outputs = run.outputs()
         async for _ in outputs:
             break
@@ -180,27 +183,27 @@ def test_run_that_is_left_closes_every_prompt():
     asyncio.run(main())
 
 
-def test_guard_stops_once_and_never_after_release():
+def test_cancel_scope_stops_once_and_never_after_release():
     async def never() -> dict[str, str]:
         await asyncio.Event().wait()
         return {}
 
     async def main() -> None:
-        active: set[Guard] = set()
-        async with Guard(active, never) as guard:
-            assert active == {guard}
-            guard.stop(ClientGone())
-            guard.stop(ShuttingDown())
+        active: set[CancelScope] = set()
+        async with CancelScope(active, never) as scope:
+            assert active == {scope}
+            scope.stop(ClientDisconnected())
+            scope.stop(ShuttingDown())
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.sleep(300)
-            assert isinstance(guard.reason(), ClientGone)
+            assert isinstance(scope.reason(), ClientDisconnected)
             await asyncio.sleep(0)
         assert not active
-        async with Guard(active, never) as guard:
-            guard.release()
-            guard.stop(ShuttingDown())
+        async with CancelScope(active, never) as scope:
+            scope.release()
+            scope.stop(ShuttingDown())
             await asyncio.sleep(0)
-            assert guard.reason() is None
+            assert scope.reason() is None
 
     asyncio.run(main())
 
@@ -293,7 +296,20 @@ def test_a_key_that_no_client_can_send_is_refused(key, message):
         make_context(FakeClient(), ByteTokenizer(), Config.model_validate({"server": {"api_key": key}}))
 
 
-def test_no_bar_where_nobody_watches():
+def test_a_server_keeps_running_if_its_ready_line_cannot_be_written():
+    code = "import sys; from headrace.server.lifecycle import _print_line as p; p('ready'); sys.stdout.flush(); sys.exit(5)"
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE, timeout=300, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (5, b"")
+
+
+def test_no_bar_without_a_terminal():
     with loading_bar() as progress:
         assert progress is None
 

@@ -13,7 +13,7 @@ from server_fakes import MODEL, events, fault, serve_fake
 from server_wire import request, wired
 
 from headrace.config import Config, ServerConfig
-from headrace.server import silence
+from headrace.server import heartbeat
 from headrace.server.exchange import event
 
 PAGE = "https://chat.example"
@@ -45,14 +45,14 @@ def test_no_text_ends_a_line_of_a_stream():
 
 @pytest.mark.parametrize("hold", [0, 3])
 def test_a_silent_stream_says_so(hold, monkeypatch):
-    monkeypatch.setattr(silence, "_LOOK", 0.005)
+    monkeypatch.setattr(heartbeat, "_INTERVAL", 0.005)
 
     async def main() -> None:
         async with wired(reply="Hello", hold=hold) as wire:
             line = await wire.open()
             await line.send(request(max_tokens=50, stream=True))
             text = b""
-            while text.count(silence.COMMENT) < 3:
+            while text.count(heartbeat.COMMENT) < 3:
                 text += await asyncio.wait_for(line.reader.read(1000), 300)
             assert b"x-accel-buffering: no" in text
             wire.engine.go.set()
@@ -66,14 +66,14 @@ def test_a_silent_stream_says_so(hold, monkeypatch):
 
 
 def test_what_fails_after_a_comment_is_an_event(monkeypatch):
-    monkeypatch.setattr(silence, "_LOOK", 0.005)
+    monkeypatch.setattr(heartbeat, "_INTERVAL", 0.005)
 
     async def main() -> None:
         async with wired(reply="Hello", hold=0, fail_after=0) as wire:
             line = await wire.open()
             await line.send(request(stream=True))
             text = b""
-            while silence.COMMENT not in text:
+            while heartbeat.COMMENT not in text:
                 text += await asyncio.wait_for(line.reader.read(1000), 300)
             wire.engine.go.set()
             while not text.endswith(b"0\r\n\r\n"):
@@ -85,7 +85,7 @@ def test_what_fails_after_a_comment_is_an_event(monkeypatch):
 
 
 def test_a_stream_that_speaks_gets_no_comment(monkeypatch):
-    monkeypatch.setattr(silence, "_LOOK", 0.0)
+    monkeypatch.setattr(heartbeat, "_INTERVAL", 0.0)
     written = 0
 
     async def write() -> None:
@@ -93,9 +93,9 @@ def test_a_stream_that_speaks_gets_no_comment(monkeypatch):
         written += 1
 
     async def main() -> None:
-        quiet = silence.Silence(write)
+        quiet = heartbeat.Heartbeat(write)
         for _ in range(50):
-            quiet.heard = True
+            quiet.sent = True
             await asyncio.sleep(0)
         assert written == 0
         await quiet.stop()

@@ -8,7 +8,7 @@ import json
 import pytest
 from server_fakes import BOS, MODEL, VOCAB, ByteTokenizer, fault, serve_fake
 
-from headrace.server.decode import MAX_BODY
+from headrace.server.request_body import MAX_BODY
 from headrace.server.schemas import ChatRequest, CompletionRequest, Message, StreamOptions
 
 SERVED = serve_fake()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from server_wire import Wire, request, wired
 
-from headrace.server import descriptors, patience
-from headrace.server.descriptors import Descriptors
-from headrace.server.patience import BODY, HEAD, Patience
+from headrace.server import descriptor_watch, receive_timeout
+from headrace.server.descriptor_watch import DescriptorWatch
+from headrace.server.receive_timeout import BODY, HEAD, ReceiveTimeout
 
 WHOLE = request(max_tokens=3)
 HEAD_END = WHOLE.index(b"\r\n\r\n") + 4
@@ -31,7 +31,7 @@ def on_wire(test: Callable[[Wire], Awaitable[None]], **engine: Any) -> None:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that waits for nothing."""
     for name in ("HEAD_TIME", "BODY_PAUSE", "BODY_TIME"):
-        monkeypatch.setattr(patience, name, 0.02)
+        monkeypatch.setattr(receive_timeout, name, 0.02)
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n"])
@@ -68,7 +68,7 @@ def test_half_a_second_request_is_refused_too(hasty):
     on_wire(test)
 
 
-def test_a_body_that_is_refused_and_never_ends_is_cut_off(hasty):
+def test_a_body_that_is_refused_and_never_ends_is_abort_unread(hasty):
     async def test(wire: Wire) -> None:
         line = await wire.open()
         await line.send(b"POST /nothing HTTP/1.1\r\nContent-Length: 100\r\n\r\nx")
@@ -103,7 +103,7 @@ def test_the_end_waits_for_no_reader(caplog):
         await line.send(request(stream=True, max_tokens=90))
         await line.reader.readuntil(b"data: ")
         assert wire.context.inflight == 1
-        wire.server.cut_off()
+        wire.server.abort_unread()
         await line.closed()
         while wire.context.inflight:
             await asyncio.sleep(0)
@@ -139,9 +139,9 @@ class Clock:
             timer[1]()
 
 
-def clocked(busy: bool = False) -> tuple[Clock, Patience, list[str]]:
+def clocked(busy: bool = False) -> tuple[Clock, ReceiveTimeout, list[str]]:
     clock, over = Clock(), list[str]()
-    return clock, Patience(clock, lambda awaited: busy, over.append), over  # type: ignore[arg-type]
+    return clock, ReceiveTimeout(clock, lambda awaited: busy, over.append), over  # type: ignore[arg-type]
 
 
 def test_a_slow_upload_lives_as_long_as_it_comes():
@@ -156,7 +156,7 @@ def test_a_slow_upload_lives_as_long_as_it_comes():
 
 
 def test_a_body_has_an_end_and_a_head_has_no_grace():
-    for awaited, bound in ((BODY, patience.BODY_TIME), (HEAD, patience.HEAD_TIME)):
+    for awaited, bound in ((BODY, receive_timeout.BODY_TIME), (HEAD, receive_timeout.HEAD_TIME)):
         clock, waiting, over = clocked()
         while not over:
             waiting.wait_for(awaited)
@@ -230,7 +230,7 @@ def test_transfer_codings_are_refused(coding):
 
 
 def test_exhausted_descriptors_are_logged_once(monkeypatch, caplog):
-    monkeypatch.setattr(descriptors, "_limit", lambda: 5)
+    monkeypatch.setattr(descriptor_watch, "_limit", lambda: 5)
 
     async def test(wire: Wire) -> None:
         for _ in range(3):
@@ -242,8 +242,8 @@ def test_exhausted_descriptors_are_logged_once(monkeypatch, caplog):
 
 
 def test_what_the_event_loop_says_of_descriptors_is_said_once(monkeypatch, caplog):
-    monkeypatch.setattr(descriptors, "_limit", lambda: 1000)
-    watch, other = Descriptors(), list[dict]()
+    monkeypatch.setattr(descriptor_watch, "_limit", lambda: 1000)
+    watch, other = DescriptorWatch(), list[dict]()
 
     class Loop:
         default_exception_handler = staticmethod(other.append)
@@ -256,10 +256,10 @@ def test_what_the_event_loop_says_of_descriptors_is_said_once(monkeypatch, caplo
     assert len(caplog.records) == 1
     fail(errno.EPIPE)
     assert len(other) == 1
-    watch.given(900)
+    watch.opened(900)
     fail(errno.ENFILE)
     assert len(caplog.records) == 1
     # Enough were free in between: this is another lack.
-    watch.given(20)
+    watch.opened(20)
     fail(errno.ENFILE)
     assert len(caplog.records) == 2

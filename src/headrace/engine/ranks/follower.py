@@ -19,7 +19,6 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.config import read_environment
 from headrace.engine.channel import Channel
 from headrace.engine.ranks.rank_messages import Down, Message, RunStep, Start, Stop, decode, encode
 from headrace.engine.runner import Launched, Runner
@@ -39,7 +38,7 @@ _PATIENCE = 60.0
 def main(arguments: list[str]) -> int:
     """0: told to end. 1: could not load, or a step failed; rank 0 has been told why."""
     obey_the_parent()
-    logging.basicConfig(level=read_environment().log_level.upper(), format="%(levelname)s rank: %(message)s")
+    logging.basicConfig(format="%(levelname)s rank: %(message)s")
     link = Channel(socket.socket(fileno=int(arguments[0])))
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
     reader = threading.Thread(target=_read, args=(link, messages), name="messages", daemon=True)
@@ -62,6 +61,7 @@ def _run(link: Channel, messages: queue.SimpleQueue[Message]) -> None:
 
     start = messages.get()
     assert isinstance(start, Start)
+    logging.getLogger().setLevel(start.log_level)
     loaded = load_follower(start, lambda message: _send(link, message), messages.get)
     try:
         follow(loaded.runner, messages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import subprocess
 import tempfile
@@ -118,8 +119,9 @@ class Followers:
         return [follower.pid for follower in self._followers]
 
     def start(self) -> None:
+        level = logging.getLogger("headrace").getEffectiveLevel()
         for number in range(1, self.size):
-            start = Start(self._config, number, self.size, self._index_of(number), self.rendezvous)
+            start = Start(self._config, number, self.size, self._index_of(number), self.rendezvous, level)
             self._followers.append(Follower(start, self._command, self._changed))
 
     def send(self, message: Message) -> None:
@@ -195,6 +197,10 @@ class GroupRunner:
     def recover(self) -> bool:
         """Never asked for: every failure is the loss of the device."""
         return False
+
+    def where_not_finite(self, tokens: Sequence[int]) -> str:
+        """One rank cannot compute alone."""
+        return "several ranks are not looked at again: start with one to see in which layer that begins"
 
     def _explain(self, error: Exception) -> DeviceLost:
         # A rank that ended takes the others with it: its own error says more than theirs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import fields
 from typing import Any
 
@@ -30,6 +31,8 @@ class Start(_Base, frozen=True):
     index: int
     """The device to open."""
     rendezvous: str
+    log_level: int = logging.WARNING
+    """Rank 0's own: inside a script that asks for no log, the other ranks say no more than it does."""
 
 
 class Sizes(_Base, frozen=True):

@@ -24,6 +24,7 @@ namespace {
 
 typedef sample_args Args;
 constexpr float GREEDY_BELOW = 1e-5f, LARGEST = 3.40282347e38f;
+constexpr int32_t NO_TOKEN = -1, NO_CHOICE = -2, NOT_FINITE = -3;  // as in headrace.types
 
 HR_INLINE vf clean(vf x) {  // NaN counts as -inf, +inf as the largest float
     return x <= LARGEST ? x : (x > LARGEST ? vset(LARGEST) : vset(-INFINITY));
@@ -37,6 +38,16 @@ HR_INLINE float peak_of(const float *x, int64_t n) {
     for (; i < n; i += W) top[0] = vmax(vload_n(x + i, n - i, -INFINITY), top[0]);
     float peak = hmax(vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));
     return peak > LARGEST ? LARGEST : peak;
+}
+// Whether no logit is NaN or infinitely large.
+HR_INLINE bool sound(const float *x, int64_t n) {
+    vf largest = vset(LARGEST);
+    vi good[2] = {largest <= largest, largest <= largest};
+    int64_t i = 0;
+    for (; i + 2 * W <= n; i += 2 * W)
+        for (int k = 0; k < 2; k++) good[k] &= vload(x + i + k * W) <= largest;
+    for (; i < n; i += W) good[0] &= vload_n(x + i, n - i, -INFINITY) <= largest;
+    return !any(~(good[0] & good[1]));
 }
 // The lowest token whose cleaned logit is `value`, the largest of them.
 HR_INLINE int64_t find(const float *x, int64_t n, float value) {
@@ -56,6 +67,7 @@ struct Row {
     int64_t r, n;
     const float *raw;  // cleaned, and finite somewhere
     float raw_peak;
+    bool finite;
     float *work, *held;     // [V] each
     int32_t *counts;        // [V]
     uint64_t *keys;         // [V]
@@ -66,6 +78,7 @@ struct Row {
         counts = (int32_t *)(held + room), keys = (uint64_t *)(counts + room);
         raw = a->logits + r * n;
         raw_peak = peak_of(raw, n);
+        finite = raw_peak != -INFINITY && sound(raw, n);
         if (raw_peak == -INFINITY) {
             memset(held, 0, (size_t)n * 4);
             raw = held, raw_peak = 0.0f;
@@ -116,8 +129,8 @@ struct Row {
         float peak = raw_peak, temperature = a->temperature[r];
         if (biased(biases) || masked() || penalised()) {
             constrain(biases);
-            float found = peak_of(work, n);
-            if (found != -INFINITY) x = work, peak = found;
+            x = work, peak = peak_of(work, n);
+            if (peak == -INFINITY) return NO_CHOICE;
         }
         if (!(temperature >= GREEDY_BELOW)) return find(x, n, peak);
         vf top = vset(peak), by = vset(temperature);
@@ -231,7 +244,7 @@ struct Row {
 void remember(const Args *a, int64_t rows) {
     for (int64_t r = 0; r < rows; r++) {
         int64_t slot = a->slot[r], position = a->position[r];
-        if (a->target[r] != -1 || position < 0 || position >= a->history_width || slot < 0 || slot >= a->history_rows) continue;
+        if (a->tokens[r] < 0 || position < 0 || position >= a->history_width || slot < 0 || slot >= a->history_rows) continue;
         a->history[slot * a->history_width + position] = a->tokens[r];
     }
 }
@@ -249,9 +262,9 @@ HR_KERNEL(sample) {
     hr_again(ctx);
     for (int64_t r = hr_next(ctx); r < rows; r = hr_next(ctx)) {
         Row row(a, ctx, r);
-        bool sampled = a->target[r] == -1;
-        int64_t token = sampled ? row.choose(ctx->sizes[HR_B]) : a->target[r];
+        bool sampled = a->target[r] == NO_TOKEN;
+        int64_t token = !sampled ? a->target[r] : row.finite ? row.choose(ctx->sizes[HR_B]) : NOT_FINITE;
         if (a->num_logprobs >= 0) row.score(token);
-        a->tokens[r] = sampled ? (int32_t)token : -1;
+        a->tokens[r] = !row.finite ? NOT_FINITE : sampled ? (int32_t)token : NO_TOKEN;
     }
 }

@@ -20,6 +20,11 @@ def generate(rng: np.random.Generator, device: torch.device, dtype: str) -> dict
     batch = _batch(rows, device)
     logits = 3 * random.normal(rng, rows, vocab, device=device)
     inputs = _inputs(rng, rows, vocab, width, device)
+    # Rows without a token: broken logits, and a mask that allows nothing.
+    for row in np.flatnonzero(rng.random(rows) < 0.08):
+        logits[row, int(rng.integers(0, vocab))] = float(rng.choice([np.nan, np.inf]))
+    if rng.random() < 0.1:
+        inputs.allowed[0] = 0
     return {"logits": logits, "inputs": inputs, "batch": batch, "num_logprobs": int(rng.integers(-1, min(vocab, 6)))}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["finite", "keys", "token_of"]
+__all__ = ["finite", "is_finite", "keys", "token_of"]
 
 Tensor = torch.Tensor
 _LOW = 0xFFFFFFFF
@@ -14,6 +14,12 @@ def finite(logits: Tensor) -> Tensor:
     """float32 logits in which NaN counts as -inf and +inf as the largest float; a row without any finite logit counts as zeros."""
     clean = logits.float().nan_to_num(nan=-torch.inf, posinf=torch.finfo(torch.float32).max, neginf=-torch.inf)
     return torch.where(clean.amax(-1, keepdim=True) == -torch.inf, 0.0, clean)
+
+
+def is_finite(logits: Tensor) -> Tensor:
+    """bool [R]: no NaN, no +inf, and something that is not -inf."""
+    wide = logits.float()
+    return (wide < torch.inf).all(-1) & (wide > -torch.inf).any(-1)
 
 
 def keys(scores: Tensor) -> Tensor:

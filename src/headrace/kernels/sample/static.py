@@ -10,7 +10,7 @@ import torch
 
 from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
 from headrace.kernels.sample.static_constrain import constrain
-from headrace.types import NO_TOKEN
+from headrace.types import NO_CHOICE, NO_TOKEN, NOT_FINITE
 
 __all__ = ["sample"]
 
@@ -24,12 +24,14 @@ def sample(logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int
     if not len(logits):
         return _nothing(logits, num_logprobs)
     raw, target = _finite(logits), inputs.target.long()
-    token = torch.where(target == NO_TOKEN, _choose(raw, inputs), target)
+    broken = ~_is_finite(logits)
+    token = torch.where(broken, NOT_FINITE, torch.where(target == NO_TOKEN, _choose(raw, inputs), target))
     _remember(token, target, inputs, batch)
-    tokens = torch.where(target == NO_TOKEN, token, NO_TOKEN).int()
+    tokens = torch.where((target == NO_TOKEN) | broken, token, NO_TOKEN).int()
     if num_logprobs < 0:
         return _nothing(logits, num_logprobs, tokens)
-    return SampleOutputs(tokens, *_scores(raw, token, min(num_logprobs, raw.shape[1])))
+    scored = torch.where(target == NO_TOKEN, token, target).clamp(min=0)
+    return SampleOutputs(tokens, *_scores(raw, scored, min(num_logprobs, raw.shape[1])))
 
 
 def _nothing(logits: Tensor, count: int, tokens: Tensor | None = None) -> SampleOutputs:
@@ -46,6 +48,12 @@ def _finite(logits: Tensor) -> Tensor:
     return torch.where(_nothing_left(clean), 0.0, clean)
 
 
+def _is_finite(logits: Tensor) -> Tensor:
+    """bool [R]: no NaN, no +inf, and something that is not -inf."""
+    wide = logits.float()
+    return (wide <= torch.finfo(torch.float32).max).all(-1) & (wide != -torch.inf).any(-1)
+
+
 def _nothing_left(logits: Tensor) -> Tensor:
     """bool [R, 1]. Not by the largest: some compilers' maximum begins at the least finite number."""
     return (logits == -torch.inf).all(-1, keepdim=True)
@@ -55,7 +63,7 @@ def _remember(token: Tensor, target: Tensor, inputs: SampleInputs, batch: Batch)
     """A difference is added: rows that write nothing add 0."""
     history = inputs.history
     live = torch.arange(len(token), device=history.device) < batch.sizes[2].to(history.device)
-    writes = live & (target == NO_TOKEN) & (inputs.position < history.shape[1])
+    writes = live & (target == NO_TOKEN) & (token >= 0) & (inputs.position < history.shape[1])
     place = (inputs.slot.long(), inputs.position.long().clamp(max=history.shape[1] - 1))
     change = torch.where(writes, token - history[place], 0).to(history.dtype)
     history.index_put_(place, change, accumulate=True)
@@ -64,13 +72,13 @@ def _remember(token: Tensor, target: Tensor, inputs: SampleInputs, batch: Batch)
 def _choose(raw: Tensor, inputs: SampleInputs) -> Tensor:
     """int64 [R]"""
     logits = constrain(raw, inputs)
-    logits = torch.where(_nothing_left(logits), raw, logits)
+    nothing = _nothing_left(logits)[:, 0]
     greedy = inputs.temperature < _GREEDY_BELOW
     temperature = torch.where(greedy, 1.0, inputs.temperature.float()).unsqueeze(-1)
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
     noise = _gumbel(inputs.seed, inputs.position, raw.shape[-1])
     drawn = torch.where(_kept(scaled, inputs), scaled + noise, -torch.inf).argmax(-1)
-    return torch.where(greedy, logits.argmax(-1), drawn)
+    return torch.where(nothing, NO_CHOICE, torch.where(greedy, logits.argmax(-1), drawn))
 
 
 def _kept(scaled: Tensor, inputs: SampleInputs) -> Tensor:

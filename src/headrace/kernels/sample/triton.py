@@ -9,8 +9,8 @@ from triton.language import tensor
 from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
 from headrace.kernels.sample.triton_constrain import bias_kernel, clean, clean_kernel, count_kernel, penalise_kernel
 from headrace.kernels.sample.triton_draw import best_of, draw, last
-from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit, jit_varying, next_power
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 
 __all__ = ["choose_kernel", "sample", "score_kernel"]
 
@@ -23,33 +23,29 @@ _BIG = tl.constexpr(2147483647)
 
 @jit
 def choose_kernel(
-    logits: tensor, work: tensor, dead: tensor, chosen: tensor, tokens: tensor, sizes: tensor, temperature: tensor,
+    work: tensor, dead: tensor, chosen: tensor, tokens: tensor, sizes: tensor, temperature: tensor,
     top_k: tensor, min_p: tensor, top_p: tensor, seed: tensor, position: tensor, target: tensor, slot: tensor,
     history: tensor, vocab: int, width: int, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a row. `chosen`: the token to score; `tokens`: the same, or -1 (NO_TOKEN) where it was given."""
+    """A program a row. `chosen`: the token to score; `tokens`: the same, or -1 (NO_TOKEN) where it was given, -2 (NO_CHOICE) where
+    bans left nothing, -3 (NOT_FINITE) for broken logits."""
     row = tl.program_id(0).to(tl.int64)
     if row < tl.load(sizes + 2):
         token, own = tl.load(target + row), work + row * vocab
-        tl.store(tokens + row, tl.full([], -1, tl.int32))
+        broken = tl.load(dead + row) != 0
+        tl.store(tokens + row, tl.where(broken, -3, -1))
         if token == -1:
             peak, token = best_of(own, vocab, BLOCK)
-            if peak == float("-inf"):  # bans left nothing: the raw logits decide
-                none = tl.load(dead + row) != 0
-                for start in range(0, vocab, BLOCK):
-                    at = start + tl.arange(0, BLOCK)
-                    x = clean(tl.load(logits + row * vocab + at, at < vocab, float("-inf")).to(tl.float32))
-                    tl.store(own + at, tl.where(none, 0.0, x), at < vocab)
-                tl.debug_barrier()
-                peak, token = best_of(own, vocab, BLOCK)
             heat, place = tl.load(temperature + row), tl.load(position + row)
-            if heat >= 1e-5:
+            some = peak > float("-inf")
+            if (heat >= 1e-5) & some:
                 token = draw(
                     own, vocab, peak, token, heat, tl.load(top_k + row), tl.load(min_p + row), tl.load(top_p + row),
                     tl.load(seed + row), place, BLOCK,
                 )  # fmt: skip
+            token = tl.where(broken, -3, tl.where(some, token, -2))
             tl.store(tokens + row, token)
-            if place < width:
+            if (place < width) & (token >= 0):
                 tl.store(history + tl.load(slot + row).to(tl.int64) * width + place, token)
         tl.store(chosen + row, token)
 
@@ -68,7 +64,7 @@ def score_kernel(
     """A program a row: the token's logprob and rank, and the likeliest tokens, ties to the lower id, under the raw logits."""
     row = tl.program_id(0).to(tl.int64)
     if row < tl.load(sizes + 2):
-        own, none, lane = logits + row * vocab, tl.load(dead + row) != 0, tl.arange(0, BLOCK)
+        own, none, lane = logits + row * vocab, tl.load(dead + row) == 1, tl.arange(0, BLOCK)
         mine = tl.max(_raw(own, tl.arange(0, 1) + tl.maximum(tl.load(chosen + row), 0), vocab, none), 0)
         top = tl.full([BLOCK], float("-inf"), tl.float32)
         higher, total = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.float32)
@@ -96,7 +92,9 @@ def score_kernel(
             tl.store(top_logprobs + row * alternatives + index, before - peak - norm)
 
 
-def sample(logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int, *, config: Config) -> SampleOutputs:
+def sample(
+    logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int, *, config: LaunchConfig
+) -> SampleOutputs:
     """See `ops.Ops.sample`; rows past the true count are undefined."""
     logits = logits.contiguous()
     rows, vocab = logits.shape
@@ -104,7 +102,7 @@ def sample(logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int
     dead, chosen, tokens, ranks = (logits.new_empty(rows, dtype=torch.int32) for _ in range(4))
     _constrain(config, logits, work, counts, dead, inputs, batch)
     names = ("temperature", "top_k", "min_p", "top_p", "seed", "position", "target", "slot", "history")
-    shared = {"logits": logits, "dead": dead, "chosen": chosen, "sizes": batch.sizes, "vocab": vocab}
+    shared = {"dead": dead, "chosen": chosen, "sizes": batch.sizes, "vocab": vocab}
     block = min(next_power(vocab, 64), _BLOCK)
     args = {**shared, "work": work, "tokens": tokens, "width": inputs.history.shape[1], "BLOCK": block}
     config.launch(choose_kernel, (rows,), args | {name: getattr(inputs, name) for name in names}, _WARPS, 1)
@@ -114,13 +112,20 @@ def sample(logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int
     )
     top_ids = logits.new_empty(rows, alternatives, dtype=torch.int32)
     if num_logprobs >= 0:
-        args = {**shared, "logprobs": logprobs, "ranks": ranks, "top_ids": top_ids, "top_logprobs": top_logprobs}
+        args = {
+            **shared,
+            "logits": logits,
+            "logprobs": logprobs,
+            "ranks": ranks,
+            "top_ids": top_ids,
+            "top_logprobs": top_logprobs,
+        }
         config.launch(score_kernel, (rows,), args | {"alternatives": alternatives, "BLOCK": block}, _WARPS, 1)
     return SampleOutputs(tokens, logprobs, ranks, top_ids, top_logprobs)
 
 
 def _constrain(
-    config: Config, logits: Tensor, work: Tensor, counts: Tensor, dead: Tensor, inputs: SampleInputs, batch: Batch
+    config: LaunchConfig, logits: Tensor, work: Tensor, counts: Tensor, dead: Tensor, inputs: SampleInputs, batch: Batch
 ) -> None:
     """`work` becomes the logits that a token is chosen from, `dead` marks rows without any."""
     rows, vocab = logits.shape

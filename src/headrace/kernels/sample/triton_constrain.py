@@ -1,6 +1,6 @@
 """Biases, masks and penalties on the device, in the order of `constrain.py`. Requires triton.
 
-`work` float32 [R, V] is what a token is chosen from. `dead` int32 [R] marks rows without any finite logit, which count as zeros.
+`work` float32 [R, V] is what a token is chosen from. `dead` int32 [R] is 1 for rows without any finite logit, which count as zeros, 2 for others that hold NaN or +inf, else 0.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ def clean_kernel(
     row = tl.program_id(0).to(tl.int64)
     if row < tl.load(sizes + 2):
         peak = tl.full([BLOCK], float("-inf"), tl.float32)
+        broken = tl.zeros([BLOCK], tl.int32)
         for start in range(0, vocab, BLOCK):
             token = start + tl.arange(0, BLOCK)
             inside = token < vocab
-            x = clean(tl.load(logits + row * vocab + token, inside, float("-inf")).to(tl.float32))
+            raw = tl.load(logits + row * vocab + token, inside, float("-inf")).to(tl.float32)
+            broken |= ((raw != raw) | (raw == float("inf"))).to(tl.int32)  # noqa: PLR0124
+            x = clean(raw)
             tl.store(work + row * vocab + token, x, inside)
             peak = tl.maximum(peak, x)
         none = tl.max(peak, 0) == float("-inf")
-        tl.store(dead + row, none.to(tl.int32))
+        tl.store(dead + row, tl.where(none, 1, 2 * tl.max(broken, 0)))
         if none | _penalised(repetition, presence, frequency, row):
             for start in range(0, vocab, BLOCK):
                 token = start + tl.arange(0, BLOCK)

@@ -20,17 +20,17 @@ import torch
 from headrace.errors import DeviceLost, HeadraceError, OutOfMemory, PlatformError
 from headrace.kernels.spec import OpSpec
 from headrace.kernels.tritonlib.chip import TritonChip
-from headrace.platforms.accelerator.copies import Copies, EventPending
+from headrace.platforms.accelerator.accelerator_options import TRITON, AcceleratorOptions
+from headrace.platforms.accelerator.async_copies import AsyncCopies, EventPending
 from headrace.platforms.accelerator.faults import Faults, first_line
 from headrace.platforms.accelerator.graphs import GraphStep
-from headrace.platforms.accelerator.operators import Source, missing_operators, triton_operators
-from headrace.platforms.accelerator.options import TRITON, Options
-from headrace.platforms.accelerator.providers import Provider, provided, provider_versions, unprovided
-from headrace.platforms.accelerator.runtime import Runtime
+from headrace.platforms.accelerator.providers import Provider, provider_versions, with_provider, without_provider
+from headrace.platforms.accelerator.torch_runtime import TorchRuntime
+from headrace.platforms.accelerator.triton_operators import OperatorSource, missing_operators, triton_operators
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
-from headrace.platforms.order import Inline
 from headrace.platforms.torch_communicator import World
 from headrace.platforms.torch_device import TorchDevice
+from headrace.platforms.work_queue import InlineQueue
 from headrace.types import COLLECTIVES, Bucket, Capabilities, KVLayout
 
 __all__ = ["AcceleratorDevice", "Traits"]
@@ -56,13 +56,13 @@ class AcceleratorDevice(TorchDevice):
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: TorchRuntime,
         index: int,
         traits: Traits,
         capabilities: Capabilities,
         triton: TritonChip,
-        options: Options,
-        source: Source = triton_operators,
+        options: AcceleratorOptions,
+        source: OperatorSource = triton_operators,
     ) -> None:
         self.runtime, self.traits, self.options = runtime, traits, options
         device = runtime.device(index)
@@ -71,19 +71,19 @@ class AcceleratorDevice(TorchDevice):
             raise PlatformError(f"{device}: option dtype is {options.dtype!r}, but this device computes in {able}")
         table, self._why = source(capabilities, triton, options)
         self._chosen = (
-            unprovided(table)
+            without_provider(table)
             if options.operators == TRITON
-            else provided(traits.providers[options.operators], table, device)
+            else with_provider(traits.providers[options.operators], table, device)
         )
         self._missing = missing_operators(self._chosen.operators)
         self._world = World(options.rank, options.world_size, options.rendezvous)
         self._uncaptured = self._why_eager()
-        super().__init__(device, self._complete(capabilities), queue=Inline())
+        super().__init__(device, self._complete(capabilities), queue=InlineQueue())
         self._before = runtime.module.current_stream(device)
         self.compute = runtime.module.Stream(device=device)
         runtime.module.set_stream(self.compute)
-        self.copies = Copies(runtime, device, self.compute)
-        self._told: set[str] = set()
+        self.copies = AsyncCopies(runtime, device, self.compute)
+        self._logged: set[str] = set()
         self.pool = runtime.module.graph_pool_handle() if self._uncaptured is None else None
 
     def memory(self) -> tuple[int, int]:
@@ -100,7 +100,7 @@ class AcceleratorDevice(TorchDevice):
     def get(self, tensor: Tensor) -> Pending:
         """On the copy stream, behind what was launched before; up to 1 MiB without waiting. bfloat16 comes as float32."""
         event, host = self.submit(lambda: self.copies.get(tensor)).result()
-        return EventPending(event, host, self._guarded)
+        return EventPending(event, host, self._translating)
 
     def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
         """A zeroed `kernels.kv.TorchKV`. Memory that torch keeps from loading is given back before."""
@@ -173,8 +173,8 @@ class AcceleratorDevice(TorchDevice):
 
     def run_eagerly(self, reason: str) -> None:
         """Some step is not captured; the log says so once a reason."""
-        if reason not in self._told:
-            self._told.add(reason)
+        if reason not in self._logged:
+            self._logged.add(reason)
             _log.warning("%s: steps are launched operator by operator: %s", self.torch_device, reason)
 
     def _on_stream(self, work: Callable[[], T]) -> T:
@@ -196,7 +196,7 @@ class AcceleratorDevice(TorchDevice):
             blocks = store.view(torch.uint8) if store.element_size() == 1 else store
             blocks[index[1]] = blocks[index[0]]
 
-    def _guarded(self, call: Callable[[], Any]) -> Any:
+    def _translating(self, call: Callable[[], Any]) -> Any:
         """For what waits outside the order of work: its errors are the device's, too."""
         try:
             return call()

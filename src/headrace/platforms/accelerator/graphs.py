@@ -11,14 +11,14 @@ import torch
 
 from headrace.errors import DeviceLost, HeadraceError
 from headrace.kernels.step_inputs import PERSISTENT
-from headrace.platforms.accelerator.copies import Copies
+from headrace.platforms.accelerator.async_copies import AsyncCopies
 from headrace.platforms.accelerator.faults import first_line, root_cause
-from headrace.platforms.accelerator.runtime import Runtime
+from headrace.platforms.accelerator.torch_runtime import TorchRuntime
 from headrace.platforms.interface import KV, StepFn, Tensor
 
 __all__ = ["Capturing", "GraphStep"]
 
-_MOST = 8
+_MAX_CAPTURED = 8
 """Captured forms of one step. The engine gives each its bucket's shapes, and so needs one; none makes way for another, so that
 no step is captured at every call."""
 
@@ -26,9 +26,9 @@ no step is captured at every call."""
 class Capturing(Protocol):
     """What a step needs of its device."""
 
-    runtime: Runtime
+    runtime: TorchRuntime
     compute: Any
-    copies: Copies
+    copies: AsyncCopies
     pool: Any
 
     def translate(self, error: Exception) -> HeadraceError: ...
@@ -48,7 +48,7 @@ class _Captured:
     kv: KV
     last: dict[str, Tensor] = field(default_factory=dict)
 
-    def replay(self, inputs: Mapping[str, Tensor], copies: Copies) -> dict[str, Tensor]:
+    def replay(self, inputs: Mapping[str, Tensor], copies: AsyncCopies) -> dict[str, Tensor]:
         copies.settle()
         changed: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
         for name, tensor in inputs.items():
@@ -82,8 +82,8 @@ class GraphStep:
         if captured is not None:
             return captured.replay(inputs, self._device.copies)
         outputs = self._step_fn(kv, inputs)[1]
-        if len(self._captured) >= _MOST:
-            self._device.run_eagerly(f"a step that has been captured for {_MOST} shapes is not for others")
+        if len(self._captured) >= _MAX_CAPTURED:
+            self._device.run_eagerly(f"a step that has been captured for {_MAX_CAPTURED} shapes is not for others")
             return outputs
         try:
             self._captured[key] = self._capture(kv, inputs, outputs)

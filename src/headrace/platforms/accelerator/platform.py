@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import PlatformError
-from headrace.platforms.accelerator.options import Options, read_options
-from headrace.platforms.accelerator.probe import Machine
+from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions, read_accelerator_options
+from headrace.platforms.accelerator.probe import MachineProbe
 from headrace.platforms.interface import Device
 from headrace.types import API_VERSION, DeviceInfo
 
 if TYPE_CHECKING:
-    from headrace.platforms.accelerator.operators import Source
-    from headrace.platforms.accelerator.runtime import Runtime
+    from headrace.platforms.accelerator.torch_runtime import TorchRuntime
+    from headrace.platforms.accelerator.triton_operators import OperatorSource
 
 __all__ = ["SCORE", "AcceleratorPlatform", "Discovery"]
 
@@ -25,9 +25,9 @@ SCORE = 50
 class Discovery(Protocol):
     """How a vendor's devices are found."""
 
-    def probe(self, machine: Machine) -> tuple[int, str]: ...
+    def probe(self, machine: MachineProbe) -> tuple[int, str]: ...
 
-    def devices(self, machine: Machine) -> list[DeviceInfo]: ...
+    def devices(self, machine: MachineProbe) -> list[DeviceInfo]: ...
 
 
 class AcceleratorPlatform:
@@ -35,7 +35,7 @@ class AcceleratorPlatform:
 
     name: str
     api_version = API_VERSION
-    defaults = Options()
+    defaults = AcceleratorOptions()
     providers: tuple[str, ...] = ()
     """Libraries that option `operators` may name: the keys of its devices' `Traits.providers`."""
     discovery: Discovery
@@ -44,10 +44,13 @@ class AcceleratorPlatform:
     """The module with `runtime()` and `open_device(runtime, index, options, **more)`; loads torch."""
 
     def __init__(
-        self, machine: Machine | None = None, runtime: Callable[[], Runtime] | None = None, source: Source | None = None
+        self,
+        machine: MachineProbe | None = None,
+        runtime: Callable[[], TorchRuntime] | None = None,
+        source: OperatorSource | None = None,
     ) -> None:
         """`machine`, `runtime`, `source`: stand-ins for tests. Default: this machine, torch's own, the Triton operators."""
-        self.machine = machine or Machine()
+        self.machine = machine or MachineProbe()
         self._given = runtime
         self._source = source
 
@@ -57,17 +60,17 @@ class AcceleratorPlatform:
     def devices(self) -> list[DeviceInfo]:
         return self.discovery.devices(self.machine)
 
-    def runtime(self) -> Runtime:
+    def runtime(self) -> TorchRuntime:
         """Torch's module for this kind of device. The first thing that loads torch."""
-        found: Runtime = self._home().runtime()
+        found: TorchRuntime = self._home().runtime()
         return found
 
     def _home(self) -> Any:
         return importlib.import_module(self.home)
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
-        """Options: the fields of `options.Options`."""
-        wishes = read_options(self.name, options, self.defaults, self.providers)
+        """Options: the fields of `accelerator_options.AcceleratorOptions`."""
+        parsed = read_accelerator_options(self.name, options, self.defaults, self.providers)
         score, reason = self.probe()
         if not score:
             raise PlatformError(f"{self.name}: device {index} cannot be opened: {reason}")
@@ -77,7 +80,7 @@ class AcceleratorPlatform:
             if not 0 <= index < count:
                 raise PlatformError(f"{self.name}: there are {count} devices, but index {index} was asked for")
             device: Device = self._home().open_device(
-                runtime, index, wishes, **({"source": self._source} if self._source else {})
+                runtime, index, parsed, **({"source": self._source} if self._source else {})
             )
             return device
         except (RuntimeError, OSError) as error:

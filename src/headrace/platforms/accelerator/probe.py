@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headrace.types import DeviceInfo
 
-__all__ = ["Machine", "TorchBuild", "masked"]
+__all__ = ["MachineProbe", "TorchBuild", "masked"]
 
 _LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "lib64", "usr/local/lib")
 _ASSIGNED = re.compile(r"^(\w+)\s*(?::[^=]*)?=\s*['\"](.+?)['\"]\s*$", re.MULTILINE)
@@ -33,7 +33,7 @@ def _torch_folder() -> Path | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineProbe:
     """Where a probe looks; tests give it another root."""
 
     root: Path = Path("/")

@@ -15,7 +15,7 @@ from headrace.errors import PlatformError
 from headrace.kernels.registry import OPS
 from headrace.kernels.spec import Tagged
 
-__all__ = ["Chosen", "Provider", "Shared", "provided", "provider_versions", "unprovided"]
+__all__ = ["ProvidedOperators", "Provider", "SharedOperator", "provider_versions", "with_provider", "without_provider"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Provider:
     module: str
     """What is imported."""
     home: str
-    """Our module with `operators(library, others, device)`: the operators by name, each a `Shared`."""
+    """Our module with `operators(library, others, device)`: the operators by name, each a `SharedOperator`."""
     remedy: str
     """How to get it."""
     lacks: Mapping[str, str]
@@ -38,7 +38,7 @@ class Provider:
     """Why steps with it cannot be captured; empty where they can."""
 
 
-class Shared:
+class SharedOperator:
     """An operator of a library for the calls that fit it, and another's for the rest; the log names each reason once."""
 
     tag: str
@@ -49,7 +49,7 @@ class Shared:
 
     def __init__(self, name: str, other: Callable[..., Any]) -> None:
         self._name, self._other = name, other
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     @property
     def reason(self) -> str:
@@ -60,14 +60,14 @@ class Shared:
         return self._other.tag if isinstance(self._other, Tagged) else "reference"
 
     def _elsewhere(self, why: str) -> Callable[..., Any]:
-        if why not in self._told:
-            self._told.add(why)
+        if why not in self._logged:
+            self._logged.add(why)
             _log.warning("%s is not computed by %s but by %s: %s", self._name, self.tag, self._by, why)
         return self._other
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ProvidedOperators:
     """The provider that a device was opened with."""
 
     operators: Mapping[str, Callable[..., Any]]
@@ -75,7 +75,9 @@ class Chosen:
     eager: str
 
 
-def provided(provider: Provider, table: Mapping[str, Callable[..., Any]], device: torch.device) -> Chosen:
+def with_provider(
+    provider: Provider, table: Mapping[str, Callable[..., Any]], device: torch.device
+) -> ProvidedOperators:
     """The provider's operators over those of `table`. Raises PlatformError where it is not installed or doesn't load."""
     try:
         library = importlib.import_module(provider.module)
@@ -86,12 +88,12 @@ def provided(provider: Provider, table: Mapping[str, Callable[..., Any]], device
     reasons = {name: operator.reason for name, operator in own.items()}
     operators: dict[str, Callable[..., Any]] = dict(table)
     operators.update(own)
-    return Chosen(operators, {**provider.lacks, **reasons}, provider.eager)
+    return ProvidedOperators(operators, {**provider.lacks, **reasons}, provider.eager)
 
 
-def unprovided(table: Mapping[str, Callable[..., Any]]) -> Chosen:
+def without_provider(table: Mapping[str, Callable[..., Any]]) -> ProvidedOperators:
     """The table as it is."""
-    return Chosen(table, {}, "")
+    return ProvidedOperators(table, {}, "")
 
 
 def provider_versions(providers: Mapping[str, Provider]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import torch
 from headrace.errors import PlatformError
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
-from headrace.platforms.cpu.copies import Float32Copies
+from headrace.platforms.cpu.float32_copies import Float32Copies
 from headrace.platforms.cpu.shm_communicator import connect
 from headrace.platforms.interface import Communicator
 from headrace.platforms.torch_communicator import World

@@ -11,7 +11,7 @@ from typing import Any
 import headrace
 from headrace.errors import PlatformError
 
-__all__ = ["ISAS", "Copy", "Library", "describe", "find", "load", "missing", "usable"]
+__all__ = ["ISAS", "HostCopy", "Library", "describe", "find", "load", "missing", "usable"]
 
 ISAS = ("amx", "v4bf16", "v4", "v3", "dotprod", "generic")
 """Instruction sets the library may hold, best first: AMX's tiles, AVX-512 with BF16, AVX-512 with VNNI, AVX2; Arm's dot products;
@@ -22,7 +22,7 @@ _UNDER = {"amx": "v4bf16"}
 _NAME = "libheadrace_cpu.so"
 
 
-class Copy(ctypes.Structure):
+class HostCopy(ctypes.Structure):
     """A host copy of a job."""
 
     _fields_ = (("dst", ctypes.c_void_p), ("src", ctypes.c_void_p), ("bytes", ctypes.c_int64))

@@ -24,7 +24,7 @@ from headrace.platforms.cpu.shm_communicator import attach
 from headrace.platforms.interface import Tensor
 from headrace.platforms.torch_communicator import TorchCommunicator, World
 
-__all__ = ["SLOT", "NativeCommunicator", "Segment", "connect"]
+__all__ = ["SLOT", "NativeCommunicator", "NativeSegment", "connect"]
 
 SLOT = 1 << 20
 """Bytes of a slot; what is larger goes in parts."""
@@ -55,7 +55,7 @@ class _GatherArgs(ctypes.Structure):
     )  # fmt: skip
 
 
-class Segment:
+class NativeSegment:
     """This rank's view of the shared memory; alive as long as a tape that uses it."""
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, timeout: float, spin: bool) -> None:
@@ -75,7 +75,7 @@ class Segment:
 class NativeCommunicator(RestCommunicator):
     """All four collectives; a tape records `all_reduce` and `all_gather`. Inputs are left as they are."""
 
-    def __init__(self, segment: Segment, owner: HasLauncher, rest: Callable[[], TorchCommunicator]) -> None:
+    def __init__(self, segment: NativeSegment, owner: HasLauncher, rest: Callable[[], TorchCommunicator]) -> None:
         super().__init__(rest)
         self._segment, self._owner = segment, owner
 
@@ -125,11 +125,11 @@ def _rows(launcher: Launcher, x: Tensor) -> tuple[Dim, int]:
 def connect(world: World, group: Sequence[int], owner: HasLauncher, threads: int) -> NativeCommunicator:
     """Raises PlatformError where the ranks share no memory."""
     rank, size = tuple(group).index(world.rank), len(group)
-    memory = attach(world, group, Segment.bytes(size))
+    memory = attach(world, group, NativeSegment.bytes(size))
     if memory is None:
         raise PlatformError(
-            f"cpu: {size} ranks don't share memory: start them on one machine and in one container with {Segment.bytes(size)} "
+            f"cpu: {size} ranks don't share memory: start them on one machine and in one container with {NativeSegment.bytes(size)} "
             "bytes of /dev/shm, or set HEADRACE_NATIVE=0 for collectives over the network"
         )
-    segment = Segment(memory, rank, size, world.timeout, spin=size * threads <= len(allowed_cores()))
+    segment = NativeSegment(memory, rank, size, world.timeout, spin=size * threads <= len(allowed_cores()))
     return NativeCommunicator(segment, owner, lambda: world.communicator(group, "gloo"))

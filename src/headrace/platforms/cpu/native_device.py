@@ -18,7 +18,7 @@ from headrace.kernels.spec import OpSpec
 from headrace.platforms.cpu.native import load
 from headrace.platforms.cpu.native_args import CopyBlocksArgs
 from headrace.platforms.cpu.native_kv import NativeKV
-from headrace.platforms.cpu.native_launch import Eager, Launcher
+from headrace.platforms.cpu.native_launch import EagerLauncher, Launcher
 from headrace.platforms.cpu.native_linear import KEY, NativeLinear
 from headrace.platforms.cpu.native_moe import NativeMoE
 from headrace.platforms.cpu.native_ops import NativeOps
@@ -77,7 +77,7 @@ class NativeDevice(TorchDevice):
         super().__init__(torch.device("cpu"), replace(CAPABILITIES, collectives=collectives), 1)
         self.team = Team(load(isa), threads, (rank, world_size))
         self._placement = Placement(self.team.cpus)
-        self._ops = NativeOps(Eager(self.team))
+        self._ops = NativeOps(EagerLauncher(self.team))
         self._compute = _COMPUTE[dtype]
         matrices = NativeLinear(self._ops, self._compute)
         experts = NativeMoE(self._ops, matrices)
@@ -91,7 +91,7 @@ class NativeDevice(TorchDevice):
         tag = f"native {self.team.library.isa}"
         functions = {**self._ops.table(), **matrices.table(), "moe": experts.moe}
         functions["embedding"] = split_table(self._ops, matrices.embedding)
-        self._table = {name: Bound(function, tag, packs.get(name)) for name, function in functions.items()}
+        self._table = {name: NativeOperator(function, tag, packs.get(name)) for name, function in functions.items()}
 
     def put(self, array: npt.NDArray[Any]) -> Tensor:
         self._check_open()
@@ -193,7 +193,7 @@ def _world(rank: int, size: int, rendezvous: str) -> Any:
     return World(rank, size, rendezvous)
 
 
-class Bound:
+class NativeOperator:
     """An operator with what `doctor` calls it."""
 
     def __init__(self, function: Callable[..., Any], tag: str, pack: Callable[[Any], None] | None = None) -> None:

@@ -12,7 +12,7 @@ from headrace.kernels.kv import TorchKV
 from headrace.platforms.cpu.mapping import map_memory
 from headrace.types import KVLayout
 
-__all__ = ["KVArgs", "Memory", "NativeKV"]
+__all__ = ["KVArgs", "MappedMemory", "NativeKV"]
 
 Tensor = torch.Tensor
 GROUP = 16
@@ -44,7 +44,7 @@ class KVArgs(ctypes.Structure):
     )
 
 
-class Memory:
+class MappedMemory:
     """Zeroed memory that is taken from the system when it is first touched, in huge pages where the system has them."""
 
     def __init__(self, size: int, what: str) -> None:
@@ -97,7 +97,7 @@ class NativeKV:
                 parts.append((store, at, count, dtype))
                 at += -(-count * dtype.itemsize // _LINE) * _LINE
         self.stride = _spread(at)
-        memory = Memory(num_blocks * self.stride, f"a KV cache of {num_blocks} blocks")
+        memory = MappedMemory(num_blocks * self.stride, f"a KV cache of {num_blocks} blocks")
         for store, offset, count, dtype in parts:
             store.append(memory.rows(offset, (num_blocks, count), self.stride, dtype))
 

@@ -1,4 +1,4 @@
-"""How a native operator's call reaches the team: at once, or onto a tape (`tape.Recorder`)."""
+"""How a native operator's call reaches the team: at once, or onto a tape (`tape.TapeRecorder`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from headrace.platforms.cpu.native_args import FIXED, Dim
 from headrace.platforms.cpu.native_team import Team
 
-__all__ = ["Eager", "Launcher"]
+__all__ = ["EagerLauncher", "Launcher"]
 
 Tensor = torch.Tensor
 
@@ -34,7 +34,7 @@ class Launcher(Protocol):
         triplets and the length of a block-table row, where the caller knows them from the tensors it was given."""
 
 
-class Eager:
+class EagerLauncher:
     """Runs every call at once and waits for it."""
 
     def __init__(self, team: Team) -> None:

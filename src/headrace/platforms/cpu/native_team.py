@@ -12,7 +12,7 @@ from typing import Any
 import numpy.typing as npt
 
 from headrace.errors import DeviceLost, PlatformError
-from headrace.platforms.cpu.native import Copy, Library
+from headrace.platforms.cpu.native import HostCopy, Library
 from headrace.platforms.cpu.native_handle import TeamHandle
 from headrace.platforms.cpu.numa import by_node
 from headrace.platforms.host import address_space, cpu_quota
@@ -102,7 +102,7 @@ class Team:
         return self._keep(self.library.functions.hr_submit_tape(self._open(), tape, sizes, copies, count), keep)
 
     def run_copy(self, dst: int, src: int, size: int, keep: Any) -> int:
-        return self.run_tape(None, None, ctypes.byref(Copy(dst, src, size)), 1, keep)
+        return self.run_tape(None, None, ctypes.byref(HostCopy(dst, src, size)), 1, keep)
 
     def done(self, ticket: int) -> bool:
         return bool(self.library.functions.hr_done(self._native.value, ticket))

@@ -118,11 +118,11 @@ def _blocks(part: PackedPart) -> Iterator[tuple[int, int]]:
 
 def _move(blocks: Blocks, cpus: Sequence[int]) -> None:
     with ThreadPoolExecutor(_WRITERS, initializer=os.sched_setaffinity, initargs=(0, cpus)) as pool:
-        for part in [pool.submit(_write_anew, blocks[i::_WRITERS]) for i in range(_WRITERS)]:
+        for part in [pool.submit(_rewrite, blocks[i::_WRITERS]) for i in range(_WRITERS)]:
             part.result()
 
 
-def _write_anew(blocks: Blocks) -> None:
+def _rewrite(blocks: Blocks) -> None:
     """By the calling thread: copied away, given back to the system, written to what it gives instead. A block that the system
     keeps (it may be locked) stays where it is."""
     give_back = ctypes.CDLL(None).madvise

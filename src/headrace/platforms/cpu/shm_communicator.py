@@ -25,7 +25,7 @@ from headrace.platforms.cpu.rest_communicator import RestCommunicator
 from headrace.platforms.interface import Communicator, Tensor
 from headrace.platforms.torch_communicator import World
 
-__all__ = ["Segment", "ShmCommunicator", "attach", "connect"]
+__all__ = ["ShmCommunicator", "ShmSegment", "attach", "connect"]
 
 _log = logging.getLogger(__name__)
 _SLOT = 1 << 20
@@ -39,14 +39,14 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
 
 
-class Segment:
+class ShmSegment:
     """The memory that all ranks see: a line a rank (its counter, its sizes), then 2 slots a rank."""
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, timeout: float) -> None:
         self.rank, self.size, self._timeout = rank, size, timeout
         self._memory = memory
         self._lines = memoryview(memory)[: size * _LINE].cast("q")
-        self._turn = 0
+        self._exchanges = 0
         self._views: dict[torch.dtype, list[list[torch.Tensor]]] = {}
 
     @staticmethod
@@ -58,15 +58,15 @@ class Segment:
 
         Raises PlatformError where a rank does not come, or comes with another size.
         """
-        self._turn += 1
+        self._exchanges += 1
         count = part.numel()
-        slots = self._slots(part.dtype)[self._turn % 2]
+        slots = self._slots(part.dtype)[self._exchanges % 2]
         slots[self.rank][:count] = part
         line, bytes_ = _LINE // 8, count * part.element_size()
         # Sizes have two places as slots have: a rank may be one turn ahead.
-        said = 1 + self._turn % 2
+        said = 1 + self._exchanges % 2
         self._lines[self.rank * line + said] = bytes_
-        self._lines[self.rank * line] = self._turn  # stores are seen in order on this processor
+        self._lines[self.rank * line] = self._exchanges  # stores are seen in order on this processor
         for rank in range(self.size):
             self._await(rank)
             if self._lines[rank * line + said] != bytes_:
@@ -77,7 +77,7 @@ class Segment:
         return [slot[:count] for slot in slots]
 
     def _await(self, rank: int) -> None:
-        place, lines, turn = rank * _LINE // 8, self._lines, self._turn
+        place, lines, turn = rank * _LINE // 8, self._lines, self._exchanges
         spins, end = 0, 0.0
         while lines[place] < turn:
             spins += 1
@@ -110,7 +110,7 @@ class Segment:
 class ShmCommunicator(RestCommunicator):
     """all_reduce and all_gather over a segment, the rest over gloo. Inputs are left as they are."""
 
-    def __init__(self, segment: Segment, world: World, group: Sequence[int]) -> None:
+    def __init__(self, segment: ShmSegment, world: World, group: Sequence[int]) -> None:
         super().__init__(lambda: world.communicator(group, "gloo"))
         self._segment = segment
 
@@ -146,11 +146,11 @@ class ShmCommunicator(RestCommunicator):
 def connect(world: World, group: Sequence[int]) -> Communicator:
     """Through shared memory where all ranks are on this machine; over gloo otherwise, and the log says why."""
     size = len(group)
-    memory = attach(world, group, Segment.bytes(size), _why_not())
+    memory = attach(world, group, ShmSegment.bytes(size), _why_not())
     if memory is None:
         _log.warning("cpu: collectives over gloo: %s", _why_not() or "not all ranks see one shared memory")
         return world.communicator(group, "gloo")
-    return ShmCommunicator(Segment(memory, tuple(group).index(world.rank), size, world.timeout), world, group)
+    return ShmCommunicator(ShmSegment(memory, tuple(group).index(world.rank), size, world.timeout), world, group)
 
 
 def attach(world: World, group: Sequence[int], bytes_: int, why_not: str = "") -> mmap.mmap | None:
@@ -164,16 +164,16 @@ def attach(world: World, group: Sequence[int], bytes_: int, why_not: str = "") -
     why_not = why_not or _unwritable()
     made = _offer(store, bytes_, why_not) if rank == 0 else None
     path, place = bytes(store.get("segment")).decode().split("\n")
-    able = why_not == "" and path != "" and place == _place()
+    able = why_not == "" and path != "" and place == _machine_identity()
     memory = made or (_attach(Path(path)) if able else None)
     store.add("able", int(memory is not None))
     store.add("looked", 1)
     if rank == 0:
-        _settle(store, size, world.timeout, Path(path) if path else None)
+        _decide(store, size, world.timeout, Path(path) if path else None)
     agreed = bytes(store.get("decision")) == b"yes"
     store.add("told", 1)
     if rank == 0:  # the store may be this rank's, and go with it
-        _all_have(store, "told", size, world.timeout)
+        _wait_for_all(store, "told", size, world.timeout)
     return memory if agreed else None
 
 
@@ -187,7 +187,7 @@ def _unwritable() -> str:
     return "" if os.access(_FOLDER, os.W_OK) else f"{_FOLDER} cannot be written"
 
 
-def _place() -> str:
+def _machine_identity() -> str:
     """The same for processes that see each other: the machine's boot and the processes' namespace."""
     try:
         return f"{_BOOT.read_text().strip()} {_NAMESPACE.readlink()}"
@@ -211,7 +211,7 @@ def _offer(store: Any, bytes_: int, why_not: str) -> mmap.mmap | None:
         return None
     finally:
         os.close(handle)
-    store.set("segment", f"{path}\n{_place()}")
+    store.set("segment", f"{path}\n{_machine_identity()}")
     return memory
 
 
@@ -226,17 +226,17 @@ def _attach(path: Path) -> mmap.mmap | None:
         os.close(handle)
 
 
-def _settle(store: Any, size: int, timeout: float, path: Path | None) -> None:
+def _decide(store: Any, size: int, timeout: float, path: Path | None) -> None:
     """Once all have looked, the name goes: the memory lives as long as its users, however they end."""
     try:
-        _all_have(store, "looked", size, timeout)
+        _wait_for_all(store, "looked", size, timeout)
         store.set("decision", "yes" if store.add("able", 0) == size else "no")
     finally:
         if path is not None:
             path.unlink(missing_ok=True)
 
 
-def _all_have(store: Any, what: str, size: int, timeout: float) -> None:
+def _wait_for_all(store: Any, what: str, size: int, timeout: float) -> None:
     end = time.monotonic() + timeout
     while store.add(what, 0) < size:
         if time.monotonic() > end:

@@ -1,6 +1,6 @@
 """A step recorded once as a list of native kernel calls, and replayed in one call.
 
-While a step function runs under a `Recorder`, bound operators append (kernel, arguments, buffers) instead of computing. Buffers
+While a step function runs under a `TapeRecorder`, bound operators append (kernel, arguments, buffers) instead of computing. Buffers
 have the bucket's sizes, the true ones are read at run time, so one tape serves every batch. A torch operator in the
 step function is an error that names its line: it would run once, at recording, and never again.
 """
@@ -24,10 +24,10 @@ from headrace.errors import PlatformError
 from headrace.kernels.linear.cpu_pack import PackedWeight
 from headrace.platforms.cpu.native_args import FIXED, Dim
 from headrace.platforms.cpu.native_team import Team
-from headrace.platforms.cpu.tape_arena import Arena
+from headrace.platforms.cpu.tape_arena import TapeArena
 from headrace.platforms.interface import OpProfile
 
-__all__ = ["Recorder", "Tape"]
+__all__ = ["Tape", "TapeRecorder"]
 
 Tensor = torch.Tensor
 _NAMES = {0: "T", 1: "S", 2: "R"}
@@ -106,7 +106,7 @@ def _bytes(entry: _Entry, sizes: Mapping[str, int]) -> int:
     return total
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class TapeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The launcher of operators while a step is recorded, and the guard against everything else."""
 
     @classmethod
@@ -117,7 +117,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, team: Team) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.tape = Tape(team)
-        self.arena = Arena()
+        self.arena = TapeArena()
         self._own = 0
 
     @contextmanager

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 
 from headrace.errors import OutOfMemory
-from headrace.platforms.cpu.native_kv import Memory
+from headrace.platforms.cpu.native_kv import MappedMemory
 from headrace.platforms.host import address_space
 
-__all__ = ["Arena"]
+__all__ = ["TapeArena"]
 
 _ALIGN = 256
 _ROOM = 16 << 30
@@ -21,14 +21,14 @@ _SHARE = 4
 """Of a limited address space a fourth of what is left: weights, the cache and threads need the rest."""
 
 
-class Arena:
+class TapeArena:
     """Best fit over a sorted list of holes."""
 
     def __init__(self, room: int | None = None) -> None:
         """`room` None: as much as the limits of this process leave for it."""
         room = _room() if room is None else room
         self._room = room
-        self._memory = Memory(room, "a step's buffers")
+        self._memory = MappedMemory(room, "a step's buffers")
         self._holes: list[tuple[int, int]] = [(0, room)]
         self._live: dict[int, tuple[int, int, weakref.ref[torch.Tensor]]] = {}
         self.used = 0
@@ -42,13 +42,13 @@ class Arena:
         if not count:
             return torch.empty(tuple(shape), dtype=dtype)
         size = -(-count * dtype.itemsize // _ALIGN) * _ALIGN
-        start = self._take(size)
+        start = self._allocate(size)
         tensor = self._memory.tensor(start, tuple(shape), dtype)
         key = id(tensor)
 
         def release(_: object) -> None:
             self._live.pop(key)
-            self._give(start, size)
+            self._release(start, size)
 
         self._live[key] = (start, size, weakref.ref(tensor, release))
         return tensor
@@ -58,7 +58,7 @@ class Arena:
         """Bytes held now."""
         return sum(size for _, size, _ in self._live.values())
 
-    def _take(self, size: int) -> int:
+    def _allocate(self, size: int) -> int:
         fits = [(hole, start) for start, hole in self._holes if hole >= size]
         if not fits:
             raise OutOfMemory(
@@ -71,7 +71,7 @@ class Arena:
         self.used = max(self.used, start + size)
         return start
 
-    def _give(self, start: int, size: int) -> None:
+    def _release(self, start: int, size: int) -> None:
         index = bisect.bisect(self._holes, (start, 0))
         if index < len(self._holes) and self._holes[index][0] == start + size:
             size += self._holes.pop(index)[1]

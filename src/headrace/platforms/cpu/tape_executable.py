@@ -10,11 +10,11 @@ import torch
 
 from headrace.errors import HeadraceError, PlatformError
 from headrace.kernels.step_inputs import PERSISTENT, STEP_INPUTS
-from headrace.platforms.cpu.native import Copy
+from headrace.platforms.cpu.native import HostCopy
 from headrace.platforms.cpu.native_args import FIXED, Dim
 from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_team import Sizes, Team
-from headrace.platforms.cpu.tape import Recorder, Tape
+from headrace.platforms.cpu.tape import Tape, TapeRecorder
 from headrace.platforms.interface import KV, OpProfile, StepFn, Tensor
 from headrace.types import Bucket
 
@@ -29,7 +29,7 @@ _MIN_BIASES = 1024
 
 @dataclass(slots=True)
 class _Recorded:
-    recorder: Recorder
+    recorder: TapeRecorder
     kv: KV
     inputs: dict[str, Tensor]
     """The tape's own buffers, and the persistent tensors themselves."""
@@ -57,7 +57,7 @@ class TapeExecutable:
         self._sizes: list[int] = [0] * 5
         self._narrowed: Mapping[str, Tensor] | None = None
         """The outputs' views of the last sizes."""
-        self._copies: Any = (Copy * 0)()
+        self._copies: Any = (HostCopy * 0)()
 
     def __call__(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
         tape, last = self._tape, self._last
@@ -125,7 +125,7 @@ class TapeExecutable:
         return tuple(given) == tuple(mine)
 
     def _record(self, kv: KV, inputs: Mapping[str, Tensor]) -> _Recorded:
-        recorder = Recorder(self._team)
+        recorder = TapeRecorder(self._team)
         flexible: set[str] = set()
         buffers: dict[str, Tensor] = {}
         for name, tensor in inputs.items():
@@ -153,7 +153,7 @@ class TapeExecutable:
         addresses = {name: x.data_ptr() for name, x in buffers.items()}
         self._tape = _Recorded(recorder, kv, buffers, dict(outputs), addresses, frozenset(flexible))
         self._last, self._narrowed, self._sizes = {}, None, [0] * 5
-        self._copies = (Copy * max(len(buffers), 1))()
+        self._copies = (HostCopy * max(len(buffers), 1))()
         return self._tape
 
     def _capacity(self, name: str, tensor: Tensor) -> tuple[Dim | None, int]:

@@ -26,9 +26,9 @@ class WeightArena:
     def take(self, size: int) -> Tensor:
         """uint8 [size], aligned to 64 bytes, zeroed."""
         with self._lock:
-            return self._take(size)
+            return self._allocate(size)
 
-    def _take(self, size: int) -> Tensor:
+    def _allocate(self, size: int) -> Tensor:
         if self._memory is None or self._used + size > len(self._memory):
             region = map_memory(max(size, self._chunk), "packed weights")
             self._memory, self._used = torch.frombuffer(region, dtype=torch.uint8), 0

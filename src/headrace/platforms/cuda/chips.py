@@ -8,7 +8,7 @@ from headrace.errors import PlatformError
 from headrace.kernels.tritonlib.chip import TritonChip
 from headrace.types import QUANT_FORMATS, Capabilities
 
-__all__ = ["Properties", "capabilities", "triton_chip"]
+__all__ = ["CudaProperties", "capabilities", "triton_chip"]
 
 _LEAST = (7, 0)
 _SHARED_KIB = {70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227}
@@ -16,7 +16,7 @@ _SHARED_KIB = {70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227
 
 
 @dataclass(frozen=True, slots=True)
-class Properties:
+class CudaProperties:
     """What the driver says of a device."""
 
     name: str
@@ -27,7 +27,7 @@ class Properties:
     """Most bytes of one block, opted in; 0 where torch doesn't tell."""
 
 
-def capabilities(chip: Properties) -> Capabilities:
+def capabilities(chip: CudaProperties) -> Capabilities:
     """Raises PlatformError for chips that Triton and torch have given up."""
     if (chip.major, chip.minor) < _LEAST:
         raise PlatformError(
@@ -46,7 +46,7 @@ def capabilities(chip: Properties) -> Capabilities:
     )
 
 
-def triton_chip(chip: Properties) -> TritonChip:
+def triton_chip(chip: CudaProperties) -> TritonChip:
     """Before 8.0 loads go through registers, and there are fewer of both."""
     number = 10 * chip.major + chip.minor
     return TritonChip(

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.platforms.accelerator.device import AcceleratorDevice, Traits
 from headrace.platforms.accelerator.faults import Faults
-from headrace.platforms.accelerator.options import Options
 from headrace.platforms.accelerator.providers import Provider
-from headrace.platforms.accelerator.runtime import Runtime
-from headrace.platforms.cuda.chips import Properties, capabilities, triton_chip
+from headrace.platforms.accelerator.torch_runtime import TorchRuntime
+from headrace.platforms.cuda.chips import CudaProperties, capabilities, triton_chip
 
 __all__ = ["TRAITS", "CudaDevice", "open_device", "runtime"]
 
@@ -41,15 +41,15 @@ TRAITS = Traits(
 )  # fmt: skip
 
 
-def runtime() -> Runtime:
+def runtime() -> TorchRuntime:
     """`thread_local`: what other threads do while a step is captured does not break the capture."""
-    return Runtime(torch.cuda, "cuda", graph="CUDAGraph", graph_options=(("capture_error_mode", "thread_local"),))
+    return TorchRuntime(torch.cuda, "cuda", graph="CUDAGraph", graph_options=(("capture_error_mode", "thread_local"),))
 
 
 class CudaDevice(AcceleratorDevice):
     """Steps are CUDA graphs, by bucket; collectives are NCCL's."""
 
-    def __init__(self, runtime: Runtime, index: int, options: Options, **more: Any) -> None:
+    def __init__(self, runtime: TorchRuntime, index: int, options: AcceleratorOptions, **more: Any) -> None:
         chip = read_properties(runtime, index)
         super().__init__(runtime, index, TRAITS, capabilities(chip), triton_chip(chip), options, **more)
 
@@ -57,7 +57,7 @@ class CudaDevice(AcceleratorDevice):
 open_device = CudaDevice
 
 
-def read_properties(runtime: Runtime, index: int) -> Properties:
+def read_properties(runtime: TorchRuntime, index: int) -> CudaProperties:
     found = runtime.module.get_device_properties(index)
     shared = int(getattr(found, "shared_memory_per_block_optin", 0))
-    return Properties(found.name, found.major, found.minor, found.multi_processor_count, shared)
+    return CudaProperties(found.name, found.major, found.minor, found.multi_processor_count, shared)

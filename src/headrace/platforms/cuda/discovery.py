@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.platforms.accelerator.platform import SCORE
-from headrace.platforms.accelerator.probe import Machine, masked
+from headrace.platforms.accelerator.probe import MachineProbe, masked
 from headrace.platforms.cuda.nvml import query
 from headrace.types import DeviceInfo
 
@@ -15,7 +15,7 @@ _SLICES = "MIG-"
 _VENDOR = "0x10de"
 
 
-def probe(machine: Machine) -> tuple[int, str]:
+def probe(machine: MachineProbe) -> tuple[int, str]:
     """Driver, devices, library, torch: the first that is missing is the reason."""
     version, windows = machine.read("proc/driver/nvidia/version"), machine.exists("dev/dxg")
     if not version and not windows:
@@ -43,14 +43,14 @@ def probe(machine: Machine) -> tuple[int, str]:
     return SCORE, f"{names}; torch {torch.version} for CUDA {torch.runtimes['cuda']}"
 
 
-def devices(machine: Machine) -> list[DeviceInfo]:
+def devices(machine: MachineProbe) -> list[DeviceInfo]:
     """By NVML, which opens no context; where it is missing, by the driver's files, with memory 0 for unknown."""
     if not machine.exists("proc/driver/nvidia/version") and not machine.exists("dev/dxg"):
         return []
     return masked(query() or _from_files(machine), machine.environ.get(_MASK), _SLICES)
 
 
-def _from_files(machine: Machine) -> list[DeviceInfo]:
+def _from_files(machine: MachineProbe) -> list[DeviceInfo]:
     found = []
     for index, path in enumerate(sorted(machine.root.glob("proc/driver/nvidia/gpus/*/information"))):
         lines = (line.partition(":") for line in machine.read(path).splitlines())

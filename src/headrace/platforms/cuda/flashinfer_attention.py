@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.ops import Batch
-from headrace.platforms.accelerator.providers import Shared
+from headrace.platforms.accelerator.providers import SharedOperator
 
 __all__ = ["FlashInferAttention", "Pages", "operators", "pages_of"]
 
@@ -45,7 +45,7 @@ class Pages:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class LayerKind:
     """What layers must have in common to run by one plan."""
 
     num_qo_heads: int
@@ -74,8 +74,8 @@ def pages_of(batch: Batch, page_size: int) -> Pages:
     return Pages(tokens, query_start, indptr.int(), batch.block_tables[place[0], place[1]], last.int())
 
 
-class FlashInferAttention(Shared):
-    """A `Shared` operator; one wrapper for decodes and one for the rest, a kind of layer."""
+class FlashInferAttention(SharedOperator):
+    """A `SharedOperator` operator; one wrapper for decodes and one for the rest, a kind of layer."""
 
     tag = "flashinfer"
     fits = "float16 and bfloat16 with heads of 64, 128 or 256"
@@ -85,10 +85,10 @@ class FlashInferAttention(Shared):
         super().__init__("attention", other)
         self._library = library
         self._workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
-        self._wrappers: dict[tuple[Kind, bool], Any] = {}
+        self._wrappers: dict[tuple[LayerKind, bool], Any] = {}
         self._batch: Batch | None = None
         self._pages: dict[int, Pages] = {}
-        self._planned: dict[Kind, Any] = {}
+        self._planned: dict[LayerKind, Any] = {}
 
     def __call__(
         self,
@@ -109,7 +109,9 @@ class FlashInferAttention(Shared):
             served: Tensor = self._elsewhere(why)(q, batch, kv, layer, scale, window, soft_cap, sinks, alibi)
             return served
         heads = q.shape[1] // shape.head_dim
-        kind = Kind(heads, shape.num_kv_heads, shape.head_dim, kv.layout.block_size, scale, window, soft_cap, q.dtype)
+        kind = LayerKind(
+            heads, shape.num_kv_heads, shape.head_dim, kv.layout.block_size, scale, window, soft_cap, q.dtype
+        )
         pages, wrapper = self._plan(batch, kind)
         if wrapper is None:
             return torch.zeros_like(q)
@@ -117,7 +119,7 @@ class FlashInferAttention(Shared):
         found: Tensor = wrapper.run(queries, (kv.keys[layer], kv.values[layer])).flatten(1)
         return functional.pad(found, (0, 0, 0, len(q) - pages.tokens))
 
-    def _plan(self, batch: Batch, kind: Kind) -> tuple[Pages, Any]:
+    def _plan(self, batch: Batch, kind: LayerKind) -> tuple[Pages, Any]:
         """The batch is the same object for all layers of a step, and another one for every step."""
         if batch is not self._batch:
             self._batch = batch
@@ -130,7 +132,7 @@ class FlashInferAttention(Shared):
             self._planned[kind] = self._planner(pages, kind) if pages.tokens else None
         return pages, self._planned[kind]
 
-    def _planner(self, pages: Pages, kind: Kind) -> Any:
+    def _planner(self, pages: Pages, kind: LayerKind) -> Any:
         wrapper = self._wrappers.get((kind, pages.decodes)) or self._wrapper(kind, pages.decodes)
         shared: dict[str, Any] = {
             "num_qo_heads": kind.num_qo_heads,
@@ -149,7 +151,7 @@ class FlashInferAttention(Shared):
             wrapper.plan(*paged, head_dim_qk=kind.head_dim, causal=True, **shared)
         return wrapper
 
-    def _wrapper(self, kind: Kind, decodes: bool) -> Any:
+    def _wrapper(self, kind: LayerKind, decodes: bool) -> Any:
         if decodes:
             cores = kind.num_qo_heads // kind.num_kv_heads not in _CORES
             made = self._library.BatchDecodeWithPagedKVCacheWrapper(self._workspace, "HND", use_tensor_cores=cores)

@@ -11,7 +11,7 @@ from headrace.errors import PlatformError
 from headrace.kernels.tritonlib.chip import TritonChip
 from headrace.types import QUANT_FORMATS, Capabilities
 
-__all__ = ["Properties", "capabilities", "fp8_codes", "triton_chip"]
+__all__ = ["RocmProperties", "capabilities", "fp8_codes", "triton_chip"]
 
 _NAME = re.compile(r"^gfx(\d+)([0-9a-f])([0-9a-f])$")
 _FNUZ = ("gfx90a", "gfx940", "gfx941", "gfx942")
@@ -21,7 +21,7 @@ _NO_FP8_UNIT = ("gfx90a",)
 
 
 @dataclass(frozen=True, slots=True)
-class Properties:
+class RocmProperties:
     """What the driver says of a device."""
 
     name: str
@@ -39,7 +39,7 @@ def fp8_codes(arch: str) -> Literal["", "fnuz", "ocp"]:
     return "ocp" if arch == "gfx950" or arch.startswith("gfx12") else ""
 
 
-def capabilities(chip: Properties) -> Capabilities:
+def capabilities(chip: RocmProperties) -> Capabilities:
     """Raises PlatformError for a name that is not understood and for chips without the instructions that kernels need."""
     arch, major, rest = _architecture(chip)
     if major < 9 or (major == 9 and rest < 0x08):
@@ -56,7 +56,7 @@ def capabilities(chip: Properties) -> Capabilities:
     )
 
 
-def triton_chip(chip: Properties) -> TritonChip:
+def triton_chip(chip: RocmProperties) -> TritonChip:
     """Raises PlatformError as `capabilities` does."""
     arch, major, _ = _architecture(chip)
     wave: Literal[32, 64] = 64 if major == 9 else 32
@@ -70,7 +70,7 @@ def triton_chip(chip: Properties) -> TritonChip:
     )
 
 
-def _architecture(chip: Properties) -> tuple[str, int, int]:
+def _architecture(chip: RocmProperties) -> tuple[str, int, int]:
     """(name without features, generation, the rest of its number)"""
     arch = chip.arch.partition(":")[0]
     match = _NAME.match(arch)

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.platforms.accelerator.device import AcceleratorDevice, Traits
 from headrace.platforms.accelerator.faults import Faults
-from headrace.platforms.accelerator.options import Options
-from headrace.platforms.accelerator.runtime import Runtime
-from headrace.platforms.rocm.chips import Properties, capabilities, triton_chip
+from headrace.platforms.accelerator.torch_runtime import TorchRuntime
+from headrace.platforms.rocm.chips import RocmProperties, capabilities, triton_chip
 
 __all__ = ["TRAITS", "RocmDevice", "open_device", "runtime"]
 
@@ -28,14 +28,14 @@ TRAITS = Traits(
 )  # fmt: skip
 
 
-def runtime() -> Runtime:
-    return Runtime(torch.cuda, "cuda", graph="CUDAGraph", graph_options=(("capture_error_mode", "thread_local"),))
+def runtime() -> TorchRuntime:
+    return TorchRuntime(torch.cuda, "cuda", graph="CUDAGraph", graph_options=(("capture_error_mode", "thread_local"),))
 
 
 class RocmDevice(AcceleratorDevice):
     """Steps are HIP graphs, by bucket; collectives are RCCL's."""
 
-    def __init__(self, runtime: Runtime, index: int, options: Options, **more: Any) -> None:
+    def __init__(self, runtime: TorchRuntime, index: int, options: AcceleratorOptions, **more: Any) -> None:
         chip = read_properties(runtime, index)
         super().__init__(runtime, index, TRAITS, capabilities(chip), triton_chip(chip), options, **more)
 
@@ -43,7 +43,7 @@ class RocmDevice(AcceleratorDevice):
 open_device = RocmDevice
 
 
-def read_properties(runtime: Runtime, index: int) -> Properties:
+def read_properties(runtime: TorchRuntime, index: int) -> RocmProperties:
     found = runtime.module.get_device_properties(index)
     shared = int(getattr(found, "shared_memory_per_block", 0))
-    return Properties(found.name, found.gcnArchName, found.multi_processor_count, shared)
+    return RocmProperties(found.name, found.gcnArchName, found.multi_processor_count, shared)

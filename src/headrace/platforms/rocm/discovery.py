@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.platforms.accelerator.platform import SCORE
-from headrace.platforms.accelerator.probe import Machine, masked
+from headrace.platforms.accelerator.probe import MachineProbe, masked
 from headrace.types import DeviceInfo
 
 __all__ = ["arch_name", "devices", "probe"]
@@ -14,7 +14,7 @@ _VRAM = ("1", "2")
 """Heap types of the topology: local memory, public and private."""
 
 
-def probe(machine: Machine) -> tuple[int, str]:
+def probe(machine: MachineProbe) -> tuple[int, str]:
     """Driver, permission, devices, torch: the first that is missing is the reason."""
     if not machine.exists(_KFD):
         if any(machine.read(path) == _VENDOR for path in machine.glob("sys/class/drm/renderD*/device/vendor")):
@@ -38,7 +38,7 @@ def probe(machine: Machine) -> tuple[int, str]:
     )
 
 
-def devices(machine: Machine) -> list[DeviceInfo]:
+def devices(machine: MachineProbe) -> list[DeviceInfo]:
     """As HIP numbers them: its mask, or the one it takes over from its model, counts within that of the layer below."""
     below = masked(_all(machine), machine.environ.get("ROCR_VISIBLE_DEVICES"))
     mask = machine.environ.get("HIP_VISIBLE_DEVICES", machine.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -50,7 +50,7 @@ def arch_name(version: int) -> str:
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
-def _all(machine: Machine) -> list[DeviceInfo]:
+def _all(machine: MachineProbe) -> list[DeviceInfo]:
     found: list[DeviceInfo] = []
     for node in machine.glob("sys/class/kfd/kfd/topology/nodes/*"):
         said = _properties(machine.read(node / "properties"))
@@ -64,7 +64,7 @@ def _all(machine: Machine) -> list[DeviceInfo]:
     return found
 
 
-def _under(machine: Machine, node: object) -> str:
+def _under(machine: MachineProbe, node: object) -> str:
     return f"{str(node).removeprefix(str(machine.root)).lstrip('/')}/mem_banks"
 
 

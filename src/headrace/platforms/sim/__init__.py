@@ -14,16 +14,16 @@ import pluggy
 
 from headrace.errors import PlatformError
 from headrace.platforms.interface import Device, Platform
-from headrace.platforms.sim.cost import Machine
+from headrace.platforms.sim.cost import SimMachine
 from headrace.types import API_VERSION, DeviceInfo
 
-__all__ = ["Machine", "SimPlatform", "headrace_platforms"]
+__all__ = ["SimMachine", "SimPlatform", "headrace_platforms"]
 
 _hookimpl = pluggy.HookimplMarker("headrace")
 
 
 class SimPlatform:
-    """One device. Options: the fields of `Machine`, `realtime` (see `device.SimDevice`), and
+    """One device. Options: the fields of `SimMachine`, `realtime` (see `device.SimDevice`), and
     `dtype`, which is the same to it: bytes are counted as weights are stored."""
 
     name = "sim"
@@ -33,14 +33,14 @@ class SimPlatform:
         return 1, "a simulator: only where it is named"
 
     def devices(self) -> list[DeviceInfo]:
-        return [DeviceInfo(0, "simulated device", Machine().memory_bytes)]
+        return [DeviceInfo(0, "simulated device", SimMachine().memory_bytes)]
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
         from headrace.platforms.sim.device import SimDevice
 
         if index != 0:
             raise PlatformError(f"sim: there is one device, index 0, but {index} was asked for")
-        known = [field.name for field in fields(Machine)]
+        known = [field.name for field in fields(SimMachine)]
         unknown = sorted(set(options) - {*known, "realtime", "dtype"})
         if unknown:
             raise PlatformError(f"sim: unknown option {unknown[0]!r}; there are {', '.join(known)}, realtime, dtype")
@@ -48,7 +48,7 @@ class SimPlatform:
         for name, value in machine.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise PlatformError(f"sim: option {name} is {value!r}: give a positive number")
-        return SimDevice(Machine(**machine), realtime=bool(options.get("realtime", False)))
+        return SimDevice(SimMachine(**machine), realtime=bool(options.get("realtime", False)))
 
 
 @_hookimpl

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-__all__ = ["Clock", "Machine"]
+__all__ = ["SimClock", "SimMachine"]
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SimMachine:
     """The device that is simulated."""
 
     bandwidth: float = 2.0e12
@@ -27,7 +27,7 @@ class Machine:
         return max(traffic / self.bandwidth, operations / self.flops) + self.launch_seconds
 
 
-class Clock:
+class SimClock:
     """When the device is done with what was launched, in seconds since it was opened.
 
     Virtual: time passes by work alone. Real: work starts when it is launched or when earlier work ends, whichever is later.

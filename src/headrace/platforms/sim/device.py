@@ -13,8 +13,8 @@ from headrace.errors import HeadraceError, OutOfMemory, PlatformError
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor, own_extension
 from headrace.platforms.one_rank import OneRank
-from headrace.platforms.sim.cost import Clock, Machine
-from headrace.platforms.sim.ops import Operators
+from headrace.platforms.sim.cost import SimClock, SimMachine
+from headrace.platforms.sim.ops import SimOperators
 from headrace.types import QUANT_FORMATS, Bucket, Capabilities, KVLayout
 
 __all__ = ["SimDevice", "SimKV"]
@@ -33,10 +33,10 @@ class SimKV:
 class SimDevice:
     """`realtime`: results come when a real device of this kind would have them; otherwise at once, and only the clock moves."""
 
-    def __init__(self, machine: Machine, realtime: bool = False) -> None:
+    def __init__(self, machine: SimMachine, realtime: bool = False) -> None:
         self._machine = machine
-        self.clock = Clock(realtime)
-        self._operators = Operators(machine)
+        self.clock = SimClock(realtime)
+        self._operators = SimOperators(machine)
         self._used = 0
         self._closed = False
         self._capabilities = Capabilities(
@@ -131,7 +131,7 @@ class SimExecutable:
 class SimPending:
     """There when the clock says that all launched before it has ended."""
 
-    def __init__(self, array: npt.NDArray[Any], clock: Clock) -> None:
+    def __init__(self, array: npt.NDArray[Any], clock: SimClock) -> None:
         self._array = array
         self._clock = clock
         self._ready = clock.free_at

@@ -10,21 +10,21 @@ import numpy.typing as npt
 from headrace.kernels.moe.routing import Routing
 from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
 from headrace.kernels.weight import Weight
-from headrace.platforms.sim.cost import Machine
+from headrace.platforms.sim.cost import SimMachine
 from headrace.platforms.sim.tokens import choose
 from headrace.types import NO_TOKEN
 
-__all__ = ["Meter", "Operators"]
+__all__ = ["CostMeter", "SimOperators"]
 
 Array = npt.NDArray[Any]
 _ITEM = 2
 """Bytes of an activation."""
 
 
-class Meter:
+class CostMeter:
     """Seconds of the operators since the last `take`."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: SimMachine) -> None:
         self._machine = machine
         self._seconds = 0.0
 
@@ -41,11 +41,11 @@ def _zeros(*shape: int) -> Array:
     return np.broadcast_to(np.float32(0), shape)
 
 
-class Operators:
+class SimOperators:
     """The methods of `kernels.ops.Ops` on numpy arrays."""
 
-    def __init__(self, machine: Machine) -> None:
-        self.meter = Meter(machine)
+    def __init__(self, machine: SimMachine) -> None:
+        self.meter = CostMeter(machine)
 
     def resolve_tokens(self, batch: Batch, history: Array) -> Array:
         tokens = int(batch.sizes[0])

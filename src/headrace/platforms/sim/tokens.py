@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.kernels.ops import SampleInputs
-from headrace.types import NO_TOKEN
+from headrace.types import NO_CHOICE, NO_TOKEN
 
 __all__ = ["choose"]
 
 
 def choose(inputs: SampleInputs, count: int, vocab: int) -> npt.NDArray[np.int32]:
-    """int32 [count]; NO_TOKEN for scored rows. Bans and masks hold: the next id that is allowed is taken, cyclically; where
-    none is, the hash's own. Sampled tokens are written to the history."""
+    """int32 [count]; NO_TOKEN for scored rows. Bans and masks hold: the next id that is allowed is taken, cyclically;
+    NO_CHOICE where none is. Sampled tokens are written to the history."""
     history: npt.NDArray[np.int32] = np.asarray(inputs.history)
     out = np.full(count, NO_TOKEN, np.int32)
     for row in range(count):
@@ -27,7 +27,7 @@ def choose(inputs: SampleInputs, count: int, vocab: int) -> npt.NDArray[np.int32
         start = _mix(_mix(_mix(seed) + position) + before) % vocab
         token = _next_allowed(inputs, row, start, vocab)
         out[row] = token
-        if position < history.shape[1]:
+        if token >= 0 and position < history.shape[1]:
             history[slot, position] = token
     return out
 
@@ -42,7 +42,7 @@ def _next_allowed(inputs: SampleInputs, row: int, start: int, vocab: int) -> int
         mask &= np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab].astype(np.bool_)
     mask[np.asarray(inputs.bias_token)[banned]] = False
     free = np.flatnonzero(mask)
-    return int(free[np.searchsorted(free, start) % len(free)]) if len(free) else start
+    return int(free[np.searchsorted(free, start) % len(free)]) if len(free) else NO_CHOICE
 
 
 def _mix(value: int) -> int:

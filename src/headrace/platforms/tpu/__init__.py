@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from headrace.errors import PlatformError
-from headrace.platforms.accelerator.probe import Machine
+from headrace.platforms.accelerator.probe import MachineProbe
 from headrace.platforms.interface import Device, Platform
 from headrace.platforms.tpu import discovery
-from headrace.platforms.tpu.options import read_options
+from headrace.platforms.tpu.tpu_options import read_tpu_options
 from headrace.types import API_VERSION, DeviceInfo
 
 if TYPE_CHECKING:
-    from headrace.platforms.tpu.runtime import Runtime
+    from headrace.platforms.tpu.xla_runtime import XlaRuntime
 
 __all__ = ["TpuPlatform", "headrace_platforms"]
 
@@ -27,14 +27,14 @@ _hookimpl = pluggy.HookimplMarker("headrace")
 
 class TpuPlatform:
     """The chips of this host, by their PCI functions; with PJRT_DEVICE=CPU the host itself, through the same compiler, for tests.
-    Options: the fields of `options.Options`."""
+    Options: the fields of `tpu_options.TpuOptions`."""
 
     name = "tpu"
     api_version = API_VERSION
 
-    def __init__(self, machine: Machine | None = None, runtime: Callable[[], Runtime] | None = None) -> None:
+    def __init__(self, machine: MachineProbe | None = None, runtime: Callable[[], XlaRuntime] | None = None) -> None:
         """`machine`, `runtime`: stand-ins for tests. Default: this machine, torch-xla's own."""
-        self.machine = machine or Machine()
+        self.machine = machine or MachineProbe()
         self._given = runtime
 
     def probe(self) -> tuple[int, str]:
@@ -44,7 +44,7 @@ class TpuPlatform:
         return discovery.devices(self.machine)
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
-        wishes = read_options(options)
+        parsed = read_tpu_options(options)
         score, reason = self.probe()
         if not score:
             raise PlatformError(f"tpu: device {index} cannot be opened: {reason}")
@@ -55,14 +55,14 @@ class TpuPlatform:
             count = runtime.device_count()
             if not 0 <= index < count:
                 raise PlatformError(f"tpu: there are {count} devices, but index {index} was asked for")
-            return TpuDevice(runtime, index, discovery.chip(self.machine), wishes)
+            return TpuDevice(runtime, index, discovery.chip(self.machine), parsed)
         except (RuntimeError, OSError, ImportError) as error:
             raise PlatformError(f"tpu: device {index} cannot be opened: {error}") from error
 
-    def _runtime(self) -> Runtime:
-        from headrace.platforms.tpu.runtime import Runtime
+    def _runtime(self) -> XlaRuntime:
+        from headrace.platforms.tpu.xla_runtime import XlaRuntime
 
-        return (self._given or Runtime)()
+        return (self._given or XlaRuntime)()
 
 
 @_hookimpl

@@ -8,13 +8,13 @@ from types import MappingProxyType
 
 from headrace.types import COLLECTIVES, QUANT_FORMATS, Capabilities
 
-__all__ = ["CHIPS", "HOST", "Chip", "capabilities"]
+__all__ = ["CHIPS", "HOST", "TpuChip", "capabilities"]
 
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Chip:
+class TpuChip:
     """One generation."""
 
     name: str
@@ -24,20 +24,20 @@ class Chip:
     """Runs Mosaic kernels."""
 
 
-CHIPS: Mapping[str, Chip] = MappingProxyType(
+CHIPS: Mapping[str, TpuChip] = MappingProxyType(
     {
-        "0x005e": Chip("TPU v4", 32 * _GIB),
-        "0x0062": Chip("TPU v5p", 95 * _GIB),
-        "0x0063": Chip("TPU v5e", 16 * _GIB),
-        "0x006f": Chip("TPU v6e", 32 * _GIB),
-        "0x0076": Chip("TPU 7x", 192 * _GIB),
+        "0x005e": TpuChip("TPU v4", 32 * _GIB),
+        "0x0062": TpuChip("TPU v5p", 95 * _GIB),
+        "0x0063": TpuChip("TPU v5e", 16 * _GIB),
+        "0x006f": TpuChip("TPU v6e", 32 * _GIB),
+        "0x0076": TpuChip("TPU 7x", 192 * _GIB),
     }
 )
 """By PCI device id."""
-HOST = Chip("XLA on the host", 0, kernels=False)
+HOST = TpuChip("XLA on the host", 0, kernels=False)
 
 
-def capabilities(chip: Chip, ranks: int) -> Capabilities:
+def capabilities(chip: TpuChip, ranks: int) -> Capabilities:
     """Blocks of 128 first: a page is then one long copy, and its keys fill the lanes of a product."""
     return Capabilities(
         dtypes=frozenset({"float32", "bfloat16", "quantized"}),

@@ -16,14 +16,14 @@ from headrace.kernels.spec import OpSpec
 from headrace.platforms.accelerator.faults import Faults, first_line
 from headrace.platforms.host import host_memory
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
-from headrace.platforms.order import FuturePending, Inline, Worker
 from headrace.platforms.torch_device import TorchDevice
-from headrace.platforms.tpu.chips import Chip, capabilities
-from headrace.platforms.tpu.communicator import XlaCommunicator
-from headrace.platforms.tpu.operators import operators
-from headrace.platforms.tpu.options import Options
-from headrace.platforms.tpu.runtime import Runtime
-from headrace.platforms.tpu.step import Step, tensors_of
+from headrace.platforms.tpu.chips import TpuChip, capabilities
+from headrace.platforms.tpu.tpu_options import TpuOptions
+from headrace.platforms.tpu.xla_communicator import XlaCommunicator
+from headrace.platforms.tpu.xla_operators import operators
+from headrace.platforms.tpu.xla_runtime import XlaRuntime
+from headrace.platforms.tpu.xla_step import XlaStep, tensors_of
+from headrace.platforms.work_queue import FuturePending, InlineQueue, ThreadQueue
 from headrace.types import Bucket, KVLayout
 
 __all__ = ["FAULTS", "TpuDevice"]
@@ -38,19 +38,19 @@ FAULTS = Faults(
 class TpuDevice(TorchDevice):
     """Launches return at once; host copies are waited for on a thread of their own, so that the next step can be launched."""
 
-    def __init__(self, runtime: Runtime, index: int, chip: Chip, options: Options) -> None:
+    def __init__(self, runtime: XlaRuntime, index: int, chip: TpuChip, options: TpuOptions) -> None:
         self.runtime, self.options = runtime, options
         if options.dtype == "float32":
             runtime.exact_products()
         usual = "pallas" if chip.kernels else "xla"
         self._kernels = usual if options.kernels == "auto" else options.kernels
         self._operators = operators(options.dtype, self._kernels, runtime.call_kernel)
-        self._copying = Worker(f"headrace-tpu-{index}-copies", lambda: None)
-        self._copies: dict[KVLayout, Step] = {}
+        self._copying = ThreadQueue(f"headrace-tpu-{index}-copies", lambda: None)
+        self._copies: dict[KVLayout, XlaStep] = {}
         able = capabilities(chip, runtime.rank()[1])
         # The Pallas kernels copy whole lanes.
         able = able if self._kernels == "xla" else replace(able, kv_lanes=LANES)
-        super().__init__(runtime.device(index), able, queue=Inline())
+        super().__init__(runtime.device(index), able, queue=InlineQueue())
 
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes of the chip, the host's where it is the device."""
@@ -59,7 +59,7 @@ class TpuDevice(TorchDevice):
     def get(self, tensor: Tensor) -> Pending:
         """Behind what was launched before. bfloat16 comes as float32."""
         ready = self.submit(lambda: self._settled(tensor)).result()
-        return FuturePending(self._copying.submit(lambda: self._guarded(lambda: _to_host(ready))))
+        return FuturePending(self._copying.submit(lambda: self._translating(lambda: _to_host(ready))))
 
     def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
         """A zeroed `kernels.kv.TorchKV`; for the Pallas kernels its rows are padded to whole lanes."""
@@ -81,13 +81,13 @@ class TpuDevice(TorchDevice):
             raise PlatformError(f"{self.torch_device}: copy_blocks: block {wrong[0]} of a cache of {count}")
         pairs = np.zeros((2, max(8, 1 << (len(src) - 1).bit_length())), np.int32)
         pairs[:, : len(src)] = src, dst
-        step = self._copies.setdefault(kv.layout, Step(self, _copy_step))
+        step = self._copies.setdefault(kv.layout, XlaStep(self, _copy_step))
         return step(kv, {"source": self.put(pairs[0]), "target": self.put(pairs[1])})[0]
 
     def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
         """Compiled at the first call: once a bucket, since the engine pads to it."""
         self._check_open()
-        return Step(self, step_fn)
+        return XlaStep(self, step_fn)
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
         return self._operators.get(spec.name)
@@ -112,7 +112,7 @@ class TpuDevice(TorchDevice):
         self.runtime.settle([found])
         return found
 
-    def _guarded(self, call: Callable[[], T]) -> T:
+    def _translating(self, call: Callable[[], T]) -> T:
         """For what waits outside the order of work: its errors are the device's, too."""
         try:
             return call()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from headrace.platforms.accelerator.platform import SCORE
-from headrace.platforms.accelerator.probe import Machine
+from headrace.platforms.accelerator.probe import MachineProbe
 from headrace.platforms.host import host_memory
-from headrace.platforms.tpu.chips import CHIPS, HOST, Chip
+from headrace.platforms.tpu.chips import CHIPS, HOST, TpuChip
 from headrace.types import DeviceInfo
 
 __all__ = ["NAMED_ONLY", "chip", "devices", "probe"]
@@ -18,7 +18,7 @@ NAMED_ONLY = 1
 """The score of XLA on the host: used only where the platform is named."""
 
 
-def probe(machine: Machine) -> tuple[int, str]:
+def probe(machine: MachineProbe) -> tuple[int, str]:
     """Chips, their nodes, torch, torch-xla and that the two belong together: the first that is missing is the reason."""
     on_host = _on_host(machine)
     chips = _chips(machine)
@@ -37,18 +37,18 @@ def probe(machine: Machine) -> tuple[int, str]:
     return SCORE, f"{', '.join(device.name for device in devices(machine))}; torch-xla {xla}"
 
 
-def devices(machine: Machine) -> list[DeviceInfo]:
+def devices(machine: MachineProbe) -> list[DeviceInfo]:
     if _on_host(machine):
         return [DeviceInfo(0, HOST.name, host_memory()[1])]
     return [DeviceInfo(at, found.name, found.memory) for at, found in enumerate(_chips(machine))]
 
 
-def chip(machine: Machine) -> Chip:
+def chip(machine: MachineProbe) -> TpuChip:
     """The generation of this host's chips: they are all alike."""
     return HOST if _on_host(machine) else _chips(machine)[0]
 
 
-def _software(machine: Machine) -> tuple[str, str]:
+def _software(machine: MachineProbe) -> tuple[str, str]:
     """(what is wrong with torch and torch-xla, empty where nothing is; torch-xla's version)."""
     torch, xla = machine.torch(), _xla_version(machine)
     if torch is None or xla is None:
@@ -58,11 +58,11 @@ def _software(machine: Machine) -> tuple[str, str]:
     return "", xla
 
 
-def _on_host(machine: Machine) -> bool:
+def _on_host(machine: MachineProbe) -> bool:
     return machine.environ.get(_KIND, "").upper() == "CPU"
 
 
-def _chips(machine: Machine) -> list[Chip]:
+def _chips(machine: MachineProbe) -> list[TpuChip]:
     found = []
     for folder in machine.glob("sys/bus/pci/devices/*"):
         if machine.read(folder / "vendor") == _VENDOR:
@@ -71,12 +71,12 @@ def _chips(machine: Machine) -> list[Chip]:
     return found
 
 
-def _nodes(machine: Machine) -> list[str]:
+def _nodes(machine: MachineProbe) -> list[str]:
     nodes = [*machine.glob("dev/accel*"), *machine.glob("dev/vfio/[0-9]*")]
     return [str(node.relative_to(machine.root)) for node in nodes]
 
 
-def _xla_version(machine: Machine) -> str | None:
+def _xla_version(machine: MachineProbe) -> str | None:
     folder = machine.torch_folder()
     text = "" if folder is None else machine.read(folder.parent / "torch_xla" / "version.py")
     found = re.search(r"__version__ = ['\"](.+?)['\"]", text)

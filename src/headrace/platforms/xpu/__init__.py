@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pluggy
 
-from headrace.platforms.accelerator.options import Options
+from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.platforms.accelerator.platform import AcceleratorPlatform
 from headrace.platforms.interface import Platform
 from headrace.platforms.xpu import discovery
@@ -23,7 +23,7 @@ class XpuPlatform(AcceleratorPlatform):
 
     name = "xpu"
     providers = ("ipex",)
-    defaults = Options(graph_tokens=0)
+    defaults = AcceleratorOptions(graph_tokens=0)
     discovery = discovery
     home = "headrace.platforms.xpu.device"
 

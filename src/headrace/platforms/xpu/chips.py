@@ -8,13 +8,13 @@ from headrace.errors import PlatformError
 from headrace.kernels.tritonlib.chip import TritonChip
 from headrace.types import QUANT_FORMATS, Capabilities
 
-__all__ = ["Properties", "capabilities", "triton_chip"]
+__all__ = ["XpuProperties", "capabilities", "triton_chip"]
 
 _LOCAL = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Properties:
+class XpuProperties:
     """What the driver says of a device."""
 
     name: str
@@ -31,7 +31,7 @@ class Properties:
     """Bytes of a work-group's local memory; 0 where torch doesn't tell."""
 
 
-def capabilities(chip: Properties) -> Capabilities:
+def capabilities(chip: XpuProperties) -> Capabilities:
     """Raises PlatformError for a chip without 16-bit floats. No generation so far has an 8-bit float in its matrix engines."""
     if not chip.half:
         raise PlatformError(f"xpu: {chip.name} has no 16-bit floats, which the kernels need")
@@ -47,7 +47,7 @@ def capabilities(chip: Properties) -> Capabilities:
     )
 
 
-def triton_chip(chip: Properties) -> TritonChip:
+def triton_chip(chip: XpuProperties) -> TritonChip:
     """Kernels are launched in units of 32 lanes; the compiler runs them as sub-groups of its choice."""
     width = 16 if 16 in chip.subgroups or not chip.subgroups else max(chip.subgroups)
     return TritonChip(

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.platforms.accelerator.device import AcceleratorDevice, Traits
 from headrace.platforms.accelerator.faults import Faults
-from headrace.platforms.accelerator.options import Options
 from headrace.platforms.accelerator.providers import Provider
-from headrace.platforms.accelerator.runtime import Runtime
-from headrace.platforms.xpu.chips import Properties, capabilities, triton_chip
+from headrace.platforms.accelerator.torch_runtime import TorchRuntime
+from headrace.platforms.xpu.chips import XpuProperties, capabilities, triton_chip
 
 __all__ = ["TRAITS", "XpuDevice", "open_device", "runtime"]
 
@@ -40,15 +40,15 @@ TRAITS = Traits(
 )  # fmt: skip
 
 
-def runtime() -> Runtime:
+def runtime() -> TorchRuntime:
     """Graphs came with torch 2.11; earlier builds launch operator by operator."""
-    return Runtime(torch.xpu, "xpu", graph="XPUGraph")
+    return TorchRuntime(torch.xpu, "xpu", graph="XPUGraph")
 
 
 class XpuDevice(AcceleratorDevice):
     """Steps are captured where torch can and `graph_tokens` asks for it; collectives are oneCCL's."""
 
-    def __init__(self, runtime: Runtime, index: int, options: Options, **more: Any) -> None:
+    def __init__(self, runtime: TorchRuntime, index: int, options: AcceleratorOptions, **more: Any) -> None:
         chip = read_properties(runtime, index)
         super().__init__(runtime, index, TRAITS, capabilities(chip), triton_chip(chip), options, **more)
 
@@ -56,9 +56,9 @@ class XpuDevice(AcceleratorDevice):
 open_device = XpuDevice
 
 
-def read_properties(runtime: Runtime, index: int) -> Properties:
+def read_properties(runtime: TorchRuntime, index: int) -> XpuProperties:
     found = runtime.module.get_device_properties(index)
-    return Properties(
+    return XpuProperties(
         name=found.name,
         subgroups=tuple(int(size) for size in getattr(found, "sub_group_sizes", ())),
         multiprocessors=int(getattr(found, "gpu_subslice_count", 0)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrace.platforms.accelerator.platform import SCORE
-from headrace.platforms.accelerator.probe import Machine, masked
+from headrace.platforms.accelerator.probe import MachineProbe, masked
 from headrace.types import DeviceInfo
 
 __all__ = ["devices", "probe"]
@@ -16,7 +16,7 @@ _MEMORY = ("lmem_total_bytes", "device/lmem_total_bytes", "device/tile0/physical
 """Under a card: of i915, and of xe. A GPU without memory of its own has none of them."""
 
 
-def probe(machine: Machine) -> tuple[int, str]:
+def probe(machine: MachineProbe) -> tuple[int, str]:
     """Devices, permission, Level Zero, torch: the first that is missing is the reason."""
     nodes = _nodes(machine)
     if not nodes:
@@ -39,7 +39,7 @@ def probe(machine: Machine) -> tuple[int, str]:
     return SCORE, f"{', '.join(device.name for device in shown)}; torch {torch.version} for XPU {torch.runtimes['xpu']}"
 
 
-def devices(machine: Machine) -> list[DeviceInfo]:
+def devices(machine: MachineProbe) -> list[DeviceInfo]:
     """Memory 0: the GPU uses the host's."""
     found = []
     for index, node in enumerate(_nodes(machine)):
@@ -48,12 +48,12 @@ def devices(machine: Machine) -> list[DeviceInfo]:
     return masked(found, machine.environ.get(_MASK))
 
 
-def _nodes(machine: Machine) -> list[Path]:
+def _nodes(machine: MachineProbe) -> list[Path]:
     found = machine.glob("sys/class/drm/renderD*")
     return [node for node in found if machine.read(node / "device/vendor") == _VENDOR]
 
 
-def _memory(machine: Machine, node: Path) -> int:
+def _memory(machine: MachineProbe, node: Path) -> int:
     """Of the card that shares the node's device."""
     for card in sorted((node / "device/drm").glob("card*")):
         for place in _MEMORY:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from headrace.platforms.accelerator.providers import Shared
+from headrace.platforms.accelerator.providers import SharedOperator
 
 __all__ = ["IpexAddNorm", "IpexGate", "IpexNorm", "operators"]
 
@@ -15,8 +15,8 @@ Tensor = torch.Tensor
 _GELU = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
-class _Ipex(Shared):
-    """A `Shared` operator of `library`, its module of functions."""
+class _Ipex(SharedOperator):
+    """A `SharedOperator` operator of `library`, its module of functions."""
 
     tag = "ipex"
 
@@ -66,7 +66,9 @@ class IpexGate(_Ipex):
         return found
 
 
-def operators(library: Any, others: Mapping[str, Callable[..., Any]], device: torch.device) -> dict[str, Shared]:
+def operators(
+    library: Any, others: Mapping[str, Callable[..., Any]], device: torch.device
+) -> dict[str, SharedOperator]:
     made = {"rms_norm": IpexNorm, "add_rms_norm": IpexAddNorm, "gated_activation": IpexGate}
     return {name: kind(name, library, others[name]) for name, kind in made.items()}
 

@@ -1,0 +1,61 @@
+"""Show which platforms this machine can run, which implementation each operator uses, and why not a faster one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from headrace.arguments import add_device_option
+from headrace.cli.tape_view import add_tape_options, show_tape
+
+__all__ = ["configure", "render", "run"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument(
+        "--platform", metavar="NAME", help="show the operators of this platform alone (default: of all)"
+    )
+    add_device_option(parser, {})
+    add_tape_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0, or 1 if no model can be served here."""
+    if args.tape is not None:
+        return show_tape(args)
+    from headrace.cli.diagnosis import diagnose
+
+    report = diagnose(args.platform, options=args.device_options)
+    print(json.dumps(report, indent=2, default=str) if args.json else "\n".join(render(report)))
+    return 0 if report["usable"] else 1
+
+
+def render(report: Mapping[str, Any]) -> Iterator[str]:
+    """The report as lines of text."""
+    from headrace.cli.doctor_facts import operator_lines, platform_lines
+
+    machine = report["machine"]
+    yield "machine"
+    yield f"  {machine['processor']}, {machine['cores']} cores, {machine['system']}"
+    yield f"  {machine['memory_free'] / 2**30:.1f} of {machine['memory_total'] / 2**30:.1f} GiB memory free"
+    yield f"  instruction sets: {' '.join(machine['features']) or 'none that kernels use'}"
+    yield "versions"
+    yield "  " + ", ".join(f"{name} {version or 'missing'}" for name, version in report["versions"].items())
+    yield "plugins"
+    for plugin in report["plugins"]:
+        state = plugin["error"] or ", ".join(plugin["hooks"])
+        yield f"  {plugin['name']:<12}{plugin['distribution']} {plugin['version']}: {state}"
+    yield "platforms"
+    yield from platform_lines(report["platforms"])
+    native = report["native"]
+    yield "native kernels"
+    yield f"  {native['problem'] or native['library'] + ' (' + native['instruction_set'] + ')'}"
+    for operators in report["operators_by_platform"].values():
+        yield from operator_lines(operators)
+    yield "remedies"
+    yield from (f"  - {' '.join(remedy.split())}" for remedy in report["remedies"])
+    if not report["remedies"]:
+        yield "  nothing to repair"

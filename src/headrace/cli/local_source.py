@@ -1,0 +1,84 @@
+"""A model in this process. Its event loop runs on another thread, so that Ctrl-C interrupts the thread that reads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headrace.cli.pieces import Pieces
+from headrace.client.api import GenerateRequest
+from headrace.errors import EngineDead
+from headrace.llm import AsyncLLM
+from headrace.progress import loading_bar
+from headrace.types import SamplingParams
+
+__all__ = ["LocalSource"]
+
+T = TypeVar("T")
+
+
+class LocalSource:
+    """A `text_sources.TextSource`."""
+
+    def __init__(self, model: Path, options: Mapping[str, Any]) -> None:
+        self._count = 0
+        with loading_bar() as progress:
+            self._llm = AsyncLLM(str(model), progress=progress, **options)
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-cli", daemon=True)
+            self._thread.start()
+            try:
+                self._wait(self._llm.start())
+            except BaseException:
+                self.close()
+                raise
+
+    def complete(self, prompt: str, params: Mapping[str, Any]) -> Pieces:
+        return self._stream(self._llm.tokenizer.encode(prompt), params)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> Pieces:
+        text = self._llm.tokenizer.apply_chat_template(messages)
+        return self._stream(self._llm.tokenizer.encode(text, add_special_tokens=False), params)
+
+    def close(self) -> None:
+        self._wait(self._llm.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _stream(self, prompt: list[int], params: Mapping[str, Any]) -> Pieces:
+        self._count += 1
+        room = self._llm.info.room(len(prompt))
+        limited = {**params, "max_tokens": max(1, min(params["max_tokens"], room))}
+        request = GenerateRequest(f"cli-{self._count}", tuple(prompt), SamplingParams(**limited))
+        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        feeding = asyncio.run_coroutine_threadsafe(self._feed(request, pieces), self._loop)
+        try:
+            while (piece := pieces.get()) is not None:
+                yield piece
+            feeding.result()
+        finally:
+            feeding.cancel()
+
+    async def _feed(self, request: GenerateRequest, pieces: queue.SimpleQueue[str | None]) -> None:
+        try:
+            async with contextlib.aclosing(self._llm.generate(request)) as outputs:  # type: ignore[type-var]
+                async for output in outputs:
+                    pieces.put(output.text)
+                    if output.error is not None:
+                        raise EngineDead(output.error)
+        finally:
+            pieces.put(None)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise

@@ -1,0 +1,94 @@
+"""A source of answers: a running server with OpenAI's API."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from headrace.cli.pieces import Pieces
+from headrace.errors import ConfigError, EngineDead, HeadraceError, InvalidRequest, Overloaded, excerpt
+from headrace.event_stream import event_data
+
+__all__ = ["RemoteSource"]
+
+_TIMEOUT = 300.0
+"""Seconds without a received byte, at most."""
+
+
+class RemoteSource:
+    """A `text_sources.TextSource`."""
+
+    def __init__(self, url: str, model: str | None = None, api_key: str | None = None) -> None:
+        """`model`: default is the first that the server lists."""
+        self._url = url
+        self._base = _address(url)
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._client = httpx.Client(headers=headers, timeout=_TIMEOUT)
+        self._model = model or self._first_model()
+
+    def complete(self, prompt: str, params: Mapping[str, Any]) -> Pieces:
+        for choice in self._choices("/v1/completions", {"prompt": prompt, **params}):
+            yield choice.get("text") or ""
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> Pieces:
+        for choice in self._choices("/v1/chat/completions", {"messages": list(messages), **params}):
+            yield choice.get("delta", {}).get("content") or ""
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _first_model(self) -> str:
+        with self._request("GET", "/v1/models", None) as response:
+            return str(json.loads(response.read())["data"][0]["id"])
+
+    def _choices(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        # Other servers refuse fields that only our server has: send only the values that the user gave.
+        given = {name: value for name, value in body.items() if value not in (None, (), 0) or name == "temperature"}
+        with self._request("POST", path, {"model": self._model, "stream": True, **given}) as response:
+            for data in event_data(response.iter_bytes()):
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise EngineDead(str(chunk["error"].get("message", chunk["error"])))
+                yield from chunk.get("choices", ())
+
+    @contextlib.contextmanager
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[httpx.Response]:
+        """Send a request. Leaving the block closes the answer, which aborts a request that still runs."""
+        try:
+            with self._client.stream(method, self._base + path, json=body) as response:
+                if response.status_code != 200:
+                    raise _refusal(response)
+                yield response
+        except httpx.TransportError as error:
+            why = str(error) or type(error).__name__
+            raise ConfigError(f"--url {self._url}: no answer ({why}); is the server running?") from error
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigError(
+                f"--url {self._url}: the answer is not in the form of OpenAI's API: {excerpt(error)}"
+            ) from error
+
+
+def _address(url: str) -> str:
+    """The server's base URL, without a `/v1` at its end. Raises ConfigError."""
+    try:
+        found = httpx.URL(url if "://" in url else f"http://{url}")
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ConfigError(f"--url {url}: {error}") from error
+    if found.scheme not in ("http", "https") or not found.host:
+        raise ConfigError(f"--url {url}: give it as http://HOST:PORT")
+    return str(found).rstrip("/").removesuffix("/v1")
+
+
+def _refusal(response: httpx.Response) -> HeadraceError:
+    raw = response.read()
+    try:
+        message = str(json.loads(raw)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = f"the server answers {response.status_code} {response.reason_phrase}"
+    if response.status_code in (429, 503):
+        return Overloaded(message)
+    return InvalidRequest(message) if response.status_code < 500 else EngineDead(message)

@@ -1,0 +1,39 @@
+"""Serve a model with OpenAI's API over HTTP. Ctrl-C or SIGTERM drains: running requests finish, new ones get 503."""
+
+from __future__ import annotations
+
+import argparse
+
+from headrace.arguments import add_engine_options, add_server_options
+from headrace.cli.command_options import build_config
+from headrace.cli.logs import set_up_logging
+from headrace.cli.model_fetch import fetch_model
+from headrace.engine.launch import Launched, launch
+
+__all__ = ["configure", "prepare", "run"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", nargs="?", default="smollm2", metavar="MODEL", help="a directory, a .gguf file or a name (see models)"
+    )
+    parser.add_argument("--prompt", metavar="TEXT", help="answer this in the terminal first, then go on serving")
+    parser.add_argument("--accept-terms", action="store_true", help="accept the terms of a model that has some")
+    add_server_options(parser)
+    add_engine_options(parser)
+
+
+def prepare() -> Launched:
+    """Start the engine's process, before the options are read: its imports take longer than everything that this
+    process does until it is ready. The context ends a process that `run` did not take over."""
+    return launch()
+
+
+def run(args: argparse.Namespace) -> int:
+    config = build_config(args)
+    set_up_logging()
+    path = fetch_model(args.model, args.accept_terms)
+    # Late: the server imports FastAPI, and a wrong option should be reported before that.
+    from headrace import server
+
+    return server.run(config, path, args.prompt, args.prepared)

@@ -1,0 +1,18 @@
+"""The tensors of `kv.TorchKV` as kernels take them."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["stored", "stored_scales"]
+
+
+def stored(store: list[torch.Tensor], layer: int) -> torch.Tensor:
+    """One layer's keys or values; E4M3 as its bytes, since not every chip knows the type."""
+    tensor = store[layer]
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+
+
+def stored_scales(scales: list[torch.Tensor], layer: int) -> torch.Tensor | None:
+    """None where the cache is not quantized."""
+    return scales[layer] if scales else None

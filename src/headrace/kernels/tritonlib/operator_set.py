@@ -1,0 +1,47 @@
+"""The Triton operators as a platform binds them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
+
+__all__ = ["OPERATORS", "TritonOperator", "operators"]
+
+OPERATORS: tuple[str, ...] = (
+    "resolve_tokens", "embedding", "rms_norm", "add_rms_norm", "linear", "rotary_cache", "attention", "gated_activation",
+    "logits", "sample", "mla", "moe", "gated_delta_rule", "mamba2_scan", "causal_conv1d",
+)  # fmt: skip
+"""Those with a Triton form: every operator of `registry.OPS` and most of `registry.OPTIONAL`."""
+_PACKERS = {"linear": "linear", "logits": "linear", "moe": "moe"}
+"""Whose `pack` lays out the weights of an operator."""
+
+
+class TritonOperator:
+    """A callable with the operator's own keywords, its `tag` for `doctor`, and `pack` where it repacks weights."""
+
+    tag = "triton"
+
+    def __init__(self, function: Callable[..., Any], pack: Callable[[Any], None] | None) -> None:
+        self._function = function
+        self.pack = pack
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+def operators(config: LaunchConfig) -> dict[str, TritonOperator]:
+    """Every operator by name, as `config` has them. Imports triton: raises ImportError where it is not installed."""
+    found = {}
+    for name in OPERATORS:
+        function, packer = getattr(_module(name), name), _PACKERS.get(name)
+        pack = None if packer is None else partial(_module(packer).pack, config=config)
+        found[name] = TritonOperator(partial(function, config=config), pack)
+    return found
+
+
+def _module(operator: str) -> Any:
+    return importlib.import_module(f"headrace.kernels.{operator}.triton")

@@ -1,0 +1,50 @@
+"""What an accelerator uses of torch's module for its kind of device: streams, events, graphs, pinned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["TorchRuntime"]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchRuntime:
+    """`module` is what `torch.get_device_module(kind)` gives, or something that behaves like it."""
+
+    module: Any
+    kind: str
+    """The type of `torch.device`."""
+    pinned: bool = True
+    """Whether host memory can be locked for copies that don't wait."""
+    graph: str = ""
+    """Name of the module's graph class; empty where steps cannot be captured."""
+    graph_options: tuple[tuple[str, Any], ...] = ()
+    """Given to the module's `graph` context."""
+
+    def device(self, index: int) -> torch.device:
+        return torch.device(self.kind, index)
+
+    def host(self, shape: Sequence[int], dtype: torch.dtype, pinned: bool = True) -> torch.Tensor:
+        """An uninitialised host tensor. Pinned memory comes from torch's cache, which gives it out again only once the copies
+        that use it have been made."""
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=pinned and self.pinned)
+
+    @property
+    def captures(self) -> bool:
+        """Whether this build of torch can capture a step."""
+        return bool(self.graph) and hasattr(self.module, self.graph)
+
+    def new_graph(self) -> Any:
+        return getattr(self.module, self.graph)()
+
+    def capture(self, graph: Any, pool: Any, stream: Any) -> AbstractContextManager[Any]:
+        """What is launched inside is recorded and not run."""
+        context: AbstractContextManager[Any] = self.module.graph(
+            graph, pool=pool, stream=stream, **dict(self.graph_options)
+        )
+        return context

@@ -1,0 +1,217 @@
+"""The plugins that were found, and the choice among their platforms."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pluggy
+
+from headrace.errors import ConfigError, PlatformError, PluginError
+from headrace.platforms.interface import Platform
+from headrace.plugins.contract_version import version_fault
+from headrace.plugins.info import PluginInfo
+
+__all__ = ["AUTO_SCORE", "PlatformProbe", "PluginSet"]
+
+_T = TypeVar("_T")
+AUTO_SCORE = 10
+"""The least score with which a platform is chosen without being named. Below it stand simulators and experiments."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformProbe:
+    """What a platform says of this machine."""
+
+    platform: Platform
+    plugin: PluginInfo
+    score: int
+    reason: str
+
+
+class PluginSet:
+    """Plugins in the order of their entry points. `plugins` holds those that failed to load, too."""
+
+    def __init__(self, manager: pluggy.PluginManager, plugins: tuple[PluginInfo, ...]) -> None:
+        self._manager = manager
+        self.plugins = plugins
+
+    @property
+    def failures(self) -> tuple[PluginError, ...]:
+        return tuple(info.error for info in self.plugins if info.error is not None)
+
+    def platforms(self) -> dict[str, Platform]:
+        """By name. Raises PluginError where a hook fails, or a platform breaks the contract or takes another's name."""
+        return {name: platform for name, (platform, _) in self._platforms().items()}
+
+    def probes(self) -> list[PlatformProbe]:
+        """Every platform's score and reason, the best first. Raises as `platforms` does, and where a probe raises."""
+        probes = [_probe(platform, info) for platform, info in self._platforms().values()]
+        return sorted(probes, key=lambda probe: (-probe.score, probe.platform.name))
+
+    def survey(self) -> tuple[list[PlatformProbe], list[PluginError]]:
+        """As `probes`, of all that answer; and the faults of those that do not. For reports: a choice past a fault is none."""
+        found: dict[str, tuple[Platform, PluginInfo]] = {}
+        faults: list[PluginError] = []
+        hook = "headrace_platforms"
+        for info, function in self._implementations(hook):
+            _collecting(
+                faults,
+                lambda info, function: _admit(found, info, _call_hook(info, hook, function, list)),
+                info,
+                function,
+            )
+        asked = (_collecting(faults, _probe, platform, info) for platform, info in found.values())
+        probes = [probe for probe in asked if probe is not None]
+        return sorted(probes, key=lambda probe: (-probe.score, probe.platform.name)), faults
+
+    def select_platform(self, name: str | None = None) -> tuple[Platform, str]:
+        """The platform of that name, or the one with the highest score of at least AUTO_SCORE; and why.
+
+        Raises ConfigError for an unknown name, PlatformError where it cannot be used here, and PluginError where a plugin that
+        failed to load may be the one that was wanted: by an unknown name, or by none.
+        """
+        if name is None:
+            return self._best()
+        known = self._platforms()
+        if name not in known:
+            self._raise_failure()
+            raise ConfigError(f"platform {name!r} is not installed; there are {', '.join(sorted(known)) or 'none'}")
+        found = _probe(*known[name])
+        if found.score <= 0:
+            raise PlatformError(f"platform {name!r} cannot be used here: {found.reason}")
+        return found.platform, f"{name}: asked for by name ({found.reason})"
+
+    def models(self) -> dict[str, str]:
+        """Architecture → `module:attribute`."""
+        return self._merged("headrace_models")
+
+    def quant_schemes(self) -> dict[str, str]:
+        """Quantisation method → `module:attribute`."""
+        return self._merged("headrace_quant_schemes")
+
+    def weight_loaders(self) -> dict[str, str]:
+        """File suffix → `module:attribute`."""
+        return self._merged("headrace_weight_loaders")
+
+    def formats(self) -> dict[str, str]:
+        """Name of a tool or reasoning format → `module:attribute`."""
+        return self._merged("headrace_formats")
+
+    def grammar_backends(self) -> dict[str, str]:
+        """Name → `module:attribute`."""
+        return self._merged("headrace_grammar_backends")
+
+    def find(self, hook: str, key: str) -> object | None:
+        """What a plugin names under a key of one of the hooks above, loaded; None where nobody offers it.
+
+        Raises PluginError that names the plugin where it cannot be loaded, where two differ, and, for a key that nobody offers,
+        where a plugin that failed to load may have been the one.
+        """
+        self._merged(hook)
+        for info, table in self._call(hook, dict):
+            if key in table:
+                return _load(info, f"hook {hook}, {key!r}", table[key])
+        if self.failures:
+            raise PluginError(f"{self.failures[0]}. Repair or uninstall it: {key!r} may have been its")
+        return None
+
+    def _best(self) -> tuple[Platform, str]:
+        self._raise_failure()
+        probes = self.probes()
+        usable = [probe for probe in probes if probe.score >= AUTO_SCORE]
+        if not usable:
+            said = "; ".join(f"{probe.platform.name}: {probe.reason}" for probe in probes) or "no platform is installed"
+            raise PlatformError(f"no platform can be used here ({said}): install one, or name one")
+        best = usable[0]
+        others = ", ".join(f"{probe.platform.name} {probe.score}" for probe in probes[1:])
+        return best.platform, f"{best.platform.name}: score {best.score}, {best.reason}" + (
+            f" (then {others})" if others else ""
+        )
+
+    def _raise_failure(self) -> None:
+        """Choosing past a plugin that failed would be a silent fall to another device."""
+        if self.failures:
+            raise PluginError(f"{self.failures[0]}. Repair or uninstall it, or choose a platform by name")
+
+    def _platforms(self) -> dict[str, tuple[Platform, PluginInfo]]:
+        found: dict[str, tuple[Platform, PluginInfo]] = {}
+        for info, platforms in self._call("headrace_platforms", list):
+            _admit(found, info, platforms)
+        return found
+
+    def _merged(self, hook: str) -> dict[str, str]:
+        merged: dict[str, str] = {}
+        for info, table in self._call(hook, dict):
+            for key, target in table.items():
+                if merged.setdefault(key, target) != target:
+                    raise info.fault(f"hook {hook}: {key!r} is {merged[key]!r} already")
+        return merged
+
+    def _call(self, hook: str, read: Callable[[Any], Any]) -> list[tuple[PluginInfo, Any]]:
+        """Each plugin's answer, in entry-point order; an exception becomes a PluginError that names plugin and hook."""
+        return [(info, _call_hook(info, hook, function, read)) for info, function in self._implementations(hook)]
+
+    def _implementations(self, hook: str) -> Iterator[tuple[PluginInfo, Callable[[], Any]]]:
+        # A plugin that failed half-way may have left hooks behind.
+        sound: Mapping[str, PluginInfo] = {info.name: info for info in self.plugins if info.error is None}
+        for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+            info = sound.get(implementation.plugin_name)
+            if info is not None:
+                yield info, implementation.function
+
+
+def _collecting(faults: list[PluginError], ask: Callable[..., _T], *values: Any) -> _T | None:
+    """What is asked for; None where a plugin is at fault, which is then in `faults`."""
+    try:
+        return ask(*values)
+    except PluginError as fault:
+        faults.append(fault)
+        return None
+
+
+def _call_hook(info: PluginInfo, hook: str, function: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
+    try:
+        return read(function())
+    except Exception as error:
+        raise info.fault(f"hook {hook} failed: {type(error).__name__}: {error}") from error
+
+
+def _admit(found: dict[str, tuple[Platform, PluginInfo]], info: PluginInfo, platforms: Iterable[Any]) -> None:
+    """Adds what a plugin offers. Raises PluginError for what breaks the contract or takes another's name."""
+    for platform in platforms:
+        try:
+            sound = isinstance(platform, Platform)
+            fault = version_fault(platform.api_version) if sound else None
+        # Members may be properties that fail in any way.
+        except Exception as error:
+            raise info.fault(f"hook headrace_platforms: {type(error).__name__}: {error}") from error
+        if not sound:
+            raise info.fault(f"hook headrace_platforms gave {platform!r}, which lacks members of Platform")
+        if fault is not None:
+            raise info.fault(f"platform {platform.name!r}: {fault}")
+        if platform.name in found:
+            raise info.fault(f"platform {platform.name!r} is offered by {found[platform.name][1]} already")
+        found[platform.name] = platform, info
+
+
+def _load(info: PluginInfo, what: str, path: str) -> object:
+    """`module:attribute` of a plugin."""
+    module, _, name = str(path).partition(":")
+    try:
+        found: object = getattr(importlib.import_module(module), name)
+    # As at discovery: an import may fail in any way.
+    except Exception as error:
+        raise info.fault(f"{what}: {path!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    return found
+
+
+def _probe(platform: Platform, info: PluginInfo) -> PlatformProbe:
+    try:
+        score, reason = platform.probe()
+        return PlatformProbe(platform, info, int(score), str(reason))
+    except Exception as error:
+        what = f"platform {platform.name!r}: probe raised {type(error).__name__}: {error}; it must answer (0, reason)"
+        raise info.fault(what) from error

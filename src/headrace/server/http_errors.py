@@ -1,0 +1,76 @@
+"""HTTP errors: status, a body in OpenAI's form, headers."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+from starlette.responses import Response
+
+from headrace.errors import EngineDead, InvalidRequest, Overloaded, UserError, cut, shortened
+from headrace.server.replies import ErrorDetail, ErrorReply
+
+__all__ = ["HttpError", "ShuttingDown", "error_body", "error_response", "to_http"]
+
+
+class HttpError(Exception):
+    """An answer that is not 200."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = shortened(message)
+        self.kind = kind
+        self.param = None if param is None else cut(param)
+        self.code = code
+        self.headers = headers or {}
+
+
+class ShuttingDown(HttpError):
+    """The server drains: new requests are refused, and those that outlast the drain end with this."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            503,
+            "the server is shutting down: send the request to another instance or try again later",
+            kind="server_error",
+            code="shutting_down",
+            headers={"retry-after": "5", "connection": "close"},
+        )
+
+
+def to_http(error: Exception) -> HttpError:
+    """The HTTP error for an exception. An unexpected one becomes a 500 that shows no internals."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, InvalidRequest):
+        return HttpError(400, str(error), param=error.param, code=error.code)
+    if isinstance(error, UserError):
+        return HttpError(400, str(error))
+    if isinstance(error, Overloaded):
+        wait = str(max(1, math.ceil(error.retry_after)))
+        return HttpError(503, str(error), kind="server_error", code="overloaded", headers={"retry-after": wait})
+    if isinstance(error, EngineDead):
+        return HttpError(503, str(error), kind="server_error", code="engine_unavailable", headers={"retry-after": "5"})
+    return HttpError(
+        500, "internal error: the server's log has the details", kind="server_error", code="internal_error"
+    )
+
+
+def error_body(error: HttpError) -> ErrorReply:
+    return ErrorReply(ErrorDetail(error.message, error.kind, error.param, error.code))
+
+
+def error_response(error: HttpError) -> Response:
+    return Response(
+        msgspec.json.encode(error_body(error)), error.status, headers=error.headers, media_type="application/json"
+    )

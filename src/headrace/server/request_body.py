@@ -1,0 +1,164 @@
+"""Parses the body of a request into a struct; an error names the field."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.inspect import CollectionType, DictType, StructType, Type, UnionType, type_info
+from starlette.requests import Request
+
+from headrace.errors import InvalidRequest
+from headrace.server.http_errors import HttpError
+from headrace.server.json_limits import SMALL, check_json_limits
+from headrace.server.schemas import Body
+
+__all__ = ["MAX_BODY", "decode_body", "read_body", "read_json"]
+
+MAX_BODY = 16 * 2**20
+"""Bytes of a request's body; a longer one is refused with 413."""
+
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_AT = re.compile(r"^(?P<what>.*) - at `(?:key` in `)?\$\.?(?P<path>.*)`$", re.DOTALL)
+_STEP = re.compile(r"\[[^\]]*\]|[^.\[]+")
+_ELSEWHERE = {
+    "functions": "use `tools`",
+    "function_call": "use `tool_choice`",
+    "logprob": "use `logprobs`",
+}
+
+B = TypeVar("B", bound=Body)
+
+
+async def read_json(request: Request, kind: type[B], context: int = 0) -> tuple[B, bytes]:
+    """(The body, parsed and checked; its bytes). `context`: the token ids that a prompt may have, so that a prompt that
+    fills the model's context is accepted. Raises HttpError and InvalidRequest."""
+    body = await read_body(request)
+    await check_json_limits(body, kind.MOST_PARTS, max(kind.MOST_VALUES, context + SMALL))
+    return decode_body(body, kind), body
+
+
+async def read_body(request: Request) -> bytes:
+    """The complete body. Raises HttpError 413 before more than MAX_BODY bytes are in memory, and 415 for a compressed
+    body."""
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        message = f"bodies with content-encoding {coding[:40]} are not supported: send the body uncompressed"
+        headers = {"accept-encoding": "identity", "connection": "close"}
+        raise HttpError(415, message, code="unsupported_content_encoding", headers=headers)
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BODY:
+        raise _too_large()
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > MAX_BODY:
+            raise _too_large()
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _too_large() -> HttpError:
+    message = f"the body is larger than the {MAX_BODY} bytes that are accepted"
+    # The rest is not read, so the connection cannot be used again.
+    return HttpError(413, message, code="request_too_large", headers={"connection": "close"})
+
+
+def decode_body(body: bytes, kind: type[B]) -> B:
+    """Parse and check. Raises InvalidRequest whose `param` is the field's path as the client wrote it."""
+    try:
+        return _parse(body, kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
+
+
+def _parse(body: bytes, kind: type[B]) -> B:
+    try:
+        parsed: B = _decoder(kind).decode(body)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+        # Lists of a large body would hold up the event loop.
+        parsed = msgspec.convert(_whole_numbers(msgspec.json.decode(body), lists=len(body) <= SMALL), kind)
+    return parsed
+
+
+def _whole_numbers(body: Any, lists: bool) -> Any:
+    """The body with 2.0 as 2 in its own fields, and in lists too: JSON has one kind of number (RFC 8259, 6), and some
+    clients write every number with a decimal point. A field that takes fractions takes 2 as well."""
+    return {name: _whole(value, lists) for name, value in body.items()} if isinstance(body, dict) else body
+
+
+def _whole(value: Any, lists: bool) -> Any:
+    if lists and isinstance(value, list):
+        return [_whole(item, True) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@lru_cache
+def _decoder(kind: type[B]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _explain(text: str, kind: type[Body]) -> InvalidRequest:
+    if match := _UNKNOWN.match(text):
+        return _unknown(match["name"], match["path"], kind)
+    if match := _MISSING.match(text):
+        param = _join(match["path"], match["name"])
+        return InvalidRequest(f"`{param}` is required", param, "missing_required_parameter")
+    if match := _AT.match(text):
+        param = match["path"].replace("[...]", "")
+        what = match["what"].replace(" | null", "")
+        return InvalidRequest(f"`{param}`: {what[:1].lower()}{what[1:]}", param, "invalid_value")
+    return InvalidRequest(f"the body: {text[:1].lower()}{text[1:]}", code="invalid_value")
+
+
+def _unknown(name: str, path: str | None, kind: type[Body]) -> InvalidRequest:
+    param = _join(path, name)[:200]
+    message = f"unknown field `{param}`"
+    if name in _ELSEWHERE:
+        message += f": {_ELSEWHERE[name]}"
+    elif near := difflib.get_close_matches(name[:100], _fields_at(kind, path), 1, 0.75):
+        message += f": did you mean `{near[0]}`?"
+    elif path and name in kind.__struct_fields__:
+        message += ": it is a field of the request itself"
+    else:
+        message += ": it is not supported, and nothing is ignored silently"
+    return InvalidRequest(message, param, "unknown_parameter")
+
+
+def _join(path: str | None, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _fields_at(kind: type[Body], path: str | None) -> list[str]:
+    """Field names of the objects that may stand at `path`, as in `messages[0].content[...]`."""
+    level = [_type_of(kind)]
+    for step in _STEP.findall(path or ""):
+        level = [inner for one in level for inner in _within(one, step)]
+    return [field.encode_name for one in level if isinstance(one, StructType) for field in one.fields]
+
+
+@lru_cache
+def _type_of(kind: type[Body]) -> Type:
+    return type_info(kind)
+
+
+def _within(outer: Type, step: str) -> list[Type]:
+    """The types one level further in, at `step`: a field's name or an index."""
+    if isinstance(outer, StructType):
+        inner = [field.type for field in outer.fields if field.encode_name == step]
+    elif isinstance(outer, CollectionType):
+        inner = [outer.item_type]
+    else:
+        inner = [outer.value_type] if isinstance(outer, DictType) else []
+    return [one for t in inner for one in (t.types if isinstance(t, UnionType) else (t,))]

@@ -1,0 +1,127 @@
+"""Builds `SamplingParams` from a request's fields, and computes the room that is left for output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.client.api import ModelInfo
+from headrace.client.stops import special_stops
+from headrace.errors import ContextOverflow, InvalidRequest, NeverFits
+from headrace.sampling import SAMPLING_FIELDS, SamplingParams
+from headrace.server.context import ServerTokenizer
+from headrace.server.schemas import GenerationRequest
+
+__all__ = [
+    "check_length",
+    "check_size",
+    "check_stream_options",
+    "encode_within",
+    "output_room",
+    "sampling_params",
+    "stop_tokens",
+]
+
+_LONGEST_TOKEN = 256
+"""Characters; no vocabulary in use has a longer token."""
+_PROBE = 8
+"""Characters per token of the context: so much of a long text is tokenised first, to see whether the text fits."""
+_LEAST_PROBE = 4096
+
+
+def stop_tokens(request: GenerationRequest, tokenizer: ServerTokenizer) -> tuple[int, ...]:
+    """Special tokens whose text is a stop string: since their text is not shown, the token itself must stop."""
+    stops = getattr(request, "stop", None)
+    if stops is None or getattr(request, "skip_special_tokens", None) is False:
+        return ()
+    return special_stops([stops] if isinstance(stops, str) else stops, tokenizer)
+
+
+def sampling_params(
+    request: GenerationRequest,
+    max_tokens: int,
+    *,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    stop_tokens: tuple[int, ...] = (),
+) -> SamplingParams:
+    """The sampling parameters of a request. `stop_tokens` are added to those of the request. Raises InvalidRequest;
+    limits that depend on the model are checked by the client."""
+    # The constraint is a field of the request itself: `response_format` may state it, too.
+    names = [name for name in SAMPLING_FIELDS if name != "structured_outputs"]
+    given = {name: value for name in names if (value := getattr(request, name, None)) is not None}
+    decided: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    if stop_tokens:
+        decided["stop_token_ids"] = (*given.get("stop_token_ids", ()), *stop_tokens)
+    return SamplingParams(**{**given, **decided})
+
+
+def output_room(
+    wanted: tuple[str, int | None], default: int | None, prompt: tuple[str, int], info: ModelInfo, least: int = 1
+) -> int:
+    """The number of tokens that may be generated. `wanted` and `prompt` are pairs: a field's name and its tokens.
+
+    A number that the client gives must fit as it is. If it gives none (None), the number is `default`, or without a
+    default the rest of the context, and in both cases at most what the KV cache holds. Raises ContextOverflow and
+    NeverFits with both numbers, InvalidRequest for fewer than `least`.
+    """
+    (wanted_param, count), (prompt_param, prompt_tokens), limit = wanted, prompt, info.max_model_len
+    if count is not None and count < least:
+        raise InvalidRequest(f"`{wanted_param}` must be at least {least}, got {count}", wanted_param, "invalid_value")
+    asked = max(least, 1) if count is None else count
+    if prompt_tokens + asked > limit:
+        message = (
+            f"this model's maximum context length is {limit} tokens, but {prompt_tokens + asked} were requested: "
+            f"{prompt_tokens} in the prompt and {asked} to generate"
+        )
+        raise ContextOverflow(message, prompt_param if prompt_tokens + max(least, 1) > limit else wanted_param)
+    # A prompt that is only echoed needs no KV cache; if it is scored too, the engine decides.
+    if asked and info.kv_tokens is not None and prompt_tokens + asked - 1 > info.kv_tokens:
+        message = (
+            f"the KV cache holds {info.kv_tokens} tokens, but the request needs {prompt_tokens + asked - 1}: "
+            f"{prompt_tokens} in the prompt and {asked} to generate; shorten it or serve with a larger cache"
+        )
+        raise NeverFits(message, prompt_param if prompt_tokens > info.kv_tokens else wanted_param)
+    if count is not None:
+        return count
+    return info.room(prompt_tokens) if default is None else min(default, info.room(prompt_tokens))
+
+
+def check_length(text: str, param: str, limit: int) -> None:
+    """Raise ContextOverflow for a text that is too long, whatever its tokens are."""
+    check_size(len(text), param, limit)
+
+
+def check_size(characters: int, param: str, limit: int) -> None:
+    """As `check_length`, for the characters of several texts together."""
+    least = characters // _LONGEST_TOKEN
+    if least > limit:
+        message = (
+            f"this model's maximum context length is {limit} tokens, but the prompt's {characters} characters make "
+            f"at least {least}"
+        )
+        raise ContextOverflow(message, param)
+
+
+def encode_within(
+    encode: Callable[[str, bool], list[int]], text: str, special: bool, param: str, limit: int
+) -> list[int]:
+    """The text's tokens. Raises ContextOverflow for a text that is clearly too long, after tokenising only about
+    `limit` tokens of it."""
+    check_length(text, param, limit)
+    probe = _PROBE * limit + _LEAST_PROBE
+    if len(text) > 2 * probe:
+        least = len(encode(text[:probe], False))
+        # The end of the probe may split one token into a few.
+        if least > limit + limit // 8 + 64:
+            message = (
+                f"this model's maximum context length is {limit} tokens, but the first {probe} of the prompt's "
+                f"{len(text)} characters make {least}"
+            )
+            raise ContextOverflow(message, param)
+    return encode(text, special)
+
+
+def check_stream_options(request: GenerationRequest) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("`stream_options` needs `stream: true`", "stream_options", "invalid_value")
