@@ -168,7 +168,7 @@ def test_the_form_of_the_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(None, "No such file"), ("{", "is no JSON"), ("[]", "a schema is an object, not list")]
+    ("text", "message"), [(None, "No such file"), ("{", "is not JSON"), ("[]", "a schema is an object, not list")]
 )
 def test_a_schema_that_cannot_be_read(tmp_path: Path, text: str | None, message: str) -> None:
     parser = argparse.ArgumentParser()
