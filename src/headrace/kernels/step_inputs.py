@@ -75,14 +75,14 @@ PERSISTENT: frozenset[str] = frozenset(one.name for one in STEP_INPUTS.values() 
 @lru_cache(maxsize=64)
 def padded_sizes(bucket: Bucket) -> Mapping[Dimension, int]:
     """The size of every dimension that depends on the bucket."""
-    return MappingProxyType(
-        {
-            "tokens": bucket.tokens,
-            "seqs": bucket.seqs,
-            "seqs + 1": bucket.seqs + 1,
-            "rows": bucket.rows,
-            "blocks": bucket.blocks,
-            "biases": bucket.biases,
-            "masks": bucket.masks,
-        }
-    )
+    sizes: dict[Dimension, int] = {
+        "tokens": bucket.tokens,
+        "seqs": bucket.seqs,
+        "seqs + 1": bucket.seqs + 1,
+        "rows": bucket.rows,
+        "blocks": bucket.blocks,
+    }
+    # 0: the bucket does not limit them.
+    sizes |= {"biases": bucket.biases} if bucket.biases else {}
+    sizes |= {"masks": bucket.masks} if bucket.masks else {}
+    return MappingProxyType(sizes)

@@ -35,3 +35,7 @@ class Hooks:
     def headrace_weight_loaders(self) -> Mapping[str, str]:  # type: ignore[empty-body]
         """Suffix of files with its dot → `module:attribute` of `open(directory: Path) -> models.assemble.Source`. Asked where a
         directory with a config.json has no safetensors in it."""
+
+    @hookspec
+    def headrace_grammar_backends(self) -> Mapping[str, str]:  # type: ignore[empty-body]
+        """Name for `--grammar-backend` → `module:attribute` of a `grammar.backend.MakeGrammarBackend`."""
