@@ -20,12 +20,14 @@ import sys
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "json-schema"
 VERSION = "4.26.0"
+_SPACE = "\\t\\n\\v\\f\\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 sys.path[:0] = [str(ROOT / "tests" / "unit" / "grammar"), str(BUILD / "library")]
 
 
@@ -121,16 +123,31 @@ class Checker:
             self.strict_out.append(f"{group.name}: {json.dumps(data)[:100]}")
 
     def judge(self, group: Group, text: str) -> None:
+        """A sample must be valid. Numbers are compared as decimals: multiples of 0.0001 are none as doubles."""
         import jsonschema
 
+        schema = json.loads(json.dumps(group.schema), parse_float=Decimal)
+        validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": _matches})
         checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
         try:
-            value = json.loads(text)
-            jsonschema.Draft202012Validator(group.schema, format_checker=checker).validate(value)
+            validator(schema, format_checker=checker).validate(json.loads(text, parse_float=Decimal))
         except re.error:
             self.counts[group.part, "samples not judged (a pattern that Python lacks)"] += 1
         except (ValueError, jsonschema.ValidationError) as error:
             self.wrong.append(f"{group.name}: the sample {text[:200]!r} is invalid: {str(error).splitlines()[0]}")
+
+
+def _matches(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Exception]:
+    """The keyword `pattern` as ECMA-262 has it: Python's own classes hold other characters."""
+    import jsonschema
+
+    parts, in_class = [], False
+    for part in re.findall(r"\\.|.", pattern, re.DOTALL):
+        in_class = part == "[" or (in_class and part != "]")
+        space = _SPACE if in_class else f"[{_SPACE}]"
+        parts.append({r"\s": space, r"\S": f"[^{_SPACE}]"}.get(part, part))
+    if isinstance(instance, str) and not re.search("".join(parts), instance, re.ASCII):
+        yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
 def from_the_model(checker: Checker, count: int) -> None:
