@@ -1,4 +1,5 @@
-"""What the suite is held to can be installed: on every Python that is promised, and beside a torch that asks for its own Triton."""
+"""What the suite is held to can be installed: on every Python that is promised, and beside a torch that asks for its
+own Triton."""
 
 from __future__ import annotations
 

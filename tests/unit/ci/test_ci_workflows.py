@@ -1,4 +1,5 @@
-"""The workflows say what the repository has: scripts that exist, versions that are supported, every extra, chip and platform."""
+"""The workflows say what the repository has: scripts that exist, versions that are supported, every extra, chip and
+platform."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1 TB", "1i", "GiB", "1..5M"])
-def test_what_is_no_size(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="2GiB"):
         parse_size(text)
 
@@ -93,7 +93,7 @@ def test_every_option_has_its_place() -> None:
     }
 
 
-def test_every_option_says_what_it_is() -> None:
+def test_every_option_has_a_description() -> None:
     for option in (*ENGINE.values(), *SERVER.values()):
         assert option.info.description, option.name
         assert option.info.description[0].isupper(), option.name
@@ -201,14 +201,14 @@ class TestServe:
         assert main(["serve"]) == 0
         assert seen[0][1:3] == (Path("smollm2"), None)
 
-    def test_a_wrong_option_is_told_before_anything_is_fetched(
+    def test_a_wrong_option_is_reported_before_anything_is_fetched(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(serve_command, "fetch_model", lambda name, accepted: pytest.fail("fetched"))
         assert main(["serve", "--port", "70000"]) == 2
         assert capsys.readouterr().err.startswith("error: --port 70000: ")
 
-    def test_a_model_that_is_not_there(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_missing_model(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["serve", "./no/such/model"]) == 2
         assert "smollm2, gemma3-270m" in capsys.readouterr().err
 
