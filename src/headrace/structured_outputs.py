@@ -81,6 +81,8 @@ class StructuredOutputs:
             object.__setattr__(self, "_adapter", adapter)
         elif kind == "choice":
             object.__setattr__(self, "choice", _choices(value))
+        elif kind == "grammar" and isinstance(value, str) and "%json" in value:
+            raise _wrong(kind, "may not hold %json, which would not be checked: give the schema as `json`")
         elif kind != "json_object" and not (isinstance(value, str) and value):
             raise _wrong(kind, f"takes a text that is not empty, got {_shown(value)}")
 

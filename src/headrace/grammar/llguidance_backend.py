@@ -20,6 +20,12 @@ _MAX_TEXT = 256 << 10
 _WHITESPACE = r"[ \n\t]{1,32}"
 """Bounded: unbounded whitespace lets a model spin until max_tokens."""
 _NORMAL_STOPS = ("NotStopped", "NoExtension", "EndOfSentence")
+_ALWAYS: dict[str, Any] = {
+    "lenient": False,
+    "coerce_one_of": False,
+    # Without `u`: a free key could spell a listed property's name by escapes, and hold any value.
+    "json_allowed_escapes": 'nrbtf\\"',
+}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "flexible": {"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE},
     "compact": {"whitespace_flexible": False},
@@ -82,7 +88,7 @@ class LlguidanceBackend:
         try:
             if kind in ("json_schema", "json_object"):
                 schema = {"type": "object"} if kind == "json_object" else checked_schema(text, constraint.strict)
-                overrides: Any = {"lenient": False, "coerce_one_of": False, **_OPTIONS[constraint.whitespace]}
+                overrides: Any = {**_ALWAYS, **_OPTIONS[constraint.whitespace]}
                 return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides))
             if kind == "regex":
                 return str(llguidance.LLMatcher.grammar_from_regex(text))
