@@ -102,7 +102,7 @@ def leave(world: World, rank: int) -> None:
     if rank == 0:
         assert isinstance(shared, ShmCommunicator)
         shared._segment._timeout = 1.0
-        refused(lambda: shared.all_reduce(torch.zeros(4)), "rank 1 has not come for 1 s")
+        refused(lambda: shared.all_reduce(torch.zeros(4)), "rank 1 has not arrived within 1 s")
         refused(lambda: gloo.all_reduce(torch.zeros(4)), "all_reduce: rank 0 of 2")
     world.close()
 

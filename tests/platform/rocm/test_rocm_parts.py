@@ -24,7 +24,7 @@ NODES = "sys/class/kfd/kfd/topology/nodes"
     ("files", "build", "environ", "said"),
     [
         ({}, None, {}, "no AMD compute driver here"),
-        ({"sys/class/drm/renderD128/device/vendor": "0x1002"}, None, {}, "an AMD device is there, but no /dev/kfd"),
+        ({"sys/class/drm/renderD128/device/vendor": "0x1002"}, None, {}, "there is an AMD device, but no /dev/kfd"),
         ({"dev/kfd": "", f"{NODES}/0/properties": "simd_count 0"}, None, {}, "the driver shows no device"),
         (AMD, None, {"HIP_VISIBLE_DEVICES": ""}, "hides all"),
         (AMD, None, {"ROCR_VISIBLE_DEVICES": "9"}, "hides all"),
