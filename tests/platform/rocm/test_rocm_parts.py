@@ -102,7 +102,7 @@ def test_chips(arch: str, bfloat16: bool, codes: str, unit: str, wave: int, shar
 
 
 @pytest.mark.parametrize(
-    ("arch", "said"), [("gfx906", "is gfx906: gfx908 is the least"), ("gfx803", "gfx803"), ("x", "no name of an arch")]
+    ("arch", "said"), [("gfx906", "is gfx906: gfx908 is the least"), ("gfx803", "gfx803"), ("x", "not a known name")]
 )
 def test_what_is_too_old_or_strange_is_refused(arch: str, said: str) -> None:
     with pytest.raises(PlatformError, match=said):
