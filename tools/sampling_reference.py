@@ -28,9 +28,11 @@ TAKES = {
     "texts": "a text or texts",
     "ids": "token ids",
     "biases": "token ids to numbers",
+    "structure": "`StructuredOutputs`",
 }
 ELSEWHERE = {
     "max_tokens": "also `max_completion_tokens` in chat",
+    "structured_outputs": "an object, with `json` as a schema",
     "logprobs": "0 to 20; in chat `logprobs: true` and `top_logprobs`",
 }
 

@@ -11,14 +11,20 @@ if TYPE_CHECKING:
     from typing import Any
 
     from headrace.llm import LLM, AsyncLLM
+    from headrace.structured_outputs import StructuredOutputs
     from headrace.types import SamplingParams
 
-__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "SamplingParams", "StructuredOutputs", "__version__"]
 
 __version__ = "0.1.0"
 
 
-_HOME = {"LLM": "headrace.llm", "AsyncLLM": "headrace.llm", "SamplingParams": "headrace.types"}
+_HOME = {
+    "LLM": "headrace.llm",
+    "AsyncLLM": "headrace.llm",
+    "SamplingParams": "headrace.types",
+    "StructuredOutputs": "headrace.structured_outputs",
+}
 
 
 def __getattr__(name: str) -> Any:

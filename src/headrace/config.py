@@ -89,6 +89,11 @@ class ModelConfig(Frozen):
         description="A file that replaces the checkpoint's own chat template.",
         json_schema_extra=unit("file"),
     )
+    grammar_backend: str = Field(
+        default="llguidance",
+        description="What enforces constraints on the output: llguidance, or the name that a plugin offers.",
+        json_schema_extra=unit("name"),
+    )
     packed_cache: Bytes = Field(
         default=20 << 30,
         ge=0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from headrace.sampling_fields import DeviceRow, Field, field_of, row
+from headrace.structured_outputs import StructuredOutputs
 
 __all__ = ["DEVICE_ROWS", "FLOAT_ROWS", "INT_ROWS", "MAX_CHOICES", "MAX_LOGPROBS", "SAMPLING_FIELDS", "SamplingParams"]
 
@@ -159,6 +160,14 @@ class SamplingParams:
             most=MAX_LOGPROBS,
             none="nothing",
             api=_API_LOGPROBS,
+        ),
+    )
+    structured_outputs: StructuredOutputs | None = row(  # noqa: RUF009
+        None,
+        Field(
+            "structure",
+            "The form that the output must have: a JSON schema, an expression, choices or a grammar.",
+            none="free text",
         ),
     )
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headrace.errors import InvalidRequest
+from headrace.structured_outputs import StructuredOutputs
 
 __all__ = ["DeviceRow", "Field", "Kind", "field_of", "row", "token_ids"]
 
-Kind = Literal["whole", "number", "flag", "texts", "ids", "biases"]
+Kind = Literal["whole", "number", "flag", "texts", "ids", "biases", "structure"]
 _EXPECTED = {
     "whole": "a whole number",
     "number": "a number",
@@ -20,6 +21,7 @@ _EXPECTED = {
     "texts": "a text or a list of texts",
     "ids": "a list of token ids",
     "biases": "a mapping of token ids to numbers",
+    "structure": "StructuredOutputs or a mapping of its fields",
 }
 _SHOWN = 60
 """Characters of a wrong value that an error repeats."""
@@ -70,7 +72,7 @@ class Field:
     def _check(self, name: str, value: Any) -> None:
         if self.kind in ("whole", "number"):
             self._check_range(name, value)
-        elif self.kind != "flag" and len(value) < self.shortest:
+        elif self.kind in ("texts", "ids", "biases") and len(value) < self.shortest:
             raise _wrong(name, "is empty: nothing could be sampled")
         elif self.longest is not None and len(value) > self.longest:
             raise _wrong(name, f"has {len(value)} entries: at most {self.longest} are accepted")
@@ -202,4 +204,5 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "texts": _texts,
     "ids": _ids,
     "biases": _biases,
+    "structure": StructuredOutputs.of,
 }

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.sampling import SamplingParams
+from headrace.structured_outputs import Constraint, ConstraintKind
 
 __all__ = [
     "API_VERSION",
@@ -54,27 +55,6 @@ NOT_FINITE = -3
 FinishReason = Literal["stop", "length", "abort", "error"]
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
-
-
-ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf", "structural_tag"]
-
-
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """What the output must look like, as the client asked for it. A backend of `grammar/` compiles it or refuses it."""
-
-    kind: ConstraintKind
-    text: str = ""
-    """The schema (JSON, its keys in the client's order), the expression, the grammar; a JSON list of strings for `choice`;
-    empty for `json_object`."""
-    whitespace: Literal["flexible", "compact"] = "flexible"
-    """Between the parts of a JSON text: up to 32 characters, or none."""
-    strict: bool = False
-    """A schema held to OpenAI's strict rules: every property required, no others allowed; refused otherwise."""
-    field: str = "response_format"
-    """The request's field that asked for it, for errors."""
-    after: tuple[int, ...] = ()
-    """Token ids that end thinking: the constraint begins after one of them. Empty: it begins at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from server_harness import CONTEXT, VOCAB, Server, make_model, running
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that holds an engine up for a while makes no test fail; `patient_server.py` says the same to servers."""
-    monkeypatch.setattr("headrace.client.remote._SILENCE", 600.0)
-    monkeypatch.setattr("headrace.client.remote._KILL_AFTER", 600.0)
-    monkeypatch.setattr("headrace.client.base._STATS_TIMEOUT", 600.0)
-    monkeypatch.setattr("headrace.client.base._FRESH", 600.0)
+    monkeypatch.setattr("headrace.client.process_client._SILENCE", 600.0)
+    monkeypatch.setattr("headrace.client.process_client._KILL_AFTER", 600.0)
+    monkeypatch.setattr("headrace.client.base_client._STATS_TIMEOUT", 600.0)
+    monkeypatch.setattr("headrace.client.base_client._FRESH_TIMEOUT", 600.0)
 
 
 @pytest.fixture(scope="session")

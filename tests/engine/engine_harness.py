@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.client.api import GenerateRequest, LogprobEntry, Usage
-from headrace.client.in_process import InProcessClient
+from headrace.client.in_process_client import InProcessClient
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from headrace.engine.stats import EngineStats
 from headrace.tokenization.tokenizer import load_tokenizer

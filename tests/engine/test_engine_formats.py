@@ -18,7 +18,7 @@ from engine_harness import BLOCK, Answer, idle, in_turn, request, together
 from format_models import FORMATS, drawn_shape, make
 
 from headrace.client.api import GenerateRequest
-from headrace.client.in_process import InProcessClient
+from headrace.client.in_process_client import InProcessClient
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from headrace.engine.stats import EngineStats
 from headrace.platforms.cpu import native

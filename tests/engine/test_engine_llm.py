@@ -9,13 +9,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+from pydantic import BaseModel, ConfigDict
 
 import headrace
-from headrace import LLM, AsyncLLM, SamplingParams
+from headrace import LLM, AsyncLLM, SamplingParams, StructuredOutputs
 from headrace.client.api import EngineClient, GenerateRequest, Usage
 from headrace.errors import ConfigError, ContextOverflow, EngineDead, InvalidRequest, ModelNotFound, UserError
 
@@ -77,6 +78,37 @@ def test_chat_is_the_templates_text(llm: LLM) -> None:
 def test_chat_without_parameters_has_an_end(llm: LLM) -> None:
     (found,) = llm.chat([{"role": "user", "content": "x" * 470}])
     assert 0 < len(found.outputs[0].token_ids) <= 512 - len(found.prompt_token_ids)
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    ok: bool
+    tag: Literal["a", "é"]
+
+
+def test_typed_values(llm: LLM) -> None:
+    """Random weights at a high temperature: only the constraint makes sense of them."""
+    form = StructuredOutputs(json=Answer, whitespace="compact")
+    params = SamplingParams(max_tokens=60, temperature=1.5, seed=1, n=3, structured_outputs=form)
+    cut = SamplingParams(max_tokens=2, structured_outputs=form)
+    choice = SamplingParams(max_tokens=20, seed=2, structured_outputs=StructuredOutputs(choice=["yes", "no"]))
+    first, second, third = llm.generate(["Hello", "Hello", "Hello"], [params, cut, choice])
+    for one in first.outputs:
+        assert one.finish_reason == "stop"
+        assert isinstance(one.parsed, Answer)
+    assert (second.outputs[0].finish_reason, second.outputs[0].parsed) == ("length", None)
+    assert third.outputs[0].parsed == third.outputs[0].text
+    assert third.outputs[0].parsed in ("yes", "no")
+    assert llm.generate("Hello", GREEDY)[0].outputs[0].parsed is None
+
+
+@pytest.mark.parametrize("form", [{"regex": "("}, {"json": {"not": {}}}, {"grammar": "start: nowhere"}])
+def test_a_constraint_that_cannot_be_enforced_is_raised(llm: LLM, form: dict[str, Any]) -> None:
+    params = SamplingParams(structured_outputs=form)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="cannot be compiled") as caught:
+        llm.generate(["Hello", "again"], params)
+    assert caught.value.param == f"structured_outputs.{next(iter(form))}"
 
 
 def test_nothing_to_do(llm: LLM) -> None:

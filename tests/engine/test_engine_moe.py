@@ -17,7 +17,7 @@ from test_engine_packed import check as check_kept
 from tiny_models import load_reference, prompt
 
 from headrace.checkpoints.packed import cache
-from headrace.client.in_process import InProcessClient
+from headrace.client.in_process_client import InProcessClient
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from headrace.errors import UnsupportedModel
 from headrace.platforms.cpu import native

@@ -17,7 +17,7 @@ from tiny_models import make, prompt, save
 from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.checkpoints.packed import cache
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig
-from headrace.engine import loading
+from headrace.engine import rank_loading
 from headrace.engine.startup import build_engine
 from headrace.errors import CheckpointError
 from headrace.platforms.cpu import native
@@ -64,7 +64,7 @@ def check(path: Path, monkeypatch: pytest.MonkeyPatch, **model: Any) -> None:
     cold = answer(path, **model)
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "build", refuse)
-        patch.setattr(loading, "Packing", refuse)
+        patch.setattr(rank_loading, "Packing", refuse)
         assert answer(path, **model) == cold
     assert cold
 
@@ -106,7 +106,7 @@ def test_two_threads_pack_the_same_bytes(tmp_path: Path, home: Path, monkeypatch
     (path,) = home.glob("*.packed")
     packed = path.read_bytes()
     path.unlink()
-    monkeypatch.setattr(loading, "_PACKING_THREADS", 1)
+    monkeypatch.setattr(rank_loading, "_PACKING_THREADS", 1)
     assert answer(tmp_path / "model.gguf") == plain
     assert path.read_bytes() == packed
 

@@ -14,7 +14,7 @@ from engine_harness import Answer, alone, answer, config_of, idle, request
 from tiny_models import prompt as random_prompt
 
 from headrace.client.api import GenerateRequest
-from headrace.client.remote import ProcessClient
+from headrace.client.process_client import ProcessClient
 from headrace.errors import CheckpointError, EngineDead, Overloaded
 from headrace.tokenization.tokenizer import load_tokenizer
 

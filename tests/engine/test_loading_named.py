@@ -48,7 +48,7 @@ def test_modelopts_file_is_one_of_the_settings(tmp_path: Path) -> None:
 def test_mlx(field: str, tmp_path: Path) -> None:
     tiny_models.save("llama", tmp_path)
     edit(tmp_path, **{field: {"group_size": 64, "bits": 4}})
-    with pytest.raises(UnsupportedModel, match=f"config.json: '{field}' is MLX's quantisation"):
+    with pytest.raises(UnsupportedModel, match=f"config.json: '{field}' is MLX's quantization"):
         open_checkpoint(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""A third party's model family, quantisation scheme and weight files, offered by the hooks of a tiny plugin."""
+"""A third party's model family, quantization scheme and weight files, offered by the hooks of a tiny plugin."""
 
 from __future__ import annotations
 

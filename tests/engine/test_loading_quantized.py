@@ -57,7 +57,7 @@ def test_logits_equal_those_of_transformers(variant: str) -> None:
     if activation is None:
         torch.testing.assert_close(logits, reference, atol=1e-4, rtol=0)
         return
-    # Quantised inputs turn a last bit into a whole step, now and then: few values may differ, and by little.
+    # Quantized inputs turn a last bit into a whole step, now and then: few values may differ, and by little.
     error = (logits - reference).abs()
     assert error.median() < 1e-4 * reference.std()
     assert error.max() < 0.1 * reference.std()

@@ -1,4 +1,4 @@
-"""Every variant of compressed-tensors, GPTQ and AWQ that their tools write, against a plain dequantisation; the rest refused by name."""
+"""Every variant of compressed-tensors, GPTQ and AWQ that their tools write, against a plain dequantization; the rest refused by name."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def transformers_logits(name: str) -> Tensor:
 
 
 @pytest.mark.parametrize("name", WEIGHTS_ONLY)
-def test_quantised_weights_give_the_references_tokens_exactly(directory: Path, name: str) -> None:
+def test_quantized_weights_give_the_references_tokens_exactly(directory: Path, name: str) -> None:
     found = run(directory, name, reference_ops())
     assert torch.equal(found.argmax(-1), expected_tokens(name))
     torch.testing.assert_close(found[-1, :64], expected_last(name), atol=2e-4, rtol=0)

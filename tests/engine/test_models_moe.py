@@ -86,7 +86,7 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"num_experts_per_tok": 9}, "9 experts a token, but there are 8"),
+        ({"num_experts_per_tok": 9}, "9 experts per token, but there are 8"),
         ({"moe_intermediate_size": None}, "'moe_intermediate_size' is missing"),
         ({"mlp_only_layers": 3}, "'mlp_only_layers' is '3'"),
     ],
@@ -104,7 +104,7 @@ def test_impossible_settings_are_refused(change: dict[str, Any], said: str, tmp_
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"topk_group": 1}, "3 experts a token out of 1 of 4 groups, but there are 8 experts"),
+        ({"topk_group": 1}, "3 experts per token out of 1 of 4 groups, but there are 8 experts"),
         ({"first_k_dense_replace": -1}, "'first_k_dense_replace' is -1"),
         ({"n_shared_experts": 0}, "'n_shared_experts' is 0"),
     ],

@@ -1,4 +1,4 @@
-"""Greedy tokens of the catalogue's models equal transformers' on the same weights, dequantised, over 50 prompts.
+"""Greedy tokens of the catalogue's models equal transformers' on the same weights, dequantized, over 50 prompts.
 
 Prompts are prefixes of four stretches of one text, 10 to 1,000 tokens long: causal attention gives a prefix the same logits
 as the whole, so one pass a stretch compares every position, and its keys and values serve all continuations. If the two sides'
@@ -42,7 +42,7 @@ def model_file(name: str) -> Path:
 
 
 def plain(weight: Weight) -> Weight:
-    """Dequantised once."""
+    """Dequantized once."""
     whole = stack([plain(part) for part in weight.parts]) if weight.parts else dense(weight.dequantize())
     whole.bias = weight.bias
     return whole
@@ -119,8 +119,8 @@ def test_greedy_tokens_equal_those_of_transformers(name: str) -> None:
     assert reference.ties <= compared // 200
 
 
-def test_blocks_in_memory_give_what_their_dequantised_form_gives() -> None:
-    """The weights as they are served, against the form that other engines dequantise them to."""
+def test_blocks_in_memory_give_what_their_dequantized_form_gives() -> None:
+    """The weights as they are served, against the form that other engines dequantize them to."""
     checkpoint = open_checkpoint(cached_path("smollm2"))
     decoder = checkpoint.build(reference_ops(), 16)
     ids = pieces(checkpoint.metadata, 12)

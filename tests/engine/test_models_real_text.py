@@ -35,7 +35,7 @@ class Parting:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The catalogue's model dequantised to bfloat16, as transformers writes it."""
+    """The catalogue's model dequantized to bfloat16, as transformers writes it."""
     target = tmp_path_factory.mktemp("smollm2-bf16")
     convert(cached_path("smollm2"), target)
     return target

@@ -19,8 +19,8 @@ from compile_report.shipped_states import PRODUCTS, latents, scans
 from headrace.kernels import random
 from headrace.kernels.ops import Batch, SampleInputs
 from headrace.kernels.sample.generate import generate as sample_inputs
-from headrace.kernels.tritonlib.config import config_for
-from headrace.kernels.tritonlib.table import operators
+from headrace.kernels.tritonlib.launch_config import config_for
+from headrace.kernels.tritonlib.operator_set import operators
 from headrace.kernels.weight import Weight
 from headrace.types import LayerKV
 

@@ -24,7 +24,7 @@ from headrace.models.config import DecoderConfig, check_decoder
 from headrace.models.decoder import Decoder
 from headrace.models.family import Names
 from headrace.models.registry import from_gguf, from_hf
-from headrace.models.sharding import WHOLE, Group, Shard, local_config
+from headrace.models.sharding import WHOLE, Collectives, Shard, local_config
 from headrace.quant.methods import scheme_of
 from headrace.quant.weights import place
 from headrace.settings import Settings
@@ -66,7 +66,7 @@ class Checkpoint:
         progress: Progress | None = None,
         move: Callable[[torch.Tensor], torch.Tensor] | None = None,
         shard: Shard = WHOLE,
-        group: Group | None = None,
+        group: Collectives | None = None,
         finish: Finish | None = None,
         place_vector: Callable[[torch.Tensor], Any] | None = None,
     ) -> Decoder:

@@ -10,7 +10,7 @@ from headrace.errors import PluginError
 from headrace.models.assemble import Source
 from headrace.models.family import Family
 from headrace.plugins import PluginSet, discover
-from headrace.quant.methods import Make
+from headrace.quant.methods import SchemeFactory
 
 __all__ = ["Extensions"]
 
@@ -29,9 +29,9 @@ class Extensions:
             return found
         raise PluginError(f"hook headrace_models: {architecture!r} is {found!r}: expected a models.family.Family")
 
-    def scheme(self, method: str) -> Make | None:
+    def scheme(self, method: str) -> SchemeFactory | None:
         """What makes a scheme of a `quantization_config`. Raises PluginError as `PluginSet.find`."""
-        make: Make | None = self._callable("headrace_quant_schemes", method)
+        make: SchemeFactory | None = self._callable("headrace_quant_schemes", method)
         return make
 
     def source(self, directory: Path) -> tuple[Source, int] | None:

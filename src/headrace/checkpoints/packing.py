@@ -17,7 +17,7 @@ from headrace.kernels.ops import Ops
 from headrace.kernels.registry import pack
 from headrace.kernels.weight import Weight
 from headrace.platforms.interface import Device, PackedForms
-from headrace.quant.soundness import check_weight
+from headrace.quant.finite_values import check_weight
 from headrace.quant.weights import place
 
 __all__ = ["Packing"]

@@ -28,7 +28,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class SafetensorsSource:
-    """A `models.assemble.Source` and a `quant.scheme.Reader`. Tensors are views of the files' maps."""
+    """A `models.assemble.Source` and a `quant.scheme.TensorReader`. Tensors are views of the files' maps."""
 
     def __init__(self, directory: Path, files: Mapping[str, Any], scheme: Scheme | None) -> None:
         """`files` maps a tensor's name to the opened file that holds it."""

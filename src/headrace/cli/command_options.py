@@ -1,9 +1,13 @@
-"""What the options of a verb make: a `Config`, and sampling parameters."""
+"""Builds a `Config` and sampling parameters from the options of a verb."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from headrace.errors import ConfigError, excerpt
 
 if TYPE_CHECKING:
     from headrace.config import Config
@@ -14,23 +18,50 @@ __all__ = ["add_sampling_options", "build_config", "sampling"]
 def add_sampling_options(parser: argparse.ArgumentParser, temperature: float, max_tokens: int) -> None:
     group = parser.add_argument_group("sampling")
     add = group.add_argument
-    add("--max-tokens", type=int, default=max_tokens, metavar="N", help=f"of an answer (default: {max_tokens})")
+    add("--max-tokens", type=int, default=max_tokens, metavar="N", help=f"tokens of an answer (default: {max_tokens})")
     add("--temperature", type=float, default=temperature, metavar="T", help=f"default: {temperature:g}; 0 is greedy")
     add("--top-p", type=float, default=1.0, metavar="P")
     add("--top-k", type=int, default=0, metavar="K")
     add("--min-p", type=float, default=0.0, metavar="P")
     add("--seed", type=int, default=None, metavar="N")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given again")
+    form = parser.add_argument_group("form of the answer, one of these").add_mutually_exclusive_group()
+    form.add_argument("--json-schema", metavar="FILE", help="JSON that fits the schema in this file")
+    form.add_argument("--regex", metavar="EXPRESSION", help="a text that matches completely")
+    form.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts; may be given again")
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """Named as OpenAI's API and `SamplingParams` name them."""
+    """The sampling parameters, by the names of OpenAI's API and `SamplingParams`. Raises ConfigError for a schema that
+    cannot be read."""
     names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
-    return {name: getattr(args, name) for name in names} | {"stop": tuple(args.stop)}
+    form = _form(args)
+    structured = {"structured_outputs": form} if form else {}
+    return {name: getattr(args, name) for name in names} | {"stop": tuple(args.stop)} | structured
+
+
+def _form(args: argparse.Namespace) -> dict[str, Any]:
+    """The field of `structured_outputs` that was given, if any."""
+    if args.json_schema is not None:
+        return {"json": _read_schema(args.json_schema)}
+    return {name: value for name in ("regex", "choice") if (value := getattr(args, name)) is not None}
+
+
+def _read_schema(path: str) -> dict[str, Any]:
+    try:
+        schema = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"--json-schema {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--json-schema {path}: is not JSON: {excerpt(error)}") from None
+    if not isinstance(schema, dict):
+        raise ConfigError(f"--json-schema {path}: a schema is an object, not {type(schema).__name__}")
+    return schema
 
 
 def build_config(args: argparse.Namespace) -> Config:
-    """What the user gave over the defaults, the key from the environment too. Raises ConfigError naming the option."""
+    """The configuration: the user's options, the API key from the environment, and defaults. Raises ConfigError that
+    names the option."""
     from headrace.config import read_environment
     from headrace.options import ENGINE, SERVER, make_config
 

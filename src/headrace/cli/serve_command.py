@@ -1,4 +1,4 @@
-"""Serve a model over HTTP, in OpenAI's form. Ctrl-C or SIGTERM drains: running requests finish, new ones get 503."""
+"""Serve a model with OpenAI's API over HTTP. Ctrl-C or SIGTERM drains: running requests finish, new ones get 503."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.arguments import add_engine_options, add_server_options
 from headrace.cli.command_options import build_config
 from headrace.cli.logs import set_up_logging
 from headrace.cli.model_fetch import fetch_model
-from headrace.engine.launch import Launched, launch
+from headrace.engine.launch import EngineProcessHandle, launch
 
 __all__ = ["configure", "prepare", "run"]
 
@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser)
 
 
-def prepare() -> Launched:
+def prepare() -> EngineProcessHandle:
     """Start the engine's process, before the options are read: its imports take longer than everything that this
     process does until it is ready. The context ends a process that `run` did not take over."""
     return launch()
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     config = build_config(args)
     set_up_logging()
     path = fetch_model(args.model, args.accept_terms)
-    # Late: the server brings FastAPI with it, and a wrong option should be told before that.
+    # Late: the server imports FastAPI, and a wrong option should be reported before that.
     from headrace import server
 
     return server.run(config, path, args.prompt, args.prepared)

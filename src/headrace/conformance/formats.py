@@ -14,7 +14,7 @@ from headrace.conformance.tiers import tier
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.interface import Device
-from headrace.quant.draw import Quantised, quantised
+from headrace.quant.random_weights import QuantizedForm, random_form
 from headrace.types import QUANT_FORMATS
 
 __all__ = ["FormatsTier", "allowed"]
@@ -32,7 +32,7 @@ _FLIPPED = 1e-2
 _HOST = torch.device("cpu")
 
 
-def allowed(spec: OpSpec, form: Quantised) -> float:
+def allowed(spec: OpSpec, form: QuantizedForm) -> float:
     """Largest normalised mean squared error with weights of this form."""
     if spec.name == "embedding":
         return spec.tolerance["bfloat16"]
@@ -59,7 +59,7 @@ class FormatsTier:
         need_dtype(device, dtype)
 
         def check(rng: np.random.Generator) -> None:
-            weights = quantised(rng, form)
+            weights = random_form(rng, form)
             arguments = spec.generate(rng, _HOST, dtype, weights)
             (wanted,), found = reference(spec, arguments), call(device, spec.name, arguments)
             worst.near(found, wanted, max(spec.tolerance[dtype], allowed(spec, weights)))

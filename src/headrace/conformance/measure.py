@@ -15,11 +15,12 @@ Array = npt.NDArray[Any]
 
 
 def nmse(found: Array, wanted: Array) -> float:
-    """Mean squared error over the mean square of what is wanted."""
+    """Mean squared error over the mean square of what is wanted. An infinity in its place, as of a token that cannot be, is right."""
     if not wanted.size:
         return 0.0
-    wanted64 = wanted.astype(np.float64)
-    error = float(np.square(found.astype(np.float64) - wanted64).mean())
+    right = ~np.isfinite(wanted) & (found == wanted)
+    found64, wanted64 = (np.where(right, 0.0, array.astype(np.float64)) for array in (found, wanted))
+    error = float(np.square(found64 - wanted64).mean())
     return error / max(float(np.square(wanted64).mean()), 1e-30)
 
 

@@ -16,6 +16,10 @@ __all__ = ["checked_schema"]
 _MAX_DEPTH = 100
 _MAX_EXACT = 2**53
 """The largest integer that a double holds exactly, as the library's numbers are."""
+_MOST_PROPERTIES = 2000
+"""Of one object; the library's time grows with their square."""
+_LARGEST_DIVISOR = 100_000
+"""For `multipleOf`; the library needs a state for each remainder."""
 _NUMBERS = ("const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _DATA = ("const", "enum", "default", "examples")
 """Keywords whose values are data, not schemas."""
@@ -90,6 +94,9 @@ def _with_exact_format(schema: dict[str, Any], where: str) -> dict[str, Any]:
 def _check_numbers(schema: Mapping[str, Any], where: str) -> None:
     for name in _NUMBERS:
         _check_exact(schema.get(name), f"{where}/{name}")
+    divisor = schema.get("multipleOf")
+    if isinstance(divisor, (int, float)) and divisor > _LARGEST_DIVISOR:
+        raise _refusal(f"at {where}/multipleOf: {divisor} is above {_LARGEST_DIVISOR}: too many states")
     _check_exact(schema.get("enum"), f"{where}/enum")
 
 
@@ -105,7 +112,12 @@ def _check_exact(value: Any, where: str) -> None:
 
 
 def _check_properties(schema: Mapping[str, Any], where: str) -> None:
-    """Free keys may repeat, so that they cannot be counted; required ones are unique."""
+    """Not too many; and free keys may repeat, so that they cannot be counted, while required ones are unique."""
+    properties = schema.get("properties")
+    if isinstance(properties, dict) and len(properties) > _MOST_PROPERTIES:
+        raise _refusal(
+            f"at {where}/properties: has {len(properties)} properties, and at most {_MOST_PROPERTIES} can be used"
+        )
     least, required = schema.get("minProperties"), schema.get("required")
     named = len(set(map(str, required))) if isinstance(required, list) else 0
     if isinstance(least, (int, float)) and not isinstance(least, bool) and least >= 2 and least > named:

@@ -19,7 +19,7 @@ _FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 
 def undeclared(weight: Weight, declared: frozenset[str]) -> str | None:
-    """The quantised format of a weight, or of a part of it, that is not among those declared."""
+    """The quantized format of a weight, or of a part of it, that is not among those declared."""
     schemes = (part.scheme for part in weight.parts or (weight,))
     return next((scheme for scheme in schemes if scheme not in _FLOATS and scheme not in declared), None)
 

@@ -1,4 +1,4 @@
-"""Reading and writing the paged cache of `kv.TorchKV` by token places, quantised forms included."""
+"""Reading and writing the paged cache of `kv.TorchKV` by token places, quantized forms included."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def alloc(layout: KVLayout, num_blocks: int, device: torch.device) -> TorchKV:
     """A zeroed cache. Raises PlatformError for a block size that neither divides 64 nor is a multiple of it."""
     if SPAN % layout.block_size and layout.block_size % SPAN:
         raise PlatformError(f"block size {layout.block_size}: choose a divisor or a multiple of {SPAN}")
-    dtype, quantised = DTYPES[layout.dtype], layout.dtype in _LARGEST
+    dtype, quantized = DTYPES[layout.dtype], layout.dtype in _LARGEST
 
     def blocks(heads: int, *rest: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.zeros((num_blocks, heads, layout.block_size, *rest), dtype=dtype, device=device)
 
     def scales() -> list[Tensor]:
-        return [blocks(l.num_kv_heads, dtype=torch.float32) for l in layout.layers] if quantised else []
+        return [blocks(l.num_kv_heads, dtype=torch.float32) for l in layout.layers] if quantized else []
 
     keys = [blocks(l.num_kv_heads, l.head_dim) for l in layout.layers]
     values = [blocks(l.num_kv_heads, l.head_dim) for l in layout.layers]
@@ -42,7 +42,7 @@ def alloc(layout: KVLayout, num_blocks: int, device: torch.device) -> TorchKV:
 
 
 def write(kv: TorchKV, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-    """Store keys and values [T, Hk, d] at places block * block_size + offset, [T]. Quantised: scale = amax / largest code."""
+    """Store keys and values [T, Hk, d] at places block * block_size + offset, [T]. Quantized: scale = amax / largest code."""
     block, offset = slots.long() // kv.layout.block_size, slots.long() % kv.layout.block_size
     largest = _LARGEST.get(kv.layout.dtype)
     for store, scales, x in ((kv.keys, kv.key_scales, k.float()), (kv.values, kv.value_scales, v.float())):

@@ -57,7 +57,7 @@ def normal(rng: np.random.Generator, *shape: int, device: torch.device, dtype: s
 
 
 def weight(rng: np.random.Generator, rows: int, columns: int, device: torch.device, dtype: str, bias: bool) -> Weight:
-    """An unquantised matrix of variance 1 / columns."""
+    """An unquantized matrix of variance 1 / columns."""
     matrix = normal(rng, rows, columns, device=device) / max(columns, 1) ** 0.5
     offset = normal(rng, rows, device=device) if bias else None
     return Weight(dtype, (rows, columns), {"weight": matrix.to(DTYPES[dtype])}, _unpack, offset)
@@ -83,7 +83,7 @@ class Weights(Protocol):
 
 
 class Plain:
-    """Unquantised, of any size."""
+    """Unquantized, of any size."""
 
     def rows(self, wanted: int) -> int:
         return wanted

@@ -1,4 +1,4 @@
-"""A matrix as a checkpoint stores it, quantised or not: what `linear`, `embedding` and `logits` take."""
+"""A matrix as a checkpoint stores it, quantized or not: what `linear`, `embedding` and `logits` take."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Weight:
     bias: torch.Tensor | None = None
     """float32 [N]."""
     activation: str | None = None
-    """How the scheme says inputs are quantised before the product: `int8_token`, `fp8_token`, `fp8_tensor`, `mxfp4`…; None: not at all."""
+    """How the scheme says inputs are quantized before the product: `int8_token`, `fp8_token`, `fp8_tensor`, `mxfp4`…; None: not at all."""
     wide_inputs: bool = False
-    """The scheme quantises weights alone: without an `activation`, arithmetic keeps inputs to 16 bits rather than 8."""
+    """The scheme quantizes weights alone: without an `activation`, arithmetic keeps inputs to 16 bits rather than 8."""
     parts: tuple[Weight, ...] = ()
     name: str = ""
     """The checkpoint's name, for errors."""

@@ -1,1 +1,1 @@
-"""Architectures: one decoder written once against the operator set, and a small file of names and settings a family."""
+"""Architectures: one decoder, written against the operator set, and a small file of names and settings per family."""

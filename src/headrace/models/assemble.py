@@ -1,4 +1,4 @@
-"""From named tensors of a checkpoint to a decoder's weights: stacks, norm offsets, row order, completeness."""
+"""Assembles a decoder's weights from a checkpoint's named tensors: stacks, norm offsets, row order, completeness."""
 
 from __future__ import annotations
 
@@ -16,59 +16,62 @@ from headrace.models.decoder import DecoderWeights, LayerWeights
 from headrace.models.family import Names
 from headrace.models.moe import Experts, MoE, SharedExpert, expert_stacks
 from headrace.models.sharding import WHOLE, Shard, head_columns
-from headrace.quant.cutting import take_columns
-from headrace.quant.soundness import check_vector
+from headrace.quant.column_split import take_columns
+from headrace.quant.finite_values import check_vector
 from headrace.quant.weights import same_values, stack, take_rows
 
 __all__ = ["Assembly", "Finish", "Source"]
 
 Tensor = torch.Tensor
 Finish = Callable[[Weight, tuple[str, ...]], Weight]
-"""(a matrix, the operators that will be called with it) → the matrix as the model keeps it."""
+"""(a matrix, the operators that will be called with it) → the matrix in the form that the model stores."""
 
 
 class Source(Protocol):
-    """Tensors by name, checked against the shapes that the configuration asks for."""
+    """A checkpoint's tensors by name, checked against the shapes that the configuration requires."""
 
     @property
     def names(self) -> Collection[str]:
-        """Every tensor of the checkpoint, by its full name."""
+        """The full names of all tensors of the checkpoint."""
 
     @property
     def used(self) -> Collection[str]:
-        """Those read so far, and those that belong to one that was."""
+        """The names read so far, and those that belong to one of them."""
 
     def matrix(self, name: str, rows: int, columns: int, bias: bool) -> Weight:
-        """`<name>.weight` in whatever form its scheme stores it, and `<name>.bias`. Raises CheckpointError."""
+        """`<name>.weight` in the form its scheme stores, and `<name>.bias` if `bias`. Raises CheckpointError."""
 
     def experts(self, name: str, count: int, rows: int, columns: int) -> list[Weight]:
-        """Matrices of the same shape, from names with an expert's number for `{e}` or from one tensor of three dimensions."""
+        """One matrix per expert, from names with the expert's number for `{e}` or from one three-dimensional tensor."""
 
     def vector(self, name: str, size: int) -> Tensor:
-        """float32 [size]. Raises CheckpointError."""
+        """The tensor `name` as float32 [size]. Raises CheckpointError."""
 
 
 @dataclass(slots=True)
 class Assembly:
-    """One build of a decoder's weights. `progress` gets the bytes of each finished weight."""
+    """One build of a decoder's weights."""
 
     config: DecoderConfig
     names: Names
     source: Source
     path: str
-    """The checkpoint's, for errors."""
+    """The checkpoint's path, for errors."""
     norm_offset: float
     interleaved: bool
     place: Callable[[Tensor], Any]
-    """Puts a vector where the operators want it."""
+    """Puts a vector into the memory that the operators read."""
     finish: Finish
     progress: Callable[[int], None]
-    """Called with the bytes just done."""
+    """Called with the bytes of each finished weight."""
     shard: Shard = WHOLE
-    """The part of every matrix that is kept. `config` is the whole model's."""
+    """The part of every matrix that this rank holds. `config` is that of the complete model."""
 
     def run(self) -> DecoderWeights:
-        """Raises CheckpointError for what is missing or misshapen, UnsupportedModel for tensors that nothing would read."""
+        """Build the weights.
+
+        Raises CheckpointError for a missing tensor or a wrong shape, UnsupportedModel for tensors that are not used.
+        """
         config, names = self.config, self.names
         embedding, head = self._tables()
         layers = [self._layer(index) for index in range(len(config.layers))]
@@ -81,8 +84,10 @@ class Assembly:
         return DecoderWeights(embedding, layers, norm, head, factors, vocabulary[0] if vocabulary else None)
 
     def _tables(self) -> tuple[Weight, Weight]:
-        """(embedding, head): one and the same if they are tied, unless the checkpoint holds a head that differs. Trainers that
-        untie the two forget to say so in the settings."""
+        """(embedding, head): the same object if they are tied, unless the checkpoint holds a different head.
+
+        Some trainers untie the two but leave the setting as it was.
+        """
         config, names = self.config, self.names
         embedding, head = self._table(names.embedding), None
         if not config.tied or any(name.startswith(f"{names.head}.") for name in self.source.names):
@@ -126,7 +131,7 @@ class Assembly:
         )
 
     def _beside(self, index: int, moe: MoE) -> dict[str, Any]:
-        """What a sparse layer has beside router and experts."""
+        """The fields of a sparse layer other than router and experts: correction bias and shared expert."""
         bias = self._vector(self.names.router_bias.format(i=index), moe.experts) if moe.biased else None
         return {
             "router_bias": None if bias is None else self.place(bias),
@@ -144,7 +149,7 @@ class Assembly:
         return None, *self._gated(index, own, config.intermediate, "", bias=config.mlp_bias)
 
     def _gated(self, index: int, own: tuple[str, str, str], width: int, what: str, bias: bool) -> tuple[Weight, Weight]:
-        """(gate and up, down) of one gated MLP of so many columns."""
+        """(gate and up, down) of one gated MLP with `width` inner columns."""
         hidden = self.config.hidden
         wide, narrow = (width, hidden), (hidden, width)
         gate, up, down = (
@@ -167,7 +172,7 @@ class Assembly:
         return SharedExpert(self._finish(gate_up, "moe"), self._finish(down, "moe"), self._finish(share, "linear"))
 
     def _expert_parts(self, index: int) -> Experts:
-        """`Source.experts`, of which this rank's inner columns are kept."""
+        """`Source.experts`, reduced to this rank's inner columns."""
         read, moe = self.source.experts, self.config.moe
         if self.shard.size == 1 or moe is None:
             return read
@@ -175,10 +180,10 @@ class Assembly:
         downs = read(name, moe.experts, self.config.hidden, moe.intermediate)
         inner = self.shard.inner(downs[0])
 
-        def parts(asked: str, count: int, rows: int, columns: int) -> list[Weight]:
-            if asked == name:
+        def parts(requested: str, count: int, rows: int, columns: int) -> list[Weight]:
+            if requested == name:
                 return [self._columns(down, inner) for down in downs]
-            return [_rows(part, inner) for part in read(asked, count, rows, columns)]
+            return [_rows(part, inner) for part in read(requested, count, rows, columns)]
 
         return parts
 
@@ -198,24 +203,24 @@ class Assembly:
         return weight
 
     def _table(self, name: str) -> Weight:
-        """Embedding or head: this rank's run of the vocabulary."""
+        """Embedding or head: this rank's range of the vocabulary."""
         table = self.source.matrix(name, self.config.vocab, self.config.hidden, bias=False)
         return _rows(table, self.shard.vocabulary(self.config))
 
     def _columns(self, weight: Weight, run: tuple[int, int]) -> Weight:
-        """A row-parallel product's part; its bias is added once, by the first rank."""
+        """A rank's part of a row-parallel matrix. The bias stays with rank 0, so that it is added once."""
         part = take_columns(weight, *run)
         return part if self.shard.first() else replace(part, bias=None)
 
     def _order(self, weight: Weight) -> Weight:
-        """Rows of Q or K back to halves where a converter has interleaved them: neighbours 2 j, 2 j + 1 are j, j + d / 2."""
+        """Undo a converter's interleaving of the rows of Q or K: rows 2 j and 2 j + 1 become j and j + d / 2."""
         if not self.interleaved:
             return weight
         rows = torch.arange(weight.shape[0]).view(-1, self.config.head_dim // 2, 2).transpose(1, 2)
         return take_rows(weight, rows.reshape(-1))
 
     def _check_leftovers(self) -> None:
-        """A tensor that nobody reads stands for arithmetic that would be left out."""
+        """Raise UnsupportedModel for unused tensors: their arithmetic would be missing from the result."""
         known = [re.compile(pattern) for pattern in self.names.ignored]
         used = self.source.used
         layer, count = self.names.input_norm.partition("{i}")[0], len(self.config.layers)
@@ -230,7 +235,7 @@ class Assembly:
 
 
 def _rows(weight: Weight, run: tuple[int, int] | None) -> Weight:
-    """Rows of a weight that is not a stack, its bias with them; all of them where the run is None."""
+    """Rows of a weight that is not a stack, with their bias; all rows if the range is None."""
     if run is None or run == (0, weight.shape[0]):
         return weight
     kept = slice(*run)

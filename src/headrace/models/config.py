@@ -1,4 +1,4 @@
-"""What a decoder is, normalised: the same fields whether they came from a config.json or from a GGUF's metadata."""
+"""The normalized configuration of a decoder: the same fields for a config.json and for a GGUF's metadata."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rope:
     rotary_dim: int
     """Leading dimensions of a head that are rotated; even."""
     kind: Literal["default", "linear", "llama3", "yarn", "none"] = "default"
-    """`none` rotates by nothing (NoPE layers)."""
+    """`none`: no rotation (NoPE layers)."""
     factor: float = 1.0
     original_max_position: int = 0
     low_freq_factor: float = 1.0
@@ -32,18 +32,20 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
-    """What cos and sin are multiplied by; None: 1, for yarn 0.1 ln(factor) + 1 (`magnitude`)."""
+    """Factor of cos and sin; None: 1, or 0.1 ln(factor) + 1 for yarn (`magnitude`)."""
     truncate: bool = True
-    """yarn: round the ramp's ends outwards to whole dimensions."""
+    """yarn: round the ends of the ramp outwards to integers."""
 
     @property
     def magnitude(self) -> float:
-        """What the method itself multiplies cos and sin by (arXiv:2309.00071, section 3.4)."""
+        """The method's own factor of cos and sin (arXiv:2309.00071, section 3.4)."""
         return 0.1 * math.log(self.factor) + 1.0 if self.kind == "yarn" and self.factor > 1 else 1.0
 
     def context(self, stated: int) -> int:
-        """Positions that the scaling gives to a model whose settings state `stated`: those of `linear` count the positions
-        before the scaling, unless the original ones stand beside them."""
+        """The context length after scaling, for a model whose settings state `stated` positions.
+
+        With `linear`, the settings state the positions before scaling, unless they give the original ones separately.
+        """
         if self.kind not in ("linear", "yarn"):
             return stated
         original = self.original_max_position or (stated if self.kind == "linear" else 0)
@@ -52,14 +54,14 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """What may differ from layer to layer."""
+    """The settings that may differ from layer to layer."""
 
     rope: int = 0
     """Index into `DecoderConfig.ropes`."""
     window: int | None = None
-    """Sliding window in tokens; None attends to everything."""
+    """Sliding window in tokens; None: full attention."""
     dense: bool = True
-    """A plain gated MLP; else the experts of `DecoderConfig.moe`."""
+    """Whether the layer has a plain gated MLP; if not, it has the experts of `DecoderConfig.moe`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,10 @@ class DecoderConfig:
     qk_norm: bool = False
     """RMS norm of every query and key head before the rotation."""
     sandwich_norm: bool = False
-    """Attention's and MLP's outputs are normalised before they join the residual."""
+    """The outputs of attention and MLP are normalized before they are added to the residual."""
     embedding_scale: float = 1.0
     attention_scale: float | None = None
-    """None: head_dim ** -0.5."""
+    """Factor of the attention scores; None: head_dim ** -0.5."""
     attention_soft_cap: float | None = None
     logits_soft_cap: float | None = None
     tied: bool = False
@@ -94,7 +96,7 @@ class DecoderConfig:
     mlp_bias: bool = False
     moe: MoE | None = None
     draft_layers: int = 0
-    """Layers that checkpoints have behind the last, to draft further tokens: they are not read."""
+    """Extra layers at the end of the checkpoint that draft further tokens: they are not read."""
 
     @property
     def scale(self) -> float:
@@ -102,12 +104,12 @@ class DecoderConfig:
 
     @property
     def kv_layers(self) -> tuple[LayerKV, ...]:
-        """KV shape of each layer."""
+        """The KV cache shape of each layer."""
         return tuple(LayerKV(self.num_kv_heads, self.head_dim, layer.window) for layer in self.layers)
 
     @property
     def attention_needs(self) -> tuple[frozenset[str], ...]:
-        """What each layer needs of attention, in the words of `types.ATTENTION_FEATURES`."""
+        """The attention features that each layer requires, by their names in `types.ATTENTION_FEATURES`."""
         common = {"gqa"} if self.num_kv_heads != self.num_q_heads else set[str]()
         common |= {"soft_cap"} if self.attention_soft_cap is not None else set()
         return tuple(
@@ -116,7 +118,7 @@ class DecoderConfig:
 
 
 def check_decoder(config: DecoderConfig) -> None:
-    """Raises CheckpointError for sizes that cannot go together, whatever family's they are."""
+    """Check the sizes of any family. Raises CheckpointError if they contradict each other or are too large."""
     for rope in config.ropes:
         if rope.rotary_dim < 2 or rope.rotary_dim % 2 or rope.rotary_dim > config.head_dim:
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""The decoder, written once: every family is a configuration of it."""
+"""The decoder: every family is a configuration of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.kernels.weight import Weight
 from headrace.models.config import DecoderConfig
 from headrace.models.moe import SHARED_ROUTING, SharedExpert
 from headrace.models.rope import cos_sin_table
-from headrace.models.sharding import Group
+from headrace.models.sharding import Collectives
 
 __all__ = ["Decoder", "DecoderWeights", "LayerWeights"]
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Norms are float32 [hidden] (q_norm and k_norm [head_dim]) with every family's offset folded in."""
+    """The weights of one layer. Norms are float32 [hidden] (q_norm, k_norm: [head_dim]), with the family's offset."""
 
     input_norm: Tensor
     qkv: Weight
@@ -32,35 +32,37 @@ class LayerWeights:
     output: Weight
     mlp_norm: Tensor
     gate_up: Weight
-    """[2 intermediate, hidden]; where there is a router, the experts' as `ops.Ops.moe` takes them."""
+    """[2 intermediate, hidden]; with a router, the stack of all experts, as `ops.Ops.moe` requires."""
     down: Weight
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     attention_post_norm: Tensor | None = None
-    """Sandwich norms; both or neither."""
+    """Sandwich norms: both are given or neither."""
     mlp_post_norm: Tensor | None = None
     router: Weight | None = None
     """[experts, hidden]"""
     router_bias: Tensor | None = None
-    """[experts]; added to the scores for the choice alone."""
+    """[experts]; added to the scores only for the choice of experts."""
     shared: SharedExpert | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
+    """All weights of a decoder, or one rank's part of them."""
+
     embedding: Weight
     layers: Sequence[LayerWeights]
     norm: Tensor
     head: Weight
     """The same object as `embedding` if they are tied."""
     rope_factors: Tensor | None = None
-    """[rotary_dim / 2]; what a GGUF divides frequencies by."""
+    """[rotary_dim / 2]; divisors of the rotary frequencies, from a GGUF."""
     first_token: int | None = None
-    """Where embedding and head are a run of the vocabulary: its first id. None: they are whole."""
+    """The first token id if embedding and head hold a range of the vocabulary; None if they hold all of it."""
 
 
 class Decoder:
-    """Calls operators and nothing else in `forward`, so that a platform can record a step once and replay it."""
+    """The decoder of one rank. `forward` calls only operators, so that a platform can record a step and replay it."""
 
     def __init__(
         self,
@@ -68,12 +70,15 @@ class Decoder:
         ops: Ops,
         weights: DecoderWeights,
         max_model_len: int,
-        group: Group | None = None,
+        group: Collectives | None = None,
         place: Callable[[Tensor], Any] | None = None,
     ) -> None:
-        """The rotary tables are made for `max_model_len` positions; `place` puts them where operators want them (default: on the
-        device of the weights). `group`: the ranks among which
-        the weights are split, None for one; `config` has this rank's heads (`sharding.local_config`)."""
+        """Compute the rotary tables for `max_model_len` positions.
+
+        `place` puts them into the memory that the operators read; by default, onto the device of the weights. `group`:
+        the collective operations of the ranks that share the weights, None for one rank. `config` has this rank's heads
+        (`sharding.local_config`).
+        """
         self.config = config
         self._group = group
         if config.tied and weights.head is not weights.embedding:
@@ -88,7 +93,7 @@ class Decoder:
         self._cos_sin = [table.to(weights.norm.device) if place is None else place(table) for table in tables]
 
     def forward(self, batch: Batch, kv: Any, history: Tensor) -> Tensor:
-        """float32 [R, vocab]: logits of the rows asked for. Writes keys and values of the T tokens into `kv`."""
+        """The logits of the R requested rows, float32 [R, vocab]. Writes keys and values of the T tokens into `kv`."""
         ops, config, weights = self._ops, self.config, self.weights
         ids = ops.resolve_tokens(batch, history)
         residual = self._embed(ids)
@@ -113,7 +118,7 @@ class Decoder:
         return self._sum(self._ops.embedding(ids, table, scale, first_row=first))
 
     def _sum(self, x: Tensor) -> Tensor:
-        """Every rank's term of a row-parallel product, added."""
+        """The sum of all ranks' terms of a row-parallel product."""
         if self._group is None:
             return x
         total: Tensor = self._group.all_reduce(x)
@@ -151,11 +156,11 @@ class Decoder:
         else:
             score = ops.linear(x, shared.share)
             own = optional.moe(x, score, shared.gate_up, shared.down, None, SHARED_ROUTING, kind)
-        # The one operator that adds also normalises: that half is not used.
+        # The only operator that adds also normalizes: the normalized output is not used.
         return ops.add_rms_norm(own, chosen, layer.mlp_norm, self.config.norm_eps)[1]
 
     def _join(self, x: Tensor, residual: Tensor, post: Tensor | None, following: Tensor) -> tuple[Tensor, Tensor]:
-        """A block's output into the residual, and the norm that the next block reads."""
+        """Add a block's output to the residual: (the normalized input of the next block, the new residual)."""
         eps = self.config.norm_eps
         if post is not None:
             x = self._ops.rms_norm(x, post, eps)

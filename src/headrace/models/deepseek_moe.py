@@ -1,7 +1,7 @@
-"""Families whose experts are DeepSeek's (arXiv:2401.06066, 2412.19437) under ordinary attention: dots.llm1 and GLM-4-MoE.
+"""Families with DeepSeek's experts (arXiv:2401.06066, 2412.19437) and ordinary attention: dots.llm1 and GLM-4-MoE.
 
-Experts are chosen by sigmoid scores, a correction bias and groups; shared experts, one wide MLP, see every token; the first layers
-are dense.
+Experts are chosen by sigmoid scores, a correction bias and groups. The shared experts, stored as one wide MLP, process
+every token. The first layers are dense.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GGUF_KEYS = GGUF_KEYS | {
 }  # fmt: skip
 _PART = "partial_rotary_factor"
 _SIGMOID = 2
-"""GGUF's number of the gating function."""
+"""GGUF's number of the sigmoid gating function."""
 
 
 def _moe(settings: Settings, renormalize: bool) -> MoE:
@@ -69,13 +69,13 @@ def _gguf_moe(settings: Settings, arch: str) -> MoE:
 
 def _checked(count: int, width: int, routing: Routing, shared: int) -> MoE:
     if not routing.fits(count):
-        chosen = f"{routing.top_k} experts a token out of {routing.top_groups} of {routing.groups} groups"
+        chosen = f"{routing.top_k} experts per token out of {routing.top_groups} of {routing.groups} groups"
         raise CheckpointError(f"{chosen}, but there are {count} experts")
     return MoE(count, width, routing, shared=width * shared, biased=True)
 
 
 def _with_experts(dense: DecoderConfig, moe: MoE, first: int) -> DecoderConfig:
-    """The first layers stay dense."""
+    """The same decoder with experts from layer `first` on."""
     return with_experts(dense, moe, [index >= first for index in range(len(dense.layers))])
 
 
@@ -128,7 +128,7 @@ def _dots1_gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _glm4_moe_gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
-    """Norms on query and key heads, which only the larger size has, are settled by the tensors that are there."""
+    """GLM-4-MoE from a GGUF. Only the larger size has head norms: the tensors of the file decide."""
     return _gguf(metadata, "glm4moe")
 
 

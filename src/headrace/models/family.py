@@ -1,4 +1,4 @@
-"""A family is data: the names of its tensors and two functions that read its settings."""
+"""A model family as data: the names of its tensors and two functions that read its settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["GGUF_NAMES", "GGUF_SANDWICH", "HF_NAMES", "HF_SANDWICH", "Family", "
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The checkpoint's names of the decoder's tensors, without `.weight` and `.bias`; `{i}` is the layer."""
+    """A checkpoint's names of the decoder's tensors, without `.weight` and `.bias`; `{i}` is the layer."""
 
     embedding: str
     norm: str
@@ -33,32 +33,32 @@ class Names:
     mlp_post_norm: str = ""
     router: str = ""
     router_bias: str = ""
-    """The tensor's whole name."""
+    """The complete name of the tensor."""
     expert_gate: str = ""
     expert_up: str = ""
     expert_down: str = ""
-    """With `{e}`, the expert; without, one tensor for all of them."""
+    """With `{e}`, the expert's number; without it, one tensor for all experts."""
     shared_gate: str = ""
     shared_up: str = ""
     shared_down: str = ""
     shared_share: str = ""
     ignored: tuple[str, ...] = ()
-    """Regular expressions of tensors that old writers left behind and that hold nothing of the model."""
+    """Regular expressions of tensors that old writers stored and that the model doesn't use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one family's checkpoints are read."""
+    """The rules by which one family's checkpoints are read."""
 
     name: str
     from_hf: Callable[[Mapping[str, Any]], DecoderConfig]
-    """From a config.json. Raises UnsupportedModel that names the feature."""
+    """Reads a config.json. Raises UnsupportedModel that names the unsupported feature."""
     hf_names: Names
     from_gguf: Callable[[Mapping[str, Any]], DecoderConfig]
-    """From a GGUF's metadata; `tied`, the biases and norms of heads are settled by the tensors that are there."""
+    """Reads a GGUF's metadata. `tied`, biases and head norms are set later, from the tensors of the file."""
     gguf_names: Names
     norm_offset: float = 0.0
-    """Added to the norms of a Hugging Face checkpoint (Gemma stores w of 1 + w); GGUF converters have added it already."""
+    """Added to the norms of a Hugging Face checkpoint (Gemma stores w of 1 + w); GGUF converters add it themselves."""
     gguf_interleaved: bool = False
     """The GGUF converter reordered rows of Q and K so that a rotation pairs neighbours instead of halves."""
 

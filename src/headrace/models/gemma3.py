@@ -1,4 +1,4 @@
-"""Gemma 3, text: sandwich norms, norms on query and key heads, five local layers to each global one (arXiv:2503.19786)."""
+"""Gemma 3, text only: sandwich norms, head norms, five local layers per global layer (arXiv:2503.19786)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["GEMMA3"]
 
 _GLOBAL, _LOCAL = 0, 1
 _DEFAULTS = {"hidden_activation": "gelu_pytorch_tanh", "head_dim": 256, "tie_word_embeddings": True}
-"""Fields that Gemma's own configurations leave out, with the values that they then have."""
+"""Fields that Gemma's configurations leave out, with their default values."""
 
 _NO_SUCH_FEATURE = {"attn_logit_softcapping": None}
-"""A setting that Gemma 3 inherited in name only: its attention has no soft cap, and transformers would not apply one."""
+"""Gemma 3 inherited this setting, but its attention has no soft cap, and transformers does not apply one."""
 
 
 def _gemma3(config: Mapping[str, Any]) -> DecoderConfig:
@@ -43,7 +43,7 @@ def _gemma3(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _types(count: int, pattern: int) -> list[str]:
-    """Every `pattern`-th layer is global."""
+    """The layer types: every `pattern`-th layer is global."""
     return ["full_attention" if (index + 1) % pattern == 0 else "sliding_attention" for index in range(count)]
 
 
@@ -66,7 +66,7 @@ def _values(section: Settings | None) -> dict[str, Any]:
 
 
 def _gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
-    """A GGUF leaves out the layer pattern, the local base and the attention scale: they are the family's own."""
+    """Gemma 3 from a GGUF. Layer pattern, local base and attention scale, which a GGUF leaves out, are the family's."""
     settings = gguf.settings_of(metadata, "gemma3")
     settings.refuse("gemma3", _NO_SUCH_FEATURE)
     count = settings.layers("block_count")
@@ -78,7 +78,7 @@ def _gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
     local = Rope(settings.base("rope.freq_base_swa", 1e4), rope.rotary_dim)
     largest = count == 62  # the 27B divides by hidden / heads instead of the head's size
     return DecoderConfig(
-        # The stated context is the scaled one, unlike other families'.
+        # Unlike in other families, the stated context length already includes the scaling.
         **{**fields, "activation": "gelu_tanh", "max_position": settings.integer("context_length")},
         layers=_layers(windows),
         ropes=(rope, local),

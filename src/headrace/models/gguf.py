@@ -1,4 +1,4 @@
-"""GGUF metadata to a `DecoderConfig`: what all families share (key names: the GGUF specification of ggml)."""
+"""Reads GGUF metadata into fields of `DecoderConfig` for all families (key names: the GGUF specification of ggml)."""
 
 from __future__ import annotations
 
@@ -49,11 +49,14 @@ _NEUTRAL = {
     "pooling_type": 0,
     "rope.scale_linear": 1.0,
 }
-"""Keys that change nothing at these values."""
+"""Keys that have no effect at these values."""
 
 
 def settings_of(metadata: Mapping[str, Any], arch: str, more: Collection[str] = ()) -> Settings:
-    """The architecture's own keys; `more` are known to this family alone. Raises UnsupportedModel for one that is not known: it may change the arithmetic."""
+    """The architecture's keys; `more` are those that only this family reads.
+
+    Raises UnsupportedModel for an unknown key, because it may change the arithmetic.
+    """
     for key, value in metadata.items():
         if not key.startswith(f"{arch}."):
             continue
@@ -64,7 +67,7 @@ def settings_of(metadata: Mapping[str, Any], arch: str, more: Collection[str] = 
 
 
 def base_fields(settings: Settings, metadata: Mapping[str, Any], arch: str) -> dict[str, Any]:
-    """Keyword arguments of `DecoderConfig` that every family reads alike."""
+    """Keyword arguments of `DecoderConfig` that all families read in the same way."""
     heads = _per_layer(settings, "attention.head_count")
     kv_heads = _per_layer(settings, "attention.head_count_kv", heads)
     hidden = settings.integer("embedding_length")
@@ -72,7 +75,7 @@ def base_fields(settings: Settings, metadata: Mapping[str, Any], arch: str) -> d
     if settings.integer("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModel(f"{arch}: keys and values of different sizes are not supported")
     if heads % kv_heads:
-        raise CheckpointError(f"attention.head_count {heads} is no multiple of attention.head_count_kv {kv_heads}")
+        raise CheckpointError(f"attention.head_count {heads} is not a multiple of attention.head_count_kv {kv_heads}")
     return {
         "family": arch,
         "hidden": hidden,
@@ -89,7 +92,7 @@ def base_fields(settings: Settings, metadata: Mapping[str, Any], arch: str) -> d
 def read_rope(settings: Settings, arch: str, theta: float = 10000.0) -> Rope:
     """The rotary embedding of full-attention layers."""
     rope = _scaled(settings, arch, theta)
-    # Of this format, the factor is one more beside the method's own.
+    # In this format, the factor multiplies the method's own.
     more = settings.positive("rope.scaling.attn_factor", 1.0)
     return rope if more == 1.0 else replace(rope, attention_factor=rope.magnitude * more)
 
@@ -121,7 +124,7 @@ def _scaled(settings: Settings, arch: str, theta: float) -> Rope:
 
 
 def _per_layer(settings: Settings, key: str, default: int | None = None) -> int:
-    """A count that may be given as one a layer: all must agree."""
+    """A count that may be given per layer. Raises UnsupportedModel if the layers differ."""
     value = settings.get(key)
     if not isinstance(value, (list, np.ndarray)):
         return settings.integer(key, default)

@@ -1,4 +1,4 @@
-"""A Hugging Face config.json to a `DecoderConfig`: what all families share."""
+"""Reads a Hugging Face config.json into fields of `DecoderConfig`, for all families."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NEUTRAL: dict[str, Any] = {
     "use_bidirectional_attention": False,
     "use_qk_norm": False,
 }
-"""Settings of other families that change the arithmetic: anywhere else they must be at rest."""
+"""Settings of other families that change the arithmetic: elsewhere they must have these values."""
 _ORIGINAL = "original_max_position_embeddings"
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -39,10 +39,10 @@ _ACTIVATIONS: dict[str, Activation] = {
 def base_fields(
     config: Mapping[str, Any], family: str, activation_key: str = "hidden_act", known: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Keyword arguments of `DecoderConfig` that every family reads alike; `layers` and `ropes` are left to it. `known` are
-    settings that the family reads itself.
+    """Keyword arguments of `DecoderConfig` that all families read in the same way, without `layers` and `ropes`.
 
-    Raises CheckpointError for a missing or absurd field, UnsupportedModel for a feature that is not built.
+    `known` are settings that the family reads itself. Raises CheckpointError for a missing or absurd field,
+    UnsupportedModel for an unsupported feature.
     """
     settings = Settings(config)
     settings.refuse(family, {key: value for key, value in _NEUTRAL.items() if key not in known})
@@ -50,7 +50,7 @@ def base_fields(
     kv_heads = settings.integer("num_key_value_heads", heads)
     hidden = settings.integer("hidden_size")
     if heads % kv_heads:
-        raise CheckpointError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+        raise CheckpointError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     return {
         "family": family,
         "hidden": hidden,
@@ -73,7 +73,7 @@ def activation(family: str, name: str) -> Activation:
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The one dictionary of newer configurations, or the older `rope_theta` and `rope_scaling`, as the newer."""
+    """The rotary settings as one dictionary: `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
     settings = Settings(config)
     merged = _plain(settings.section("rope_scaling"))
     if settings.get("rope_theta") is not None:
@@ -89,7 +89,7 @@ def _plain(section: Settings | None) -> dict[str, Any]:
 
 
 def read_rope(parameters: Mapping[str, Any], config: Mapping[str, Any], family: str, theta: float = 10000.0) -> Rope:
-    """One layer type's rotary embedding. `theta` is the family's own base where none is given."""
+    """The rotary embedding of one layer type. `theta` is the family's default base."""
     values = Settings(parameters, within="rope_parameters")
     settings = Settings(config)
     default = settings.integer("hidden_size") // settings.integer("num_attention_heads")
@@ -136,7 +136,7 @@ def _yarn(values: Settings, base: float, rotary: int, original: int, longest: in
 
 
 def layer_windows(config: Mapping[str, Any], family: str, default: list[str]) -> list[int | None]:
-    """The sliding window of every layer, from `layer_types` (or `default` where the config has none)."""
+    """The sliding window of every layer, from `layer_types`, or from `default` if the config has none."""
     settings = Settings(config)
     count = settings.layers("num_hidden_layers")
     types = settings.texts("layer_types") or default
@@ -156,7 +156,7 @@ def uniform_layers(windows: list[int | None]) -> tuple[LayerConfig, ...]:
 def simple_decoder(
     config: Mapping[str, Any], family: str, windows: list[int | None], known: Collection[str] = (), **more: Any
 ) -> DecoderConfig:
-    """A family with one rotary embedding: the shared fields and what it adds."""
+    """The configuration of a family with one rotary embedding: the shared fields, and `more`."""
     rope = read_rope(rope_parameters(config), config, family)
     fields = base_fields(config, family, known=known)
     fields["max_position"] = rope.context(fields["max_position"])

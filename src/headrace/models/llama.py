@@ -1,4 +1,4 @@
-"""Llama and what is built like it: Llama 1 to 3, SmolLM, Mistral (with its sliding window)."""
+"""Llama and models of the same structure: Llama 1 to 3, SmolLM, Mistral (with its sliding window)."""
 
 from __future__ import annotations
 

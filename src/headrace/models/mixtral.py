@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with a mixture of experts in every layer (arXiv:2401.04088). Its GGUFs say that they are llama's."""
+"""Mixtral: Mistral with a mixture of experts in every layer (arXiv:2401.04088). Its GGUF architecture is `llama`."""
 
 from __future__ import annotations
 

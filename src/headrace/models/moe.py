@@ -1,4 +1,4 @@
-"""Mixture-of-experts layers: what they are, and the stacks that the operator reads."""
+"""Mixture-of-experts layers: their description, and the stacks of weights that the operator reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.quant.weights import stack
 __all__ = ["SHARED_ROUTING", "Experts", "MoE", "SharedExpert", "expert_stacks"]
 
 Experts = Callable[[str, int, int, int], list[Weight]]
-"""(name, experts, rows, columns) → a weight an expert."""
+"""(name, experts, rows, columns) → one weight per expert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,32 +24,32 @@ class MoE:
     """Hidden columns of one expert."""
     routing: Routing
     shared: int = 0
-    """Hidden columns of an expert that every token goes through beside those it chooses; 0: there is none."""
+    """Hidden columns of the shared expert, which every token uses; 0: no shared expert."""
     shared_gated: bool = False
-    """Its output is scaled by the sigmoid of a score of its own (Qwen2-MoE), else it is taken whole (DeepSeek)."""
+    """The shared expert's output is multiplied by the sigmoid of its gate (Qwen2-MoE); if not, by 1 (DeepSeek)."""
     biased: bool = False
-    """A correction bias an expert takes part in the choice."""
+    """The choice of experts uses a correction bias per expert."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """The expert of every token. With a `share` its matrices are a mixture of one expert, as `ops.Ops.moe` takes them."""
+    """The shared expert. With a gate `share`, its matrices are a mixture of one expert, as `ops.Ops.moe` requires."""
 
     gate_up: Weight
     """[2 shared, hidden]"""
     down: Weight
     share: Weight | None = None
-    """[1, hidden]; the sigmoid of its product is the expert's share. None: always 1."""
+    """The shared expert gate, [1, hidden]: the sigmoid of its product is the expert's share. None: the share is 1."""
 
 
 SHARED_ROUTING = Routing(1, "sigmoid", renormalize=False)
-"""Of a mixture of one."""
+"""The routing of a gated shared expert: a mixture of one expert."""
 
 
 def expert_stacks(
     read: Experts, moe: MoE, hidden: int, names: tuple[str, str, str], index: int
 ) -> tuple[Weight, Weight]:
-    """(gate and up, down) of one layer as `ops.Ops.moe` takes them; `names` of gate, up and down."""
+    """(gate and up, down) of one layer as `ops.Ops.moe` requires; `names` are those of gate, up and down."""
     gate, up, down = (name.format(i=index, e="{e}") for name in names)
     gates = read(gate, moe.experts, moe.intermediate, hidden)
     ups = read(up, moe.experts, moe.intermediate, hidden)

@@ -14,7 +14,7 @@ __all__ = ["QWEN2", "QWEN3", "windows"]
 
 
 def windows(config: Mapping[str, Any], family: str) -> list[int | None]:
-    """The window holds from layer `max_window_layers` on, and only where it is switched on."""
+    """The window of each layer: from layer `max_window_layers` on, if `use_sliding_window` is set."""
     settings = Settings(config)
     count = settings.layers("num_hidden_layers")
     sliding = settings.flag("use_sliding_window", False) and settings.get("sliding_window") is not None

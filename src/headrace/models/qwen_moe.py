@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen3 with a mixture of experts in every layer or in some (arXiv:2407.10671, 2505.09388)."""
+"""Qwen2 and Qwen3 with a mixture of experts in all or some layers (arXiv:2407.10671, 2505.09388)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def _qwen3_moe(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _sparse(settings: Settings, count: int) -> list[bool]:
-    """Every `decoder_sparse_step`-th layer, without those of `mlp_only_layers`."""
+    """Whether each layer has experts: every `decoder_sparse_step`-th layer, except those in `mlp_only_layers`."""
     step, plain = settings.integer("decoder_sparse_step", 1), settings.items("mlp_only_layers")
     return [index not in plain and (index + 1) % step == 0 for index in range(count)]
 
 
 def _qwen2_moe(config: Mapping[str, Any]) -> DecoderConfig:
-    """Shares as the softmax gives them, and an expert that every token goes through, scaled by a gate of its own."""
+    """The shares are those of the softmax, and a shared expert has its own gate."""
     settings = Settings(config)
     layers = _every_other(settings)
     bias = settings.flag("qkv_bias", True)
@@ -49,7 +49,7 @@ def _qwen2_moe(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _every_other(settings: Settings) -> list[str]:
-    """The layers' types where none are given: a window in every other of the first `max_window_layers`, if it is switched on."""
+    """The default layer types: with `use_sliding_window`, every other of the first `max_window_layers` has a window."""
     count, sliding = settings.layers("num_hidden_layers"), settings.flag("use_sliding_window", False)
     windowed = range(0, min(count, settings.count("max_window_layers", 28)), 2) if sliding else ()
     return ["sliding_attention" if index in windowed else "full_attention" for index in range(count)]

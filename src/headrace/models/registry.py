@@ -1,4 +1,4 @@
-"""Architecture names, as checkpoints write them, to families."""
+"""Maps the architecture names of checkpoints to families."""
 
 from __future__ import annotations
 
@@ -47,12 +47,15 @@ GGUF_ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
 )
 
 
-More = Callable[[str], Family | None]
-"""Architecture → a family from elsewhere, None where there is none. Asked for what does not stand above."""
+FindFamily = Callable[[str], Family | None]
+"""Architecture → a plugin's family, None if there is none. Called for names that the tables above don't have."""
 
 
-def from_hf(config: Mapping[str, Any], more: More = lambda name: None) -> tuple[Family, DecoderConfig]:
-    """Raises UnsupportedModel that names the architecture and those supported. Code named by `auto_map` is never run."""
+def from_hf(config: Mapping[str, Any], more: FindFamily = lambda name: None) -> tuple[Family, DecoderConfig]:
+    """The family and configuration of a config.json. Code named by `auto_map` is never run.
+
+    Raises UnsupportedModel that names the architecture and the supported ones.
+    """
     architectures = Settings(config).texts("architectures")
     if not architectures:
         raise CheckpointError("field 'architectures' is missing")
@@ -60,17 +63,20 @@ def from_hf(config: Mapping[str, Any], more: More = lambda name: None) -> tuple[
     return family, family.from_hf(config)
 
 
-def from_gguf(metadata: Mapping[str, Any], more: More = lambda name: None) -> tuple[Family, DecoderConfig]:
-    """Raises UnsupportedModel that names the architecture and those supported."""
+def from_gguf(metadata: Mapping[str, Any], more: FindFamily = lambda name: None) -> tuple[Family, DecoderConfig]:
+    """The family and configuration of a GGUF's metadata.
+
+    Raises UnsupportedModel that names the architecture and the supported ones.
+    """
     name = Settings(metadata).text("general.architecture")
     family = _lookup(name, GGUF_ARCHITECTURES, more)
     return family, family.from_gguf(metadata)
 
 
-def _lookup(name: str, table: Mapping[str, Family], more: More) -> Family:
+def _lookup(name: str, table: Mapping[str, Family], more: FindFamily) -> Family:
     found = table.get(name) or more(name)
     if found is None:
         raise UnsupportedModel(
-            f"architecture {excerpt(name)} is not supported: {', '.join(sorted(table))} are, and no plugin offers it"
+            f"architecture {excerpt(name)} is not supported: {', '.join(sorted(table))} are, and no plugin provides it"
         )
     return found

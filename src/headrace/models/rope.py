@@ -16,8 +16,8 @@ Tensor = torch.Tensor
 def cos_sin_table(rope: Rope, positions: int, factors: Tensor | None = None) -> Tensor:
     """float32 [positions, rotary_dim]: cosines of all frequencies, then sines. Computed in float64.
 
-    `factors` [rotary_dim / 2] divide the frequencies (a GGUF's `rope_freqs.weight`); the scaling they stand for is then not
-    applied a second time.
+    `factors` [rotary_dim / 2] divide the frequencies (a GGUF's `rope_freqs.weight`). They already contain the scaling,
+    so it is not applied a second time.
     """
     if factors is not None:
         inverse = frequencies(Rope(rope.theta, rope.rotary_dim)) / factors.double()
@@ -29,7 +29,7 @@ def cos_sin_table(rope: Rope, positions: int, factors: Tensor | None = None) -> 
 
 
 def frequencies(rope: Rope) -> Tensor:
-    """float64 [rotary_dim / 2]: radians a position."""
+    """The rotary frequencies in radians per position, float64 [rotary_dim / 2]."""
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float64) / rope.rotary_dim
     base = rope.theta**-exponents
     if rope.kind == "none":
@@ -44,7 +44,7 @@ def frequencies(rope: Rope) -> Tensor:
 
 
 def _llama3(rope: Rope, base: Tensor) -> Tensor:
-    """Low frequencies are slowed by the factor, high ones kept, those between interpolated (Llama 3.1 report, section 3.4)."""
+    """Divide low frequencies by the factor, keep high ones, interpolate between (Llama 3.1 report, section 3.4)."""
     turns = rope.original_max_position * base / (2 * math.pi)
     span = rope.high_freq_factor - rope.low_freq_factor
     keep = ((turns - rope.low_freq_factor) / span).clamp(0, 1)
@@ -58,13 +58,13 @@ def _yarn(rope: Rope, base: Tensor) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.rotary_dim - 1)
     if low == high:
-        high += 0.001  # a ramp of no width would divide by zero
+        high += 0.001  # avoid a division by zero
     index = torch.arange(len(base), dtype=torch.float64)
     interpolate = ((index - low) / (high - low)).clamp(0, 1)
     return base * (1 - interpolate) + base / rope.factor * interpolate
 
 
 def _yarn_dimension(rope: Rope, turns: float) -> float:
-    """The dimension that makes this many turns over the original context."""
+    """The dimension that makes this number of turns over the original context."""
     ratio = rope.original_max_position / (turns * 2 * math.pi)
     return rope.rotary_dim * math.log(ratio) / (2 * math.log(rope.theta))

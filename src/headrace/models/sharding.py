@@ -1,13 +1,13 @@
-"""How a decoder is split over ranks: column-parallel QKV and gate/up, row-parallel output and down, vocabulary-parallel tables.
+"""Splits a decoder over ranks (tensor parallelism; Megatron-LM, arXiv:1909.08053).
 
-Every rank holds whole query heads with the KV heads they read, a run of the MLP's inner columns, and a run of the vocabulary.
-What a rank computes of a row-parallel product is a term of a sum; `Group.all_reduce` adds the terms. (Megatron-LM,
-arXiv:1909.08053.)
+QKV and gate/up are column-parallel, output and down are row-parallel, embedding and head are split by vocabulary.
+Every rank holds complete query heads with the KV heads they read, a range of the MLP's inner columns, and a range of
+the vocabulary. A rank's row-parallel product is one term of a sum; `Collectives.all_reduce` adds the terms.
 
-A family whose layers hold more than dense MLPs splits them with the same pieces: `Shard.inner` or `Shard.run` give a rank's
-share, `take_columns` and `Weight.take` cut a matrix, and what a rank adds goes through the decoder's all-reduce. Experts are
-split by their inner columns (`Assembly._expert_parts`), so that every rank has the same work whatever the router chooses;
-whole experts a rank would be `shard.run(experts, "experts")`.
+A family whose layers hold more than dense MLPs uses the same functions: `Shard.inner` or `Shard.split` give a rank's
+range, `take_columns` and `Weight.take` split a matrix, and the decoder's all-reduce adds the terms. Experts are split
+by their inner columns (`Assembly._expert_parts`), so that every rank has the same work independently of the router's
+choice. Complete experts per rank would be `shard.split(experts, "experts")`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from typing import Any, Protocol
 from headrace.errors import ConfigError
 from headrace.kernels.weight import Weight
 from headrace.models.config import DecoderConfig
-from headrace.quant.cutting import column_unit
+from headrace.quant.column_split import column_unit
 
-__all__ = ["WHOLE", "Group", "Shard", "head_columns", "local_config"]
+__all__ = ["WHOLE", "Collectives", "Shard", "head_columns", "local_config"]
 
 _log = logging.getLogger(__name__)
 
 
-class Group(Protocol):
-    """The collectives that a decoder calls: what `platforms.interface.Communicator` offers. They take part in a recorded step."""
+class Collectives(Protocol):
+    """The collective operations that a decoder calls, a part of `platforms.interface.Communicator`.
+
+    They are recorded with the other operators of a step.
+    """
 
     def all_reduce(self, x: Any) -> Any: ...
 
@@ -42,10 +45,10 @@ class Shard:
     rank: int = 0
     size: int = 1
 
-    def run(self, count: int, what: str, unit: int = 1) -> tuple[int, int]:
-        """[begin, end) of `count` things for this rank: runs of whole units, as equal as they can be.
+    def split(self, count: int, what: str, unit: int = 1) -> tuple[int, int]:
+        """This rank's [begin, end) of `count` items: complete units, as evenly as possible.
 
-        Raises ConfigError where some rank would get none.
+        `what` names the items in errors. Raises ConfigError if a rank would get none.
         """
         units = -(-count // unit)
         if units < self.size:
@@ -57,15 +60,15 @@ class Shard:
         begin, end = (units * at // self.size * unit for at in (self.rank, self.rank + 1))
         return begin, min(end, count)
 
-    def equal(self, count: int) -> tuple[int, int] | None:
-        """[begin, end) of equal runs, None where there are none."""
+    def equal_split(self, count: int) -> tuple[int, int] | None:
+        """This rank's [begin, end) of equal ranges; None if `count` is not a multiple of the number of ranks."""
         if count % self.size:
             return None
         return count // self.size * self.rank, count // self.size * (self.rank + 1)
 
     def q_heads(self, config: DecoderConfig) -> tuple[int, int]:
-        """[begin, end) of the query heads. Raises ConfigError for a number that does not divide."""
-        found = self.equal(config.num_q_heads)
+        """This rank's [begin, end) of the query heads. Raises ConfigError if the heads don't divide by the ranks."""
+        found = self.equal_split(config.num_q_heads)
         if found is None or (config.num_kv_heads % self.size and self.size % config.num_kv_heads):
             raise ConfigError(
                 f"tensor_parallel_size {self.size}: {config.family}'s {config.num_q_heads} query heads and "
@@ -74,7 +77,7 @@ class Shard:
         return found
 
     def kv_heads(self, config: DecoderConfig) -> tuple[int, int]:
-        """[begin, end) of the KV heads that this rank's query heads read. Where there are fewer than ranks, several hold the same."""
+        """[begin, end) of the KV heads that this rank's query heads read. Ranks share them if there are too few."""
         self.q_heads(config)
         kv = config.num_kv_heads
         if kv >= self.size:
@@ -83,16 +86,19 @@ class Shard:
         return at, at + 1
 
     def inner(self, down: Weight) -> tuple[int, int]:
-        """[begin, end) of an MLP's inner columns: columns of `down`, which are cut where its format can be, rows of gate and up."""
-        return self.run(down.shape[1], f"inner columns of {down.name or 'the MLP'}", column_unit(down))
+        """This rank's [begin, end) of an MLP's inner columns: columns of `down`, rows of gate and up.
+
+        The bounds are multiples of the unit at which the format of `down` can be split.
+        """
+        return self.split(down.shape[1], f"inner columns of {down.name or 'the MLP'}", column_unit(down))
 
     def vocabulary(self, config: DecoderConfig) -> tuple[int, int] | None:
-        """[begin, end) of the rows of embedding and head; None where every rank holds them whole."""
+        """This rank's [begin, end) of the rows of embedding and head; None if every rank holds all rows."""
         if self.size == 1:
             return None
-        found = self.equal(config.vocab)
+        found = self.equal_split(config.vocab)
         if found is None and self.rank == 0:
-            _log.info("every rank holds the whole vocabulary: %d does not divide by %d", config.vocab, self.size)
+            _log.info("every rank holds the complete vocabulary: %d does not divide by %d", config.vocab, self.size)
         return found
 
     def first(self) -> bool:
@@ -104,16 +110,16 @@ WHOLE = Shard()
 
 
 def local_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
-    """The decoder that one rank runs: fewer heads. Raises ConfigError for a size that the model cannot be split into."""
+    """The configuration of one rank's decoder, with fewer heads. Raises ConfigError if the model cannot be split so."""
     if shard.size == 1:
         return config
     q, kv = shard.q_heads(config), shard.kv_heads(config)
-    shard.run(config.intermediate, "inner columns of the MLP")
+    shard.split(config.intermediate, "inner columns of the MLP")
     return replace(config, num_q_heads=q[1] - q[0], num_kv_heads=kv[1] - kv[0])
 
 
 def head_columns(heads: tuple[int, int], head_dim: int) -> tuple[int, int]:
-    """Rows of Q, K or V, or columns of the output matrix, that belong to a run of heads."""
+    """The [begin, end) of rows of Q, K or V, or of columns of the output matrix, that belong to a range of heads."""
     return heads[0] * head_dim, heads[1] * head_dim
 
 

@@ -36,3 +36,7 @@ class Hooks:
     def headrace_weight_loaders(self) -> Mapping[str, str]:  # type: ignore[empty-body]
         """File suffix with its dot → `module:attribute` of `open(directory: Path) -> models.assemble.Source`. Used if a
         directory with a config.json contains no safetensors files."""
+
+    @hookspec
+    def headrace_grammar_backends(self) -> Mapping[str, str]:  # type: ignore[empty-body]
+        """Name for `--grammar-backend` → `module:attribute` of a `grammar.backend.MakeGrammarBackend`."""

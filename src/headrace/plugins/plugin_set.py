@@ -98,6 +98,10 @@ class PluginSet:
         """File suffix → `module:attribute`."""
         return self._merged("headrace_weight_loaders")
 
+    def grammar_backends(self) -> dict[str, str]:
+        """Name → `module:attribute`."""
+        return self._merged("headrace_grammar_backends")
+
     def find(self, hook: str, key: str) -> object | None:
         """The object that a plugin provides for a key of one of the hooks above; None if no plugin does.
 

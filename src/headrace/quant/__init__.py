@@ -1,1 +1,1 @@
-"""Number formats and checkpoint schemes: how each is packed, and exactly what it stands for."""
+"""Number formats and checkpoint schemes: the packed layout of each and the exact values it stands for."""

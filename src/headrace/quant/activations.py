@@ -1,4 +1,4 @@
-"""compressed-tensors' `input_activations` to the names of `kernels.linear.activation`."""
+"""Maps compressed-tensors' `input_activations` to the names of `kernels.linear.activation`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from headrace.errors import UnsupportedModel, cut
 from headrace.settings import Settings
 
-__all__ = ["by_token", "input_rule"]
+__all__ = ["input_rule", "log_token_scales"]
 
 _log = logging.getLogger(__name__)
 _Rule = tuple[str, int, str, str, int | None, bool]
@@ -24,11 +24,12 @@ _RULES: dict[_Rule, str] = {
     ("float", 4, "group", "dynamic", 32, True): "mxfp4",
     ("float", 4, "tensor_group", "local", 16, True): "nvfp4",
 }
-"""By type, bits, strategy, dynamic, group and symmetry. A tensor's dynamic scale is that of one token: see `by_token`."""
+"""By type, bits, strategy, dynamic, group and symmetry. A dynamic scale per tensor becomes one per token: see
+`log_token_scales`."""
 
 
 def input_rule(settings: Settings | None, where: str) -> str | None:
-    """None where inputs stay as they are. Raises UnsupportedModel that spells out a rule that is not built."""
+    """The rounding rule of inputs; None if they are not rounded. Raises UnsupportedModel that names the rule."""
     if settings is None or not settings.values():
         return None
     dynamic = settings.get("dynamic")
@@ -45,16 +46,18 @@ def input_rule(settings: Settings | None, where: str) -> str | None:
     if rule is None:
         kind, bits, strategy, when, group, symmetric = key
         raise UnsupportedModel(
-            f"{where}: inputs quantised to {cut(kind, 40)} of {bits} bits a {cut(str(strategy), 40)} (group {group}), "
-            f"{cut(when, 40)}, "
-            f"{'symmetric' if symmetric else 'asymmetric'}, are not supported"
+            f"{where}: inputs quantized to {cut(kind, 40)} of {bits} bits per {cut(str(strategy), 40)} "
+            f"(group {group}), {cut(when, 40)}, {'symmetric' if symmetric else 'asymmetric'}, are not supported"
         )
     if key[2:4] == ("tensor", "dynamic"):
-        by_token(where)
+        log_token_scales(where)
     return rule
 
 
-def by_token(where: str) -> None:
-    """Says that a scale which the scheme draws from all tokens of a step is drawn from one: so no row depends on its company,
-    a token alone gives what the scheme says, and in company its scale is never the coarser one."""
-    _log.info("%s: inputs are rounded under a scale a token, not one for all tokens that happen to share a step", where)
+def log_token_scales(where: str) -> None:
+    """Log that inputs get one scale per token although the scheme computes one scale from all tokens of a step.
+
+    So a row does not depend on the other tokens of its step. The result for a single token is the scheme's; with more
+    tokens, the scale is never coarser than the scheme's.
+    """
+    _log.info("%s: inputs are rounded with one scale per token, not with one scale for all tokens of a step", where)

@@ -1,4 +1,4 @@
-"""Codes packed into words: streams of any width, and two codes to a byte."""
+"""Codes packed into words: bit streams of any width, and two codes per byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ Tensor = torch.Tensor
 
 
 def unpack_stream(words: Tensor, bits: int, count: int) -> Tensor:
-    """uint8 [rows, count] of int32 [rows, words]: code i is bits i * bits … of the row's little-endian stream; bits 1 to 8."""
+    """Codes of 1 to 8 bits, uint8 [rows, count], from int32 [rows, words].
+
+    Code i starts at bit i * bits of the row's little-endian stream.
+    """
     stream = words.contiguous().view(torch.uint8)
     if 8 % bits == 0:
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=words.device)
@@ -24,12 +27,12 @@ def unpack_stream(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
-    """uint8 [N, ceil(K / 2)] of codes below 16, [N, K]: even columns in low halves, odd ones in high halves."""
+    """Pack codes below 16, [N, K], into uint8 [N, ceil(K / 2)]: even columns in low halves, odd ones in high halves."""
     if codes.shape[1] % 2:
         codes = torch.nn.functional.pad(codes, (0, 1))
     return codes[:, 0::2] | (codes[:, 1::2] << 4)
 
 
 def split_nibbles(packed: Tensor, columns: int) -> Tensor:
-    """The inverse: uint8 [N, columns]."""
+    """The inverse of `pack_nibbles`: uint8 [N, columns]."""
     return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)[:, :columns]

@@ -1,7 +1,8 @@
-"""Scales that a checkpoint was calibrated with for keys and values in 8 bits: read, checked, and said to be no need of ours.
+"""Calibrated scales of a checkpoint for an 8-bit KV cache: read and checked, but not used.
 
-A cache in 8 bits (`--kv-dtype float8_e4m3` or `int8`) has a scale for every token and head, which no calibration bounds; a
-wider one, the default, loses nothing. So the arithmetic that a checkpoint allows for is met either way.
+An 8-bit KV cache (`--kv-dtype float8_e4m3` or `int8`) stores a scale per token and head, which is at least as exact as
+a calibrated scale. A wider cache, the default, does not round at all. So both meet the precision that the checkpoint
+was calibrated for.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from headrace.errors import CheckpointError, UnsupportedModel, excerpt
 from headrace.quant.checks import floats
-from headrace.quant.scheme import Reader
+from headrace.quant.scheme import TensorReader
 
 __all__ = ["CacheHint"]
 
@@ -23,7 +24,10 @@ class CacheHint:
     """`kv_cache_scheme` of a `quantization_config`."""
 
     def __init__(self, scheme: Any, where: str) -> None:
-        """`scheme`: compressed-tensors' arguments, AutoFP8's word, or None. Raises UnsupportedModel for other widths than 8 bits."""
+        """`scheme`: compressed-tensors' arguments, AutoFP8's name of a type, or None.
+
+        Raises UnsupportedModel if the width is not 8 bits, and CheckpointError for another type of value.
+        """
         self._given = bool(scheme)
         if not self._given:
             return
@@ -33,13 +37,13 @@ class CacheHint:
         if bits != 8:
             raise UnsupportedModel(f"{where}: kv_cache_scheme of {excerpt(bits)} bits is not supported: 8 are")
         _log.info(
-            "%s: kv_cache_scheme: keys and values are kept as kv_dtype says, in 8 bits with a scale a token; "
-            "the checkpoint's own scales are not needed",
+            "%s: kv_cache_scheme: the KV cache is stored in kv_dtype (8-bit types with one scale per token); "
+            "the checkpoint's own scales are not used",
             where,
         )
 
-    def read(self, module: str, reader: Reader) -> None:
-        """Takes up the scales beside a projection of keys or values. Raises CheckpointError where they are no numbers above zero."""
+    def read(self, module: str, reader: TensorReader) -> None:
+        """Read the scales of a key or value projection. Raises CheckpointError if one is not a positive number."""
         attention, _, projection = module.rpartition(".")
         if not self._given or projection not in ("k_proj", "v_proj"):
             return

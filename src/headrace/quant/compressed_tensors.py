@@ -1,4 +1,4 @@
-"""compressed-tensors checkpoints (llm-compressor's format, library version 0.19): one scheme for each group of modules."""
+"""compressed-tensors checkpoints (llm-compressor's format, library version 0.19): one scheme per group of modules."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from headrace.quant.bits import unpack_stream
 from headrace.quant.cache_hint import CacheHint
 from headrace.quant.checks import expect, floats, indices, one_scale
 from headrace.quant.containers import fp8_weight, int4_weight, int8_weight, int_weight, mxfp4_weight, nvfp4_weight
-from headrace.quant.scheme import WHERE, Reader
-from headrace.quant.tiles import column_groups, expand_tiles
+from headrace.quant.scale_tiles import column_groups, expand_tiles
+from headrace.quant.scheme import CONFIG_KEY, TensorReader
 from headrace.settings import Settings
 
 __all__ = ["CompressedTensors"]
@@ -36,13 +36,13 @@ _FORMATS = (
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """One entry of `config_groups`, checked."""
+    """One validated entry of `config_groups`."""
 
     targets: tuple[str, ...]
     format: str
     bits: int
     kind: str
-    """`int` or `float`"""
+    """`int` or `float`."""
     strategy: str
     group_size: int | None
     block: tuple[int, int] | None
@@ -51,10 +51,10 @@ class _Group:
 
 
 class CompressedTensors:
-    """A `Scheme`. Raises UnsupportedModel that names the first setting that is not built."""
+    """The `compressed-tensors` scheme. Raises UnsupportedModel that names the first unsupported setting."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        settings = Settings(config, within=WHERE)
+        settings = Settings(config, within=CONFIG_KEY)
         for key in ("sparsity_config", "transform_config"):
             value = settings.get(key)
             if value and value != {"format": "dense"}:
@@ -65,21 +65,20 @@ class CompressedTensors:
         self._groups = tuple(_read_group(name, group, whole) for name, group in groups.items())
         self._ignore = _targets(settings, "ignore")
 
-    def covers(self, module: str, reader: Reader) -> bool:
-        self._cache.read(
-            module, reader
-        )  # here, since a projection that is ignored may have scales of the cache beside it
+    def covers(self, module: str, reader: TensorReader) -> bool:
+        # Read here, because an ignored projection may still have scales of the cache.
+        self._cache.read(module, reader)
         return not _matches(module, self._ignore, by_class=False) and self._find(module) is not None
 
     def _find(self, module: str) -> _Group | None:
-        """By name or pattern first, then by class: every matrix of a decoder but its embedding is a `Linear`."""
+        """The module's group, by name or pattern first, then by class: all matrices but the embedding are `Linear`."""
         for by_class in (False, True):
             for group in self._groups:
                 if _matches(module, group.targets, by_class):
                     return group
         return None
 
-    def load(self, module: str, shape: tuple[int, int], reader: Reader) -> Weight:
+    def load(self, module: str, shape: tuple[int, int], reader: TensorReader) -> Weight:
         group = self._find(module)
         assert group is not None
         weight = _LOADERS[group.format](module, shape, group, reader)
@@ -104,7 +103,7 @@ def _matches(module: str, targets: Sequence[str], by_class: bool) -> bool:
 
 
 def _targets(settings: Settings, key: str) -> tuple[str, ...]:
-    """Names of modules, or `re:` and a pattern."""
+    """The targets: names of modules, or `re:` and a pattern. Raises CheckpointError for an invalid pattern."""
     targets = tuple(settings.texts(key))
     for target in targets:
         if target.startswith("re:"):
@@ -122,7 +121,7 @@ def _read_group(name: str, group: Settings, whole: str) -> _Group:
         raise UnsupportedModel(f"{where}: format {excerpt(layout)} is not supported: {', '.join(_FORMATS)} are")
     weights = group.section("weights") or Settings({}, within=group.name("weights"))
     if group.get("output_activations"):
-        raise UnsupportedModel(f"{where}: quantised output_activations are not supported")
+        raise UnsupportedModel(f"{where}: quantized output_activations are not supported")
     bits, kind = weights.integer("num_bits"), weights.text("type", "int")
     if weights.get("dynamic"):
         raise UnsupportedModel(f"{where}: weights of dynamic {excerpt(weights.get('dynamic'))} are not supported")
@@ -145,17 +144,19 @@ def _read_group(name: str, group: Settings, whole: str) -> _Group:
 
 
 def _group_size(weights: Settings) -> int | None:
-    """-1 stands for no groups."""
+    """The group size; None if there are no groups, which is also written as -1."""
     return None if weights.get("group_size") == -1 else weights.optional_integer("group_size")
 
 
-def _scales(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -> Tensor:
-    """float32 [N, G] whatever the strategy."""
+def _scales(module: str, shape: tuple[int, int], group: _Group, reader: TensorReader) -> Tensor:
+    """The scales as float32 [N, G], independently of the strategy."""
     name = f"{module}.weight_scale"
     return expand_tiles(reader, name, floats(reader, name), shape, group.block or (shape[0], shape[1]))
 
 
-def _group_index(module: str, shape: tuple[int, int], group: _Group, groups: int, reader: Reader) -> Tensor | None:
+def _group_index(
+    module: str, shape: tuple[int, int], group: _Group, groups: int, reader: TensorReader
+) -> Tensor | None:
     name = f"{module}.weight_g_idx"
     if reader.has(name):
         index = indices(reader, name, shape[1], groups)
@@ -165,28 +166,28 @@ def _group_index(module: str, shape: tuple[int, int], group: _Group, groups: int
     return column_groups(shape[1], groups, size)
 
 
-def _packed_int(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -> Weight:
+def _packed_int(module: str, shape: tuple[int, int], group: _Group, reader: TensorReader) -> Weight:
     name = f"{module}.weight_packed"
     words = -(-shape[1] * group.bits // 32)
     packed = expect(reader, name, reader.get(name), (shape[0], words), torch.int32)
     if reader.has(f"{module}.weight_shape"):
-        told = reader.get(f"{module}.weight_shape").reshape(-1).tolist()
-        if told != list(shape):
-            raise reader.error(f"is {excerpt(told)}: expected {list(shape)}", f"{module}.weight_shape")
+        stated = reader.get(f"{module}.weight_shape").reshape(-1).tolist()
+        if stated != list(shape):
+            raise reader.error(f"is {excerpt(stated)}: expected {list(shape)}", f"{module}.weight_shape")
     scales = _scales(module, shape, group, reader)
     zeros = None
     if not group.symmetric:
         zeros = _packed_zeros(module, shape, group, scales.shape[1], reader)
     index = _group_index(module, shape, group, scales.shape[1], reader)
     if group.bits == 4:
-        # Eight codes to a word, lowest first, is two to a byte, lowest first: a view of the file.
+        # Eight codes per word, lowest first, equal two per byte, lowest first: a view of the file suffices.
         codes = packed.view(torch.uint8)[:, : -(-shape[1] // 2)]
         return int4_weight(codes, shape[1], scales, zeros, index, name)
     return int_weight(unpack_stream(packed, group.bits, shape[1]), group.bits, scales, zeros, index, name)
 
 
-def _packed_zeros(module: str, shape: tuple[int, int], group: _Group, groups: int, reader: Reader) -> Tensor:
-    """uint8 [N, G]; packed down the rows where the strategy has one a row, plain int8 where there is one in all."""
+def _packed_zeros(module: str, shape: tuple[int, int], group: _Group, groups: int, reader: TensorReader) -> Tensor:
+    """Zero points, uint8 [N, G]: packed along the rows if there is one per row, plain int8 if there is only one."""
     name = f"{module}.weight_zero_point"
     stored = reader.get(name)
     if stored.dtype == torch.int32:
@@ -196,13 +197,13 @@ def _packed_zeros(module: str, shape: tuple[int, int], group: _Group, groups: in
     return expand_tiles(reader, name, (stored.int() + middle).to(torch.uint8), shape, shape)
 
 
-def _plain(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -> Weight:
-    """One code an element: int8 or E4M3, a view of the file."""
+def _plain(module: str, shape: tuple[int, int], group: _Group, reader: TensorReader) -> Weight:
+    """A weight with one code per element: int8 or E4M3, a view of the file."""
     name = f"{module}.weight"
     codes = reader.get(name)
     wanted = torch.float8_e4m3fn if group.kind == "float" else torch.int8
     if group.kind == "float" and group.bits == 4:
-        raise reader.error("four-bit floats one to a byte are not supported", name)
+        raise reader.error("four-bit floats stored one per byte are not supported", name)
     expect(reader, name, codes, shape, wanted)
     scales = _scales(module, shape, group, reader)
     index = _group_index(module, shape, group, scales.shape[1], reader)
@@ -215,12 +216,12 @@ def _plain(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -
     return int8_weight(codes, scales, zeros, index, name)
 
 
-def _whole_groups(reader: Reader, name: str, shape: tuple[int, int], size: int) -> None:
+def _whole_groups(reader: TensorReader, name: str, shape: tuple[int, int], size: int) -> None:
     if shape[1] % size:
         raise reader.error(f"has {shape[1]} columns: expected a multiple of {size}", name)
 
 
-def _mxfp4(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -> Weight:
+def _mxfp4(module: str, shape: tuple[int, int], group: _Group, reader: TensorReader) -> Weight:
     name = f"{module}.weight_packed"
     _whole_groups(reader, name, shape, 32)
     packed = expect(reader, name, reader.get(name), (shape[0], shape[1] // 2), torch.uint8)
@@ -229,7 +230,7 @@ def _mxfp4(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -
     return mxfp4_weight(packed, scales, name)
 
 
-def _mxfp8(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -> Weight:
+def _mxfp8(module: str, shape: tuple[int, int], group: _Group, reader: TensorReader) -> Weight:
     name = f"{module}.weight"
     _whole_groups(reader, name, shape, 32)
     codes = expect(reader, name, reader.get(name), shape, torch.float8_e4m3fn)
@@ -238,7 +239,7 @@ def _mxfp8(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -
     return fp8_weight(codes, torch.ldexp(torch.tensor(1.0), exponents.int() - 127), None, name)
 
 
-def _nvfp4(module: str, shape: tuple[int, int], group: _Group, reader: Reader) -> Weight:
+def _nvfp4(module: str, shape: tuple[int, int], group: _Group, reader: TensorReader) -> Weight:
     name = f"{module}.weight_packed"
     _whole_groups(reader, name, shape, 16)
     packed = expect(reader, name, reader.get(name), (shape[0], shape[1] // 2), torch.uint8)

@@ -1,15 +1,15 @@
-"""The few forms that all checkpoint schemes come to, so that a kernel written for one serves AWQ, GPTQ and the rest.
+"""The few forms that all checkpoint schemes are converted to: one kernel then serves AWQ, GPTQ and all others.
 
 | scheme | `codes` | value |
 |---|---|---|
-| `int4` | uint8 [N, ceil(K / 2)], even columns in low halves | (code - zero) * scale; zero is 8 where `zeros` is absent |
-| `int8` | int8 [N, K] | (code - zero) * scale; zero is 0 where `zeros` is absent |
+| `int4` | uint8 [N, ceil(K / 2)], even columns in low halves | (code - zero) * scale; zero is 8 if `zeros` is absent |
+| `int8` | int8 [N, K] | (code - zero) * scale; zero is 0 if `zeros` is absent |
 | `fp8_e4m3` | float8_e4m3fn [N, K] | code * scale |
 | `mxfp4` | uint8 [N, K / 2], even columns in low halves, E2M1 | code * 2^(scale - 127), `scales` uint8 [N, K / 32] |
 | `nvfp4` | as `mxfp4` | code * scale / global_scale, `scales` E4M3 [N, K / 16], `global_scale` float32 [1] |
 
-`scales` of the first three are float32 [N, G] and `zeros` uint8 (`int4`) or int8 (`int8`) [N, G]: column k belongs to group
-k // (K / G), or to `group_index[k]` (int32 [K]) where that tensor is there (act-order).
+`scales` of the first three are float32 [N, G] and `zeros` uint8 (`int4`) or int8 (`int8`) [N, G]. Column k belongs to
+group k // (K / G), or to `group_index[k]` (int32 [K]) if that tensor is present (act-order).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Tensor = torch.Tensor
 def int_weight(
     codes: Tensor, bits: int, scales: Tensor, zeros: Tensor | None, groups: Tensor | None, name: str
 ) -> Weight:
-    """Unsigned codes [N, K] of 1 to 8 bits in the smallest container that holds them.
+    """A weight of unsigned codes [N, K] of 1 to 8 bits, in the smallest container that holds them.
 
-    `zeros` uint8 [N, G] in the codes' own range; None: the middle, 2^(bits - 1).
+    `zeros` is uint8 [N, G] in the range of the codes. None: the middle of that range, 2^(bits - 1).
     """
     middle = 1 << (bits - 1)
     if bits <= 4:
@@ -47,7 +47,7 @@ def int_weight(
 
 
 def _signed(codes: Tensor) -> Tensor:
-    """uint8 less 128, as int8: the top bit flipped."""
+    """uint8 minus 128, as int8: the top bit is flipped."""
     return (codes ^ 128).view(torch.int8)
 
 
@@ -84,7 +84,7 @@ def _weight(scheme: str, shape: tuple[int, int], tensors: Mapping[str, Tensor | 
 
 
 def _check_groups(shape: tuple[int, int], tensors: Mapping[str, Tensor], name: str) -> None:
-    """Kernels go by these shapes. Raises CheckpointError."""
+    """Check the shapes that kernels rely on. Raises CheckpointError."""
     scales, zeros, index = tensors["scales"], tensors.get("zeros"), tensors.get("group_index")
     fits = scales.dim() == 2 and scales.shape[0] == shape[0] and scales.shape[1] > 0
     if not fits or (index is None and shape[1] % scales.shape[1]):
@@ -94,7 +94,7 @@ def _check_groups(shape: tuple[int, int], tensors: Mapping[str, Tensor], name: s
 
 
 def _by_column(weight: Weight, table: Tensor) -> Tensor:
-    """[N, G] → [N, K]"""
+    """Expand a value per group to a value per column, [N, G] → [N, K]."""
     groups = weight.tensors.get("group_index")
     if groups is not None:
         return table[:, groups.long()]

@@ -1,4 +1,7 @@
-"""The `fp8` method of Hugging Face checkpoints (DeepSeek's, Qwen's, AutoFP8's): E4M3 weights with a scale a 128 x 128 tile, or one in all."""
+"""The `fp8` method of Hugging Face checkpoints (DeepSeek's, Qwen's, AutoFP8's).
+
+Weights are E4M3 with one scale per 128 x 128 tile or one scale per matrix.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,22 @@ import torch
 
 from headrace.errors import UnsupportedModel, excerpt
 from headrace.kernels.weight import Weight
-from headrace.quant.activations import by_token
+from headrace.quant.activations import log_token_scales
 from headrace.quant.cache_hint import CacheHint
 from headrace.quant.checks import expect, floats, one_scale
 from headrace.quant.containers import fp8_weight
-from headrace.quant.scheme import WHERE, Reader
-from headrace.quant.tiles import column_groups, expand_tiles
+from headrace.quant.scale_tiles import column_groups, expand_tiles
+from headrace.quant.scheme import CONFIG_KEY, TensorReader
 from headrace.settings import Settings
 
 __all__ = ["FP8"]
 
 
 class FP8:
-    """A `Scheme`."""
+    """The `fp8` scheme."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        settings = Settings(config, within=WHERE)
+        settings = Settings(config, within=CONFIG_KEY)
         block = settings.pair("weight_block_size")
         inputs = settings.text("activation_scheme", "dynamic")
         settings.refuse("fp8", {"scale_fmt": "float"})
@@ -35,16 +38,16 @@ class FP8:
                 f"fp8: tiles of {list(block)} with {inputs} inputs are not supported: columns of 128, dynamic are"
             )
         if block is None and inputs == "dynamic":
-            by_token("fp8")
+            log_token_scales("fp8")
         self._static = inputs == "static"
         self._cache = CacheHint(settings.get("kv_cache_scheme"), "fp8")
         self._block = block
 
-    def covers(self, module: str, reader: Reader) -> bool:
+    def covers(self, module: str, reader: TensorReader) -> bool:
         self._cache.read(module, reader)
         return reader.has(f"{module}.weight_scale_inv") or reader.has(f"{module}.weight_scale")
 
-    def load(self, module: str, shape: tuple[int, int], reader: Reader) -> Weight:
+    def load(self, module: str, shape: tuple[int, int], reader: TensorReader) -> Weight:
         name = f"{module}.weight"
         codes = expect(reader, name, reader.get(name), shape, torch.float8_e4m3fn)
         scale = f"{module}.weight_scale_inv" if reader.has(f"{module}.weight_scale_inv") else f"{module}.weight_scale"

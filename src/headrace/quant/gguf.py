@@ -1,4 +1,4 @@
-"""GGUF's block formats: sizes, and weights that stay in blocks (layouts: ggml's `ggml-common.h`)."""
+"""GGUF's block formats: their sizes, and weights that are stored in blocks (layouts: ggml's `ggml-common.h`)."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """`unpack` takes uint8 [blocks, bytes] and gives float32 [blocks, elements]."""
+    """One block format. `unpack` maps uint8 [blocks, bytes] to float32 [blocks, elements]."""
 
     name: str
     elements: int
-    """Values a block."""
+    """Values per block."""
     bytes: int
-    """Bytes a block."""
+    """Bytes per block."""
     unpack: Callable[[Tensor], Tensor]
 
 
 FLOAT_TYPES: Mapping[int, torch.dtype] = MappingProxyType({0: torch.float32, 1: torch.float16, 30: torch.bfloat16})
-"""GGUF type numbers that are plain floats."""
+"""Plain float types by GGUF type number."""
 _UNPACK = {
     kind: getattr(gguf_k if elements == 256 else gguf_simple, name) for kind, (name, elements, _) in BLOCK_SIZES.items()
 }
 GGUF_TYPES: Mapping[int, BlockType] = MappingProxyType(
     {kind: BlockType(*sizes, _UNPACK[kind]) for kind, sizes in BLOCK_SIZES.items()}
 )
-"""By GGUF type number."""
+"""Block formats by GGUF type number."""
 _BY_SCHEME = {f"gguf:{kind.name}": kind for kind in GGUF_TYPES.values()}
 
 
 def gguf_weight(kind: BlockType, blocks: Tensor, columns: int, name: str = "") -> Weight:
-    """uint8 [N, bytes a row] blocks of an [N, columns] matrix, kept as they are; scheme `gguf:<name>`."""
+    """The weight of an [N, columns] matrix stored as blocks, uint8 [N, bytes per row]; scheme `gguf:<name>`."""
     assert blocks.shape[1] == columns // kind.elements * kind.bytes
     return Weight(f"gguf:{kind.name}", (blocks.shape[0], columns), {"blocks": blocks}, _unpack, name=name)
 

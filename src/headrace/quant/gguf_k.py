@@ -1,4 +1,7 @@
-"""Super-blocks of 256 values with scales of their own scales. Every function: uint8 [blocks, bytes] → float32 [blocks, 256]."""
+"""GGUF super-blocks of 256 values, whose scales are quantized, too.
+
+Every function of `__all__` maps uint8 [blocks, bytes] to float32 [blocks, 256].
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def _two_bits(packed: Tensor) -> Tensor:
 
 
 def _scaled(values: Tensor, scales: Tensor) -> Tensor:
-    """[B, 256] values times one scale a run; scales [B, runs]."""
+    """Multiply values [B, 256] by one scale per run; scales [B, runs]."""
     count = scales.shape[1]
     return (values.reshape(-1, count, 256 // count) * scales.unsqueeze(-1)).reshape(-1, 256)
 
@@ -43,7 +46,7 @@ def q3_k(blocks: Tensor) -> Tensor:
 
 
 def _q3_scales(packed: Tensor) -> Tensor:
-    """Sixteen of six bits: low four in bytes 0 to 7 (low halves first), high two in bytes 8 to 11."""
+    """Sixteen 6-bit scales: their low four bits in bytes 0 to 7 (low halves first), the high two in bytes 8 to 11."""
     low = nibbles(packed[:, :8])
     high = (packed[:, 8:].unsqueeze(1) >> _shifts(4, 2, packed).view(1, 4, 1)) & 3
     return (low | (high.reshape(-1, 16) << 4)).float() - 32
@@ -62,12 +65,15 @@ def q5_k(blocks: Tensor) -> Tensor:
 
 
 def _halves(packed: Tensor) -> Tensor:
-    """uint8 [B, 128] → [B, 8, 32]: every 32 bytes hold a run in their low halves and the next one in their high halves."""
+    """uint8 [B, 128] → [B, 8, 32]: 32 bytes hold one run in their low halves and the next run in their high halves."""
     return nibbles(packed.reshape(-1, 4, 32)).view(-1, 8, 32)
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Eight scales and eight minima of six bits in bytes 4 to 15: the first four of each whole, with the top bits of the last."""
+    """Eight 6-bit scales and eight 6-bit minima, as float32 [B, 8] each, from bytes 4 to 15.
+
+    Bytes 4 to 11 hold the first four of each, and in their top two bits the top bits of the last four.
+    """
     first, second, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat([first & 63, (rest & 15) | ((first >> 6) << 4)], dim=1)
     mins = torch.cat([second & 63, (rest >> 4) | ((second >> 6) << 4)], dim=1)

@@ -1,4 +1,4 @@
-"""Blocks of 32 values with one scale. Every function: uint8 [blocks, bytes] → float32 [blocks, 32]."""
+"""GGUF blocks of 32 values with one scale. Every function maps uint8 [blocks, bytes] to float32 [blocks, 32]."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Tensor = torch.Tensor
 
 
 def half(blocks: Tensor, offset: int) -> Tensor:
-    """float32 [blocks, 1]: the float16 at a byte offset."""
+    """The float16 at a byte offset of each block, as float32 [blocks, 1]."""
     return blocks[:, offset : offset + 2].contiguous().view(torch.float16).float()
 
 
 def nibbles(packed: Tensor) -> Tensor:
-    """uint8 [..., n] → uint8 [..., 2 n]: all low halves, then all high ones."""
+    """Split bytes, uint8 [..., n] → uint8 [..., 2 n]: all low halves, then all high halves."""
     return torch.cat([packed & 15, packed >> 4], dim=-1)
 
 
@@ -38,7 +38,7 @@ def q5_1(blocks: Tensor) -> Tensor:
 
 
 def _five_bits(low: Tensor, high: Tensor) -> Tensor:
-    """Value j has its fifth bit at bit j of the 32 in `high`."""
+    """Join the halves with the fifth bits: value j has its fifth bit at bit j of the 32 bits in `high`."""
     bits = (high.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=high.device)) & 1
     return nibbles(low) | (bits.flatten(1) << 4)
 

@@ -1,4 +1,4 @@
-"""GGUF's type numbers and sizes, without torch: what a header is checked with (ggml's `ggml.h` and `ggml-common.h`)."""
+"""GGUF's type numbers and sizes, without torch, for the check of headers (ggml's `ggml.h` and `ggml-common.h`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 __all__ = ["BLOCK_SIZES", "FLOAT_BYTES", "TYPE_NAMES"]
 
 FLOAT_BYTES: Mapping[int, int] = MappingProxyType({0: 4, 1: 2, 30: 2})
-"""Bytes of a value by type number, of F32, F16 and BF16."""
+"""Bytes per value by type number: F32, F16 and BF16."""
 BLOCK_SIZES: Mapping[int, tuple[str, int, int]] = MappingProxyType(
     {
         2: ("q4_0", 32, 18),
@@ -26,7 +26,7 @@ BLOCK_SIZES: Mapping[int, tuple[str, int, int]] = MappingProxyType(
         39: ("mxfp4", 32, 17),
     }
 )
-"""(name, values a block, bytes a block) by type number."""
+"""(name, values per block, bytes per block) by type number."""
 TYPE_NAMES: Mapping[int, str] = MappingProxyType(
     {
         9: "Q8_1",
@@ -48,4 +48,4 @@ TYPE_NAMES: Mapping[int, str] = MappingProxyType(
         40: "NVFP4",
     }
 )
-"""Names of the type numbers that have no place above."""
+"""Names of the type numbers that are not supported, for error messages."""

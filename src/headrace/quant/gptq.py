@@ -1,7 +1,8 @@
-"""GPTQ's layout (arXiv:2210.17323, as AutoGPTQ writes it), read whole: any width, group, symmetry and activation order.
+"""GPTQ's layout (arXiv:2210.17323, as AutoGPTQ writes it): every width, group size, symmetry and activation order.
 
-`qweight` int32 [K bits / 32, N] holds codes in streams down the columns, `qzeros` int32 [G, N bits / 32] zero points along
-the rows, `scales` float16 [G, N], `g_idx` int32 [K] every input's group. Version 1 stores zero points less one.
+`qweight` int32 [K bits / 32, N] holds codes in bit streams down the columns, `qzeros` int32 [G, N bits / 32] zero
+points along the rows, `scales` float16 [G, N], `g_idx` int32 [K] the group of every input. Version 1 stores each zero
+point minus one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from headrace.kernels.weight import Weight
 from headrace.quant.bits import unpack_stream
 from headrace.quant.checks import expect, floats, indices
 from headrace.quant.containers import int_weight
-from headrace.quant.scheme import WHERE, Reader
+from headrace.quant.scheme import CONFIG_KEY, TensorReader
 from headrace.settings import Settings
 
 __all__ = ["GPTQ"]
@@ -26,10 +27,10 @@ _WIDTHS = (2, 3, 4, 8)
 
 
 class GPTQ:
-    """A `Scheme`. A module's own tensors say how wide its codes are, so mixed widths need no rule."""
+    """The `gptq` scheme. The shapes of a module's tensors give the width of its codes, so mixed widths need no rule."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        settings = Settings(config, within=WHERE)
+        settings = Settings(config, within=CONFIG_KEY)
         layout = settings.text("checkpoint_format", settings.text("format", "gptq"))
         if layout not in ("gptq", "gptq_v2"):
             raise UnsupportedModel(f"gptq: checkpoint_format {excerpt(layout)} is not supported: gptq and gptq_v2 are")
@@ -39,10 +40,10 @@ class GPTQ:
             raise UnsupportedModel("gptq: an adapter inside the checkpoint is not supported")
         self._offset = 1 if layout == "gptq" else 0
 
-    def covers(self, module: str, reader: Reader) -> bool:
+    def covers(self, module: str, reader: TensorReader) -> bool:
         return reader.has(f"{module}.qweight")
 
-    def load(self, module: str, shape: tuple[int, int], reader: Reader) -> Weight:
+    def load(self, module: str, shape: tuple[int, int], reader: TensorReader) -> Weight:
         rows, columns = shape
         name = f"{module}.qweight"
         packed = reader.get(name)
@@ -57,19 +58,19 @@ class GPTQ:
         expect(reader, f"{module}.scales", scales, (max(groups, 1), rows))
         stored = reader.get(f"{module}.qzeros")
         expect(reader, f"{module}.qzeros", stored, (groups, -(-rows * bits // 32)), torch.int32)
-        # Whole words are stored modulo 2^bits, so that the one added back wraps as well.
+        # Zero points are stored modulo 2^bits, so adding the one back must wrap, too.
         zeros = (unpack_stream(stored, bits, rows) + self._offset) & ((1 << bits) - 1)
         codes = unpack_stream(packed.T.contiguous(), bits, columns)
         index = self._group_index(module, columns, groups, reader)
         weight = int_weight(codes, bits, scales.T.contiguous(), zeros.T.contiguous(), index, name)
         if reader.has(f"{module}.bias"):
-            # AutoGPTQ writes one for every module, zeros where the architecture has none.
+            # AutoGPTQ writes a bias for every module: all zeros if the architecture has none.
             bias = expect(reader, f"{module}.bias", floats(reader, f"{module}.bias"), (rows,))
             weight.bias = bias if bool(bias.any()) else None
         return weight
 
-    def _group_index(self, module: str, columns: int, groups: int, reader: Reader) -> Tensor | None:
-        """None where groups are equal runs in order."""
+    def _group_index(self, module: str, columns: int, groups: int, reader: TensorReader) -> Tensor | None:
+        """The group of each column; None if the groups are equal runs in order."""
         name = f"{module}.g_idx"
         if not reader.has(name):
             if columns % groups:

@@ -1,4 +1,4 @@
-"""Quantising wide weights on load: round to nearest, symmetric."""
+"""Quantizes float weights on load: round to nearest, symmetric."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from headrace.kernels.weight import Weight
 from headrace.quant.bits import pack_nibbles
 from headrace.quant.containers import int4_weight, int8_weight
 
-__all__ = ["WIDE", "quantize_weight"]
+__all__ = ["FLOAT_SCHEMES", "quantize_weight"]
 
-WIDE = frozenset({"float32", "bfloat16", "float16"})
+FLOAT_SCHEMES = frozenset({"float32", "bfloat16", "float16"})
 _GROUP = 32
 _PIECE = 1 << 20
-"""Values that are quantised at a time: they and what is made of them stay in the processor's cache."""
+"""Values quantized at a time: they and their results stay in the processor's cache."""
 
 
 def quantize_weight(weight: Weight, kind: str) -> Weight:
-    """`int8`: a scale a row, codes -127 to 127. `int4`: a scale for 32 columns, codes 1 to 15 about 8.
+    """The weight as `int8` (one scale per row, codes -127 to 127) or `int4` (one scale per 32 columns, codes 1 to 15).
 
-    Stacks are quantised a part at a time. Raises UnsupportedModel for a weight that is quantised already, and for int4 rows
-    that are no multiple of 32.
+    Stacks are quantized part by part. Raises UnsupportedModel for a weight that is already quantized, and for `int4` if
+    the number of columns is not a multiple of 32.
     """
     if weight.parts:
         return replace(weight, parts=tuple(quantize_weight(part, kind) for part in weight.parts))
-    if weight.scheme not in WIDE:
+    if weight.scheme not in FLOAT_SCHEMES:
         raise UnsupportedModel(f"{weight.name or 'a weight'} is stored as {weight.scheme}: leave --quantize out")
     rows, columns = weight.shape
     if kind == "int4" and columns % _GROUP:
         raise UnsupportedModel(
-            f"{weight.name} has rows of {columns} values, no multiple of {_GROUP}: choose --quantize int8"
+            f"{weight.name} has rows of {columns} values, not a multiple of {_GROUP}: choose --quantize int8"
         )
     narrow = _int8 if kind == "int8" else _int4
     step = max(1, _PIECE // columns)
@@ -46,7 +46,7 @@ def quantize_weight(weight: Weight, kind: str) -> Weight:
 
 
 def _int8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(codes, scales)"""
+    """(codes, scales), one scale per row."""
     scales = matrix.abs().amax(1, keepdim=True) / 127
     return (matrix / _nonzero(scales)).round().to(torch.int8), scales
 

@@ -1,4 +1,4 @@
-"""Weights that aren't quantised, stacks, and rows taken out of any weight without dequantising it."""
+"""Weights that aren't quantized, stacks of weights, and row selection without dequantizing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: 
 
 
 def dense(weight: Tensor, name: str = "") -> Weight:
-    """A float32, bfloat16 or float16 [N, K] matrix, kept as a view in its own type; scheme tensor `weight`."""
+    """The weight of a float32, bfloat16 or float16 [N, K] matrix, a view in its own type; scheme tensor `weight`."""
     return Weight(
         _DTYPES[weight.dtype], (weight.shape[0], weight.shape[1]), {"weight": weight}, _unpack_dense, name=name
     )
@@ -27,9 +27,9 @@ def _unpack_dense(weight: Weight) -> Tensor:
 
 
 def stack(parts: Sequence[Weight], name: str = "") -> Weight:
-    """Matrices of the same K, one below the other. Their biases move to the stack, zeros where a part has none.
+    """Stack matrices of the same K by rows. Their biases move to the stack, with zeros for a part without bias.
 
-    Each part keeps its own `activation`: inputs are quantised a part at a time.
+    Each part keeps its own `activation`: inputs are quantized separately for each part.
     """
     rows = sum(part.shape[0] for part in parts)
     bias = None
@@ -40,7 +40,7 @@ def stack(parts: Sequence[Weight], name: str = "") -> Weight:
 
 
 def take_rows(weight: Weight, index: Tensor) -> Weight:
-    """The rows `index` (int64) of a weight that is not a stack, in the scheme's own form, bias included."""
+    """The rows `index` (int64) of a weight that is not a stack, in its stored form, with their bias."""
     bias = None if weight.bias is None else weight.bias[index]
     return replace(weight.take(index), bias=bias)
 
@@ -57,7 +57,7 @@ def place(weight: Weight, move: Callable[[Tensor], Tensor]) -> Weight:
 
 
 def same_values(one: Weight, other: Weight) -> bool:
-    """Whether two weights that are no stacks are stored alike, to the bit. False for equal values in different forms."""
+    """Whether two weights that are not stacks have the same stored bits. Equal values in different forms give False."""
     if one.scheme != other.scheme or one.shape != other.shape or one.tensors.keys() != other.tensors.keys():
         return False
     return all(_same_bits(tensor, other.tensors[key]) for key, tensor in one.tensors.items())

@@ -1,5 +1,4 @@
-"""The ASGI layer in front of every route: web pages of other origins, the API key, the drain, and
-the count of requests in flight."""
+"""The ASGI middleware in front of every route: CORS, the API key, the drain, and the count of requests in flight."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from headrace.server.http_errors import HttpError, ShuttingDown, to_http
 __all__ = ["OPEN_PATHS", "AccessMiddleware"]
 
 OPEN_PATHS = frozenset({"/health"})
-"""What is answered without a key: exactly these paths, once decoded. Everything else, known or not, needs one."""
+"""Paths that need no key: exactly these, after decoding. Every other path needs one, even a path without a route."""
 
 
 class AccessMiddleware:
@@ -33,7 +32,7 @@ class AccessMiddleware:
         if cors is None or origin is None:
             await self._answer(scope, receive, send)
         elif (headers := cors.preflight(scope, origin)) is not None:
-            # Without a key: a browser has none to send yet.
+            # Without a key: a browser sends none with a preflight request.
             await send({"type": "http.response.start", "status": 204, "headers": headers})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         else:
@@ -43,7 +42,7 @@ class AccessMiddleware:
         try:
             await self._answer(scope, receive, send)
         except Exception as error:
-            # The framework's own answer to it would pass us by, and the page could not read it.
+            # The framework's own answer would bypass this middleware, and the page could not read it.
             if not send.started:
                 await self._context.refuse(to_http(error))(scope, receive, send)
             raise
@@ -54,7 +53,7 @@ class AccessMiddleware:
             await self._context.refuse(refusal)(scope, receive, send)
             return
         if scope["method"] == "HEAD":
-            # As GET; the HTTP server leaves the body out.
+            # Answered as GET; the HTTP server leaves the body out.
             scope = {**scope, "method": "GET"}
         self._context.inflight += 1
         try:
@@ -79,11 +78,11 @@ class AccessMiddleware:
         key = self._context.api_key
         if key is None:
             return True
-        good = False
+        authorized = False
         for name, value in scope["headers"]:
             if name == b"authorization":
                 scheme, _, token = value.partition(b" ")
-                good |= scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), key)
+                authorized |= scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), key)
             elif name == b"x-api-key":
-                good |= hmac.compare_digest(value, key)
-        return good
+                authorized |= hmac.compare_digest(value, key)
+        return authorized

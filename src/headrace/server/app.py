@@ -27,7 +27,7 @@ Route = Callable[[Context, Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class _RouteSpec:
-    """One route. What it takes and answers is for the OpenAPI document: the routes parse and write themselves."""
+    """One route. The body types are for the OpenAPI document alone: the routes parse and encode bodies themselves."""
 
     method: str
     path: str
@@ -36,7 +36,7 @@ class _RouteSpec:
     request: type | None = None
     reply: type | None = None
     chunk: type | None = None
-    """The data of each event where the answer may be streamed."""
+    """The data of each event, if the answer can be streamed."""
     media: str = "application/json"
 
 
@@ -77,19 +77,19 @@ _ROUTES = (
         schemas.DetokenizeRequest,
         replies.DetokenizeReply,
     ),
-    _RouteSpec("GET", "/health", routes.health, "Tell whether the engine makes progress", reply=replies.HealthReply),
-    _RouteSpec("GET", "/metrics", routes.metrics, "Figures in Prometheus's text form", media="text/plain"),
-    _RouteSpec("GET", "/version", routes.version, "Tell the version", reply=replies.VersionReply),
+    _RouteSpec("GET", "/health", routes.health, "Report whether the engine makes progress", reply=replies.HealthReply),
+    _RouteSpec("GET", "/metrics", routes.metrics, "Metrics in Prometheus's text format", media="text/plain"),
+    _RouteSpec("GET", "/version", routes.version, "Report the version", reply=replies.VersionReply),
 )
 
 
 def create_app(client: EngineClient, tokenizer: ServerTokenizer, config: Config) -> FastAPI:
-    """The application around a client that has been started. Raises ConfigError."""
+    """The application for a client that has been started. Raises ConfigError."""
     return create_app_for(make_context(client, tokenizer, config))
 
 
 def create_app_for(context: Context) -> FastAPI:
-    # A redirect would repeat the Host header that the client made up.
+    # A redirect would repeat the client's Host header, which can hold anything.
     app = FastAPI(title="Headrace", version=__version__, redirect_slashes=False, redoc_url=None)
     app.state.context = context
     for row in _ROUTES:
@@ -117,19 +117,19 @@ def _endpoint(context: Context, route: Route) -> Callable[[Request], Awaitable[R
 
 
 def _handle_errors(app: FastAPI, context: Context) -> None:
-    async def foreseen(request: Request, error: Exception) -> Response:
+    async def on_error(request: Request, error: Exception) -> Response:
         return context.refuse(to_http(error))
 
-    async def framework(request: Request, error: Exception) -> Response:
+    async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return await routes.no_route(context, request, error)
 
-    async def gone(request: Request, error: Exception) -> Response:
+    async def on_disconnect(request: Request, error: Exception) -> Response:
         return Response(status_code=499)
 
-    app.add_exception_handler(HttpError, foreseen)
-    app.add_exception_handler(HeadraceError, foreseen)
-    app.add_exception_handler(HTTPException, framework)
-    app.add_exception_handler(ClientDisconnect, gone)
-    # The framework raises it again after this answer, and the HTTP server logs it.
-    app.add_exception_handler(Exception, foreseen)
+    app.add_exception_handler(HttpError, on_error)
+    app.add_exception_handler(HeadraceError, on_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
+    # The framework raises the error again after this answer, and the HTTP server logs it.
+    app.add_exception_handler(Exception, on_error)

@@ -1,4 +1,4 @@
-"""Ends a request's work early: when its client goes away, or when the server must stop."""
+"""Cancels a request's work early: when its client disconnects, or when the server must stop."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["CancelScope", "ClientDisconnected"]
 
 
 class ClientDisconnected(Exception):
-    """The client closed the connection; nobody reads an answer."""
+    """The client closed the connection before the answer was complete."""
 
 
 class CancelScope:
     """Used as `async with` around a request's work, after its body has been read. Cancels the task that entered it.
 
-    The one who catches the CancelledError calls `reason`, which says why and takes the cancellation back; None means
-    that the cancellation came from elsewhere.
+    Code that catches the CancelledError calls `reason`, which returns the reason and undoes the cancellation. None
+    means that the cancellation came from elsewhere.
     """
 
     def __init__(self, active: set[CancelScope], receive: Receive) -> None:
@@ -41,12 +41,12 @@ class CancelScope:
         self.release()
 
     def release(self) -> None:
-        """From here on nothing is interrupted. Twice is harmless."""
+        """Cancel nothing from now on. A second call has no effect."""
         self._active.discard(self)
         self._watch.cancel()
 
     def stop(self, why: Exception) -> None:
-        """Cancel the work; it ends with `why`. Only the first call counts, and none after `release`."""
+        """Cancel the work; its reason is `why`. Only the first call has an effect, and none after `release`."""
         if self._why is None and self in self._active:
             self._why = why
             self._task.cancel()

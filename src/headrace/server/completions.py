@@ -38,8 +38,8 @@ __all__ = ["answer_completion"]
 MAX_PROMPTS = 2048
 DEFAULT_MAX_TOKENS = 16
 _INLINE = 2000
-"""Bytes of a request whose texts are tokenised at once; longer ones are in a thread, so that they don't hold up the
-streams."""
+"""Bytes. The texts of a request up to this size are tokenised in the event loop; those of a longer one in a thread, so
+that they don't block the streams."""
 
 
 async def answer_completion(context: Context, request: Request) -> Response:
@@ -64,7 +64,8 @@ async def answer_completion(context: Context, request: Request) -> Response:
 
 
 def _jobs(context: Context, info: ModelInfo, body: CompletionRequest, request_id: str) -> list[GenerateRequest]:
-    """The prompts one after the other, so that the first that is refused spares the rest their work. In any thread."""
+    """Tokenise the prompts one after the other: the first one that is refused saves the work for the others. Runs in
+    any thread."""
     prompts = _prompts(body.prompt)
     n = body.n or 1
     if len(prompts) * n > MAX_PROMPTS:
@@ -90,7 +91,7 @@ def _refuse_unsupported(body: CompletionRequest) -> None:
 
 
 def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
-    """The four shapes as a list of prompts. Raises InvalidRequest for an empty one and for a mixture."""
+    """The four forms of `prompt` as a list of prompts. Raises InvalidRequest for an empty prompt and for a mixture."""
     if isinstance(prompt, str):
         prompts: list[str | list[int]] = [prompt]
     elif prompt and all(isinstance(item, int) for item in prompt):
@@ -146,15 +147,15 @@ class _TextDialect:
         self._prompt_count = body.prompt_logprobs
         self._ids = bool(body.return_token_ids)
         self._offsets: dict[int, TextOffsets] = {}
-        self._begun: set[int] = set()
-        # One chunk, filled in anew for each piece: only the choice changes.
+        self._started: set[int] = set()
+        # One chunk, filled in again for each piece: only the choice changes.
         self._choice = TextChoice(0, "")
         self._chunk = TextCompletion(request_id, "text_completion", int(time.time()), model, [self._choice])
 
     def chunk(self, output: Output, usage: ChunkUsage) -> bytes:
         shown = output.text or output.logprobs or output.finish_reason is not None or (self._ids and output.token_ids)
-        begins = (self._ids or self._prompt_count is not None) and output.index not in self._begun
-        if not (shown or begins):
+        starts = (self._ids or self._prompt_count is not None) and output.index not in self._started
+        if not (shown or starts):
             return b""
         choice = self._choice
         choice.index, choice.text = output.index, output.text
@@ -164,16 +165,16 @@ class _TextDialect:
             choice.logprobs = self._logprobs(output.index, output.logprobs or ())
         if self._ids:
             choice.token_ids = output.token_ids
-        if begins:
-            self._begin(choice)
+        if starts:
+            self._add_prompt_fields(choice)
         self._chunk.usage = usage
         data = event(self._chunk)
         choice.prompt_token_ids = choice.prompt_logprobs = UNSET
         return data
 
-    def _begin(self, choice: TextChoice) -> None:
-        """What the first piece of a choice says of its prompt."""
-        self._begun.add(choice.index)
+    def _add_prompt_fields(self, choice: TextChoice) -> None:
+        """Fill in the fields about the prompt, which stand in the first piece of a choice."""
+        self._started.add(choice.index)
         if self._ids:
             choice.prompt_token_ids = list(self._jobs[choice.index // self._run.n].prompt)
         entries = self._run.prompt_entries.get(choice.index)
@@ -192,7 +193,7 @@ class _TextDialect:
         rendered = TextChoice(choice.index, choice.text, logprobs, choice.finish_reason, choice.stop_reason)
         if self._ids:
             rendered.token_ids = choice.token_ids
-        self._begin(rendered)
+        self._add_prompt_fields(rendered)
         return rendered
 
     def _logprobs(self, index: int, entries: Sequence[LogprobEntry]) -> TextLogprobs:

@@ -1,4 +1,4 @@
-"""What the routes share: the engine's client, the tokenizer, the figures, and the requests in flight."""
+"""State that the routes share: the engine's client, the tokenizer, the metrics, and the requests in flight."""
 
 from __future__ import annotations
 
@@ -42,33 +42,33 @@ class ServerTokenizer(Protocol):
 
 @dataclass(slots=True)
 class Context:
-    """One server. Used from the event loop's thread alone."""
+    """The state of one server. Used from the event loop's thread alone."""
 
     client: EngineClient
     tokenizer: ServerTokenizer
     model: str
-    """The name that clients give."""
+    """The model's name in requests."""
     api_key: bytes | None
     max_choices: int
-    """Sequences that one request may make: more could never wait at once."""
+    """Sequences that one request may have: the queue never has room for more."""
     cors: Cors | None = None
-    """None: pages of other origins read nothing."""
+    """None: pages of other origins cannot read the answers."""
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     workers: TextWorkers = field(default_factory=TextWorkers)
     active: set[CancelScope] = field(default_factory=set)
-    """Requests that the engine works on."""
+    """Of the requests that the engine works on."""
     inflight: int = 0
-    """HTTP requests that have not been answered to the end."""
+    """HTTP requests whose answer is not complete."""
     draining: bool = False
 
     def check_model(self, name: str | None) -> None:
-        """Raises HttpError 404 for another name than ours; a request that names none means the one there is."""
+        """Raise HttpError 404 if `name` is not the served model's; None stands for the served model."""
         if name is not None and name != self.model:
             message = f"the model {name[:200]!r} does not exist: this server serves {self.model!r}"
             raise HttpError(404, message, param="model", code="model_not_found")
 
     def check_choices(self, prompts: int, n: int) -> None:
-        """Raises InvalidRequest for a request that not even an idle server could take."""
+        """Raise InvalidRequest for a request that even an idle server could not queue."""
         if prompts * n > self.max_choices:
             message = (
                 f"{prompts} prompts with n {n} make {prompts * n} sequences, but at most {self.max_choices} may wait: "
@@ -77,13 +77,13 @@ class Context:
             raise InvalidRequest(message, "n" if prompts == 1 else "prompt", "too_many_choices")
 
     def refuse(self, error: HttpError) -> Response:
-        """The response for `error`, counted."""
+        """The response for `error`, which is counted in the metrics."""
         self.metrics.errors[error.status] += 1
         return error_response(error)
 
 
 def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Config) -> Context:
-    """Raises ConfigError for an API key that would guard nothing, or that no client could send."""
+    """The state of a new server. Raises ConfigError for an API key that is empty or cannot stand in an HTTP header."""
     key = config.server.api_key
     if key is not None:
         key = key.strip()

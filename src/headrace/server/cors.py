@@ -1,5 +1,4 @@
-"""Lets web pages of other origins read the answers (the Fetch standard, 3.3), where the user has named their
-origins."""
+"""Cross-origin resource sharing (the Fetch standard, 3.3): web pages of the configured origins may read the answers."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ class Cors:
         self._origins = frozenset(origin.strip().encode() for origin in origins.split(","))
 
     def allowed(self, scope: Scope) -> bytes | None:
-        """What a page's origin is answered with; None for a request of no page, or of one that may not read the
-        answer."""
+        """The origin that the answer allows; None if the request comes from no page, or from a page that may not read
+        the answer."""
         origin = _header(scope, b"origin")
         if origin is None:
             return None
@@ -33,7 +32,7 @@ class Cors:
         return origin if origin in self._origins else None
 
     def preflight(self, scope: Scope, origin: bytes) -> list[Header] | None:
-        """The headers that answer a browser which asks ahead of a request; None where this is no such question."""
+        """The headers that answer a browser's preflight request; None for every other request."""
         if scope["method"] != "OPTIONS" or _header(scope, b"access-control-request-method") is None:
             return None
         headers = [
@@ -50,7 +49,7 @@ class Cors:
 
 
 class CorsSend:
-    """A `send` that adds the headers to whatever is answered."""
+    """A `send` that adds the CORS headers to every answer."""
 
     def __init__(self, send: Send, origin: bytes) -> None:
         self._send, self._origin = send, origin

@@ -1,5 +1,5 @@
-"""Says once that the process runs out of file descriptors: what the kernel then refuses, event loops drop in silence
-(uvloop) or report at every attempt (asyncio)."""
+"""Logs once that the process runs out of file descriptors. Event loops either drop the refused connections silently
+(uvloop) or report every attempt (asyncio)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["DescriptorWatch"]
 
 _log = logging.getLogger(__name__)
 _NEAR = 8
-"""DescriptorWatch left, at most, when it is said: the lowest free number is always given out, so numbers tell how many are
-in use."""
+"""Descriptors left, at most, when this is logged. The kernel gives out the lowest free number, so a new connection's
+number shows how many are in use."""
 
 
 class DescriptorWatch:
-    """One server's. Thread: the event loop's."""
+    """Watches the file descriptors of one server. Thread: the event loop's."""
 
     def __init__(self) -> None:
         self._reported = False
 
     def opened(self, number: int) -> None:
-        """A connection has this number."""
+        """Check the descriptor number of a new connection."""
         limit = _limit()
         if limit is None:
             return
@@ -34,7 +34,7 @@ class DescriptorWatch:
             self._reported = False
 
     def handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """The loop's exception handler."""
+        """Exception handler of the event loop."""
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             self._report(_limit())
@@ -49,7 +49,7 @@ class DescriptorWatch:
 
 
 def _limit() -> int | None:
-    """DescriptorWatch that this process may have; None where nobody says."""
+    """Descriptors that this process may have; None if there is no limit."""
     if sys.platform == "win32":
         return None
     import resource

@@ -1,4 +1,4 @@
-"""Asks the server's own HTTP endpoint one question and shows the answer in the terminal as it comes."""
+"""Sends one prompt to the server's own HTTP endpoint and shows the streamed answer in the terminal."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from headrace.event_stream import event_data
 __all__ = ["ask"]
 
 _MOST = 256
-"""Pieces shown; the rest of a longer answer is not waited for."""
+"""Pieces shown; a longer answer is cut off there."""
 
 
 def ask(url: str, model: str, prompt: str, api_key: str | None = None, out: TextIO | None = None) -> None:
     """Print the prompt and the streamed answer, or the error. Blocks; meant for a thread."""
     out = sys.stdout if out is None else out
-    # Late: a server without a first prompt has no use for a client.
+    # Late: a server without a first prompt needs no HTTP client.
     import httpx
 
     print(f"\n> {prompt}", file=out, flush=True)

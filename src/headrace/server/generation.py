@@ -1,4 +1,4 @@
-"""One HTTP request's run through the engine: its prompts, their choices, and the totals."""
+"""Generation for one HTTP request: its prompts, their choices, and the token totals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _QUEUE = 64
 
 @dataclass(slots=True)
 class GeneratedChoice:
-    """A choice as it grows; the whole answer is made from it."""
+    """The output of one choice so far; the complete answer is built from it."""
 
     index: int
     pieces: list[str] = field(default_factory=list)
@@ -40,14 +40,14 @@ class GeneratedChoice:
 
 
 class GenerationRun:
-    """The prompts of one request. `outputs` yields pieces whose index counts choices over all prompts."""
+    """Runs the prompts of one request. `outputs` yields pieces whose index counts the choices of all prompts."""
 
     def __init__(self, client: EngineClient, requests: Sequence[GenerateRequest]) -> None:
         self._client, self._requests = client, requests
         self.n = requests[0].params.n
         self.choices = self.n * len(requests)
         self.prompt_entries: dict[int, list[LogprobEntry]] = {}
-        """By choice, from its first piece on; where prompt logprobs were asked for."""
+        """By choice, from its first piece on; empty unless the request has `prompt_logprobs`."""
         self._usages: list[Usage] = [Usage(len(request.prompt), 0, 0) for request in requests]
         self._logprobs = requests[0].params.logprobs is not None
         self._stream = self._open()
@@ -67,7 +67,7 @@ class GenerationRun:
                 if output.prompt_logprobs is not None:
                     self.prompt_entries[output.index] = output.prompt_logprobs
                 if not self._logprobs:
-                    # An echoed prompt may bring its own though none were asked for in this place.
+                    # An echoed prompt has logprobs of its own, though the request has no `logprobs`.
                     output.logprobs = None
                 yield output
         finally:
@@ -100,14 +100,14 @@ def usage_reply(usage: Usage) -> UsageReply:
 
 
 async def close_stream(stream: AsyncIterator[Output]) -> None:
-    """Close a generator, which aborts what still runs; a plain iterator has nothing to close."""
+    """Close a generator, which aborts the requests that still run. A plain iterator has nothing to close."""
     close = getattr(stream, "aclose", None)
     if close is not None:
         await close()
 
 
 async def _merge(streams: Sequence[AsyncIterator[Output]], n: int) -> AsyncIterator[Output]:
-    """Several prompts' outputs as they come. The first error ends them all."""
+    """Merge the outputs of several prompts in order of arrival. The first error ends them all."""
     queue: asyncio.Queue[Output | Exception | None] = asyncio.Queue(_QUEUE)
 
     async def pump(first: int, stream: AsyncIterator[Output]) -> None:

@@ -1,4 +1,4 @@
-"""Keeps a stream's connection alive while nothing comes: proxies and browsers close one that is silent for long."""
+"""Sends comments on a stream that is idle: proxies and browsers close a connection that is idle for long."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ __all__ = ["COMMENT", "Heartbeat"]
 COMMENT = b": nothing yet\n\n"
 """A line that readers of server-sent events skip (HTML standard, 9.2.6)."""
 _INTERVAL = 5.0
-"""Seconds between two looks at a stream."""
+"""Seconds between two checks of a stream."""
 _IDLE_CHECKS = 2
-"""Looks without a piece after which a comment is written: 10 to 15 seconds of silence."""
+"""Checks without a piece after which a comment is sent: 10 to 15 idle seconds."""
 
 
 class Heartbeat:
-    """One stream's. It costs a streamed piece nothing but setting `sent`. Thread: the event loop's."""
+    """Heartbeat of one stream. Its only cost per streamed piece is setting `sent`. Thread: the event loop's."""
 
     def __init__(self, write: Callable[[], Awaitable[None]]) -> None:
-        """`write` sends a comment."""
+        """`write` sends one comment."""
         self._write = write
         self.sent = False
         self._idle_checks = 0
@@ -43,8 +43,8 @@ class Heartbeat:
         self._arm()
 
     async def stop(self) -> None:
-        """Nothing is written once this returns."""
+        """Stop; no comment is sent after this returns."""
         if self._task is not None:
-            # Not cancelled: it may be about to send the head of the answer.
+            # Not cancelled: it may be sending the head of the answer.
             await asyncio.wait({self._task})
         self._timer.cancel()

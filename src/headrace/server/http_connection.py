@@ -1,6 +1,5 @@
-"""Uvicorn's HTTP/1 connection with some things settled: what a client sends has limits of size and time, what is no
-HTTP is refused in our error shape, offers of other protocols are ignored, and clients of HTTP/1.0, which know no
-chunks, get none."""
+"""Uvicorn's HTTP/1 connection with additions: limits of size and time for what a client sends, errors in our form for
+invalid HTTP, offers of other protocols ignored, and answers without chunks for clients of HTTP/1.0, which have none."""
 
 from __future__ import annotations
 
@@ -19,25 +18,25 @@ __all__ = ["MAX_HEAD", "HttpConnection"]
 _LINGER = 2.0
 """Seconds in which what a refused client still sends is read and dropped."""
 _LAST_LINGER = 0.2
-"""The same where the server is about to end."""
+"""The same while the server shuts down."""
 _MOST_DROPPED = 16 * 2**20
-"""Bytes of it."""
+"""Bytes that are read and dropped, at most."""
 
 MAX_HEAD = 64 * 2**10
-"""Bytes of a request line and headers, give or take what arrives in one piece."""
+"""Bytes of a request line and headers; up to one received piece more."""
 
 
 class HttpConnection(HttpToolsProtocol):
-    """One connection. Thread: the event loop's."""
+    """One connection of a client. Thread: the event loop's."""
 
     _head = 0
-    """Bytes that came while headers were not complete."""
+    """Bytes received while the headers were not complete."""
     _in_head = True
-    """Until headers are complete; again once the body is."""
-    _begun = False
-    """Whether a byte of a request has come that is not complete."""
+    """True until the headers are complete, and again when the body is complete."""
+    _started = False
+    """True if a part of a request has come, but not all of it."""
     _offered: bytes | None = None
-    """The head of a request that offers another protocol, without the offer."""
+    """The head of a request that offers another protocol, with the offer removed."""
     _refused = False
     _dropped = 0
 
@@ -81,8 +80,8 @@ class HttpConnection(HttpToolsProtocol):
                 self._refuse(HttpError(400, "this is not a valid HTTP/1.1 request", code="invalid_http"))
 
     def _ignore_offer(self, rest: bytes) -> None:
-        """A server may ignore an offer (RFC 9110, 7.8), but the parser takes what follows for the other protocol: a new
-        one reads the same head without the offer, and the body."""
+        """Ignore the offer of another protocol, as a server may (RFC 9110, 7.8). The parser would take what follows for
+        the other protocol, so a new parser reads the same head without the offer, and the body."""
         head, self._offered = self._offered, None
         assert head is not None
         self.parser = httptools.HttpRequestParser(self)
@@ -90,7 +89,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head, self._in_head, self._begun = 0, True, True
+        self._head, self._in_head, self._started = 0, True, True
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
@@ -109,10 +108,10 @@ class HttpConnection(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def _check_transfer_encoding(self) -> None:
-        """Any coding but chunks would have to be undone. What is raised here ends the parser's work."""
+        """Refuse every transfer coding but chunked, since no other is decoded. Raising here stops the parser."""
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]
         if codings and [coding.strip().lower() for coding in codings] != [b"chunked"]:
-            message = "the only transfer coding that is understood is chunked: send the body without another"
+            message = "the only supported transfer coding is chunked: send the body without another"
             self._refuse(HttpError(501, message, code="unsupported_transfer_encoding"))
             raise ValueError(message)
 
@@ -120,16 +119,16 @@ class HttpConnection(HttpToolsProtocol):
         if self._offered is not None:
             return
         super().on_message_complete()
-        # Whatever comes next on this connection is another head.
-        self._head, self._in_head, self._begun = 0, True, False
+        # The next bytes on this connection belong to another head.
+        self._head, self._in_head, self._started = 0, True, False
 
     def refuse_unfinished(self) -> None:
-        """The server ends: whoever has sent half a body is told so."""
+        """The server shuts down: answer a request whose body is not complete with an error."""
         if self._awaited() == BODY:
             self._refuse_late(ShuttingDown(), _LAST_LINGER)
 
     def abort_unread(self) -> None:
-        """The server ends: whoever has not read an answer by now gets no more of it."""
+        """The server shuts down: abort an answer that the client has not read by now."""
         if self._answering():
             self.transport.abort()
 
@@ -140,13 +139,13 @@ class HttpConnection(HttpToolsProtocol):
             super().shutdown()
 
     def _awaited(self) -> str | None:
-        """What the client owes, once something has come."""
+        """What the client must send next, HEAD or BODY; None if nothing is due."""
         if self._refused:
             return None
         if not self._in_head:
             return BODY
-        # With a request under way and no byte of another, it is the client who waits.
-        return HEAD if self._begun or not self._answering() else None
+        # While a request is answered and no byte of another has come, the client waits for the server.
+        return HEAD if self._started or not self._answering() else None
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -162,18 +161,18 @@ class HttpConnection(HttpToolsProtocol):
         self._refuse_late(HttpError(408, f"the request's {limits}", code="request_timeout"), _LINGER)
 
     def _refuse_late(self, error: HttpError, linger: float) -> None:
-        """Answer, unless there is nothing to answer or an answer has been given."""
-        if not self._begun or (not self._in_head and self.cycle.response_started):
+        """Send the error, unless there is no request or its answer has started."""
+        if not self._started or (not self._in_head and self.cycle.response_started):
             self.transport.close()
         else:
             self._refuse(error, linger)
 
     def _refuse(self, error: HttpError, linger: float = _LINGER) -> None:
-        """Answer and end our side alone: a socket that is closed while data comes in is reset, and the client may lose
-        the answer with it (RFC 9112, 9.6)."""
+        """Send the error and close the sending side alone: a socket that is closed while data comes in is reset, and
+        the client may lose the answer (RFC 9112, 9.6)."""
         self._refused = True
         if self._answering():
-            # The answer to what came before on this connection has nowhere to go any more.
+            # The answer to an earlier request on this connection can no longer be sent.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         body = msgspec.json.encode(error_body(error))
@@ -189,7 +188,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 def _send_plain(cycle: RequestResponseCycle) -> None:
-    """Without a declared length the body ends with the connection, which is closed anyway."""
+    """Send the answer without chunks. A body without a declared length ends with the connection, which is closed."""
     send = cycle.send
     open_end = False
 

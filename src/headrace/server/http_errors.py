@@ -1,4 +1,4 @@
-"""What a client is told when something goes wrong: status, OpenAI-shaped body, headers."""
+"""HTTP errors: status, a body in OpenAI's form, headers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ShuttingDown(HttpError):
 
 
 def to_http(error: Exception) -> HttpError:
-    """The answer that `error` deserves. What we did not foresee is a 500 that tells nothing of our inside."""
+    """The HTTP error for an exception. An unexpected one becomes a 500 that shows no internals."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, InvalidRequest):

@@ -1,8 +1,8 @@
-"""Counts what a body of JSON holds before it is parsed.
+"""Limits the number of parts and values of a JSON body before it is parsed.
 
-The parser is fast by the byte, but each list, object and key costs a hundred times a byte's time, and it lets nobody
-else run: 16 MiB of empty lists take seconds. Counting takes milliseconds, in slices between which the event loop serves
-others.
+The parser is fast per byte, but each list, object and key costs a hundred times as much as a byte, and the parser
+blocks the event loop: 16 MiB of empty lists take seconds. Counting takes milliseconds, in slices between which the
+event loop runs other tasks.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from headrace.errors import InvalidRequest
 __all__ = ["SMALL", "check_json_limits"]
 
 SMALL = 64 * 2**10
-"""Bytes of a body that is parsed without being counted: it cannot hold much."""
+"""Bytes. A body up to this size is parsed without counting: it cannot hold much."""
 _SLICE = 128 * 2**10
 
 
 async def check_json_limits(body: bytes, most_parts: int, most_values: int) -> None:
-    """Raises InvalidRequest for more lists, objects and keys than `most_parts`, or more values in lists than
-    `most_values`."""
+    """Raise InvalidRequest for more than `most_parts` lists, objects and keys, or more than `most_values` values in
+    lists."""
     if len(body) <= SMALL:
         return
     parts = values = at = 0
@@ -43,14 +43,14 @@ def _too_many(what: str, most: int) -> InvalidRequest:
 
 
 def _slice(body: bytes, at: int) -> bytes:
-    """The next bytes; one more where the end would part a backslash from what it escapes."""
+    """The next bytes; one more if the end would separate a backslash from the character that it escapes."""
     piece = body[at : at + _SLICE]
     backslashes = len(piece) - len(piece.rstrip(b"\\"))
     return body[at : at + _SLICE + 1] if backslashes % 2 else piece
 
 
 def _outside_strings(piece: bytes, in_string: bool) -> tuple[bytes, bool]:
-    """What of it lies outside strings, and whether it ends within one."""
+    """(The bytes outside strings, whether the piece ends inside a string)."""
     if b"\\" in piece:
         piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
     parts = piece.split(b'"')

@@ -1,8 +1,8 @@
 """`headrace serve`: start the engine, open the port, drain on SIGTERM.
 
-The port opens only when the engine is ready, so a client that connects is answered. It is bound before the model loads,
-so that a taken port is an error at once. The first SIGTERM or SIGINT drains: the port stays open and answers 503 while
-running requests finish, for `drain_timeout` at most. A second signal ends everything at once.
+The port opens only when the engine is ready, so a client that connects gets an answer. It is bound before the model
+loads, so that a port in use is an error at once. The first SIGTERM or SIGINT drains: the port stays open and answers
+503 while running requests finish, for `drain_timeout` at most. A second signal ends everything at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import uvicorn
 from headrace import event_loop
 from headrace.client.api import EngineClient
 from headrace.config import Config, read_environment
-from headrace.engine.launch import Launched
+from headrace.engine.launch import EngineProcessHandle
 from headrace.errors import ConfigError
 from headrace.hub.model_reference import display_name
 from headrace.progress import loading_bar
@@ -41,23 +41,26 @@ from headrace.server.http_errors import ShuttingDown
 __all__ = ["run", "serve"]
 
 _log = logging.getLogger(__name__)
-_GOODBYE = 1.0
-"""Seconds for the error events of those that outlast the drain; who has not read them by then is cut off."""
-_AT_ONCE = 1.0
+_FINAL_EVENTS = 1.0
+"""Seconds for sending the error events of requests that outlast the drain; after that their connections are closed."""
+_HARD_EXIT = 1.0
 """Seconds between a second signal and a hard exit."""
 _KEEP_ALIVE = 75
-"""Seconds; longer than the pools of common clients keep a connection, so that they never reuse one that we just
-closed."""
+"""Seconds; longer than common clients keep a connection in their pool, so that they never reuse one that the server has
+just closed."""
 
 
-def run(config: Config, model_path: Path, first_prompt: str | None = None, launched: Launched | None = None) -> int:
+def run(
+    config: Config, model_path: Path, first_prompt: str | None = None, launched: EngineProcessHandle | None = None
+) -> int:
     """Serve until a signal comes; returns the exit code. Raises what the engine raises while it loads, and ConfigError.
-    `launched`: the engine's process, where it has been started already.
+    `launched`: the engine's process, if it has been started already.
 
-    The process is to end with it: after a signal that was obeyed, later ones no longer change the exit code.
+    The process must end after this call: once a signal has ended the server, later signals are ignored, so that they
+    don't change the exit code.
     """
-    # Here, so that the application alone can be had without the engine.
-    from headrace.client.remote import ProcessClient
+    # Here, so that the application can be imported without the engine.
+    from headrace.client.process_client import ProcessClient
     from headrace.tokenization.tokenizer import load_tokenizer
 
     config = _with_path(config, model_path)
@@ -65,11 +68,11 @@ def run(config: Config, model_path: Path, first_prompt: str | None = None, launc
         tokenizer = load_tokenizer(model_path, config.model.chat_template)
         tokenizer.warm_chat_template()
         client = ProcessClient(config, tokenizer, progress, launched=launched)
-        return event_loop.run(_deaf_afterwards(serve(config, client, tokenizer, listener, first_prompt)))
+        return event_loop.run(_ignoring_signals_after(serve(config, client, tokenizer, listener, first_prompt)))
 
 
 def _with_path(config: Config, model_path: Path) -> Config:
-    """The engine is given the path; clients see the name that the user gave."""
+    """The configuration with the model's path for the engine, and for clients the name that the user gave."""
     name = config.server.served_model_name or display_name(config.model.model)
     given = config.server.api_key
     key = given.strip() if given else read_environment().api_key
@@ -78,7 +81,7 @@ def _with_path(config: Config, model_path: Path) -> Config:
     return config.model_copy(update={"server": server, "model": model})
 
 
-async def _deaf_afterwards(work: Coroutine[Any, Any, int]) -> int:
+async def _ignoring_signals_after(work: Coroutine[Any, Any, int]) -> int:
     code = await work
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
@@ -86,7 +89,7 @@ async def _deaf_afterwards(work: Coroutine[Any, Any, int]) -> int:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet. Raises ConfigError for an address that cannot be had."""
+    """A bound socket that does not listen yet. Raises ConfigError for an address that cannot be bound."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -95,33 +98,32 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except (OSError, UnicodeError) as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}; choose another --port or --host"
-        ) from None
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot listen on {host}:{port}: {why}; choose another --port or --host") from None
     return listener
 
 
 class _StopSignals:
-    """The two signals."""
+    """Events of the first and the second signal."""
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()
         self.now = asyncio.Event()
 
-    def signalled(self) -> None:
+    def on_signal(self) -> None:
         if not self.drain.is_set():
             self.drain.set()
             return
         self.now.set()
-        # Nothing may hold it up, not even a thread that cannot be stopped. The engine ends when we do.
-        asyncio.get_running_loop().call_later(_AT_ONCE, os._exit, 0)
+        # Nothing may delay the exit, not even a thread that cannot be stopped. The engine ends with this process.
+        asyncio.get_running_loop().call_later(_HARD_EXIT, os._exit, 0)
 
 
 @contextlib.contextmanager
 def _signals(stop: _StopSignals) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.signalled)
+        loop.add_signal_handler(number, stop.on_signal)
     try:
         yield
     finally:
@@ -137,12 +139,12 @@ class _Server(uvicorn.Server):
         yield
 
     def refuse_unfinished(self) -> None:
-        """Wait for no body any more."""
+        """Refuse the requests whose body is not complete."""
         for connection in self._connections():
             connection.refuse_unfinished()
 
     def abort_unread(self) -> None:
-        """Wait for no reader any more."""
+        """Abort the answers that clients have not read."""
         for connection in self._connections():
             connection.abort_unread()
 
@@ -157,28 +159,28 @@ async def serve(
     listener: socket.socket,
     first_prompt: str | None = None,
 ) -> int:
-    """Everything from the engine's start to its end, on a bound socket. Returns the exit code."""
-    began = time.monotonic()
+    """Start the engine, serve on a bound socket, and stop the engine. Returns the exit code."""
+    started = time.monotonic()
     stop = _StopSignals()
     with _signals(stop):
         try:
-            # Before the engine is waited for, which takes longer.
+            # Before waiting for the engine, which takes longer.
             context = make_context(client, tokenizer, config)
             descriptors = DescriptorWatch()
             asyncio.get_running_loop().set_exception_handler(descriptors.handle)
             server = _server_of(context, descriptors)
-            # What start-up made stays for good: the collector need not look at it again, which keeps its pauses short.
+            # Objects of the start-up stay: the garbage collector need not visit them again, so its pauses stay short.
             gc.collect()
             gc.freeze()
-            if await _unless(stop.drain, client.start()):
-                await _serve_until(stop, server, context, config, listener, began, first_prompt)
+            if await _run_unless(stop.drain, client.start()):
+                await _serve_until(stop, server, context, config, listener, started, first_prompt)
         finally:
             await _close(client, stop)
     return 0
 
 
-async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work; False where the event comes first, which cancels it. Raises what the work raises."""
+async def _run_unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work; False if the event comes first, which cancels the work. Raises what the work raises."""
     task, waiter = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
     waiter.cancel()
@@ -212,22 +214,22 @@ async def _serve_until(
     context: Context,
     config: Config,
     listener: socket.socket,
-    began: float,
+    started: float,
     first_prompt: str | None,
 ) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await _until_started(server, serving)
     url = _url(config.server.host, listener.getsockname()[1])
     info = context.client.info
-    took = time.monotonic() - began
-    _say(f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)")
+    took = time.monotonic() - started
+    _print_line(f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)")
     if first_prompt is not None:
-        # A daemon, so that an answer under way holds up no exit.
+        # A daemon, so that a running answer doesn't delay the exit.
         threading.Thread(
             target=ask, args=(url, context.model, first_prompt, config.server.api_key), daemon=True, name="first prompt"
         ).start()
     try:
-        await _either(stop.drain, serving)
+        await _wait_for_either(stop.drain, serving)
         await _drain(stop, server, context, config.server.drain_timeout)
     finally:
         server.should_exit = True
@@ -239,8 +241,8 @@ async def _serve_until(
         context.workers.close()
 
 
-def _say(text: str) -> None:
-    """On stdout. A pipe that nobody reads any more or a full disk is no reason to end: the port is what matters."""
+def _print_line(text: str) -> None:
+    """Print to stdout. A closed pipe or a full disk does not end the server: serving goes on."""
     try:
         print(text, flush=True)
     except OSError:
@@ -263,7 +265,7 @@ def _url(host: str, port: int) -> str:
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
-async def _either(event: asyncio.Event, task: asyncio.Task[None]) -> None:
+async def _wait_for_either(event: asyncio.Event, task: asyncio.Task[None]) -> None:
     waiter = asyncio.ensure_future(event.wait())
     await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
     waiter.cancel()
@@ -272,25 +274,25 @@ async def _either(event: asyncio.Event, task: asyncio.Task[None]) -> None:
 
 
 async def _drain(stop: _StopSignals, server: _Server, context: Context, timeout: float) -> None:
-    """Refuse what is new, let what runs finish; end what has not finished in time with an error that says so."""
+    """Refuse new requests and let running ones finish; those that don't finish in time end with an error."""
     context.draining = True
     if context.inflight:
         _log.warning("draining: %d requests get up to %g s; a second signal ends them now", context.inflight, timeout)
-    await _idle(context, timeout, stop.now)
+    await _wait_until_idle(context, timeout, stop.now)
     for scope in list(context.active):
         scope.stop(ShuttingDown())
     server.refuse_unfinished()
-    await _idle(context, _AT_ONCE / 2 if stop.now.is_set() else _GOODBYE)
+    await _wait_until_idle(context, _HARD_EXIT / 2 if stop.now.is_set() else _FINAL_EVENTS)
 
 
-async def _idle(context: Context, timeout: float, unless: asyncio.Event | None = None) -> None:
+async def _wait_until_idle(context: Context, timeout: float, unless: asyncio.Event | None = None) -> None:
     until = time.monotonic() + timeout
     while context.inflight and time.monotonic() < until and not (unless is not None and unless.is_set()):
         await asyncio.sleep(0.02)
 
 
 async def _close(client: EngineClient, stop: _StopSignals) -> None:
-    """Stop the engine: with patience, or none after a second signal."""
+    """Stop the engine: wait for 10 seconds, or for 1 after a second signal."""
     closing = asyncio.ensure_future(client.close())
     hurry = asyncio.ensure_future(stop.now.wait())
     await asyncio.wait({closing, hurry}, timeout=10, return_when=asyncio.FIRST_COMPLETED)

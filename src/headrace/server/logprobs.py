@@ -1,4 +1,4 @@
-"""Logprobs in the forms of the two APIs. No number that leaves here is NaN or infinite, since JSON has neither."""
+"""Logprobs in the forms of the two APIs. All numbers are finite, since JSON has no NaN and no infinity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.server.replies import ChatAlternative, ChatLogprob, ChatLogprobs, 
 __all__ = ["TextOffsets", "chat_logprobs", "prompt_logprobs", "text_logprobs"]
 
 FLOOR = -9999.0
-"""What stands for a probability of zero."""
+"""Stands for the logarithm of a probability of zero."""
 
 
 def _finite(logprob: float) -> float:
@@ -32,7 +32,7 @@ def _chat_entry(entry: LogprobEntry, count: int) -> ChatLogprob:
 
 
 class TextOffsets:
-    """Where each token starts in a choice's text: whole characters of the bytes so far."""
+    """Start of each token in a choice's text, counted in complete characters of the bytes so far."""
 
     def __init__(self) -> None:
         self._chars = 0
@@ -45,8 +45,8 @@ class TextOffsets:
 
 
 def text_logprobs(entries: Sequence[LogprobEntry], count: int, offsets: TextOffsets) -> TextLogprobs:
-    """The completions form. As in OpenAI's, `top_logprobs` holds the token itself even where it is not among the
-    `count`."""
+    """The form of completions. As in OpenAI's API, `top_logprobs` includes the token itself, even if it is not among
+    the `count` most likely."""
     return TextLogprobs(
         tokens=[entry.token for entry in entries],
         token_logprobs=[None if entry.logprob is None else _finite(entry.logprob) for entry in entries],
@@ -66,7 +66,7 @@ def _text_top(entry: LogprobEntry, count: int) -> dict[str, float] | None:
     for token_id, text, raw, value in candidates:
         if token_id not in ids:
             ids.add(token_id)
-            # Two tokens may look the same, above all halves of characters: the second goes under its bytes.
+            # Two tokens may have the same text, mostly parts of characters: the second is named by its bytes.
             named["bytes:" + "".join(f"\\x{b:02x}" for b in raw) if text in named else text] = _finite(value)
     return dict(sorted(named.items(), key=lambda item: -item[1]))
 

@@ -1,7 +1,7 @@
-"""Figures for Prometheus: what requests saw, what the engine reports, and the three wastes.
+"""Metrics for Prometheus: latencies and counts of requests, the engine's stats, and the three wastes.
 
-Histograms are our own because one is touched for every streamed token: an increment in a list, on the event loop's
-thread alone, where the client library takes a lock.
+Histograms are implemented here because one is updated per streamed token: an increment in a list, on the event loop's
+thread alone. The client library's histograms take a lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from headrace.client.api import Output, Usage
 from headrace.engine.stats import EngineStats
-from headrace.engine.usage import peak_memory
+from headrace.engine.usage_stats import peak_memory
 
 __all__ = ["Histogram", "RequestMeter", "ServerMetrics"]
 
@@ -28,7 +28,7 @@ _COUNTS = tuple(2**i for i in range(18))
 
 
 class Histogram:
-    """Counts by upper bound (inclusive), as Prometheus has them."""
+    """Counts by upper bound (inclusive), as in Prometheus."""
 
     def __init__(self, name: str, about: str, bounds: Sequence[float]) -> None:
         self._name, self._about, self._bounds = name, about, bounds
@@ -48,7 +48,7 @@ class Histogram:
 
 
 class ServerMetrics(Collector):
-    """All figures of one server. `stats` is the engine's last report; None while it does not answer."""
+    """All metrics of one server. `stats` are the engine's latest; None while the engine does not answer."""
 
     def __init__(self) -> None:
         self.ttft = Histogram("headrace_time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
@@ -67,7 +67,7 @@ class ServerMetrics(Collector):
         self._registry.register(self)
 
     def render(self) -> bytes:
-        """The text exposition."""
+        """The metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -110,14 +110,14 @@ def _engine(stats: EngineStats) -> Iterator[Metric]:
 
 
 def _totals(stats: EngineStats) -> Iterator[Metric]:
-    """What grows alone: the difference of two readings is what lay between them."""
+    """Totals that only grow: the difference of two readings covers the time between them."""
     totals = stats.totals
     busy = "Seconds in which the device worked on steps."
     yield CounterMetricFamily("headrace_device_busy_seconds", busy, totals.busy_seconds)
     slots = "Share of the slots that held a running sequence, a step each."
     yield SummaryMetricFamily("headrace_slot_share", slots, stats.steps, totals.slot_shares)
     places = "Share of the token places in held blocks that held a token, a look each."
-    yield SummaryMetricFamily("headrace_kv_share", places, totals.kv_looks, totals.kv_shares)
+    yield SummaryMetricFamily("headrace_kv_share", places, totals.kv_samples, totals.kv_shares)
     host = "Processor seconds: of the engine's loop, and of the server's process."
     family = CounterMetricFamily("headrace_host_cpu_seconds", host, labels=["part"])
     family.add_metric(["engine"], totals.host_seconds)
@@ -130,7 +130,7 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
 
 
 class RequestMeter:
-    """One request's share of the figures. `note` runs for every piece of output."""
+    """Records the metrics of one request. `note` runs for every piece of output."""
 
     def __init__(self, metrics: ServerMetrics, arrival: float, choices: int) -> None:
         self._metrics, self._arrival = metrics, arrival
@@ -160,8 +160,8 @@ class RequestMeter:
             self._metrics.queue.observe(output.queue_time)
 
     def close(self, usage: Usage, how: str) -> None:
-        """The request is over; `how` is the reason of the choices that had not finished. A refused one leaves no trace,
-        and one whose client left while it waited is counted, but was not served."""
+        """Record the end of the request; `how` is the finish reason of the choices that had not finished. A refused
+        request is not recorded. One whose client disconnected while it waited is counted, but has no latencies."""
         metrics = self._metrics
         if self._noted or how == "abort":
             metrics.finished[how] += self._open

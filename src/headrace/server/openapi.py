@@ -1,4 +1,4 @@
-"""The OpenAPI document: what each route takes and answers, errors and event streams among it."""
+"""The OpenAPI document: the request and answer of each route, with errors and event streams."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _ALWAYS = (401, 500, 503)
 
 
 def operation(path: str, request: type | None, reply: type | None, chunk: type | None, media: str) -> dict[str, Any]:
-    """What OpenAPI says of a route. `chunk`: the data of each event where the answer may be streamed."""
-    said: dict[str, Any] = {"responses": {"200": _success(reply, chunk, media)}}
+    """The OpenAPI operation of a route. `chunk`: the data of each event, if the answer can be streamed."""
+    described: dict[str, Any] = {"responses": {"200": _success(reply, chunk, media)}}
     errors = [*_ALWAYS, *(_TAKES_A_BODY if request is not None else ())]
     if request is not None:
-        said["requestBody"] = {"required": True, "content": _json(request)}
+        described["requestBody"] = {"required": True, "content": _json(request)}
     if "{" in path:
         name = path.partition("{")[2].partition(":")[0].rstrip("}")
-        said["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+        described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
     if request is not None or "{" in path:
         errors.append(404)
     for status in sorted(errors):
-        said["responses"][str(status)] = {"description": HTTPStatus(status).phrase, "content": _json(ErrorReply)}
-    return said
+        described["responses"][str(status)] = {"description": HTTPStatus(status).phrase, "content": _json(ErrorReply)}
+    return described
 
 
 def _success(reply: type | None, chunk: type | None, media: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _ref(body: type) -> dict[str, str]:
 
 
 class OpenApiDocument:
-    """Makes the document when it is first asked for."""
+    """Builds the document on the first call."""
 
     def __init__(self, app: FastAPI, structs: Sequence[type]) -> None:
         self._app, self._structs = app, structs
@@ -76,6 +76,6 @@ class OpenApiDocument:
         }
         if self._app.state.context.api_key is not None:
             document["security"] = [{"bearer": []}, {"x-api-key": []}]
-            # As the gate has it: this one is asked without a key.
+            # This path needs no key (`access`).
             document["paths"]["/health"]["get"]["security"] = []
         return document

@@ -1,21 +1,24 @@
-"""From a request's fields to the constraint that its output is held to."""
+"""Builds the constraint on a request's output from the request's fields."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from headrace.errors import InvalidRequest
-from headrace.server.schemas import GenerationRequest, ResponseFormat, StructuredOutputs
-from headrace.types import Constraint, ConstraintKind
+from headrace.server.schemas import GenerationRequest, ResponseFormat, StructuredOutputsBody
+from headrace.structured_outputs import KINDS, StructuredOutputs
+from headrace.types import Constraint
 
 __all__ = ["constraint_of"]
 
 
 def constraint_of(body: GenerationRequest) -> Constraint | None:
-    """None for free text. Raises InvalidRequest; whether it can be enforced is found when it is compiled."""
-    asked = getattr(body, "response_format", None)
-    found = None if asked is None else _of_format(asked)
+    """The constraint of a request; None for free text.
+
+    Raises InvalidRequest. Whether the constraint can be enforced is known only when it is compiled.
+    """
+    response_format = getattr(body, "response_format", None)
+    found = None if response_format is None else _of_format(response_format)
     if body.structured_outputs is None:
         return found
     if found is not None:
@@ -41,26 +44,10 @@ def _of_format(asked: ResponseFormat) -> Constraint | None:
     )
 
 
-def _of_structured(asked: StructuredOutputs) -> Constraint:
-    kinds = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
-    given = [kind for kind in kinds if getattr(asked, kind) not in (None, False)]
-    if len(given) != 1:
-        message = f"`structured_outputs` wants exactly one of {', '.join(kinds)}, got {', '.join(given) or 'none'}"
-        raise InvalidRequest(message, "structured_outputs", "invalid_value")
-    kind, value = given[0], getattr(asked, given[0])
-    if kind == "structural_tag":
+def _of_structured(asked: StructuredOutputsBody) -> Constraint:
+    if asked.structural_tag is not None:
         raise InvalidRequest(
             "`structured_outputs.structural_tag` is not supported", "structured_outputs.structural_tag"
         )
-    whitespace = asked.whitespace or "flexible"
-    return Constraint(*_text(kind, value), whitespace=whitespace, field=f"structured_outputs.{kind}")
-
-
-def _text(kind: str, value: Any) -> tuple[ConstraintKind, str]:
-    if kind == "json":
-        return "json_schema", value if isinstance(value, str) else json.dumps(value)
-    if kind == "choice":
-        return "choice", json.dumps(value)
-    if kind == "grammar":
-        return ("gbnf" if "::=" in value else "lark"), value
-    return ("json_object", "") if kind == "json_object" else ("regex", value)
+    given = {name: value for name in (*KINDS, "whitespace") if (value := getattr(asked, name)) is not None}
+    return StructuredOutputs.of(given).constraint()

@@ -1,4 +1,4 @@
-"""From a body's bytes to a request struct, or to an error that names the field."""
+"""Parses the body of a request into a struct; an error names the field."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ B = TypeVar("B", bound=Body)
 
 
 async def read_json(request: Request, kind: type[B], context: int = 0) -> tuple[B, bytes]:
-    """The body, parsed and checked, and as it was sent. `context`: token ids that a prompt may have, so that one of the
-    model's whole context is read. Raises HttpError and InvalidRequest."""
+    """(The body, parsed and checked; its bytes). `context`: the token ids that a prompt may have, so that a prompt that
+    fills the model's context is accepted. Raises HttpError and InvalidRequest."""
     body = await read_body(request)
     await check_json_limits(body, kind.MOST_PARTS, max(kind.MOST_VALUES, context + SMALL))
     return decode_body(body, kind), body
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises HttpError 413 before more than MAX_BODY bytes are held, and 415 for one that is
-    compressed."""
+    """The complete body. Raises HttpError 413 before more than MAX_BODY bytes are in memory, and 415 for a compressed
+    body."""
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("", "identity"):
-        message = f"bodies with content-encoding {coding[:40]} are not read: send it as it is"
+        message = f"bodies with content-encoding {coding[:40]} are not supported: send the body uncompressed"
         headers = {"accept-encoding": "identity", "connection": "close"}
         raise HttpError(415, message, code="unsupported_content_encoding", headers=headers)
     declared = request.headers.get("content-length", "")
@@ -94,7 +94,7 @@ def _parse(body: bytes, kind: type[B]) -> B:
 
 def _whole_numbers(body: Any, lists: bool) -> Any:
     """The body with 2.0 as 2 in its own fields, and in lists too: JSON has one kind of number (RFC 8259, 6), and some
-    clients write every number with a point. A field that takes fractions takes 2 as well."""
+    clients write every number with a decimal point. A field that takes fractions takes 2 as well."""
     return {name: _whole(value, lists) for name, value in body.items()} if isinstance(body, dict) else body
 
 
@@ -154,7 +154,7 @@ def _type_of(kind: type[Body]) -> Type:
 
 
 def _within(outer: Type, step: str) -> list[Type]:
-    """The types that may stand one step further in: a field's name, or an index."""
+    """The types one level further in, at `step`: a field's name or an index."""
     if isinstance(outer, StructType):
         inner = [field.type for field in outer.fields if field.encode_name == step]
     elif isinstance(outer, CollectionType):

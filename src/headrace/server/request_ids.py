@@ -1,4 +1,4 @@
-"""Ids of requests, as clients and logs see them."""
+"""Request ids, as shown to clients and in logs."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["new_request_id"]
 
 
 def new_request_id(prefix: str) -> str:
-    """Unguessable, so that nobody can name another's request."""
+    """A random id that cannot be guessed, so that one client cannot name another client's request."""
     return f"{prefix}-{secrets.token_hex(12)}"

@@ -1,4 +1,4 @@
-"""From a request's fields to `SamplingParams`, and the room that is left for output."""
+"""Builds `SamplingParams` from a request's fields, and computes the room that is left for output."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 _LONGEST_TOKEN = 256
-"""Characters; longer than the tokens of any vocabulary in use."""
+"""Characters; no vocabulary in use has a longer token."""
 _PROBE = 8
-"""Characters per token of the context, of which a long text's beginning is tokenised to see whether it fits."""
+"""Characters per token of the context: so much of a long text is tokenised first, to see whether the text fits."""
 _LEAST_PROBE = 4096
 
 
 def stop_tokens(request: GenerationRequest, tokenizer: ServerTokenizer) -> tuple[int, ...]:
-    """Tokens that stop because a stop string is their text, which is not shown."""
+    """Special tokens whose text is a stop string: since their text is not shown, the token itself must stop."""
     stops = getattr(request, "stop", None)
     if stops is None or getattr(request, "skip_special_tokens", None) is False:
         return ()
@@ -45,9 +45,11 @@ def sampling_params(
     prompt_logprobs: int | None,
     stop_tokens: tuple[int, ...] = (),
 ) -> SamplingParams:
-    """`stop_tokens` stop beside those of the request. Raises InvalidRequest; what depends on the model is checked by
-    the client."""
-    given = {name: value for name in SAMPLING_FIELDS if (value := getattr(request, name, None)) is not None}
+    """The sampling parameters of a request. `stop_tokens` are added to those of the request. Raises InvalidRequest;
+    limits that depend on the model are checked by the client."""
+    # The constraint is a field of the request itself: `response_format` may state it, too.
+    names = [name for name in SAMPLING_FIELDS if name != "structured_outputs"]
+    given = {name: value for name in names if (value := getattr(request, name, None)) is not None}
     decided: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     if stop_tokens:
         decided["stop_token_ids"] = (*given.get("stop_token_ids", ()), *stop_tokens)
@@ -57,11 +59,11 @@ def sampling_params(
 def output_room(
     wanted: tuple[str, int | None], default: int | None, prompt: tuple[str, int], info: ModelInfo, least: int = 1
 ) -> int:
-    """How many tokens may be generated: `wanted` and `prompt` are each a field's name and its number of tokens.
+    """The number of tokens that may be generated. `wanted` and `prompt` are pairs: a field's name and its tokens.
 
-    What the client asked for must fit as asked. What it left open (None) is `default`, or with no default the rest of
-    the context, and in either case no more than the KV cache holds. Raises ContextOverflow and NeverFits with both
-    numbers, InvalidRequest for fewer than `least`.
+    A number that the client gives must fit as it is. If it gives none (None), the number is `default`, or without a
+    default the rest of the context, and in both cases at most what the KV cache holds. Raises ContextOverflow and
+    NeverFits with both numbers, InvalidRequest for fewer than `least`.
     """
     (wanted_param, count), (prompt_param, prompt_tokens), limit = wanted, prompt, info.max_model_len
     if count is not None and count < least:
@@ -73,7 +75,7 @@ def output_room(
             f"{prompt_tokens} in the prompt and {asked} to generate"
         )
         raise ContextOverflow(message, prompt_param if prompt_tokens + max(least, 1) > limit else wanted_param)
-    # A prompt that is only echoed needs no place; where it is scored too, the engine decides.
+    # A prompt that is only echoed needs no KV cache; if it is scored too, the engine decides.
     if asked and info.kv_tokens is not None and prompt_tokens + asked - 1 > info.kv_tokens:
         message = (
             f"the KV cache holds {info.kv_tokens} tokens, but the request needs {prompt_tokens + asked - 1}: "
@@ -86,12 +88,12 @@ def output_room(
 
 
 def check_length(text: str, param: str, limit: int) -> None:
-    """Raises ContextOverflow for a text so long that it need not be tokenised to be refused."""
+    """Raise ContextOverflow for a text that is too long, whatever its tokens are."""
     check_size(len(text), param, limit)
 
 
 def check_size(characters: int, param: str, limit: int) -> None:
-    """As `check_length`, of texts in all."""
+    """As `check_length`, for the characters of several texts together."""
     least = characters // _LONGEST_TOKEN
     if least > limit:
         message = (
@@ -104,13 +106,13 @@ def check_size(characters: int, param: str, limit: int) -> None:
 def encode_within(
     encode: Callable[[str, bool], list[int]], text: str, special: bool, param: str, limit: int
 ) -> list[int]:
-    """The text's tokens. Raises ContextOverflow for a text that is plainly too long, at the cost of about `limit`
-    tokens."""
+    """The text's tokens. Raises ContextOverflow for a text that is clearly too long, after tokenising only about
+    `limit` tokens of it."""
     check_length(text, param, limit)
     probe = _PROBE * limit + _LEAST_PROBE
     if len(text) > 2 * probe:
         least = len(encode(text[:probe], False))
-        # The cut may make a few tokens of what would have been one.
+        # The end of the probe may split one token into a few.
         if least > limit + limit // 8 + 64:
             message = (
                 f"this model's maximum context length is {limit} tokens, but the first {probe} of the prompt's "

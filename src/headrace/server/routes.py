@@ -1,4 +1,4 @@
-"""The routes beside generation: models, tokenize, detokenize, health, metrics, version."""
+"""The routes other than generation: models, tokenize, detokenize, health, metrics, version."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = ["detokenize", "health", "list_models", "metrics", "show_model", "toke
 
 _HEALTH_TIMEOUT = 3.0
 _MOST_CHARACTERS = 2**20
-"""Characters that `/tokenize` takes at least; more for models whose context holds more."""
+"""Characters that `/tokenize` accepts; more for a model with a longer context."""
 _CHARACTERS_PER_TOKEN = 8
 _MOST_TOKENS = 2**17
-"""Ids that `/detokenize` takes at least."""
+"""Ids that `/detokenize` accepts; more for a model with a longer context."""
 
 
 def _json(data: object) -> Response:
@@ -56,7 +56,7 @@ async def tokenize(context: Context, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either `prompt` or `messages`", "prompt", "invalid_value")
     limit = context.client.info.max_model_len
-    # More may be counted than fits into the context, but not without end.
+    # A text may be longer than the context, up to a limit.
     most = max(_MOST_CHARACTERS, _CHARACTERS_PER_TOKEN * limit)
     text, special = body.prompt, body.add_special_tokens is not False
     if text is None:
@@ -69,7 +69,7 @@ async def tokenize(context: Context, request: Request) -> Response:
 
 
 def _tokenize(context: Context, limit: int, text: str, special: bool, body: TokenizeRequest) -> bytes:
-    """In any thread."""
+    """The encoded reply. Runs in any thread."""
     tokens = context.tokenizer.encode(text, special)
     texts = [context.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else UNSET
     return msgspec.json.encode(TokenizeReply(len(tokens), limit, tokens, texts))
@@ -95,7 +95,7 @@ async def detokenize(context: Context, request: Request) -> Response:
 
 
 async def health(context: Context, request: Request) -> Response:
-    """200 while the engine makes progress; 503 when it is dead or hangs, and while the server drains."""
+    """Answer 200 while the engine makes progress; 503 if it is dead or hangs, and while the server drains."""
     try:
         await asyncio.wait_for(context.client.check_health(), _HEALTH_TIMEOUT)
     except asyncio.TimeoutError:
@@ -116,7 +116,7 @@ async def version(context: Context, request: Request) -> Response:
 
 
 async def no_route(context: Context, request: Request, error: HTTPException) -> Response:
-    """For the framework's own 404 and 405, which says in a header what is allowed."""
+    """Answer the framework's own 404 and 405; a 405 lists the allowed methods in a header."""
     status, headers = error.status_code, dict(error.headers or {})
     what = f"{request.method} {request.url.path}"[:200]
     message = f"no such route: {what}" if status == 404 else f"this method is not allowed: {what}"

@@ -1,5 +1,4 @@
-"""Sampling parameters in the bodies of requests: types, ranges and descriptions from the table in
-`headrace.sampling`."""
+"""Sampling parameters in request bodies: types, ranges and descriptions come from the table in `headrace.sampling`."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ _BIAS = Annotated[float, Meta(ge=-100, le=100)]
 
 
 def limits(name: str) -> Meta:
-    """The range of a number, as the server takes it."""
+    """The range of a number that the server accepts."""
     field = SAMPLING_FIELDS[name]
     least, most = field.api or (field.least, field.most)
     bounds: dict[str, Any] = {"description": field.doc}
@@ -30,7 +29,7 @@ def limits(name: str) -> Meta:
 
 
 def with_sampling_fields(kind: type[B]) -> type[B]:
-    """The body with every parameter of the table that it doesn't declare itself; each may be null."""
+    """Add to a body every parameter of the table that it doesn't declare itself; each may be null."""
     missing = {name: field for name, field in SAMPLING_FIELDS.items() if name not in kind.__struct_fields__}
     fields = [(name, Union[_type(name, field), None], None) for name, field in missing.items()]  # noqa: UP007
     made: Any = defstruct(

@@ -25,7 +25,7 @@ __all__ = [
     "NamedSchema",
     "ResponseFormat",
     "StreamOptions",
-    "StructuredOutputs",
+    "StructuredOutputsBody",
     "TokenizeRequest",
     "Tool",
     "ToolCall",
@@ -51,7 +51,7 @@ class StreamOptions(Body):
     include_obfuscation: Annotated[bool, Inert] | None = None
 
 
-class StructuredOutputs(Body):
+class StructuredOutputsBody(Body):
     """What the output must look like: exactly one of the first six."""
 
     json: str | dict[str, Any] | None = None
@@ -85,7 +85,7 @@ class GenerationRequest(Body):
         | None
     ) = None
 
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: StructuredOutputsBody | None = None
 
     user: Annotated[str, Inert] | None = None
     store: Annotated[bool, Inert] | None = None

@@ -1,4 +1,4 @@
-"""From a chat request to the arguments of the chat template, with OpenAI's peculiarities settled."""
+"""Converts a chat request into the arguments of the chat template, and handles what is specific to OpenAI's API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_FOR_TEMPLATES = frozenset({"refusal", "annotations", "audio", "function_cal
 
 
 class _Sent(msgspec.Struct):
-    """The part of a body that templates see, with its keys in the order in which they were sent."""
+    """The part of a body that templates read, with its keys in the order in which they were sent."""
 
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -28,8 +28,8 @@ _decode_sent = msgspec.json.Decoder(_Sent).decode
 def template_call(body: ChatRequest | TokenizeRequest, sent: bytes) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(messages, keyword arguments) for `apply_chat_template_async`. `sent` is the body that was decoded.
 
-    What is OpenAI's alone is settled here; the tokenizer settles the rest, which depends on the template. Raises
-    InvalidRequest with the path of what is at fault.
+    Handles what is specific to OpenAI's API; the tokenizer handles the rest, which depends on the template. Raises
+    InvalidRequest with the path of the wrong field.
     """
     plain = _decode_sent(sent)
     messages = body.messages or []
@@ -55,7 +55,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     if "content" not in plain and message.get("refusal") is not None:
         plain["content"] = message["refusal"]
     if "tool_calls" in plain:
-        # Clients that send back what they were streamed leave the deltas' index in.
+        # Clients that send back a streamed answer leave the index of the deltas in.
         plain["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in plain["tool_calls"]]
     return plain
 
@@ -84,7 +84,7 @@ def _arguments(body: ChatRequest | TokenizeRequest, tools: list[dict[str, Any]] 
 
 
 def _check_tools(tools: list[Tool] | None) -> None:
-    """Nothing enforces `strict`, so it is refused."""
+    """Refuse `strict`, since nothing enforces it."""
     for i, tool in enumerate(tools or ()):
         if tool.function.strict:
             param = f"tools[{i}].function.strict"

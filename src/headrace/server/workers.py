@@ -1,4 +1,4 @@
-"""Threads for what would hold up the event loop: chat templates and tokenising."""
+"""Threads for work that would block the event loop: chat templates and tokenising."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.errors import Overloaded
 __all__ = ["LONG", "TextWorkers"]
 
 LONG = 256 * 2**10
-"""Bytes of a request from which on it is long: it takes a second or so."""
+"""Bytes from which a request counts as long: it takes about a second."""
 _MOST_WAITING = 128 * 2**20
 """Bytes of long requests that may wait."""
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class TextWorkers:
-    """Two lanes, so that long requests hold up no short ones. Thread: the event loop's."""
+    """Two thread pools, so that long requests don't delay short ones. Thread: the event loop's."""
 
     def __init__(self) -> None:
         self._short = ThreadPoolExecutor(4, "text")
@@ -28,8 +28,8 @@ class TextWorkers:
         self._waiting = 0
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """Call `work` in a thread. `size`: the request's bytes. Raises what it raises, and Overloaded where too much
-        waits."""
+        """Call `work` in a thread. `size`: the request's bytes. Raises what `work` raises, and Overloaded if too many
+        bytes of long requests wait."""
         loop = asyncio.get_running_loop()
         if size < LONG:
             return await loop.run_in_executor(self._short, work)
@@ -42,6 +42,6 @@ class TextWorkers:
             self._waiting -= size
 
     def close(self) -> None:
-        """What waits is dropped; what runs is not waited for."""
-        for lane in (self._short, self._long):
-            lane.shutdown(wait=False, cancel_futures=True)
+        """Drop the work that waits; don't wait for work that runs."""
+        for pool in (self._short, self._long):
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from headrace.kernels.registry import OPS
 from headrace.kernels.tritonlib.chip import TritonChip
-from headrace.kernels.tritonlib.config import config_for, run
+from headrace.kernels.tritonlib.launch_config import config_for, run
 from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.platforms.accelerator.torch_runtime import TorchRuntime
 from headrace.platforms.accelerator.triton_operators import OperatorSource, OperatorTable
@@ -274,7 +274,7 @@ def triton_of(module: FakeModule) -> OperatorSource:
         (module.recorder.launch if module.recorder else run)(kernel, grid, args, warps, stages)
 
     def source(capabilities: Capabilities, chip: TritonChip, options: AcceleratorOptions) -> tuple[OperatorTable, str]:
-        from headrace.kernels.tritonlib.table import operators
+        from headrace.kernels.tritonlib.operator_set import operators
 
         return operators(config_for(chip, options.dtype, launch=launch)), ""
 

@@ -18,7 +18,7 @@ from fake_machines import VENDORS
 from headrace.errors import DeviceLost, OutOfMemory, PlatformError
 from headrace.kernels.registry import OPS, binding
 from headrace.kernels.tritonlib.chip import TritonChip
-from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.platforms.accelerator.device import AcceleratorDevice
 from headrace.platforms.accelerator.faults import Faults, first_line, root_cause
@@ -347,16 +347,16 @@ class Named:
 
 
 def test_the_triton_table_is_asked_with_the_chips_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Config] = []
+    asked: list[LaunchConfig] = []
 
-    def operators(config: Config) -> dict[str, Named]:
+    def operators(config: LaunchConfig) -> dict[str, Named]:
         asked.append(config)
         return {name: Named(str(config.dtype).removeprefix("torch.")) for name in ("embedding", "linear")}
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr("importlib.import_module", lambda name: fake.SimpleNamespace(operators=operators))
     table, _ = triton_operators(ABLE, CHIP, AcceleratorOptions(dtype="float32", batch_invariant=False))
-    assert asked == [Config(torch.float32, "ocp", batch_invariant=False)]
+    assert asked == [LaunchConfig(torch.float32, "ocp", batch_invariant=False)]
     assert isinstance(table["embedding"], Named)
     table, _ = triton_operators(ABLE, CHIP, AcceleratorOptions())
     assert isinstance(table["embedding"], FollowsTable)

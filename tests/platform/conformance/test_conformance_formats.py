@@ -14,7 +14,7 @@ from headrace.conformance.measure import Worst
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.platforms.cpu import CpuPlatform
 from headrace.platforms.interface import Device
-from headrace.quant.draw import Quantised, quantised
+from headrace.quant.random_weights import QuantizedForm, random_form
 from headrace.types import QUANT_FORMATS, Capabilities
 
 SPECS = {spec.name: spec for spec in (*OPS, *OPTIONAL)}
@@ -82,7 +82,7 @@ def test_formats_that_cannot_be_drawn_cannot_be_declared() -> None:
 
 
 def test_rounded_experts_may_err_more() -> None:
-    plain, narrow = Quantised("mxfp4", 32), Quantised("mxfp4", 32, activation="mxfp4")
+    plain, narrow = QuantizedForm("mxfp4", 32), QuantizedForm("mxfp4", 32, activation="mxfp4")
     assert allowed(SPECS["linear"], plain) < allowed(SPECS["moe"], plain) < allowed(SPECS["moe"], narrow)
     assert allowed(SPECS["linear"], narrow) == allowed(SPECS["linear"], plain)
 
@@ -90,5 +90,5 @@ def test_rounded_experts_may_err_more() -> None:
 def test_no_call_is_too_small_to_be_measured() -> None:
     for seed in range(20):
         rng = np.random.default_rng(seed)
-        weight = SPECS["linear"].generate(rng, "cpu", "float32", quantised(rng, "int8"))["weight"]
+        weight = SPECS["linear"].generate(rng, "cpu", "float32", random_form(rng, "int8"))["weight"]
         assert weight.shape[0] >= 16

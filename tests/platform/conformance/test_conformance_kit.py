@@ -14,6 +14,7 @@ from broken_backends import FAULTS, Backend, Picky, Sound, TruncatesInsteadOfRou
 
 from headrace.conformance import Target, run
 from headrace.conformance.explore import explore
+from headrace.conformance.measure import nmse
 from headrace.conformance.tiers import TIERS
 from headrace.errors import PlatformError
 from headrace.platforms.cpu import CpuPlatform
@@ -115,3 +116,11 @@ def test_what_a_vendor_writes_is_short() -> None:
         assert len(code.splitlines()) <= 35
         names = {node.name for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef)}
         assert names == {"platform", "device"}
+
+
+def test_infinities_in_their_places_are_right_and_others_wrong() -> None:
+    wanted = np.array([1.0, -np.inf, 2.0], np.float32)
+    assert nmse(wanted, wanted) == 0.0
+    assert 0 < nmse(np.array([1.1, -np.inf, 2.0], np.float32), wanted) < 0.01
+    for wrong in ([1.0, -9.0, 2.0], [1.0, np.inf, 2.0], [-np.inf, -np.inf, 2.0], [np.nan, -np.inf, 2.0]):
+        assert not nmse(np.array(wrong, np.float32), wanted) <= 1.0

@@ -21,7 +21,7 @@ from headrace.kernels import paged, random  # noqa: E402
 from headrace.kernels.attention.pallas import attention, tile_rows  # noqa: E402
 from headrace.kernels.attention.reference import attention as attention_reference  # noqa: E402
 from headrace.kernels.linear.pallas import UNIT, product  # noqa: E402
-from headrace.kernels.pallaslib.work import strips, tiles  # noqa: E402
+from headrace.kernels.pallaslib.work_lists import strips, tiles  # noqa: E402
 from headrace.kernels.rotary_cache.pallas import strip_rows, write  # noqa: E402
 from headrace.types import KVLayout, LayerKV  # noqa: E402
 

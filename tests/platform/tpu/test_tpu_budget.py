@@ -6,7 +6,7 @@ import pytest
 from fake_xla import FakeXla
 
 from headrace.config import CacheConfig, Config, ConfigError, ModelConfig, ModelFacts, resolve
-from headrace.kernels.pallaslib import table as pallas_table
+from headrace.kernels.pallaslib import torch_operators as pallas_table
 from headrace.platforms.tpu.chips import CHIPS, HOST, TpuChip
 from headrace.platforms.tpu.device import TpuDevice
 from headrace.platforms.tpu.tpu_options import TpuOptions

@@ -16,7 +16,7 @@ from headrace.conformance import Target, run
 from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.errors import DeviceLost, OutOfMemory, PlatformError
 from headrace.kernels.kv import TorchKV
-from headrace.kernels.pallaslib import table as pallas_table
+from headrace.kernels.pallaslib import torch_operators as pallas_table
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.platforms.cpu.device import CpuDevice
 from headrace.platforms.tpu import TpuPlatform, headrace_platforms

@@ -8,7 +8,7 @@ from triton_support import BY_NAME, CPU, operator
 
 from headrace.conformance.formats import allowed
 from headrace.conformance.operators import nmse
-from headrace.quant.draw import quantised
+from headrace.quant.random_weights import random_form
 from headrace.types import QUANT_FORMATS
 
 _MOST_TOKENS, _MOST_MATRICES = 8, 16
@@ -30,7 +30,7 @@ def _check(name: str, form: str, count: int) -> None:
     spec, own = BY_NAME[name], operator(name, dtype="bfloat16")
     for seed in range(60):
         rng = np.random.default_rng(seed)
-        weights = quantised(rng, form)
+        weights = random_form(rng, form)
         given = spec.generate(rng, CPU, "float32", weights)
         if len(given.get("x", ())) > _MOST_TOKENS or ("down" in given and len(given["down"].parts) > _MOST_MATRICES):
             continue

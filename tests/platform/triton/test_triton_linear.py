@@ -180,7 +180,7 @@ def test_tiles_that_follow_the_batch(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("activation", [None, "int8_token"])
-def test_logits_of_a_quantised_head(activation: str | None) -> None:
+def test_logits_of_a_quantized_head(activation: str | None) -> None:
     spec = BY_NAME["logits"]
     arguments = next(a for a in (spec.generate(rng(s), CPU, "float32") for s in range(50)) if len(a["batch"].rows) > 2)
     head = replace(WEIGHTS["int8_channel"](), activation=activation)

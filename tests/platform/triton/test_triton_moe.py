@@ -15,7 +15,7 @@ from headrace.kernels import random
 from headrace.kernels.moe.generate import draw_routing
 from headrace.kernels.moe.reference import route
 from headrace.kernels.moe.routing import Routing
-from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 from headrace.kernels.weight import Weight
 from headrace.quant.weights import stack
 
@@ -133,7 +133,7 @@ def test_routing_is_the_references() -> None:
         experts, routing = draw_routing(draws)
         router, bias = (2 * random.normal(draws, *shape, device=CPU) for shape in ((3, experts), (experts,)))
         for given in (None, bias):
-            ids, shares = choose(router, given, routing, Config())
+            ids, shares = choose(router, given, routing, LaunchConfig())
             wanted_ids, wanted = route(router, given, routing)
             assert torch.equal(ids.long(), wanted_ids)
             torch.testing.assert_close(shares, wanted)

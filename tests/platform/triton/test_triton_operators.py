@@ -14,8 +14,8 @@ from headrace.conformance.operators import nmse
 from headrace.errors import PlatformError
 from headrace.kernels import random
 from headrace.kernels.registry import OPS, OPTIONAL
-from headrace.kernels.tritonlib.config import config_for
-from headrace.kernels.tritonlib.table import OPERATORS
+from headrace.kernels.tritonlib.launch_config import config_for
+from headrace.kernels.tritonlib.operator_set import OPERATORS
 from headrace.types import LayerKV
 
 Tensor = torch.Tensor
@@ -218,7 +218,7 @@ def test_e4m3_codes_are_torchs() -> None:
     assert torch.equal(encoded, x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8))
 
 
-def test_embedding_of_a_quantised_table_and_in_a_narrow_type() -> None:
+def test_embedding_of_a_quantized_table_and_in_a_narrow_type() -> None:
     from headrace.quant.containers import int4_weight
 
     codes = torch.from_numpy(rng().integers(0, 256, (20, 16), dtype="uint8"))
@@ -250,7 +250,7 @@ def test_an_unknown_dtype_is_refused() -> None:
 
 def test_nothing_is_launched_for_nothing() -> None:
     launched: list[Any] = []
-    from headrace.kernels.tritonlib.table import operators
+    from headrace.kernels.tritonlib.operator_set import operators
 
     bound = operators(config_for(launch=lambda kernel, grid, args, warps, stages: launched.append(grid)))
     bound["rms_norm"](torch.zeros(0, 8), torch.ones(8), 1e-5)

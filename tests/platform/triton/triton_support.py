@@ -25,8 +25,8 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 def operator(name: str, dtype: str = "float32", batch_invariant: bool = True, **chip: Any) -> Any:
-    from headrace.kernels.tritonlib.config import config_for
-    from headrace.kernels.tritonlib.table import operators
+    from headrace.kernels.tritonlib.launch_config import config_for
+    from headrace.kernels.tritonlib.operator_set import operators
 
     return operators(config_for(TritonChip(**chip), dtype, batch_invariant))[name]
 

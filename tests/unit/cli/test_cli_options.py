@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from headrace.cli import serve_command
 from headrace.cli.command_options import add_sampling_options, build_config, sampling
 from headrace.cli.main import main
 from headrace.config import Config, parse_size
-from headrace.engine.launch import Launched
+from headrace.engine.launch import EngineProcessHandle
 from headrace.errors import ConfigError
 from headrace.options import ENGINE, SERVER, make_config
 from headrace.types import SamplingParams
@@ -49,7 +50,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1 TB", "1i", "GiB", "1..5M"])
-def test_what_is_no_size(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="2GiB"):
         parse_size(text)
 
@@ -62,7 +63,7 @@ def test_nothing_given_is_the_default_configuration() -> None:
 EVERYTHING = (
     "m.gguf --platform p --device-index 1 --device-option a=1 --device-option b=c --threads 3 --tensor-parallel-size 2 --dtype float32 --quantize int8 "
     "--max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 --kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching "
-    "--chat-template t.jinja --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 --cors-origin https://c.example"
+    "--chat-template t.jinja --grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 --cors-origin https://c.example"
 )
 
 
@@ -74,6 +75,7 @@ def test_every_option_has_its_place() -> None:
             "quantize": "int8",
             "max_model_len": 99,
             "chat_template": "t.jinja",
+            "grammar_backend": "mill",
             "packed_cache": 3000,
         },
         "cache": {"block_size": 32, "kv_dtype": "int8", "kv_memory": 1024, "num_blocks": 9, "prefix_caching": False},
@@ -91,7 +93,7 @@ def test_every_option_has_its_place() -> None:
     }
 
 
-def test_every_option_says_what_it_is() -> None:
+def test_every_option_has_a_description() -> None:
     for option in (*ENGINE.values(), *SERVER.values()):
         assert option.info.description, option.name
         assert option.info.description[0].isupper(), option.name
@@ -147,6 +149,37 @@ def test_sampling_options_are_those_of_sampling_params() -> None:
     assert (params.stop, params.seed, params.top_k, params.temperature) == (("a", "b"), 3, 4, 0.0)
 
 
+def test_the_form_of_the_answer(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_sampling_options(parser, temperature=0.5, max_tokens=9)
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "object"}')
+
+    def form(*arguments: str) -> Any:
+        params = sampling(parser.parse_args(arguments))
+        assert SamplingParams(**params).structured_outputs is not None
+        return params["structured_outputs"]
+
+    assert form("--json-schema", str(file)) == {"json": {"type": "object"}}
+    assert form("--regex", "a+") == {"regex": "a+"}
+    assert form("--choice", "yes", "--choice", "no") == {"choice": ["yes", "no"]}
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--regex", "a", "--choice", "b"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "No such file"), ("{", "is no JSON"), ("[]", "a schema is an object, not list")]
+)
+def test_a_schema_that_cannot_be_read(tmp_path: Path, text: str | None, message: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_sampling_options(parser, temperature=0.5, max_tokens=9)
+    file = tmp_path / "schema.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=f"--json-schema .*schema.json: .*{message}"):
+        sampling(parser.parse_args(["--json-schema", str(file)]))
+
+
 class TestServe:
     def test_hands_the_server_its_configuration(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[tuple[object, ...]] = []
@@ -155,7 +188,7 @@ class TestServe:
         model.touch()
         assert main(["serve", str(model), "--port", "0", "--prompt", "Hello?"]) == 0
         ((config, path, prompt, launched),) = seen
-        assert isinstance(launched, Launched)
+        assert isinstance(launched, EngineProcessHandle)
         assert isinstance(config, Config)
         assert (config.server.port, config.model.model) == (0, str(model))
         assert path == model
@@ -168,14 +201,14 @@ class TestServe:
         assert main(["serve"]) == 0
         assert seen[0][1:3] == (Path("smollm2"), None)
 
-    def test_a_wrong_option_is_told_before_anything_is_fetched(
+    def test_a_wrong_option_is_reported_before_anything_is_fetched(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(serve_command, "fetch_model", lambda name, accepted: pytest.fail("fetched"))
         assert main(["serve", "--port", "70000"]) == 2
         assert capsys.readouterr().err.startswith("error: --port 70000: ")
 
-    def test_a_model_that_is_not_there(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_missing_model(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["serve", "./no/such/model"]) == 2
         assert "smollm2, gemma3-270m" in capsys.readouterr().err
 

@@ -11,9 +11,10 @@ from typing import Any, cast
 import pytest
 
 from headrace.client.api import EngineClient, GenerateRequest, Output
-from headrace.client.batch import Places, answer_all
-from headrace.errors import EngineDead, Overloaded
+from headrace.client.batch import SequenceLimiter, answer_all
+from headrace.errors import EngineDead, InvalidRequest, Overloaded
 from headrace.progress import generating_bar
+from headrace.structured_outputs import StructuredOutputs
 from headrace.types import SamplingParams
 
 
@@ -43,7 +44,7 @@ class Fake:
 
 def run(fake: Fake, count: int = 50, n: int = 1, tell: Any = None) -> Any:
     requests = [GenerateRequest(str(i), (1,), SamplingParams(n=n)) for i in range(count)]
-    return asyncio.run(answer_all(cast(EngineClient, fake), requests, Places(fake.limit), tell))
+    return asyncio.run(answer_all(cast(EngineClient, fake), requests, SequenceLimiter(fake.limit), tell))
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -63,6 +64,29 @@ def test_one_error_leaves_the_other_answers() -> None:
     assert all(one.outputs[0].text == str(i) for i, one in enumerate(answers) if i != 7)
 
 
+def test_parsed_values_are_those_of_complete_texts() -> None:
+    texts = {"0": ("[1]", "stop"), "1": ("[1", "length"), "2": ("[", "stop"), "3": ("[2]", "error")}
+
+    class Texts(Fake):
+        async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+            text, reason = texts[request.id]
+            yield Output(0, text, [1], finish_reason=reason)
+
+    params = SamplingParams(structured_outputs=StructuredOutputs(json=list[int]))
+    requests = [GenerateRequest(name, (1,), params) for name in texts]
+    answers = asyncio.run(answer_all(cast(EngineClient, Texts()), requests, SequenceLimiter(4)))
+    assert [one.outputs[0].parsed for one in answers] == [[1], None, None, None]
+    assert [bool(one.outputs[0].error) for one in answers] == [False, False, True, False]
+    assert "no value of the type" in str(answers[2].outputs[0].error)
+
+
+def test_a_constraint_that_cannot_be_enforced_is_the_callers_error() -> None:
+    fake = Fake(wrong={"7": InvalidRequest("cannot be compiled", "structured_outputs.regex")})
+    with pytest.raises(InvalidRequest, match="cannot be compiled"):
+        run(fake)
+    assert fake.inside == 0
+
+
 def test_the_end_of_the_engine_is_the_end_of_all() -> None:
     fake = Fake(wrong={"7": EngineDead("gone")})
     with pytest.raises(EngineDead, match="gone"):
@@ -72,16 +96,16 @@ def test_the_end_of_the_engine_is_the_end_of_all() -> None:
 
 def test_places_of_callers_that_left_are_given_on() -> None:
     async def main() -> None:
-        places = Places(2)
-        await places.take(2)
-        waiting = [asyncio.ensure_future(places.take(n)) for n in (2, 1, 1)]
+        places = SequenceLimiter(2)
+        await places.acquire(2)
+        waiting = [asyncio.ensure_future(places.acquire(n)) for n in (2, 1, 1)]
         await asyncio.sleep(0)
         waiting[0].cancel()
-        places.give(2)
+        places.release(2)
         waiting[1].cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         assert waiting[2].result() == 1
-        assert await places.take(1) == 1
+        assert await places.acquire(1) == 1
 
     asyncio.run(asyncio.wait_for(main(), 60))
 

@@ -284,8 +284,8 @@ def test_a_stop_token_that_comes_too_early_does_not_end_a_sequence() -> None:
 
 def test_blocks_are_taken_in_the_order_in_which_they_are_likeliest_to_be_in_a_cache() -> None:
     pool = BlockPool(6, 4)
-    taken = [pool.take() for _ in range(4)]
+    taken = [pool.allocate() for _ in range(4)]
     assert taken == [1, 2, 3, 4]
-    pool.give([2])
-    pool.give([3])
-    assert [pool.take() for _ in range(3)] == [3, 2, 5]
+    pool.release([2])
+    pool.release([3])
+    assert [pool.allocate() for _ in range(3)] == [3, 2, 5]

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from headrace.client.api import GenerateRequest
-from headrace.client.in_process import InProcessClient
+from headrace.client.in_process_client import InProcessClient
 from headrace.config import Config
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.core_loop import EngineCore

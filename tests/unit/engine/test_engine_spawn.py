@@ -60,7 +60,7 @@ def test_an_engine_answers_a_process_without_standard_streams(closed: tuple[int,
 import asyncio, os, sys
 for number in {closed}: os.close(number)
 from engine_fakes import ByteTokenizer, expected, make_request
-from headrace.client.remote import ProcessClient
+from headrace.client.process_client import ProcessClient
 from headrace.config import Config, ModelConfig
 async def main():
     client = ProcessClient(Config(model=ModelConfig(model="fake")), ByteTokenizer(), command=(sys.executable, "engine_fake_process.py"))

@@ -120,7 +120,7 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))
 
 def test_the_main_thread_must_wait_for_the_one_that_opens_a_model() -> None:
     done = run("""
-from headrace.client.in_process import InProcessClient
+from headrace.client.in_process_client import InProcessClient
 from headrace.errors import EngineDead
 def build(config, progress):
     threading.main_thread().join()
@@ -147,7 +147,7 @@ threading.Thread(target=make).start()
 def test_an_interrupt_while_it_loads(loading: str, then: str) -> None:
     done = run(f"""
 import signal
-from headrace.client.in_process import InProcessClient
+from headrace.client.in_process_client import InProcessClient
 def build(config, progress):
     os.kill(os.getpid(), signal.SIGINT)
     {loading}

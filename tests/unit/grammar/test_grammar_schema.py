@@ -23,6 +23,8 @@ def checked(schema: Any, strict: bool = False) -> Any:
         ({"const": {"a": [-(2**53) - 1]}}, "#/const/0/0: -9007199254740993 is beyond"),
         ({"properties": {"n": {"maximum": 1e300}}}, "#/properties/n/maximum: 1e.300 is beyond"),
         ({"items": {"multipleOf": 2**60}}, "#/items/multipleOf"),
+        ({"items": {"multipleOf": 100_001}}, "#/items/multipleOf: 100001 is above 100000"),
+        ({"properties": {f"p{i}": {} for i in range(2001)}}, "#/properties: has 2001 properties, and at most 2000"),
         ({"minProperties": 2}, "minProperties 2 cannot be enforced over free keys"),
         ({"minProperties": 3, "required": ["a", "b"]}, "minProperties 3"),
         ({"format": "date", "pattern": "^2"}, "format 'date' beside 'pattern'"),

@@ -15,7 +15,7 @@ from headrace.kernels.registry import bind, binding, pack
 from headrace.kernels.spec import OpSpec
 from headrace.kernels.weight import Weight
 from headrace.platforms.torch_device import TorchDevice
-from headrace.quant.draw import Quantised
+from headrace.quant.random_weights import QuantizedForm
 from headrace.types import Capabilities
 
 FORMATS = frozenset({"int8"})
@@ -52,7 +52,7 @@ class Device(TorchDevice):
 
 def weight(form: str) -> Weight:
     rng = np.random.default_rng(3)
-    return Quantised(form)(rng, 32, 64, torch.device("cpu"), "float32", False)
+    return QuantizedForm(form)(rng, 32, 64, torch.device("cpu"), "float32", False)
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def test_agrees_with_deepseek_v3_of_transformers() -> None:
     torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
 
 
-def test_a_quantised_cache_is_read_by_its_scales() -> None:
+def test_a_quantized_cache_is_read_by_its_scales() -> None:
     rng = np.random.default_rng(0)
     shape = random.Shape((4,), (20,), 16)
     batch, rows = random.batch(rng, shape, CPU), random.normal(rng, 3, 16, 24, device=CPU)

@@ -88,7 +88,7 @@ def test_linear_of_a_stack_and_its_bias() -> None:
     torch.testing.assert_close(linear(x, stack), x @ stack.dequantize().T + bias)
 
 
-def test_linear_dequantises_a_chunk_of_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_dequantizes_a_chunk_of_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = random.weight(rng(), 100, 32, CPU, "bfloat16", bias=True)
     x = random.normal(rng(1), 3, 32, device=CPU)
     whole, sizes = linear(x, weight), []
@@ -102,7 +102,7 @@ def test_linear_dequantises_a_chunk_of_rows_at_a_time(monkeypatch: pytest.Monkey
     assert sizes == [(32, 32), (32, 32), (32, 32), (4, 32)]
 
 
-def test_linear_quantises_inputs_where_the_scheme_says_so() -> None:
+def test_linear_quantizes_inputs_where_the_scheme_says_so() -> None:
     weight = random.weight(rng(), 10, 32, CPU, "bfloat16", bias=False)
     x = random.normal(rng(1), 3, 32, device=CPU)
     rounded = linear(x, replace(weight, activation="int8_token"))
@@ -226,7 +226,7 @@ def test_rotary_cache_rotates_and_stores(normed: bool) -> None:
 
 
 @pytest.mark.parametrize(("store", "limit"), [("int8", 0.5 / 127), ("float8_e4m3", 2.0**-4), ("bfloat16", 2.0**-8)])
-def test_quantised_cache_round_trip(store: str, limit: float) -> None:
+def test_quantized_cache_round_trip(store: str, limit: float) -> None:
     kv = paged.alloc(KVLayout((LayerKV(2, 16),), 16, store), 3, CPU)
     k, v = (random.normal(rng(n), 32, 2, 16, device=CPU) for n in (0, 1))
     k[3] = 0

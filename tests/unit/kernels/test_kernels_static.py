@@ -150,7 +150,7 @@ def test_nothing_that_was_never_written_is_seen() -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_quantised_weights_are_made_dense_once(kind: str) -> None:
+def test_quantized_weights_are_made_dense_once(kind: str) -> None:
     rng = np.random.default_rng(7)
     wide = [random.weight(rng, rows, 64, CPU, "float32", bias=False) for rows in (32, 16)]
     parts = tuple(quantize_weight(weight, kind) for weight in wide)

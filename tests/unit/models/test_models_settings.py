@@ -1,4 +1,4 @@
-"""Normalised configurations: what each family's fields come to, from both kinds of checkpoint."""
+"""Normalized configurations: the fields of each family, from both kinds of checkpoint."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_llama_defaults() -> None:
     assert not any(switches)
 
 
-def test_both_kinds_of_checkpoint_come_to_the_same() -> None:
+def test_both_kinds_of_checkpoint_give_the_same_configuration() -> None:
     ours = hf("LlamaForCausalLM", rope_theta=5e5)
     assert meta("llama", **{"rope.freq_base": 5e5, "rope.dimension_count": 16}) == ours
 
@@ -83,7 +83,7 @@ def test_qwen_windows(more: dict[str, Any], windows: list[int | None]) -> None:
     assert not config.output_bias
 
 
-def test_qwen3_normalises_heads_of_its_own_size() -> None:
+def test_qwen3_normalizes_heads_of_its_size() -> None:
     config = hf("Qwen3ForCausalLM")
     assert (config.head_dim, config.qk_norm, config.qkv_bias) == (128, True, False)
 
@@ -103,7 +103,7 @@ def test_gemma3_scales_only_its_global_base() -> None:
     assert [(rope.kind, rope.factor) for rope in config.ropes] == [("linear", 8.0), ("default", 1.0)]
 
 
-def test_gemma3_from_metadata_knows_what_the_file_leaves_out() -> None:
+def test_gemma3_from_metadata_has_defaults_for_missing_keys() -> None:
     config = meta("gemma3", **{"attention.sliding_window": 8, "attention.key_length": 32})
     assert [layer.window for layer in config.layers] == [8] * 5 + [None]
     assert [rope.theta for rope in config.ropes] == [1e6, 1e4]
@@ -124,20 +124,20 @@ def test_gguf_scaling() -> None:
         meta("llama", **{"rope.scaling.type": "longrope"})
 
 
-def test_counts_a_layer_must_agree() -> None:
+def test_counts_per_layer_must_agree() -> None:
     assert meta("llama", **{"attention.head_count_kv": [2] * 6}).num_kv_heads == 2
     with pytest.raises(UnsupportedModel, match="head_count_kv"):
         meta("llama", **{"attention.head_count_kv": [2, 1, 2, 2, 2, 2]})
 
 
-def test_a_vocabulary_without_a_count_is_counted() -> None:
+def test_a_missing_vocabulary_size_is_counted() -> None:
     values = {f"llama.{key}": value for key, value in META.items() if key != "vocab_size"}
     tokens = {"tokenizer.ggml.tokens": ["a"] * 77, "general.architecture": "llama"}
     assert from_gguf({**values, **tokens})[1].vocab == 77
 
 
 @pytest.mark.parametrize("name", ["BertModel", "FalconForCausalLM"])
-def test_unknown_architectures_name_themselves_and_the_known(name: str) -> None:
+def test_the_error_for_an_unknown_architecture_names_the_known_ones(name: str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         hf(name)
     assert all(known in str(caught.value) for known in [name, *HF_ARCHITECTURES])
@@ -154,12 +154,12 @@ def test_absurd_layer_counts_are_refused_before_any_work() -> None:
 
 
 @pytest.mark.parametrize("value", [True, 0, -3, 1.5, "8", 1 << 40])
-def test_settings_want_positive_integers(value: Any) -> None:
+def test_settings_require_positive_integers(value: Any) -> None:
     with pytest.raises(CheckpointError, match=r"'p\.count'"):
         Settings({"p.count": value}, "p.").integer("count")
 
 
-def test_settings_shorten_what_they_show() -> None:
+def test_settings_shorten_values_in_errors() -> None:
     with pytest.raises(CheckpointError) as caught:
         Settings({"x": "y" * 10_000}).number("x")
     assert len(str(caught.value)) < 200

@@ -1,4 +1,4 @@
-"""What each rank holds of a decoder, and the numbers that are refused."""
+"""Each rank.s part of a decoder, and the sizes that are refused."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def decoder(**changes: Any) -> DecoderConfig:
 
 
 def runs(size: int, count: int, unit: int = 1) -> list[tuple[int, int]]:
-    return [Shard(rank, size).run(count, "things", unit) for rank in range(size)]
+    return [Shard(rank, size).split(count, "things", unit) for rank in range(size)]
 
 
-def test_runs_cover_everything_once_and_are_as_equal_as_units_allow() -> None:
+def test_ranges_cover_everything_once_and_are_as_equal_as_units_allow() -> None:
     assert runs(2, 96) == [(0, 48), (48, 96)]
     assert runs(3, 100) == [(0, 33), (33, 66), (66, 100)]
     assert runs(2, 160, 64) == [(0, 64), (64, 160)]
     assert runs(1, 5) == [(0, 5)]
 
 
-def test_more_ranks_than_units_are_refused_with_the_most_there_can_be() -> None:
+def test_more_ranks_than_units_are_refused_with_the_largest_possible_number() -> None:
     with pytest.raises(ConfigError, match=r"size 4: 512 inner columns in units of 256 cannot .*: choose at most 2"):
-        Shard(0, 4).run(512, "inner columns", 256)
+        Shard(0, 4).split(512, "inner columns", 256)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
@@ -60,12 +60,12 @@ def test_heads_that_do_not_divide_are_refused_with_the_sizes_that_do() -> None:
         Shard(0, 3).kv_heads(decoder(num_q_heads=6, num_kv_heads=2))
 
 
-def test_a_vocabulary_is_split_where_it_divides(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_vocabulary_is_split_if_it_divides(caplog: pytest.LogCaptureFixture) -> None:
     assert Shard(1, 2).vocabulary(decoder()) == (80, 160)
     assert WHOLE.vocabulary(decoder()) is None
     with caplog.at_level("INFO"):
         assert [Shard(rank, 2).vocabulary(decoder(vocab=161)) for rank in range(2)] == [None, None]
-    assert caplog.messages == ["every rank holds the whole vocabulary: 161 does not divide by 2"]
+    assert caplog.messages == ["every rank holds the complete vocabulary: 161 does not divide by 2"]
 
 
 def test_one_rank_changes_nothing() -> None:

@@ -36,7 +36,7 @@ def test_all_names_exist_and_are_sorted_once(name: str) -> None:
 
 
 def test_the_package_offers_what_it_says() -> None:
-    assert sorted(headrace.__all__) == ["AsyncLLM", "LLM", "SamplingParams", "__version__"]
+    assert sorted(headrace.__all__) == ["AsyncLLM", "LLM", "SamplingParams", "StructuredOutputs", "__version__"]
     for name in headrace.__all__:
         assert getattr(headrace, name) is not None
 

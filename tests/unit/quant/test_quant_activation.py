@@ -1,4 +1,4 @@
-"""Input quantisers: grids, ties, saturation, zeros, and that a row's result is its own."""
+"""Input quantizers: grids, ties, saturation, zeros, and rows that do not depend on other rows."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def sample(rows: int = 5, columns: int = 256) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(3)) * 2
 
 
-def test_no_rule_leaves_the_input_itself() -> None:
+def test_no_rule_leaves_the_input_unchanged() -> None:
     x = sample()
     assert quantize_activation(x, weight(None)) is x
 
 
 @pytest.mark.parametrize("rule", sorted(ACTIVATIONS))
-def test_a_row_does_not_depend_on_its_company(rule: str) -> None:
+def test_a_row_does_not_depend_on_other_rows(rule: str) -> None:
     x = sample()
     together = quantize_activation(x, weight(rule))
     alone = torch.cat([quantize_activation(row.unsqueeze(0), weight(rule)) for row in x])
@@ -55,12 +55,12 @@ def test_zeros_stay_zeros_and_signs_mirror(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["fp8_token", "mxfp4"])
-def test_twice_is_once(rule: str) -> None:
+def test_rounding_twice_equals_rounding_once(rule: str) -> None:
     once = quantize_activation(sample(), weight(rule))
     torch.testing.assert_close(quantize_activation(once, weight(rule)), once, atol=1e-6, rtol=1e-6)
 
 
-def test_int8_uses_its_steps() -> None:
+def test_int8_uses_all_steps() -> None:
     x = torch.tensor([[2.0, -1.0, 0.5, 0.0]])
     expected = torch.tensor([[127, -64, 32, 0]]) * (2.0 / 127.5)
     torch.testing.assert_close(quantize_activation(x, weight("int8_token")), expected)
@@ -78,13 +78,13 @@ def test_static_scales_saturate() -> None:
     assert quantize_activation(x, weight("fp8_tensor")).max() == pytest.approx(448 * 0.05)
 
 
-def test_groups_of_128_have_scales_of_their_own() -> None:
+def test_each_group_of_128_has_its_scale() -> None:
     x = torch.cat([torch.full((1, 128), 1e-3), torch.full((1, 40), 1e3)], dim=1)
     torch.testing.assert_close(quantize_activation(x, weight("fp8_group128")), x)
 
 
 def test_mx_scales_are_powers_of_two() -> None:
-    """A largest magnitude of 7 is rounded up to 8 before the scale is taken, one of 6.9 is not."""
+    """A largest magnitude of 7 is rounded up to 8 before the scale is computed, one of 6.9 is not."""
     for largest, step in ((6.9, 1.0), (7.1, 2.0), (0.0, 1.0)):
         x = torch.zeros(1, 32)
         x[0, 0], x[0, 1] = largest, step * 0.5
@@ -113,7 +113,7 @@ def test_e2m1_rounds_ties_to_even(x: float, expected: float) -> None:
     assert round_e2m1(torch.tensor([x])).item() == expected
 
 
-def test_every_e2m1_value_is_its_own() -> None:
+def test_every_e2m1_value_is_unchanged() -> None:
     values = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -6])
     assert torch.equal(round_e2m1(values), values)
 

@@ -13,7 +13,7 @@ from headrace.quant.weights import dense, place, stack, take_rows
 
 
 def random_weight(kind: int, rows: int = 6, blocks: int = 3) -> tuple[Weight, np.ndarray]:
-    """A weight of random bytes and what the package makes of them."""
+    """A weight of random bytes, and the values that the package computes from them."""
     block = GGUF_TYPES[kind]
     raw = np.random.default_rng(kind).integers(0, 256, (rows, blocks * block.bytes), dtype=np.uint8)
     weight = gguf_weight(block, torch.from_numpy(raw), blocks * block.elements)
@@ -22,7 +22,7 @@ def random_weight(kind: int, rows: int = 6, blocks: int = 3) -> tuple[Weight, np
 
 
 @pytest.mark.parametrize("kind", sorted(GGUF_TYPES), ids=lambda kind: GGUF_TYPES[kind].name)
-def test_blocks_stand_for_the_very_numbers_of_the_package(kind: int) -> None:
+def test_blocks_stand_for_the_packages_numbers_exactly(kind: int) -> None:
     weight, expected = random_weight(kind)
     np.testing.assert_array_equal(weight.dequantize().numpy(), expected)
 
@@ -41,7 +41,7 @@ def test_float_types_are_the_packages() -> None:
 
 
 @pytest.mark.parametrize("kind", [3, 8, 12, 14], ids=lambda kind: GGUF_TYPES[kind].name)
-def test_rows_are_taken_without_dequantising(kind: int) -> None:
+def test_rows_are_taken_without_dequantizing(kind: int) -> None:
     weight, _ = random_weight(kind)
     weight.bias = torch.arange(6.0)
     index = torch.tensor([4, 0, 0, 5])
@@ -54,7 +54,7 @@ def test_rows_are_taken_without_dequantising(kind: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_dense_weights_are_kept_in_their_own_type(dtype: torch.dtype) -> None:
+def test_dense_weights_keep_their_type(dtype: torch.dtype) -> None:
     matrix = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
     weight = dense(matrix)
     assert weight.scheme == str(dtype).removeprefix("torch.")
@@ -62,7 +62,7 @@ def test_dense_weights_are_kept_in_their_own_type(dtype: torch.dtype) -> None:
     torch.testing.assert_close(weight.dequantize(), matrix.float(), rtol=0, atol=0)
 
 
-def test_a_stack_mixes_schemes_and_gathers_biases() -> None:
+def test_a_stack_mixes_schemes_and_collects_biases() -> None:
     first, _ = random_weight(8, rows=2, blocks=1)
     second = dense(torch.ones(3, 32))
     second.bias = torch.full((3,), 7.0)

@@ -1,4 +1,4 @@
-"""AWQ and GPTQ: synthetic layers packed here by their papers' layouts, bit by bit, and read back exactly."""
+"""AWQ and GPTQ: synthetic layers, packed here bit by bit after the papers, are read back exactly."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def stream(codes: Tensor, bits: int) -> Tensor:
 
 
 def layer(bits: int, group: int, symmetric: bool, act_order: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Codes [N, K], zeros [N, G], scales [N, G], group of every input, and the matrix that they stand for."""
+    """Codes [N, K], zeros [N, G], scales [N, G], group of every input, and the matrix they stand for."""
     generator = torch.Generator().manual_seed(bits * 1000 + group + symmetric * 2 + act_order)
     size = K if group == -1 else group
     groups = K // size
@@ -115,7 +115,7 @@ def test_awq_round_trip(group: int, symmetric: bool) -> None:
 
 
 @pytest.mark.parametrize("act_order", [False, True])
-def test_rows_of_a_container_are_taken_whole(act_order: bool) -> None:
+def test_rows_of_a_container_keep_all_their_tensors(act_order: bool) -> None:
     codes, zeros, scales, index, matrix = layer(4, 32, False, act_order)
     weight = GPTQ({}).load("m", (N, K), Tensors(gptq_tensors(4, codes, zeros, scales, index, 1)))
     rows = torch.tensor([3, 30, 3])
@@ -150,7 +150,7 @@ def test_nibbles_round_trip(columns: int) -> None:
         ({"bits": 4}, "None"),
     ],
 )
-def test_what_is_not_built_is_refused_by_name(config: dict[str, Any], named: str) -> None:
+def test_an_unsupported_setting_is_refused_by_name(config: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedModel, match=named):
         scheme_of({"quantization_config": config})
 
@@ -179,7 +179,7 @@ def test_a_misshapen_tensor_is_named(name: str, change: Any) -> None:
     assert caught.value.tensor == name
 
 
-def test_fp8_tiles_and_their_ragged_edges() -> None:
+def test_fp8_tiles_and_their_partial_edges() -> None:
     generator = torch.Generator().manual_seed(5)
     codes = torch.randn(200, 300, generator=generator).to(torch.float8_e4m3fn)
     tiles = torch.rand(2, 3, generator=generator)
@@ -195,7 +195,7 @@ def test_fp8_tiles_and_their_ragged_edges() -> None:
     "packing", ["auto_round", "auto_round:gptqmodel", "auto_round:auto_gptq", "auto_round:gptq", None]
 )
 def test_auto_rounds_names_of_gptqs_layout(packing: str | None) -> None:
-    """Under its own name and GPTQModel's it stores zero points as they are, under AutoGPTQ's less one."""
+    """`auto_round` and `gptqmodel` store zero points unmodified, `auto_gptq` stores them minus one."""
     codes, zeros, scales, index, matrix = layer(4, 64, False, False)
     offset = 0 if packing in ("auto_round", "auto_round:gptqmodel") else 1
     tensors = gptq_tensors(4, codes, zeros, scales, index, offset)
@@ -210,12 +210,12 @@ def test_auto_rounds_names_of_awqs_layout(packing: str) -> None:
     assert isinstance(scheme_of({"quantization_config": config}), AWQ)
 
 
-def test_one_scale_for_all_tokens_is_taken_a_token(caplog: pytest.LogCaptureFixture) -> None:
-    """A token alone is rounded as the scheme says, and in company as alone."""
+def test_a_scale_for_all_tokens_becomes_one_per_token(caplog: pytest.LogCaptureFixture) -> None:
+    """A single token is rounded as the scheme requires, and other tokens in the step change nothing."""
     tensors = {"m.weight": torch.ones(4, 8).to(torch.float8_e4m3fn), "m.weight_scale": torch.tensor(0.5)}
     with caplog.at_level(logging.INFO, "headrace"):
         scheme = scheme_of({"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}})
-    assert "a scale a token" in caplog.text
+    assert "one scale per token" in caplog.text
     assert scheme is not None
     weight = scheme.load("m", (4, 8), Tensors(tensors))
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1)) * torch.tensor([[1.0], [100.0], [0.01]])
@@ -237,7 +237,7 @@ def test_fp8_with_one_scale_and_static_inputs() -> None:
 
 
 @pytest.mark.parametrize(("prefix", "scheme"), [("awq", AWQ({"bits": 4})), ("gptq", GPTQ({"bits": 4}))])
-def test_a_layer_that_auto_round_wrote_lies_half_a_step_from_its_original(prefix: str, scheme: Any) -> None:
+def test_a_layer_by_auto_round_is_within_half_a_step_of_its_original(prefix: str, scheme: Any) -> None:
     layer_file = Path(__file__).parents[2] / "data" / "layers" / "auto_round.safetensors"
     tensors = load_file(layer_file)
     base = tensors["base.weight"].float()
@@ -245,5 +245,5 @@ def test_a_layer_that_auto_round_wrote_lies_half_a_step_from_its_original(prefix
     group = base.shape[1] // weight.tensors["scales"].shape[1]
     steps = (weight.dequantize() - base).abs() / weight.tensors["scales"].repeat_interleave(group, 1)
     assert steps.mean() < 0.3
-    # A symmetric range has one step less above zero than below: its largest values may be a whole step off.
+    # A symmetric range has one step less above zero than below: its largest values may differ by one step.
     assert steps.max() < (0.6 if prefix == "awq" else 1.1)

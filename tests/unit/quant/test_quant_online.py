@@ -1,4 +1,4 @@
-"""Wide weights quantised on load stay close, keep their bias, and nothing is quantised twice."""
+"""Float weights quantized on load stay close and keep their bias; nothing is quantized twice."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ def test_rows_of_zeros_stay_zeros(kind: str) -> None:
     assert not quantize_weight(dense(torch.zeros(4, 32), "w"), kind).dequantize().any()
 
 
-def test_stacks_are_quantised_a_part_at_a_time() -> None:
+def test_stacks_are_quantized_part_by_part() -> None:
     found = quantize_weight(stack([made(), made(8)]), "int8")
     assert [part.scheme for part in found.parts] == ["int8", "int8"]
     assert found.shape == (32, 64)
     assert found.bias is not None
 
 
-def test_what_is_quantised_already_is_refused_by_name() -> None:
+def test_a_quantized_weight_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedModel, match="w is stored as int8"):
         quantize_weight(quantize_weight(made(), "int8"), "int4")
 
 
-def test_int4_needs_whole_groups() -> None:
+def test_int4_requires_complete_groups() -> None:
     with pytest.raises(UnsupportedModel, match="rows of 40"):
         quantize_weight(made(4, 40), "int4")
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_pieces_are_quantised_as_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_are_quantized_like_the_complete_matrix(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = quantize_weight(made(), kind)
     monkeypatch.setattr("headrace.quant.online._PIECE", 64 * 5)
     parts = quantize_weight(made(), kind)

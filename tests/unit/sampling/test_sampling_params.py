@@ -60,6 +60,7 @@ WRONG: dict[str, list[Any]] = {
     "texts": [5, b"stop", ["a", 1], ["a", b"b"], {"a": 1}, [["a"]], "", ["a"] * 65],
     "ids": [5, "12", b"12", [1, True], [1.5], ["1"], {1: 2}, np.array([0.5]), np.array([True]), np.zeros((2, 2), int)],
     "biases": [5, "a", {"x": 1}, {1: "a"}, {True: 1}, {1: True}, {1: float("nan")}, [1, 2], {1.5: 1}, {1: 101}],
+    "structure": [5, "text", b"a", ["a"], {"jsn": {}}, {}, {"json": {}, "regex": "a"}],
 }
 CASES = [(name, value) for name, row in SAMPLING_FIELDS.items() for value in WRONG[row.kind]]
 

@@ -30,7 +30,7 @@ if __name__ == "__main__":
     options = json.loads(sys.argv[1])
     config = Config.model_validate({"server": {"port": 0, **options.get("server", {})}})
     engine = Engine(**options.get("engine", {}))
-    lifecycle._AT_ONCE = options.get("at_once", lifecycle._AT_ONCE)
+    lifecycle._HARD_EXIT = options.get("at_once", lifecycle._HARD_EXIT)
     code = asyncio.run(serve(config, engine, ByteTokenizer(), _bind("127.0.0.1", 0), options.get("first_prompt")))
     print(f"stopped {engine.stopped}", flush=True)
     sys.exit(code)

@@ -296,8 +296,8 @@ def test_a_key_that_no_client_can_send_is_refused(key, message):
         make_context(FakeClient(), None, Config.model_validate({"server": {"api_key": key}}))
 
 
-def test_a_server_goes_on_where_its_ready_line_cannot_be_written():
-    code = "import sys; from headrace.server.lifecycle import _say; _say('ready'); sys.stdout.flush(); sys.exit(5)"
+def test_a_server_keeps_running_if_its_ready_line_cannot_be_written():
+    code = "import sys; from headrace.server.lifecycle import _print_line as p; p('ready'); sys.stdout.flush(); sys.exit(5)"
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -309,7 +309,7 @@ def test_a_server_goes_on_where_its_ready_line_cannot_be_written():
     assert (done.returncode, done.stderr) == (5, b"")
 
 
-def test_no_bar_where_nobody_watches():
+def test_no_bar_without_a_terminal():
     with loading_bar() as progress:
         assert progress is None
 

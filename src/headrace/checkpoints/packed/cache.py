@@ -23,7 +23,7 @@ from headrace.config import Config, read_environment
 from headrace.models import assemble, sharding
 from headrace.models.sharding import WHOLE, Shard
 from headrace.platforms.interface import PackedForms
-from headrace.quant import cutting
+from headrace.quant import column_split
 
 __all__ = ["Kept", "PackedCache", "clear", "directory_of", "kept", "open_cache"]
 
@@ -201,7 +201,7 @@ def _evict(directory: Path, limit: int, newest: Path) -> None:
 def _cutting() -> str:
     """What cuts a model into parts: so that one cut elsewhere is never taken for this one."""
     digest = hashlib.sha256()
-    for module in (assemble, sharding, cutting):
+    for module in (assemble, sharding, column_split):
         assert module.__file__ is not None
         digest.update(Path(module.__file__).read_bytes())
     return digest.hexdigest()[:8]

@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from headrace.kernels.pallaslib.work import tiles
+from headrace.kernels.pallaslib.work_lists import tiles
 
 __all__ = ["attention", "tile_rows"]
 
@@ -34,7 +34,7 @@ class _Shape(NamedTuple):
     """Query heads a KV head."""
     page: int
     heads: int
-    quantised: bool
+    quantized: bool
     sinks: bool
     alibi: bool
 
@@ -116,7 +116,7 @@ def _kernel(shape: _Shape, sequence: Any, first: Any, count: Any, tables: Any, q
     refs_ = list(refs)
     sinks = refs_.pop(0) if shape.sinks else None
     alibi = refs_.pop(0) if shape.alibi else None
-    width = 4 if shape.quantised else 2
+    width = 4 if shape.quantized else 2
     stores, out, buffers = refs_[:width], refs_[width], refs_[width + 1 : 2 * width + 1]
     arrived, total, peak, norm = refs_[2 * width + 1 :]
     step = pl.program_id(0)
@@ -166,7 +166,7 @@ def _page(
     narrow = jnp.bfloat16 if q.dtype == jnp.bfloat16 else jnp.float32
     key, value = held[0][head].astype(narrow), held[1][head].astype(narrow)
     score = _product(q[0, head], key, 1) * shape.scale
-    if shape.quantised:
+    if shape.quantized:
         score = score * held[2][head : head + 1]
     if shape.soft_cap is not None:
         score = jnp.tanh(score / shape.soft_cap) * shape.soft_cap
@@ -184,7 +184,7 @@ def _page(
     part = jnp.where(seen, jnp.exp(score - top[:, :1]), 0.0)
     norm[head] = norm[head] * fade + jnp.sum(part, axis=1, keepdims=True)
     peak[head] = top
-    if shape.quantised:
+    if shape.quantized:
         part = part * held[3][head : head + 1]
     total[head] = total[head] * fade[:, :1] + _product(part.astype(narrow), value, 0)
 

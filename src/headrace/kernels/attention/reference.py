@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from headrace.kernels.attention.reference_tiles import Tiles
+from headrace.kernels.attention.reference_tiles import QueryTiles
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.logits.reference import soft_capped
 from headrace.kernels.ops import Batch
 from headrace.kernels.paged import SPAN
-from headrace.kernels.tiles import elementwise, tree_sum
+from headrace.kernels.row_arithmetic import elementwise, tree_sum
 
 __all__ = ["KEYS", "attention"]
 
@@ -34,7 +34,7 @@ def attention(
     is the same in every batch and chunk."""
     tokens, shape = int(batch.sizes[0]), kv.layout.layers[layer]
     heads = q.shape[1] // shape.head_dim
-    tiles = Tiles(q[:tokens].float().view(tokens, heads, shape.head_dim), batch, shape.num_kv_heads)
+    tiles = QueryTiles(q[:tokens].float().view(tokens, heads, shape.head_dim), batch, shape.num_kv_heads)
     start = tiles.position.new_zeros(tokens) if window is None else (tiles.position - window + 1).clamp(min=0)
     peak = q.new_full((tokens, heads), -torch.inf, dtype=torch.float32) if sinks is None else sinks.expand(tokens, -1)
     peak, norm = peak.float().clone(), torch.full_like(peak, 0.0 if sinks is None else 1.0, dtype=torch.float32)

@@ -8,14 +8,14 @@ from headrace.kernels import paged
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.ops import Batch
 
-__all__ = ["QUERIES", "Tiles"]
+__all__ = ["QUERIES", "QueryTiles"]
 
 Tensor = torch.Tensor
 QUERIES = 8
 """Positions of a tile. All are computed, so that a decode pays for what it does not use."""
 
 
-class Tiles:
+class QueryTiles:
     """Queries [T, Hq, d] in tiles of 8 positions of one sequence; a KV head's G query heads share its product."""
 
     def __init__(self, q: Tensor, batch: Batch, kv_heads: int) -> None:

@@ -15,11 +15,19 @@ from triton.language import tensor
 from headrace.kernels.attention.triton_tile import attend, finish, load_queries, merge, start_state
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.ops import Batch
-from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.tritonlib.cache_tensors import stored, stored_scales
 from headrace.kernels.tritonlib.device import jit, jit_varying, next_power
-from headrace.kernels.tritonlib.paged import stored, stored_scales
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 
-__all__ = ["SPLIT", "Step", "attention", "combine_kernel", "decode_kernel", "prefill_kernel", "step_of"]
+__all__ = [
+    "SPLIT",
+    "AttentionTiling",
+    "attention",
+    "attention_tiling",
+    "combine_kernel",
+    "decode_kernel",
+    "prefill_kernel",
+]
 
 Tensor = torch.Tensor
 SPLIT = 512
@@ -27,7 +35,7 @@ SPLIT = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AttentionTiling:
     """What a program does at a time: rows of queries (a group of heads each) against keys. Decodes have their own where results
     may depend on the batch."""
 
@@ -39,7 +47,7 @@ class Step:
     stages: int
 
 
-def step_of(pad: int, group: int, wide: bool, alibi: bool, config: Config) -> Step:
+def attention_tiling(pad: int, group: int, wide: bool, alibi: bool, config: LaunchConfig) -> AttentionTiling:
     """For heads of `pad` elements; as much as registers hold, where float32 (`wide`), long heads and slopes take more."""
     roomy = config.tile == 64
     if wide:
@@ -50,8 +58,8 @@ def step_of(pad: int, group: int, wide: bool, alibi: bool, config: Config) -> St
         rows, keys, threads = next_power(group, config.tile), config.tile // 2 if alibi else config.tile, 256
     warps, stages = threads // config.lanes, min(config.stages, 2)
     if config.batch_invariant:
-        return Step(rows, keys, warps, rows, warps, stages)
-    return Step(rows, keys, warps, next_power(group, 16), max(warps // 2, 1), stages)
+        return AttentionTiling(rows, keys, warps, rows, warps, stages)
+    return AttentionTiling(rows, keys, warps, next_power(group, 16), max(warps // 2, 1), stages)
 
 
 @jit_varying("table_width")
@@ -192,7 +200,7 @@ def attention(
     sinks: Tensor | None,
     alibi: Tensor | None,
     *,
-    config: Config,
+    config: LaunchConfig,
 ) -> Tensor:
     """See `ops.Ops.attention`; rows past the true token count are undefined."""
     shape, block = kv.layout.layers[layer], kv.layout.block_size
@@ -201,7 +209,7 @@ def attention(
     wide = q.dtype == torch.float32 or kv.layout.dtype == "float32"
     queries, heads, seqs = q.float() if wide else q, q.shape[1] // shape.head_dim, len(batch.context_lens)
     group, pad = heads // shape.num_kv_heads, next_power(shape.head_dim, 16)
-    step = step_of(pad, group, wide, alibi is not None, config)
+    step = attention_tiling(pad, group, wide, alibi is not None, config)
     shared = {
         "keys": stored(kv.keys, layer),
         "values": stored(kv.values, layer),
@@ -245,13 +253,13 @@ def attention(
 
 
 def _decode(
-    config: Config,
+    config: LaunchConfig,
     q: Tensor,
     out: Tensor,
     shared: dict[str, Any],
     sinks: Tensor | None,
     grid: tuple[int, int],
-    step: Step,
+    step: AttentionTiling,
 ) -> None:
     seqs, splits = grid
     kv_heads = shared["KV_HEADS"]

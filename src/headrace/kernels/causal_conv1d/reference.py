@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from headrace.kernels.ops import Batch
-from headrace.kernels.tiles import elementwise
+from headrace.kernels.row_arithmetic import elementwise
 
 __all__ = ["causal_conv1d"]
 

@@ -9,8 +9,8 @@ import triton.language as tl
 from triton.language import tensor
 
 from headrace.kernels.ops import Batch
-from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 
 __all__ = ["causal_conv1d", "conv_kernel", "conv_state_kernel"]
 
@@ -82,7 +82,7 @@ def conv_state_kernel(
 
 
 def causal_conv1d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, batch: Batch, state: Tensor, *, config: Config
+    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, batch: Batch, state: Tensor, *, config: LaunchConfig
 ) -> Tensor:
     """See `ops.OptionalOps.causal_conv1d`; rows past the true token count are undefined."""
     x = x.contiguous()

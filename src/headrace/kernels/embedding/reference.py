@@ -12,7 +12,7 @@ __all__ = ["embedding", "of_part"]
 
 
 def embedding(ids: torch.Tensor, table: Weight, scale: float, first_row: int | None = None) -> torch.Tensor:
-    """float32 [T, D]: rows of the table times scale. Only the rows asked for are dequantised."""
+    """float32 [T, D]: rows of the table times scale. Only the rows asked for are dequantized."""
     if first_row is not None:
         return of_part(lambda own: embedding(own, table, scale), ids, first_row, table.shape[0])
     if table.parts:

@@ -7,8 +7,8 @@ import triton.language as tl
 from triton.language import tensor
 
 from headrace.kernels.embedding.reference import of_part
-from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 from headrace.kernels.weight import Weight
 
 __all__ = ["embedding", "embedding_kernel"]
@@ -29,9 +29,9 @@ def embedding_kernel(ids: tensor, table: tensor, out: tensor, width: int, scale:
 
 
 def embedding(
-    ids: torch.Tensor, table: Weight, scale: float, first_row: int | None = None, *, config: Config
+    ids: torch.Tensor, table: Weight, scale: float, first_row: int | None = None, *, config: LaunchConfig
 ) -> torch.Tensor:
-    """See `ops.Ops.embedding`; in the configuration's type. Of a quantised table the rows asked for are dequantised by its scheme,
+    """See `ops.Ops.embedding`; in the configuration's type. Of a quantized table the rows asked for are dequantized by its scheme,
     on the device and without waiting for it."""
     if first_row is not None:
         return of_part(lambda own: embedding(own, table, scale, config=config), ids, first_row, table.shape[0])

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from headrace.kernels.tiles import elementwise
+from headrace.kernels.row_arithmetic import elementwise
 
 __all__ = ["gated_activation"]
 

@@ -7,8 +7,8 @@ import triton.language as tl
 from triton.language import tensor
 
 from headrace.errors import PlatformError
-from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit, tanh
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 
 __all__ = ["activate", "gate_kernel", "gated_activation"]
 
@@ -38,7 +38,7 @@ def gate_kernel(x: tensor, out: tensor, width: int, KIND: tl.constexpr, BLOCK: t
     tl.store(out + row * width + column, (act * up).to(out.dtype.element_ty), inside)
 
 
-def gated_activation(x: torch.Tensor, kind: str, *, config: Config) -> torch.Tensor:
+def gated_activation(x: torch.Tensor, kind: str, *, config: LaunchConfig) -> torch.Tensor:
     """See `ops.Ops.gated_activation`. Raises PlatformError for a kind that is not one of three."""
     if kind not in _KINDS:
         raise PlatformError(f"gated_activation: kind {kind!r}: choose one of {', '.join(_KINDS)}")

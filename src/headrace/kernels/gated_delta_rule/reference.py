@@ -6,7 +6,7 @@ import torch
 
 from headrace.kernels.ops import Batch
 from headrace.kernels.recurrence import CHUNK, unroll
-from headrace.kernels.tiles import elementwise, root, tree_sum
+from headrace.kernels.row_arithmetic import elementwise, root, tree_sum
 
 __all__ = ["gated_delta_rule", "unit"]
 

@@ -16,9 +16,9 @@ from triton.language import tensor
 
 from headrace.kernels.ops import Batch
 from headrace.kernels.recurrence import CHUNK
-from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit
-from headrace.kernels.tritonlib.recurrence import keep_kernel, load_gate, load_rows, part_of, rows_of
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
+from headrace.kernels.tritonlib.scan_rows import keep_kernel, load_gate, load_rows, part_of, rows_of
 
 __all__ = ["delta_kernel", "gated_delta_rule"]
 
@@ -146,7 +146,7 @@ def gated_delta_rule(
     scale: float,
     normalise: bool,
     *,
-    config: Config,
+    config: LaunchConfig,
 ) -> Tensor:
     """See `ops.OptionalOps.gated_delta_rule`; rows past the true token count are undefined."""
     _, heads, dk, dv = state.shape

@@ -1,4 +1,4 @@
-"""How schemes quantise the inputs of a product: every function rounds to the format and back, in float32.
+"""How schemes quantize the inputs of a product: every function rounds to the format and back, in float32.
 
 Scales follow compressed-tensors, whose checkpoints ask for them: a symmetric scale is the largest magnitude over half the
 format's range (127.5 for int8, 448 for E4M3, 6 for E2M1), and every scale comes from one row alone, so that a row's result

@@ -1,6 +1,6 @@
 """From a checkpoint's weight to the form that the native kernels read: packed once, kept beside the weight.
 
-`pack` chooses the arithmetic: `float32` multiplies dequantised weights exactly; `bfloat16` lets bfloat16 (and float32) weights
+`pack` chooses the arithmetic: `float32` multiplies dequantized weights exactly; `bfloat16` lets bfloat16 (and float32) weights
 meet inputs rounded to bfloat16, and FP8 weights those or the FP8 inputs that their scheme asks for; `int8` also lets integer
 weights meet inputs rounded to int8, by groups of 32 (16 where a scale covers 16 columns) or as the scheme says, or split into
 two int8 (`Weight.wide_inputs`).

@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr int CHUNK = 128;  // columns that are dequantised at a time for float32 arithmetic
+constexpr int CHUNK = 128;  // columns that are dequantized at a time for float32 arithmetic
 
 // Where the outputs of a panel go.
 struct Out {

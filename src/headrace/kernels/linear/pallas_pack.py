@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from headrace.kernels.weight import Weight
 
-__all__ = ["KEY", "Packed", "packed"]
+__all__ = ["KEY", "PallasPacked", "packed"]
 
 Tensor = torch.Tensor
 KEY = "pallas:packed"
@@ -18,7 +18,7 @@ _UNIT = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PallasPacked:
     """`codes` int8 [N, K] or [N, K / 2], `scales` and `zeros` float32 [K / 128, N], K padded to a multiple of 256."""
 
     bits: int
@@ -29,15 +29,15 @@ class Packed:
     """int64 [K]: column k of the codes is column order[k] of the matrix."""
 
 
-def packed(weight: Weight) -> Packed | None:
+def packed(weight: Weight) -> PallasPacked | None:
     """None for a scheme, a group size or an order of columns that the kernel doesn't take."""
     if KEY not in weight.prepared:
         weight.prepared[KEY] = _pack(weight) if weight.scheme in ("int4", "int8") else None
-    found: Packed | None = weight.prepared[KEY]
+    found: PallasPacked | None = weight.prepared[KEY]
     return found
 
 
-def _pack(weight: Weight) -> Packed | None:
+def _pack(weight: Weight) -> PallasPacked | None:
     columns, scales = weight.shape[1], weight.tensors["scales"]
     groups = scales.shape[1]
     if groups > 1 and (columns % groups or columns // groups % _UNIT):
@@ -58,7 +58,7 @@ def _pack(weight: Weight) -> Packed | None:
     if bits == 4:
         low, high = codes.view(len(codes), -1, 2, _UNIT).unbind(2)
         codes = (low | (high << 4)).flatten(1).view(torch.int8)
-    return Packed(bits, codes.contiguous(), scales, middle, order)
+    return PallasPacked(bits, codes.contiguous(), scales, middle, order)
 
 
 def _by_unit(x: Tensor, columns: int, units: int) -> Tensor:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import torch
 
 from headrace.kernels.linear.activation import quantize_activation
-from headrace.kernels.tiles import matmul_rows
+from headrace.kernels.row_arithmetic import matmul_rows
 from headrace.kernels.weight import Weight
 
 __all__ = ["CHUNK", "linear", "product"]
 
 CHUNK = 1 << 22
-"""Elements that are dequantised at a time."""
+"""Elements that are dequantized at a time."""
 
 
 def linear(x: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """[T, N] in x's dtype: x @ weight^T + bias in float32 on the exact dequantised weight; where the scheme quantises inputs,
+    """[T, N] in x's dtype: x @ weight^T + bias in float32 on the exact dequantized weight; where the scheme quantizes inputs,
     x is rounded to that format first."""
     return product(x, weight).to(x.dtype)
 
 
 def product(x: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """As `linear`, in float32. Weights stay as stored; a chunk of rows at a time is dequantised."""
+    """As `linear`, in float32. Weights stay as stored; a chunk of rows at a time is dequantized."""
     if weight.parts:
         out = torch.cat([product(x, part) for part in weight.parts], 1)
     elif weight.scheme == "float32":

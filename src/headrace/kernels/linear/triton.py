@@ -10,10 +10,10 @@ import triton.language as tl
 
 from headrace.kernels.linear.activation import quantize_activation
 from headrace.kernels.linear.triton_inputs import Inputs, prepare
-from headrace.kernels.linear.triton_pack import OFFSET_ADDEND, Packed, packed
+from headrace.kernels.linear.triton_pack import OFFSET_ADDEND, TritonPacked, packed
 from headrace.kernels.linear.triton_product import coded_kernel, dense_kernel
 from headrace.kernels.linear.triton_tile import Tile, coded_tile, dense_tile, math_of
-from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 from headrace.kernels.weight import Weight
 
 __all__ = ["FLOATS", "linear", "pack", "product"]
@@ -23,18 +23,18 @@ FLOATS = MappingProxyType({torch.float32: tl.float32, torch.bfloat16: tl.bfloat1
 """Triton's names of torch's types."""
 
 
-def linear(x: Tensor, weight: Weight, *, config: Config) -> Tensor:
+def linear(x: Tensor, weight: Weight, *, config: LaunchConfig) -> Tensor:
     """See `ops.Ops.linear`."""
     return product(x, weight, None, None, x.dtype, config)
 
 
-def pack(weight: Weight, *, config: Config) -> None:
+def pack(weight: Weight, *, config: LaunchConfig) -> None:
     """Repack at load, so that no step does it."""
     packed(weight, config)
 
 
 def product(
-    x: Tensor, weight: Weight, picks: Tensor | None, soft_cap: float | None, dtype: torch.dtype, config: Config
+    x: Tensor, weight: Weight, picks: Tensor | None, soft_cap: float | None, dtype: torch.dtype, config: LaunchConfig
 ) -> Tensor:
     """[M, N] in `dtype`: rows `picks` of x (all where None) times the weight, its bias, and c tanh(y / c) where there is a cap."""
     parts = packed(weight, config)
@@ -65,24 +65,26 @@ def product(
     return out
 
 
-def _rounded(x: Tensor, part: Packed) -> Tensor:
+def _rounded(x: Tensor, part: TritonPacked) -> Tensor:
     """Inputs of a float matrix; rounded by torch in the rare scheme that asks for it."""
     return x if part.source is None else quantize_activation(x, part.source).to(x.dtype)
 
 
-def _launch(kernel: Any, args: dict[str, Any], tile: Tile, config: Config) -> None:
+def _launch(kernel: Any, args: dict[str, Any], tile: Tile, config: LaunchConfig) -> None:
     grid = (-(-args["rows"] // tile.rows), -(-args["columns"] // tile.columns))
     args |= {"BM": tile.rows, "BN": tile.columns, "BK": tile.depth, "EVEN": args["depth"] % (2 * tile.depth) == 0}
     config.launch(kernel, grid, args, tile.warps, config.stages)
 
 
-def _dense(x: Tensor, part: Packed, shared: dict[str, Any], config: Config) -> None:
+def _dense(x: Tensor, part: TritonPacked, shared: dict[str, Any], config: LaunchConfig) -> None:
     wide = x.dtype == torch.float32 or x.dtype != part.codes.dtype
     tile = dense_tile(shared["rows"], wide, config)
     _launch(dense_kernel, {**shared, "x": x, "weight": part.codes, "WIDE": wide}, tile, config)
 
 
-def _coded(inputs: Inputs, part: Packed, shared: dict[str, Any], dtype: torch.dtype, config: Config) -> None:
+def _coded(
+    inputs: Inputs, part: TritonPacked, shared: dict[str, Any], dtype: torch.dtype, config: LaunchConfig
+) -> None:
     assert part.scales is not None
     math = math_of(inputs, part, config)
     tile = coded_tile(shared["rows"], part, math, dtype, config)

@@ -12,8 +12,8 @@ import triton.language as tl
 from triton.language import tensor
 
 from headrace.kernels.linear.activation import quantize_activation
-from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import encode_e4m3, jit, next_power, to_int8
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 from headrace.kernels.weight import Weight
 
 __all__ = ["Inputs", "prepare", "quantise_kernel"]
@@ -75,7 +75,7 @@ def quantise_kernel(
         tl.store(place, difference.to(codes.dtype.element_ty), inside)
 
 
-def prepare(x: Tensor, weight: Weight | None, config: Config) -> Inputs:
+def prepare(x: Tensor, weight: Weight | None, config: LaunchConfig) -> Inputs:
     """x [T, K], contiguous, as a product with this part sees it. Formats of four bits are rounded by torch, on the device."""
     if weight is None or weight.activation is None:
         return Inputs(x, None, 0)

@@ -22,10 +22,10 @@ from types import MappingProxyType
 
 import torch
 
-from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 from headrace.kernels.weight import Weight
 
-__all__ = ["KEY", "NO_OFFSET", "OFFSET_ADDEND", "OFFSET_ZERO", "Packed", "packed"]
+__all__ = ["KEY", "NO_OFFSET", "OFFSET_ADDEND", "OFFSET_ZERO", "TritonPacked", "packed"]
 
 Tensor = torch.Tensor
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ NO_OFFSET, OFFSET_ZERO, OFFSET_ADDEND = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class TritonPacked:
     """Rows of one form."""
 
     kind: str
@@ -56,11 +56,11 @@ class Packed:
         return self.shape[1] if self.scales is None else self.shape[1] // self.scales.shape[0]
 
 
-def packed(weight: Weight, config: Config) -> tuple[Packed, ...]:
+def packed(weight: Weight, config: LaunchConfig) -> tuple[TritonPacked, ...]:
     """The parts of a weight, neighbours of one form merged. Packed at the first call."""
-    found: tuple[Packed, ...] | None = weight.prepared.get(KEY)
+    found: tuple[TritonPacked, ...] | None = weight.prepared.get(KEY)
     if found is None:
-        parts: list[Packed] = []
+        parts: list[TritonPacked] = []
         for part in weight.parts or (weight,):
             new = _pack(part, config)
             if parts and _alike(parts[-1], new):
@@ -71,16 +71,16 @@ def packed(weight: Weight, config: Config) -> tuple[Packed, ...]:
     return found
 
 
-def _pack(weight: Weight, config: Config) -> Packed:
+def _pack(weight: Weight, config: LaunchConfig) -> TritonPacked:
     reader = _READERS.get(weight.scheme)
     form = None if reader is None else reader(weight)
     if form is None:
         _log.info("%s: %s has no packed form, %s serves", weight.name or "a weight", weight.scheme, config.dtype)
-        form = Packed("dense", weight.dequantize().to(config.dtype), weight.shape)
+        form = TritonPacked("dense", weight.dequantize().to(config.dtype), weight.shape)
     return replace(form, source=weight if weight.activation else None)
 
 
-def _alike(a: Packed, b: Packed) -> bool:
+def _alike(a: TritonPacked, b: TritonPacked) -> bool:
     """Whether both can be one matrix. Not where inputs are rounded: each part has its own rule; nor with reordered columns."""
     if a.source or b.source or a.order is not None or b.order is not None or a.kind == "dense":
         return False
@@ -89,7 +89,7 @@ def _alike(a: Packed, b: Packed) -> bool:
     return same and all(x is y or (x is not None and y is not None and x.dtype == y.dtype) for x, y in pairs)
 
 
-def _merge(a: Packed, b: Packed) -> Packed:
+def _merge(a: TritonPacked, b: TritonPacked) -> TritonPacked:
     def join(x: Tensor | None, y: Tensor | None, dim: int) -> Tensor | None:
         return None if x is None or y is None else torch.cat([x, y], dim)
 
@@ -131,7 +131,7 @@ def _four(
     offsets: Tensor | None = None,
     offset: int = NO_OFFSET,
     order: Tensor | None = None,
-) -> Packed | None:
+) -> TritonPacked | None:
     """codes uint8 [N, K], scales and offsets [N, G]."""
     rows, columns = codes.shape
     unit = _unit(columns, scales.shape[1], 32)  # of both halves of a byte, so a step takes twice as many
@@ -139,7 +139,7 @@ def _four(
         return None
     codes = codes if order is None else codes[:, order.long()]
     kept = None if offsets is None else _short(offsets)
-    return Packed(kind, _halves(codes, unit), (rows, columns), _short(scales), kept, offset, unit, order)
+    return TritonPacked(kind, _halves(codes, unit), (rows, columns), _short(scales), kept, offset, unit, order)
 
 
 def _order(weight: Weight) -> Tensor | bool | None:
@@ -155,7 +155,7 @@ def _order(weight: Weight) -> Tensor | bool | None:
     return torch.argsort(index.long(), stable=True).int()
 
 
-def _int4(weight: Weight) -> Packed | None:
+def _int4(weight: Weight) -> TritonPacked | None:
     order = _order(weight)
     if isinstance(order, bool):
         return None
@@ -165,7 +165,7 @@ def _int4(weight: Weight) -> Packed | None:
     return _four("int4", codes, scales, middle, OFFSET_ZERO, order)
 
 
-def _eight(kind: str, codes: Tensor, scales: Tensor, zeros: Tensor | None, order: Tensor | None) -> Packed | None:
+def _eight(kind: str, codes: Tensor, scales: Tensor, zeros: Tensor | None, order: Tensor | None) -> TritonPacked | None:
     unit = _unit(codes.shape[1], scales.shape[1], 64)
     if unit is None:
         return None
@@ -173,17 +173,17 @@ def _eight(kind: str, codes: Tensor, scales: Tensor, zeros: Tensor | None, order
     offsets = None if zeros is None else _short(zeros)
     offset = NO_OFFSET if zeros is None else OFFSET_ZERO
     shape = (codes.shape[0], codes.shape[1])
-    return Packed(kind, codes.contiguous(), shape, _short(scales), offsets, offset, unit, order)
+    return TritonPacked(kind, codes.contiguous(), shape, _short(scales), offsets, offset, unit, order)
 
 
-def _int8(weight: Weight) -> Packed | None:
+def _int8(weight: Weight) -> TritonPacked | None:
     order = _order(weight)
     if isinstance(order, bool):
         return None
     return _eight("int8", weight.tensors["codes"], weight.tensors["scales"], weight.tensors.get("zeros"), order)
 
 
-def _fp8(weight: Weight) -> Packed | None:
+def _fp8(weight: Weight) -> TritonPacked | None:
     order = _order(weight)
     if isinstance(order, bool):
         return None
@@ -192,7 +192,7 @@ def _fp8(weight: Weight) -> Packed | None:
     return _eight("fp8", codes, weight.tensors["scales"].float(), None, order)
 
 
-def _fp4(weight: Weight) -> Packed | None:
+def _fp4(weight: Weight) -> TritonPacked | None:
     scales = weight.tensors["scales"]
     if weight.scheme == "mxfp4":
         wide = torch.ldexp(torch.ones(scales.shape, device=scales.device), scales.int() - 127)
@@ -201,10 +201,10 @@ def _fp4(weight: Weight) -> Packed | None:
     return _four("fp4", _nibbles(weight.tensors["codes"], weight.shape[1]), wide)
 
 
-def _gguf(size: int) -> Callable[[Weight], Packed | None]:
+def _gguf(size: int) -> Callable[[Weight], TritonPacked | None]:
     """Blocks of 32: `size` bytes of float16 scale (and addend), then the codes."""
 
-    def read(weight: Weight) -> Packed | None:
+    def read(weight: Weight) -> TritonPacked | None:
         rows, columns = weight.shape
         blocks = weight.tensors["blocks"].reshape(rows, columns // 32, -1)
         halves = blocks[:, :, :size].contiguous().view(torch.float16).float()
@@ -219,11 +219,11 @@ def _gguf(size: int) -> Callable[[Weight], Packed | None]:
     return read
 
 
-def _dense(weight: Weight) -> Packed:
-    return Packed("dense", weight.tensors["weight"].contiguous(), weight.shape)
+def _dense(weight: Weight) -> TritonPacked:
+    return TritonPacked("dense", weight.tensors["weight"].contiguous(), weight.shape)
 
 
-_READERS: Mapping[str, Callable[[Weight], Packed | None]] = MappingProxyType(
+_READERS: Mapping[str, Callable[[Weight], TritonPacked | None]] = MappingProxyType(
     {
         "float32": _dense,
         "bfloat16": _dense,

@@ -81,7 +81,7 @@ def step(
 ) -> tensor:  # fmt: skip
     """total + a [BM, BK] times codes w [BK, BN] of one group, whose first column is k.
 
-    MATH: `float` for weights dequantised to FLOAT; `int8`, `ocp` or `fnuz` (E4M3 of the matrix unit) for a product of codes.
+    MATH: `float` for weights dequantized to FLOAT; `int8`, `ocp` or `fnuz` (E4M3 of the matrix unit) for a product of codes.
     """
     place, inside = k // GROUP * columns + column, column < columns
     if MATH == "int8":
@@ -121,7 +121,7 @@ def coded_kernel(
     # [groups, columns]; `order` [depth] says which column of x a code meets.
     # The program walks the depth in ascending steps of BK. For four bits a step reads one run of bytes and multiplies
     # twice: the low halves are BK columns, the high halves the BK after them, so no lane has to be exchanged. A step
-    # never spans two groups of scales. Its product is of floats, dequantised in registers, or of codes on the matrix
+    # never spans two groups of scales. Its product is of floats, dequantized in registers, or of codes on the matrix
     # unit (MATH), whose integer or FP8 sum is then scaled; with LATE the one scale of a column waits for the end. Sums
     # of steps are float32 in one order for every number of rows.
     row, column = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)

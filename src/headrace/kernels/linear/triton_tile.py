@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from headrace.kernels.linear.triton_inputs import Inputs
-from headrace.kernels.linear.triton_pack import NO_OFFSET, Packed
-from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.linear.triton_pack import NO_OFFSET, TritonPacked
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 
 __all__ = ["Tile", "coded_tile", "dense_tile", "math_of"]
 
@@ -28,23 +28,23 @@ class Tile:
     warps: int = 4
 
 
-def dense_tile(rows: int, wide: bool, config: Config) -> Tile:
+def dense_tile(rows: int, wide: bool, config: LaunchConfig) -> Tile:
     """For `rows` inputs times a float matrix; `wide`: multiplied in float32."""
     return _tile(rows, _DEPTH, wide, config)
 
 
-def coded_tile(rows: int, part: Packed, math: str, dtype: torch.dtype, config: Config) -> Tile:
+def coded_tile(rows: int, part: TritonPacked, math: str, dtype: torch.dtype, config: LaunchConfig) -> Tile:
     """For `rows` inputs of `dtype` times codes, by the arithmetic of `math_of`; a step stays within one group of columns."""
     assert part.scales is not None
     if math != "float":
         whole = part.group % 128 == 0 or part.scales.shape[0] == 1
         return _tile(rows, 128 if whole else part.unit, False, config)
     tile = _tile(rows, part.unit, dtype == torch.float32, config)
-    # Dequantising takes registers, so these tiles are narrower and have more warps.
+    # Dequantizing takes registers, so these tiles are narrower and have more warps.
     return Tile(tile.rows, min(tile.columns, 64), tile.depth if part.kind in ("int8", "fp8") else part.unit, 8)
 
 
-def math_of(inputs: Inputs, part: Packed, config: Config) -> str:
+def math_of(inputs: Inputs, part: TritonPacked, config: LaunchConfig) -> str:
     """What is multiplied: codes where the matrix unit takes both sides' type, else floats as wide as the activations."""
     if part.offset == NO_OFFSET and inputs.codes.dtype == torch.int8 and part.kind == "int8":
         return "int8" if part.unit >= _LEAST else "float"
@@ -53,7 +53,7 @@ def math_of(inputs: Inputs, part: Packed, config: Config) -> str:
     return "float"
 
 
-def _tile(rows: int, depth: int, wide: bool, config: Config) -> Tile:
+def _tile(rows: int, depth: int, wide: bool, config: LaunchConfig) -> Tile:
     """The same for all `rows` where results must not depend on the batch. float32 takes registers instead."""
     if wide:
         return Tile(32, 32, min(depth, 32))

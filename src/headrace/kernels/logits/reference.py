@@ -6,7 +6,7 @@ import torch
 
 from headrace.kernels.linear.reference import product
 from headrace.kernels.ops import Batch
-from headrace.kernels.tiles import elementwise
+from headrace.kernels.row_arithmetic import elementwise
 from headrace.kernels.weight import Weight
 
 __all__ = ["logits", "soft_capped"]

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from headrace.kernels.ops import Batch
 from headrace.kernels.recurrence import CHUNK, unroll
-from headrace.kernels.tiles import elementwise, tree_sum
+from headrace.kernels.row_arithmetic import elementwise, tree_sum
 
 __all__ = ["mamba2_scan"]
 

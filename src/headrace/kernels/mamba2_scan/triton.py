@@ -15,9 +15,9 @@ from triton.language import tensor
 
 from headrace.kernels.ops import Batch
 from headrace.kernels.recurrence import CHUNK
-from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit
-from headrace.kernels.tritonlib.recurrence import keep_kernel, load_gate, load_rows, part_of, rows_of
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
+from headrace.kernels.tritonlib.scan_rows import keep_kernel, load_gate, load_rows, part_of, rows_of
 
 __all__ = ["mamba2_scan", "ssd_kernel"]
 
@@ -117,7 +117,7 @@ def mamba2_scan(
     pending: Tensor,
     num_groups: int,
     *,
-    config: Config,
+    config: LaunchConfig,
 ) -> Tensor:
     """See `ops.OptionalOps.mamba2_scan`; rows past the true token count are undefined."""
     _, heads, size, n = state.shape

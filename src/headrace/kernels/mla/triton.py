@@ -17,10 +17,10 @@ from triton.language import tensor
 from headrace.kernels.attention.triton import combine_kernel
 from headrace.kernels.attention.triton_tile import finish, merge, start_state
 from headrace.kernels.ops import Batch
-from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import as_float, jit, jit_varying, next_power
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 
-__all__ = ["SPLIT", "Step", "latent_decode_kernel", "latent_prefill_kernel", "mla", "step_of"]
+__all__ = ["SPLIT", "MlaTiling", "latent_decode_kernel", "latent_prefill_kernel", "mla", "mla_tiling"]
 
 Tensor = torch.Tensor
 SPLIT = 512
@@ -28,7 +28,7 @@ SPLIT = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MlaTiling:
     """What a program does at a time: rows (heads of one token) against keys."""
 
     rows: int
@@ -39,7 +39,7 @@ class Step:
     stages: int
 
 
-def step_of(pad: int, wide: bool, config: Config) -> Step:
+def mla_tiling(pad: int, wide: bool, config: LaunchConfig) -> MlaTiling:
     """For latents of `pad` elements; as much as registers hold, where float32 (`wide`) takes more of them, and a small tile with
     narrow warps says that every warp holds all queries."""
     roomy, narrow = config.tile == 64, config.tile == 32 and config.lanes == 32
@@ -48,7 +48,7 @@ def step_of(pad: int, wide: bool, config: Config) -> Step:
     if narrow or wide:
         piece = min(pad, 256 if roomy else 16 if wide else 64)
     keys, stages = (32, 2) if roomy and not wide else (16, 1)
-    return Step(16, keys, piece, threads // config.lanes, stages)
+    return MlaTiling(16, keys, piece, threads // config.lanes, stages)
 
 
 @jit
@@ -171,14 +171,14 @@ def latent_prefill_kernel(
 
 
 def mla(
-    q: Tensor, batch: Batch, latents: Tensor, scales: Tensor | None, rank: int, scale: float, *, config: Config
+    q: Tensor, batch: Batch, latents: Tensor, scales: Tensor | None, rank: int, scale: float, *, config: LaunchConfig
 ) -> Tensor:
     """See `ops.OptionalOps.mla`; rows past the true token count are undefined."""
     _, block, width = latents.shape
     heads, rope = q.shape[1] // width, width - rank
     wide = torch.float32 in (q.dtype, latents.dtype)
     pad = next_power(rank, 16)
-    step = step_of(pad, wide, config)
+    step = mla_tiling(pad, wide, config)
     shared: dict[str, Any] = {
         "q": q.float() if wide else q.contiguous(),
         "rows": latents.view(torch.uint8) if latents.dtype == torch.float8_e4m3fn else latents,
@@ -207,7 +207,7 @@ def mla(
     return out
 
 
-def _decode(config: Config, batch: Batch, out: Tensor, shared: dict[str, Any], step: Step) -> None:
+def _decode(config: LaunchConfig, batch: Batch, out: Tensor, shared: dict[str, Any], step: MlaTiling) -> None:
     seqs, heads, rank = len(batch.context_lens), shared["HEADS"], shared["RANK"]
     splits = -(-shared["table_width"] * shared["BLOCK"] // SPLIT)
     peak, norm = (out.new_empty(seqs, heads, splits, dtype=torch.float32) for _ in range(2))

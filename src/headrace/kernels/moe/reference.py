@@ -7,7 +7,7 @@ import torch
 from headrace.kernels.gated_activation.reference import gated_activation
 from headrace.kernels.linear.reference import product
 from headrace.kernels.moe.routing import Routing
-from headrace.kernels.tiles import elementwise, tree_sum
+from headrace.kernels.row_arithmetic import elementwise, tree_sum
 from headrace.kernels.weight import Weight
 
 __all__ = ["moe", "route"]

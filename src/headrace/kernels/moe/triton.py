@@ -17,7 +17,7 @@ from headrace.kernels.moe.routing import Routing
 from headrace.kernels.moe.triton_pack import Experts, experts
 from headrace.kernels.moe.triton_product import expert_coded_kernel, expert_dense_kernel, mix_kernel
 from headrace.kernels.moe.triton_route import Blocks, choose, sort
-from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 from headrace.kernels.weight import Weight
 
 __all__ = ["moe", "pack"]
@@ -27,7 +27,7 @@ _KINDS = ("silu", "gelu", "gelu_tanh")
 _COLUMNS = 1024
 
 
-def pack(weight: Weight, *, config: Config) -> None:
+def pack(weight: Weight, *, config: LaunchConfig) -> None:
     """Repack at load, so that no step does it."""
     experts(weight, config)
 
@@ -41,7 +41,7 @@ def moe(
     routing: Routing,
     kind: str,
     *,
-    config: Config,
+    config: LaunchConfig,
 ) -> Tensor:
     """See `ops.OptionalOps.moe`. Raises PlatformError for a kind that is not one of three."""
     if kind not in _KINDS:
@@ -73,7 +73,7 @@ def _product(
     out: Tensor,
     divide: int,
     gate: str,
-    config: Config,
+    config: LaunchConfig,
 ) -> None:
     """Pair p's row of `out` from row p // divide of x; `gate` is the activation of a gate and up, empty for one matrix."""
     columns, depth = part.form.shape
@@ -93,7 +93,7 @@ def _product(
         _coded(x, part, shared, config)
 
 
-def _launch(kernel: Any, args: dict[str, Any], tile: Tile, config: Config) -> None:
+def _launch(kernel: Any, args: dict[str, Any], tile: Tile, config: LaunchConfig) -> None:
     # Gate and up take twice the registers.
     blocks, rows = args["order"].shape
     width = min(tile.columns, 32 if args["GATE"] else 64)
@@ -101,7 +101,7 @@ def _launch(kernel: Any, args: dict[str, Any], tile: Tile, config: Config) -> No
     config.launch(kernel, (blocks, -(-args["columns"] // width)), args, tile.warps, config.stages)
 
 
-def _dense(x: Tensor, part: Experts, shared: dict[str, Any], config: Config) -> None:
+def _dense(x: Tensor, part: Experts, shared: dict[str, Any], config: LaunchConfig) -> None:
     if part.form.source is not None:
         x = quantize_activation(x, part.form.source).to(x.dtype)
     wide = x.dtype == torch.float32 or x.dtype != part.codes.dtype
@@ -110,7 +110,7 @@ def _dense(x: Tensor, part: Experts, shared: dict[str, Any], config: Config) -> 
     _launch(expert_dense_kernel, {**shared, "x": x, "weight": part.codes, "WIDE": wide, "EVEN": even}, tile, config)
 
 
-def _coded(x: Tensor, part: Experts, shared: dict[str, Any], config: Config) -> None:
+def _coded(x: Tensor, part: Experts, shared: dict[str, Any], config: LaunchConfig) -> None:
     form = part.form
     assert form.scales is not None
     inputs = prepare(x, form.source, config)

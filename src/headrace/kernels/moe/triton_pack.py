@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from headrace.kernels.linear import triton_pack as linear
-from headrace.kernels.linear.triton_pack import Packed
-from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.linear.triton_pack import TritonPacked
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 from headrace.kernels.weight import Weight
 
 __all__ = ["KEY", "Experts", "experts"]
@@ -25,7 +25,7 @@ KEY = "triton:experts"
 class Experts:
     """`form` is the first part; the tensors are those of all parts, which are alike, with one dimension more."""
 
-    form: Packed
+    form: TritonPacked
     codes: Tensor
     scales: Tensor | None = None
     offsets: Tensor | None = None
@@ -39,7 +39,7 @@ class Experts:
         return self.codes[0].numel()
 
 
-def experts(weight: Weight, config: Config) -> Experts:
+def experts(weight: Weight, config: LaunchConfig) -> Experts:
     """Packed at the first call."""
     found: Experts | None = weight.prepared.get(KEY)
     if found is None:
@@ -47,14 +47,14 @@ def experts(weight: Weight, config: Config) -> Experts:
     return found
 
 
-def _pack(weight: Weight, config: Config) -> Experts:
+def _pack(weight: Weight, config: LaunchConfig) -> Experts:
     forms = [_form(part, config) for part in weight.parts]
     if any(form.source is not None for form in forms) and not _same_rounding(weight.parts):
         _log.info("%s: inputs are rounded part by part, the reference serves", weight.name or "experts")
         return Experts(forms[0], forms[0].codes, by_reference=True)
     if len({_key(form) for form in forms}) > 1:
         _log.info("%s: the experts' formats differ, %s serves", weight.name or "experts", config.dtype)
-        forms = [Packed("dense", part.dequantize().to(config.dtype), part.shape) for part in weight.parts]
+        forms = [TritonPacked("dense", part.dequantize().to(config.dtype), part.shape) for part in weight.parts]
     codes = torch.stack([form.codes for form in forms])
     if forms[0].kind == "dense":
         _share(weight.parts, codes)
@@ -62,14 +62,14 @@ def _pack(weight: Weight, config: Config) -> Experts:
     return Experts(replace(forms[0], codes=codes[0]), codes, scales, offsets, order)
 
 
-def _form(part: Weight, config: Config) -> Packed:
+def _form(part: Weight, config: LaunchConfig) -> TritonPacked:
     """As `linear` packs it, but not kept there."""
     form = linear.packed(part, config)[0]
     del part.prepared[linear.KEY]
     return form
 
 
-def _key(form: Packed) -> tuple[object, ...]:
+def _key(form: TritonPacked) -> tuple[object, ...]:
     given = tuple(x if x is None else (x.dtype, tuple(x.shape)) for x in (form.codes, form.scales, form.offsets))
     return form.kind, form.shape, form.offset, form.unit, form.order is None, given
 

@@ -13,8 +13,8 @@ import triton.language as tl
 from triton.language import tensor
 
 from headrace.kernels.moe.routing import Routing
-from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit, jit_varying, next_power
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 
 __all__ = ["Blocks", "blocks_kernel", "choose", "pairs_kernel", "route_kernel", "sort"]
 
@@ -149,7 +149,7 @@ class Blocks:
     """int32 [blocks]: the expert, or -1 for a block without a pair."""
 
 
-def choose(router: Tensor, bias: Tensor | None, routing: Routing, config: Config) -> tuple[Tensor, Tensor]:
+def choose(router: Tensor, bias: Tensor | None, routing: Routing, config: LaunchConfig) -> tuple[Tensor, Tensor]:
     """(int32 [T, k] experts, float32 [T, k] shares); see `Routing`."""
     tokens, experts = router.shape
     chosen = router.new_empty(tokens, routing.top_k, dtype=torch.int32)
@@ -174,7 +174,7 @@ def choose(router: Tensor, bias: Tensor | None, routing: Routing, config: Config
     return chosen, shares
 
 
-def sort(chosen: Tensor, experts: int, rows: int, config: Config) -> Blocks:
+def sort(chosen: Tensor, experts: int, rows: int, config: LaunchConfig) -> Blocks:
     """Blocks of `rows` pairs, as many as any choice could need."""
     pairs = chosen.numel()
     blocks = min(pairs, -(-pairs // rows) + min(experts, pairs))

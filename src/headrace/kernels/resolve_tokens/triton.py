@@ -7,8 +7,8 @@ import triton.language as tl
 from triton.language import tensor
 
 from headrace.kernels.ops import Batch
-from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit_varying
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 
 __all__ = ["resolve_kernel", "resolve_tokens"]
 
@@ -31,7 +31,7 @@ def resolve_kernel(
     tl.store(out + token, found, token < padded)
 
 
-def resolve_tokens(batch: Batch, history: torch.Tensor, *, config: Config) -> torch.Tensor:
+def resolve_tokens(batch: Batch, history: torch.Tensor, *, config: LaunchConfig) -> torch.Tensor:
     """See `ops.Ops.resolve_tokens`; `batch.sizes` must lie where the kernels can read it."""
     padded = len(batch.token_ids)
     out = torch.empty_like(batch.token_ids)

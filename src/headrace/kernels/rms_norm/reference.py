@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headrace.kernels.tiles import root, tree_sum
+from headrace.kernels.row_arithmetic import root, tree_sum
 
 __all__ = ["rms_norm"]
 

@@ -6,8 +6,8 @@ import torch
 import triton.language as tl
 from triton.language import tensor
 
-from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit, next_power
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 
 __all__ = ["launch_norm", "norm_kernel", "rms_norm"]
 
@@ -34,13 +34,13 @@ def norm_kernel(
     tl.store(out + base + column, normed.to(out.dtype.element_ty), inside)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, config: Config) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, config: LaunchConfig) -> Tensor:
     """See `ops.Ops.rms_norm`."""
     return launch_norm(config, x, None, weight, eps)[0]
 
 
 def launch_norm(
-    config: Config, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    config: LaunchConfig, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor | None]:
     """(normed in x's type, sum in residual's type)"""
     x = x.contiguous()

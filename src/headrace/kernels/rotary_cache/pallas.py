@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from headrace.kernels.pallaslib.work import strips
+from headrace.kernels.pallaslib.work_lists import strips
 
 __all__ = ["strip_rows", "write"]
 

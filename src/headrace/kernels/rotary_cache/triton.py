@@ -1,4 +1,4 @@
-"""Triton form of `rotary_cache`: norm, rotation, quantisation and the write to the cache in one pass, a program a token and head."""
+"""Triton form of `rotary_cache`: norm, rotation, quantization and the write to the cache in one pass, a program a token and head."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from triton.language import tensor
 
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.ops import Batch
-from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.tritonlib.cache_tensors import stored, stored_scales
 from headrace.kernels.tritonlib.device import encode_e4m3, jit, next_power, to_int8
-from headrace.kernels.tritonlib.paged import stored, stored_scales
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 
 __all__ = ["rotary_cache", "rotary_kernel"]
 
@@ -98,7 +98,7 @@ def rotary_cache(
     k_norm: Tensor | None,
     eps: float,
     *,
-    config: Config,
+    config: LaunchConfig,
 ) -> Tensor:
     """See `ops.Ops.rotary_cache`; rows past the true token count are undefined."""
     shape, qkv = kv.layout.layers[layer], qkv.contiguous()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headrace.kernels.tiles import elementwise
+from headrace.kernels.row_arithmetic import elementwise
 
 __all__ = ["gumbel", "philox"]
 

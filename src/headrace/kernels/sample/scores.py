@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from headrace.kernels.row_arithmetic import elementwise, tree_sum
 from headrace.kernels.sample.order import keys, token_of
-from headrace.kernels.tiles import elementwise, tree_sum
 
 __all__ = ["scores"]
 

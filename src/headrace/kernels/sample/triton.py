@@ -9,8 +9,8 @@ from triton.language import tensor
 from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
 from headrace.kernels.sample.triton_constrain import bias_kernel, clean, clean_kernel, count_kernel, penalise_kernel
 from headrace.kernels.sample.triton_draw import best_of, draw, last
-from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit, jit_varying, next_power
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 
 __all__ = ["choose_kernel", "sample", "score_kernel"]
 
@@ -92,7 +92,9 @@ def score_kernel(
             tl.store(top_logprobs + row * alternatives + index, before - peak - norm)
 
 
-def sample(logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int, *, config: Config) -> SampleOutputs:
+def sample(
+    logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int, *, config: LaunchConfig
+) -> SampleOutputs:
     """See `ops.Ops.sample`; rows past the true count are undefined."""
     logits = logits.contiguous()
     rows, vocab = logits.shape
@@ -123,7 +125,7 @@ def sample(logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int
 
 
 def _constrain(
-    config: Config, logits: Tensor, work: Tensor, counts: Tensor, dead: Tensor, inputs: SampleInputs, batch: Batch
+    config: LaunchConfig, logits: Tensor, work: Tensor, counts: Tensor, dead: Tensor, inputs: SampleInputs, batch: Batch
 ) -> None:
     """`work` becomes the logits that a token is chosen from, `dead` marks rows without any."""
     rows, vocab = logits.shape

@@ -10,7 +10,7 @@ from typing import Any
 from headrace.kernels.registry import OPS
 from headrace.kernels.spec import PacksWeights, Tagged
 from headrace.kernels.tritonlib.chip import TritonChip
-from headrace.kernels.tritonlib.config import config_for
+from headrace.kernels.tritonlib.launch_config import config_for
 from headrace.kernels.weight import Weight
 from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.types import Capabilities
@@ -21,7 +21,7 @@ OperatorTable = Mapping[str, Callable[..., Any]]
 OperatorSource = Callable[[Capabilities, TritonChip, AcceleratorOptions], tuple[OperatorTable, str]]
 """(the chip's capabilities, the same for Triton, the user's options) → (operators by name, why the reference serves the
 others)."""
-_TABLE = "headrace.kernels.tritonlib.table"
+_TABLE = "headrace.kernels.tritonlib.operator_set"
 
 
 def triton_operators(

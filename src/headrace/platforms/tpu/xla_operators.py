@@ -11,7 +11,7 @@ import torch
 from headrace.kernels.attention.static import attention
 from headrace.kernels.gated_activation.static import gated_activation
 from headrace.kernels.linear import static as dense
-from headrace.kernels.pallaslib import table as pallas
+from headrace.kernels.pallaslib import torch_operators as pallas
 from headrace.kernels.resolve_tokens.static import resolve_tokens
 from headrace.kernels.rms_norm.static import add_rms_norm, rms_norm
 from headrace.kernels.rotary_cache.static import rotary_cache

@@ -14,5 +14,5 @@ def stored(store: list[torch.Tensor], layer: int) -> torch.Tensor:
 
 
 def stored_scales(scales: list[torch.Tensor], layer: int) -> torch.Tensor | None:
-    """None where the cache is not quantised."""
+    """None where the cache is not quantized."""
     return scales[layer] if scales else None

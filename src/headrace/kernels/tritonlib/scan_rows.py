@@ -5,13 +5,13 @@ from __future__ import annotations
 import triton.language as tl
 from triton.language import tensor
 
-from headrace.kernels.tritonlib.config import Config
 from headrace.kernels.tritonlib.device import jit, next_power
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 
 __all__ = ["keep_kernel", "load_gate", "load_rows", "part_of", "rows_of"]
 
 
-def part_of(outer: int, inner: int, wide: bool, config: Config) -> tuple[int, int, int]:
+def part_of(outer: int, inner: int, wide: bool, config: LaunchConfig) -> tuple[int, int, int]:
     """(of a state's outer dimension, what a program computes; of its inner one, what it holds at a time; its warps). Small tiles
     with narrow warps hold less, of float32 (`wide`) above all."""
     narrow = config.tile == 32 and config.lanes == 32

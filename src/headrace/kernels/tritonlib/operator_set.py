@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from headrace.kernels.tritonlib.config import Config
+from headrace.kernels.tritonlib.launch_config import LaunchConfig
 
-__all__ = ["OPERATORS", "Operator", "operators"]
+__all__ = ["OPERATORS", "TritonOperator", "operators"]
 
 OPERATORS: tuple[str, ...] = (
     "resolve_tokens", "embedding", "rms_norm", "add_rms_norm", "linear", "rotary_cache", "attention", "gated_activation",
@@ -20,7 +20,7 @@ _PACKERS = {"linear": "linear", "logits": "linear", "moe": "moe"}
 """Whose `pack` lays out the weights of an operator."""
 
 
-class Operator:
+class TritonOperator:
     """A callable with the operator's own keywords, its `tag` for `doctor`, and `pack` where it repacks weights."""
 
     tag = "triton"
@@ -33,13 +33,13 @@ class Operator:
         return self._function(*args, **kwargs)
 
 
-def operators(config: Config) -> dict[str, Operator]:
+def operators(config: LaunchConfig) -> dict[str, TritonOperator]:
     """Every operator by name, as `config` has them. Imports triton: raises ImportError where it is not installed."""
     found = {}
     for name in OPERATORS:
         function, packer = getattr(_module(name), name), _PACKERS.get(name)
         pack = None if packer is None else partial(_module(packer).pack, config=config)
-        found[name] = Operator(partial(function, config=config), pack)
+        found[name] = TritonOperator(partial(function, config=config), pack)
     return found
 
 

@@ -1,8 +1,8 @@
-"""Finds NaN and infinity among stored weights and their scales, in the host's memory, at the speed of reading them.
+"""Finds NaN and infinity in stored weights and their scales, in host memory, at the speed of reading them.
 
-A value is not finite if all bits of its exponent are set. Read as integers, such values are the largest: those without a sign
-among signed integers, those with one among unsigned integers. So two maxima tell, and no value is converted. Where the file
-has blocks (GGUF), the bytes that hold the exponents of their scales are looked at.
+A value is not finite if all bits of its exponent are set. Read as integers, such values are the largest: the positive
+ones among signed integers, the negative ones among unsigned integers. So two maxima are enough, and no value is
+converted. For GGUF blocks, only the bytes that hold the exponents of the scales are checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.quant.gguf_types import BLOCK_SIZES
 __all__ = ["check_vector", "check_weight"]
 
 _PIECE = 1 << 20
-"""Bytes looked at in one go: what stays in a core's cache between the two maxima, and for what packs it next."""
+"""Bytes checked at a time: they stay in a core's cache for the second maximum and for the packing that follows."""
 _TOPS: Mapping[torch.dtype, tuple[type[np.generic], type[np.generic], int]] = MappingProxyType(
     {
         torch.float32: (np.int32, np.uint32, 0x7F800000),
@@ -30,22 +30,25 @@ _TOPS: Mapping[torch.dtype, tuple[type[np.generic], type[np.generic], int]] = Ma
         torch.float8_e4m3fn: (np.int8, np.uint8, 0x7F),
     }
 )
-"""(signed, unsigned, the smallest that is not finite and has no sign) by type."""
+"""(signed type, unsigned type, smallest positive bit pattern that is not finite) by dtype."""
 _BLOCK_SCALES: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
         "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "iq4_nl": (0,), "iq4_xs": (0,),
         "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
     }
 )  # fmt: skip
-"""Where a block's float16 scales and minima stand."""
+"""Byte offsets of a block's float16 scales and minima."""
 _BLOCK_BYTES = {f"gguf:{name}": size for name, _, size in BLOCK_SIZES.values()}
 _POSITIVE = ("global_scale", "input_scale", "input_global_scale")
-"""Scheme tensors that are divided by, or that inputs are: zero is no scale."""
+"""Scales that divide values or inputs: zero is invalid."""
 
 
 def check_weight(weight: Weight, path: str) -> None:
-    """Raises CheckpointError that names the file's tensor if a stored value, a scale or a bias of it is not finite, or if a
-    scale of the whole matrix or of its inputs is not positive. Tensors lie in the host's memory."""
+    """Check a weight whose tensors are in host memory.
+
+    Raises CheckpointError that names the file's tensor if a stored value, a scale or a bias is not finite, or if a
+    scale of the matrix or of its inputs is not positive.
+    """
     for part in weight.parts:
         check_weight(part, path)
     for key, tensor in weight.tensors.items():
@@ -60,7 +63,7 @@ def check_weight(weight: Weight, path: str) -> None:
 
 
 def check_vector(vector: torch.Tensor, path: str, name: str) -> None:
-    """Raises CheckpointError if a value of a norm or of a bias is not finite."""
+    """Check a norm or a bias. Raises CheckpointError if a value is not finite."""
     if not bool(torch.isfinite(vector).all()):
         raise CheckpointError("its values hold NaN or infinity: fetch or save the file again", path, name)
 
@@ -99,5 +102,5 @@ def _finite_blocks(scheme: str, blocks: torch.Tensor) -> bool:
 
 
 def _finite_exponents(exponents: npt.NDArray[np.uint8]) -> bool:
-    """E8M0: 255 is NaN (OCP Microscaling Formats, section 5.4.1)."""
+    """Whether no E8M0 scale is 255, which is NaN (OCP Microscaling Formats, section 5.4.1)."""
     return not exponents.size or int(exponents.max()) < 0xFF

@@ -11,7 +11,7 @@ import torch
 from headrace.errors import PlatformError
 from headrace.kernels.tritonlib.chip import TritonChip
 
-__all__ = ["Config", "Launch", "config_for", "run"]
+__all__ = ["Launch", "LaunchConfig", "config_for", "run"]
 
 Launch = Callable[[Any, tuple[int, ...], dict[str, Any], int, int], None]
 """launch(kernel, grid, arguments by name, warps, stages)"""
@@ -27,7 +27,7 @@ def run(kernel: Any, grid: tuple[int, ...], args: dict[str, Any], warps: int, st
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class LaunchConfig:
     """One device's answers."""
 
     dtype: torch.dtype = torch.float32
@@ -44,8 +44,8 @@ class Config:
 
 def config_for(
     chip: TritonChip = _UNKNOWN, dtype: str = "float32", batch_invariant: bool = True, launch: Launch = run
-) -> Config:
+) -> LaunchConfig:
     """`dtype`: of activations. Raises PlatformError for one that no kernel computes in."""
     if dtype not in _DTYPES:
         raise PlatformError(f"dtype {dtype!r} of the Triton operators: choose one of {', '.join(_DTYPES)}")
-    return Config(_DTYPES[dtype], chip.fp8, batch_invariant, chip.lanes, chip.tile, chip.stages, launch)
+    return LaunchConfig(_DTYPES[dtype], chip.fp8, batch_invariant, chip.lanes, chip.tile, chip.stages, launch)

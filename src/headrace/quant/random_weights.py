@@ -1,4 +1,4 @@
-"""Random weights in every quantised format, for the operators' input generators: see `kernels.random.Weights`."""
+"""Random weights in every quantized format, for the operators' input generators: see `kernels.random.Weights`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from headrace.quant.bits import pack_nibbles
 from headrace.quant.gguf import GGUF_TYPES, BlockType, gguf_weight
 from headrace.quant.weights import place
 
-__all__ = ["Quantised", "quantised"]
+__all__ = ["QuantizedForm", "random_form"]
 
 Rng = np.random.Generator
 Tensor = torch.Tensor
 _LEAST_ROWS = 16
-"""So that a result has enough numbers to be measured by their mean square."""
+"""So that a result has enough values for a meaningful mean square error."""
 _BLOCKS = {f"gguf:{kind.name}": kind for kind in GGUF_TYPES.values()}
 _SCALES: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
@@ -30,9 +30,9 @@ _SCALES: Mapping[str, tuple[int, ...]] = MappingProxyType(
         "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "mxfp4": (),
     }
 )  # fmt: skip
-"""Where a GGUF block has its float16 scale, and its minimum (ggml's `ggml-common.h`)."""
+"""Byte offsets of a GGUF block's float16 scale and minimum (ggml's `ggml-common.h`)."""
 _MIDDLE = {"q4_1": -7.5, "q5_1": -15.5, "q2_k": 1.5, "q4_k": 7.5, "q5_k": 15.5}
-"""The minimum as a multiple of the scale, so that weights are about zero; `k` subtract it."""
+"""The minimum as a multiple of the scale, so that weights are centred on zero; the `k` formats subtract it."""
 _GROUPS: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
         "int4": (0, 8, 16, 32, 64, 128),
@@ -42,7 +42,7 @@ _GROUPS: Mapping[str, tuple[int, ...]] = MappingProxyType(
         "nvfp4": (16,),
     }
 )
-"""Columns that share a scale; 0: all of a row."""
+"""Columns that share a scale; 0: all columns of a row."""
 _INPUTS: Mapping[str, tuple[str | None, ...]] = MappingProxyType(
     {
         "int4": (None, None, "int8_token"),
@@ -52,14 +52,14 @@ _INPUTS: Mapping[str, tuple[str | None, ...]] = MappingProxyType(
         "nvfp4": (None, "nvfp4"),
     }
 )
-"""How checkpoints of the format have inputs rounded."""
+"""The roundings of inputs that checkpoints of the format require."""
 _SPREAD = {"int4": 4.6, "int8": 74.0, "fp8": 60.0, "fp4": 2.7}
 """Standard deviation of random codes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised:
-    """One form of a format, which every matrix of a call shares; a `kernels.random.Weights`."""
+class QuantizedForm:
+    """One variant of a format, shared by all matrices of a call; a `kernels.random.Weights`."""
 
     format: str
     group: int = 0
@@ -67,7 +67,7 @@ class Quantised:
     shuffled: bool = False
     """Columns belong to groups in any order (act-order)."""
     exact_half: bool = False
-    """Scales that float16 holds."""
+    """Scales are exact in float16."""
     activation: str | None = None
 
     def rows(self, wanted: int) -> int:
@@ -78,7 +78,7 @@ class Quantised:
         return -(-wanted // size) * size
 
     def __call__(self, rng: Rng, rows: int, columns: int, device: torch.device, dtype: str, bias: bool) -> Weight:
-        """`dtype` is of plain matrices: it has no say here."""
+        """A random weight. `dtype` has no effect: it concerns plain matrices only."""
         if self.format in _BLOCKS:
             weight = _gguf(rng, _BLOCKS[self.format], rows, columns)
         elif self.format in ("int4", "int8"):
@@ -107,22 +107,22 @@ class Quantised:
         return containers.fp8_weight(codes, scales, None, self.format)
 
     def _scales(self, rng: Rng, rows: int, groups: int, columns: int, spread: float) -> Tensor:
-        drawn = rng.uniform(0.5, 1.5, (rows, groups)) / (spread * columns**0.5)
-        scales = torch.from_numpy(drawn.astype(np.float32))
+        values = rng.uniform(0.5, 1.5, (rows, groups)) / (spread * columns**0.5)
+        scales = torch.from_numpy(values.astype(np.float32))
         return scales.half().float() if self.exact_half else scales
 
 
-def quantised(rng: Rng, form: str) -> Quantised:
-    """A form of one of `types.QUANT_FORMATS`, at random: groups, zero points, the order of columns, the rounding of inputs."""
+def random_form(rng: Rng, form: str) -> QuantizedForm:
+    """A random variant of a format in `types.QUANT_FORMATS`: groups, zero points, column order, rounding of inputs."""
     if form in _BLOCKS:
-        return Quantised(form)
+        return QuantizedForm(form)
     group = int(rng.choice(_GROUPS[form]))
     activation = _INPUTS[form][int(rng.integers(len(_INPUTS[form])))]
     if form == "fp8_e4m3" and group == 128 and rng.integers(2):
         activation = "fp8_group128"
     integers = form in ("int4", "int8")
     zeros, shuffled = (integers and bool(rng.integers(2)) for _ in range(2))
-    return Quantised(form, group, zeros, shuffled and group > 0, bool(rng.integers(2)), activation)
+    return QuantizedForm(form, group, zeros, shuffled and group > 0, bool(rng.integers(2)), activation)
 
 
 def _bytes(rng: Rng, end: int, *shape: int) -> Tensor:
@@ -130,7 +130,7 @@ def _bytes(rng: Rng, end: int, *shape: int) -> Tensor:
 
 
 def _static_scales(activation: str) -> dict[str, Tensor]:
-    """Of inputs that are standard normal."""
+    """Static input scales that fit standard normal inputs."""
     found = {
         "int8_tensor": ("input_scale", 0.03),
         "fp8_tensor": ("input_scale", 0.01),
@@ -140,7 +140,7 @@ def _static_scales(activation: str) -> dict[str, Tensor]:
 
 
 def _exponents(rng: Rng, rows: int, groups: int, columns: int) -> Tensor:
-    """E8M0, of three neighbours."""
+    """E8M0 scales, each one of three neighbouring values."""
     return _bytes(rng, 3, rows, groups) + (126 - round(math.log2(_SPREAD["fp4"] * columns**0.5)))
 
 
@@ -157,9 +157,9 @@ def _gguf(rng: Rng, kind: BlockType, rows: int, columns: int) -> Weight:
     blocks = _bytes(rng, 256, rows, count, kind.bytes)
     if kind.name == "mxfp4":
         blocks[:, :, 0] = _exponents(rng, rows, count, columns)
-    drawn = rng.uniform(0.5, 1.5, (2, rows, count, 1)).astype(np.float32)
-    drawn[1] = (drawn[1] + 1) / 2 * drawn[0] * _MIDDLE.get(kind.name, 0.0)
-    halves = dict(zip(_SCALES[kind.name], torch.from_numpy(drawn), strict=False))
+    values = rng.uniform(0.5, 1.5, (2, rows, count, 1)).astype(np.float32)
+    values[1] = (values[1] + 1) / 2 * values[0] * _MIDDLE.get(kind.name, 0.0)
+    halves = dict(zip(_SCALES[kind.name], torch.from_numpy(values), strict=False))
     _write_halves(blocks, halves, 1.0)
     spread = float(gguf_weight(kind, blocks.flatten(1), columns).dequantize().std())
     _write_halves(blocks, halves, 1 / (spread * columns**0.5))

@@ -1,4 +1,4 @@
-"""Columns cut out of every container stand for the same values."""
+"""Columns taken from every container stand for the same values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from headrace.errors import UnsupportedModel
 from headrace.kernels.weight import Weight
+from headrace.quant.column_split import column_unit, take_columns
 from headrace.quant.containers import fp8_weight, int4_weight, int8_weight, int_weight, mxfp4_weight, nvfp4_weight
-from headrace.quant.cutting import column_unit, take_columns
 from headrace.quant.gguf import GGUF_TYPES, gguf_weight
 from headrace.quant.weights import dense
 
@@ -46,11 +46,11 @@ WEIGHTS = {
         16,
     ),
 }
-"""(weight, columns between good cuts, columns between possible ones)"""
+"""(weight, unit of good splits in columns, unit of possible splits)"""
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_a_cut_stands_for_the_same_values(name: str) -> None:
+def test_split_columns_stand_for_the_same_values(name: str) -> None:
     weight, unit, least = WEIGHTS[name]
     assert column_unit(weight) == unit
     whole = weight.dequantize()
@@ -62,7 +62,7 @@ def test_a_cut_stands_for_the_same_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", GGUF_TYPES.values(), ids=lambda kind: kind.name)
-def test_gguf_blocks_are_cut_between_blocks(kind: object) -> None:
+def test_gguf_weights_are_split_between_blocks(kind: object) -> None:
     rng = np.random.default_rng(0)
     blocks = torch.from_numpy(rng.integers(0, 60, (ROWS, 4 * kind.bytes), dtype=np.uint8))  # type: ignore[attr-defined]
     size = kind.elements  # type: ignore[attr-defined]
@@ -70,22 +70,25 @@ def test_gguf_blocks_are_cut_between_blocks(kind: object) -> None:
     assert column_unit(weight) == size
     cut = take_columns(weight, size, 3 * size).dequantize()
     assert torch.equal(cut.nan_to_num(), weight.dequantize()[:, size : 3 * size].nan_to_num())
-    said = rf"blk.0.ffn_down of {4 * size} columns is stored as gguf:\w+, which can be cut at multiples of {size} columns only, but not at 8"
-    with pytest.raises(UnsupportedModel, match=said):
+    message = (
+        rf"blk.0.ffn_down of {4 * size} columns is stored as gguf:\w+, "
+        rf"which can be split only at multiples of {size} columns, but not at 8"
+    )
+    with pytest.raises(UnsupportedModel, match=message):
         take_columns(weight, 0, 8)
 
 
-def test_groups_of_inputs_are_not_torn() -> None:
+def test_groups_of_inputs_are_not_split() -> None:
     weight = replace(WEIGHTS["fp8 a row"][0], activation="fp8_group128")
     assert column_unit(weight) == 128
     assert take_columns(weight, 128, 256).activation == "fp8_group128"
     with pytest.raises(
-        UnsupportedModel, match=r"for inputs in fp8_group128, which can be cut at multiples of 128 .* not at 64"
+        UnsupportedModel, match=r"for inputs in fp8_group128, which can be split only at multiples of 128 .* not at 64"
     ):
         take_columns(weight, 64, 256)
 
 
-def test_what_a_part_shares_stays() -> None:
+def test_shared_tensors_stay_in_a_part() -> None:
     weight = replace(WEIGHTS["nvfp4"][0], bias=torch.ones(ROWS))
     weight.tensors["input_global_scale"] = torch.ones(1)
     part = take_columns(weight, 0, 64)
@@ -93,7 +96,7 @@ def test_what_a_part_shares_stays() -> None:
     assert {"global_scale", "input_global_scale"} <= part.tensors.keys()
 
 
-def test_a_form_that_nobody_knows_is_refused_by_name() -> None:
+def test_an_unknown_form_is_refused_by_name() -> None:
     odd = Weight("ternary", (1, 8), {}, lambda weight: torch.zeros(1, 8))
     with pytest.raises(UnsupportedModel, match="stored as ternary cannot be split: leave --tensor-parallel-size out"):
         take_columns(odd, 0, 4)

@@ -1,4 +1,4 @@
-"""What is not finite is found in every format, wherever it stands; what is finite passes."""
+"""Values that are not finite are found in every format and position; finite weights pass."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from headrace.errors import CheckpointError
 from headrace.kernels.weight import Weight
 from headrace.quant.containers import fp8_weight, int4_weight, int8_weight, mxfp4_weight, nvfp4_weight
+from headrace.quant.finite_values import check_vector, check_weight
 from headrace.quant.gguf import GGUF_TYPES, gguf_weight
-from headrace.quant.soundness import check_vector, check_weight
 from headrace.quant.weights import dense, stack
 
 NAN, INF = float("nan"), float("inf")
@@ -38,8 +38,8 @@ def test_every_float_that_is_not_finite_is_found(dtype: torch.dtype) -> None:
     check_weight(made, "the-file")
 
 
-def test_parts_columns_and_more_than_one_piece_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.quant.soundness._PIECE", 64)
+def test_parts_columns_and_more_than_one_piece_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.quant.finite_values._PIECE", 64)
     whole = torch.zeros(40, 16)
     part = dense(whole[:, 4:12], "columns")
     check_weight(stack([dense(torch.zeros(3, 8), "first"), part]), "the-file")
@@ -49,7 +49,7 @@ def test_parts_columns_and_more_than_one_piece_are_looked_at(monkeypatch: pytest
     refuses(stack([dense(torch.zeros(3, 8), "first"), part]), "'columns'")
 
 
-def test_scales_and_biases_are_looked_at() -> None:
+def test_scales_and_biases_are_checked() -> None:
     codes, scales = torch.zeros(4, 16, dtype=torch.uint8), torch.ones(4, 2)
     scales[3, 1] = INF
     refuses(int4_weight(codes, 32, scales, None, None, "w"), "scales")
@@ -67,7 +67,7 @@ def test_scales_and_biases_are_looked_at() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, NAN, INF])
-def test_a_scale_of_the_whole_matrix_or_of_the_inputs_is_positive(value: float) -> None:
+def test_a_scale_of_a_matrix_or_of_inputs_must_be_positive(value: float) -> None:
     codes, scales = torch.zeros(4, 16, dtype=torch.uint8), torch.ones(4, 2).to(torch.float8_e4m3fn)
     check_weight(nvfp4_weight(codes, scales, torch.tensor(2.0), "w"), "the-file")
     refuses(nvfp4_weight(codes, scales, torch.tensor(value), "w"), "global_scale")
@@ -77,8 +77,8 @@ def test_a_scale_of_the_whole_matrix_or_of_the_inputs_is_positive(value: float) 
 
 
 @pytest.mark.parametrize("kind", sorted(GGUF_TYPES))
-def test_scales_inside_of_blocks_are_looked_at(kind: int) -> None:
-    """Every two bytes of a block in turn are made a float16 NaN: those that make a value NaN are refused, and no others."""
+def test_scales_inside_of_blocks_are_checked(kind: int) -> None:
+    """Each pair of bytes is set to a float16 NaN: exactly the pairs that make a value NaN are refused."""
     form = GGUF_TYPES[kind]
     blocks = torch.zeros(2, form.bytes, dtype=torch.uint8)
     weight = gguf_weight(form, blocks, form.elements, "w")

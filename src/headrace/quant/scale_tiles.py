@@ -1,18 +1,23 @@
-"""Scales by tensor, channel, group or two-dimensional tile, brought to one row an output."""
+"""Expands scales per tensor, channel, group or two-dimensional tile to one row per output."""
 
 from __future__ import annotations
 
 import torch
 
-from headrace.quant.scheme import Reader
+from headrace.quant.scheme import TensorReader
 
 __all__ = ["column_groups", "expand_tiles"]
 
 Tensor = torch.Tensor
 
 
-def expand_tiles(reader: Reader, name: str, table: Tensor, shape: tuple[int, int], tile: tuple[int, int]) -> Tensor:
-    """[N, G] of a scalar, [1], [N], [N, 1], [N, G] or [ceil(N / tile rows), G]. Raises CheckpointError for other shapes."""
+def expand_tiles(
+    reader: TensorReader, name: str, table: Tensor, shape: tuple[int, int], tile: tuple[int, int]
+) -> Tensor:
+    """Expand a scalar, [1], [N], [N, 1], [N, G] or [ceil(N / tile rows), G] to [N, G].
+
+    Raises CheckpointError for other shapes.
+    """
     if table.numel() == 1:
         return table.reshape(1, 1).expand(shape[0], 1).contiguous()
     if table.dim() == 1:
@@ -25,7 +30,7 @@ def expand_tiles(reader: Reader, name: str, table: Tensor, shape: tuple[int, int
 
 
 def column_groups(columns: int, groups: int, size: int | None) -> Tensor | None:
-    """int32 [K] where groups are not equal runs (the last is shorter); None where they are."""
+    """Each column's group, int32 [K], if the last group is shorter; None if all groups are equal runs."""
     if size is None or size <= 0 or columns == groups * size or groups == 1:
         return None
     return (torch.arange(columns) // size).int()

@@ -16,7 +16,7 @@ from headrace.kernels.linear.pallas_pack import KEY, packed
 from headrace.kernels.linear.reference import linear
 from headrace.kernels.logits.reference import logits
 from headrace.kernels.pallaslib import LANES
-from headrace.kernels.pallaslib.table import operators
+from headrace.kernels.pallaslib.torch_operators import operators
 from headrace.kernels.rotary_cache.reference import rotary_cache
 from headrace.kernels.rotary_cache.static import scatter
 from headrace.kernels.weight import Weight

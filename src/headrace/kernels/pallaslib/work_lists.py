@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-__all__ = ["Strips", "Tiles", "strips", "tiles"]
+__all__ = ["StripWork", "TileWork", "strips", "tiles"]
 
 Array = Any
 
 
-class Tiles(NamedTuple):
+class TileWork(NamedTuple):
     """Queries by tiles of one sequence each. W = S + ceil(T / tile) is enough for any batch. int32."""
 
     rows: Array
@@ -26,7 +26,7 @@ class Tiles(NamedTuple):
     """[T]: tile * size + row of each token."""
 
 
-def tiles(query_start: Array, positions: Array, size: int) -> Tiles:
+def tiles(query_start: Array, positions: Array, size: int) -> TileWork:
     """`query_start` [S + 1], `positions` [T]. Tokens beyond the last sequence's are padding and get place 0."""
     tokens, sequences = positions.shape[0], query_start.shape[0] - 1
     most = sequences + -(-tokens // size)
@@ -45,10 +45,10 @@ def tiles(query_start: Array, positions: Array, size: int) -> Tiles:
     tile = jnp.where(owner > 0, ends[owner - 1], 0) + within // size
     place = jnp.where(token < query_start[-1], tile * size + within % size, 0)
     first = positions[jnp.clip(start, 0, tokens - 1)]
-    return Tiles(*(x.astype(jnp.int32) for x in (rows, sequence, first, count, place)))
+    return TileWork(*(x.astype(jnp.int32) for x in (rows, sequence, first, count, place)))
 
 
-class Strips(NamedTuple):
+class StripWork(NamedTuple):
     """Places of a cache by strips of `size` rows of one block: what is written of each. int32."""
 
     block: Array
@@ -62,7 +62,7 @@ class Strips(NamedTuple):
     """[W]: whose row stands at `low`; the next ones follow."""
 
 
-def strips(slots: Array, block_size: int, size: int, sequences: int) -> Strips:
+def strips(slots: Array, block_size: int, size: int, sequences: int) -> StripWork:
     """`slots` [T]: block * block_size + offset; a sequence's tokens follow each other. Runs that a strip's end breaks are two.
 
     W = min(T, T // size + 2 S) is enough: all but a run's first and last strip are full. A run at block 0 is padding.
@@ -86,4 +86,4 @@ def strips(slots: Array, block_size: int, size: int, sequences: int) -> Strips:
     high = jnp.where(used, low + end - starts, low)
     block = jnp.where(used, slot // block_size, 0)
     strip = jnp.where(used, slot % block_size // size, 0)
-    return Strips(*(x.astype(jnp.int32) for x in (block, strip, low, high, token)))
+    return StripWork(*(x.astype(jnp.int32) for x in (block, strip, low, high, token)))

@@ -16,7 +16,7 @@ from torch.nn import functional
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.linear import static as dense
 from headrace.kernels.linear.activation import quantize_activation
-from headrace.kernels.linear.pallas_pack import Packed, packed
+from headrace.kernels.linear.pallas_pack import PallasPacked, packed
 from headrace.kernels.ops import Batch
 from headrace.kernels.rotary_cache.static import rotary_cache, scatter
 from headrace.kernels.weight import Weight
@@ -115,10 +115,10 @@ class Products:
         form = packed(weight)
         if form is None or not len(x):
             return dense.product(x, weight, self._dtype)
-        out = self._quantised(quantize_activation(x, weight), form)
+        out = self._quantized(quantize_activation(x, weight), form)
         return out if weight.bias is None else out + weight.bias
 
-    def _quantised(self, x: Tensor, form: Packed) -> Tensor:
+    def _quantized(self, x: Tensor, form: PallasPacked) -> Tensor:
         x = x if form.order is None else x[:, form.order]
         x = functional.pad(x.to(self._dtype or x.dtype), (0, form.scales.shape[0] * 128 - x.shape[1]))
         found: Tensor = self._call(

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.kernels.tiles import PIECE, ROWS, elementwise, matmul_rows, pad, tree_sum
+from headrace.kernels.row_arithmetic import PIECE, ROWS, elementwise, matmul_rows, pad, tree_sum
 
 
 @settings(derandomize=True, max_examples=40, deadline=None)
