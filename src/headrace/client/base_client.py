@@ -179,8 +179,8 @@ class BaseClient:
             closed = ", which is closed" if self._owner_loop.is_closed() else ""
             raise UserError(
                 f"this client belongs to the event loop {self._owner_loop!r} of thread {self._owner_thread!r}{closed}, "
-                f"where it was started; it was called from {here!r} of thread {threading.current_thread().name!r}: call it "
-                "there, make a client for this loop, or use LLM, which may be called from any thread"
+                f"where it was started; it was called from {here!r} of thread {threading.current_thread().name!r}: "
+                "call it there, make a client for this loop, or use LLM, which may be called from any thread"
             )
 
     def _open(self, stream: _Stream) -> None:

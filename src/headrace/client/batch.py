@@ -29,10 +29,10 @@ class Completion:
     answers."""
     stop_reason: int | str | None = None
     error: str | None = None
-    """Also says why a complete text is no value of the type that was asked for: a validator of the type refused it."""
+    """Also the reason why a complete text is not a value of the requested type: a validator of the type refused it."""
     parsed: Any = None
-    """The value of the text if `structured_outputs` was given: an instance of the type, the value of other JSON, else
-    the text itself. None if the text was cut."""
+    """The value of the text if `structured_outputs` was given: an instance of the type, the value of other JSON,
+    otherwise the text itself. None if the text was truncated."""
 
 
 @dataclass(slots=True)
@@ -148,11 +148,11 @@ async def _answer(client: EngineClient, request: GenerateRequest, answer: Reques
             _parse(choice, request.params.structured_outputs)
 
 
-def _parse(choice: Completion, wanted: StructuredOutputs) -> None:
+def _parse(choice: Completion, outputs: StructuredOutputs) -> None:
     if choice.finish_reason != "stop":
         return
     try:
-        choice.parsed = wanted.parse(choice.text)
+        choice.parsed = outputs.parse(choice.text)
     except ValueError as error:
         choice.error = f"the text is no value of the type that was asked for: {error}"
 

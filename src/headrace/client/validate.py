@@ -86,7 +86,9 @@ def _check_min_tokens(params: SamplingParams, ends: Collection[int]) -> None:
     if params.min_tokens and params.allowed_token_ids is not None:
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else ends)}
         if stops.issuperset(params.allowed_token_ids):
-            message = f"`min_tokens` {params.min_tokens}: every token of `allowed_token_ids` ends the output, so that none is left"
+            message = (
+                f"`min_tokens` {params.min_tokens}: every token of `allowed_token_ids` ends the output, so none is left"
+            )
             raise InvalidRequest(message, "min_tokens", "invalid_value")
 
 

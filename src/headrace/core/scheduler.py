@@ -54,8 +54,8 @@ class Scheduler:
         self._committed = 0
         self._outbox: list[Delta] = []
         self.broken: dict[str, list[int]] = {}
-        """Known tokens of sequences that commits have ended because their logits were not finite, until somebody takes
-        them."""
+        """Known tokens of sequences that commits have ended because their logits were not finite, until the engine
+        reads them."""
         self._arrivals = self._preemptions = self._cached_tokens = self._prompt_tokens = 0
 
     # Requests

@@ -79,9 +79,9 @@ class Channel:
     def other_end_closed(self, wait: float) -> bool:
         """True if the other end has closed, independently of messages that are left to receive. Waits up to so many
         seconds."""
-        gone = select.poll()
-        gone.register(self._socket, 0)
-        return bool(gone.poll(wait * 1000))
+        closed = select.poll()
+        closed.register(self._socket, 0)
+        return bool(closed.poll(wait * 1000))
 
     def close(self) -> None:
         """Close the socket. Calling it twice is harmless."""

@@ -39,7 +39,7 @@ class StepRunner(Protocol):
         """Called after a step that failed. True if the cache had to be allocated again and is empty."""
 
     def where_not_finite(self, tokens: Sequence[int]) -> str:
-        """A slow second look at a sequence whose logits were not finite: where that begins, in words."""
+        """Compute a sequence whose logits were not finite again, slowly, and describe where that begins."""
 
 
 class StepScheduler(Protocol):
@@ -251,12 +251,13 @@ class EngineCore:
             self._explain(deltas)
 
     def _explain(self, deltas: list[Delta]) -> None:
-        """Say where the numbers that are not finite come from. One look serves all requests of the step."""
+        """Add to the errors where the numbers that are not finite come from. One check serves all requests of the
+        step."""
         broken, self._scheduler.broken = self._scheduler.broken, {}
         try:
             where = self._runner.where_not_finite(next(iter(broken.values())))
         except Exception as error:
-            where = f"a second look at where that begins failed with {type(error).__name__}: {error}"
+            where = f"the search for their origin failed with {type(error).__name__}: {error}"
         for delta in deltas:
             if delta.request_id in broken:
                 delta.error = f"{delta.error}: {where}"

@@ -156,8 +156,8 @@ def packing_threads(device: Device, ranks: int = 1) -> int:
 def _movers(
     device: Device,
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor] | None, Callable[[torch.Tensor], Any] | None]:
-    """Functions that put matrices and vectors on a device, None for where they are to stay. Where tensors are not
-    torch's, operators get vectors as `put` makes them of float32 arrays, and take matrices from the host when they pack
+    """Functions that put matrices and vectors on a device; None if they stay on the host. If the device's tensors are
+    not torch tensors, vectors are `put` as float32 arrays, and operators read matrices from the host when they pack
     them."""
     if device.extension(TorchTensors) is None:
         return None, lambda vector: device.put(vector.float().contiguous().numpy())

@@ -1,4 +1,4 @@
-"""Where numbers that are not finite come from: the tokens once more, operator by operator, beside the engine's own
+"""Finds the origin of numbers that are not finite: computes the tokens again, operator by operator, in a separate
 cache."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def first_not_finite(
 ) -> str | None:
     """The layer and the operator whose result is the first that is not finite; None if every result is.
 
-    It computes the tokens as one sequence in a cache of its own, and is slow: every result is looked at on the host.
+    It computes the tokens as one sequence in a separate cache, and is slow: every result is checked on the host.
     Raises what the device raises.
     """
     probe = _Probe(device, ops, _names(model), len(tokens))
@@ -51,7 +51,7 @@ def first_not_finite(
 
 
 class _Probe:
-    """The operators, each with a look at what it gives."""
+    """The operators, with a check of every result."""
 
     def __init__(self, device: Device, ops: Any, names: Mapping[int, str], count: int) -> None:
         self._device, self._ops, self._names, self._count = device, ops, names, count
@@ -87,7 +87,7 @@ class _Probe:
 
 
 def _names(model: Any) -> dict[int, str]:
-    """Where each weight lies, by its identity."""
+    """Identity of each weight → its name."""
     found: dict[int, str] = {}
     _walk(getattr(model, "weights", model), "", found)
     return found

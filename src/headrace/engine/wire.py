@@ -184,8 +184,8 @@ def as_ours(error: Exception) -> Exception:
     if isinstance(error, HeadraceError) or not (isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))):
         return error
     return errors.OutOfMemory(
-        f"{type(error).__name__}: {error}: a limit of this process's memory or threads is reached; raise it (ulimit -v, "
-        "ulimit -u, a container's memory), or choose a smaller model or less --kv-memory"
+        f"{type(error).__name__}: {error}: a limit of this process's memory or threads was reached; raise it (ulimit "
+        "-v, ulimit -u, a container's memory), or choose a smaller model or less --kv-memory"
     )
 
 

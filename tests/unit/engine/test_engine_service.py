@@ -106,7 +106,7 @@ def test_a_step_that_never_ends_is_unhealthy(monkeypatch: pytest.MonkeyPatch) ->
     asyncio.run(main())
 
 
-def test_a_long_step_gives_the_last_known_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_step_gives_the_last_known_stats(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = HeldRunner()
 
     async def main() -> None:

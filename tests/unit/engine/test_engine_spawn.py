@@ -15,8 +15,8 @@ TELL = """
 import os, signal, socket, sys
 link = socket.socket(fileno=int(sys.argv[1]))
 for number in (signal.SIGINT, signal.SIGTERM): os.kill(os.getpid(), number)  # As of a terminal, in the middle of an import
-from headrace.engine.spawn import obey_the_parent
-obey_the_parent()
+from headrace.engine.spawn import ignore_terminal_signals
+ignore_terminal_signals()
 for number in (signal.SIGINT, signal.SIGTERM): os.kill(os.getpid(), number)
 link.sendall(f"{sys.argv[2]} {signal.pthread_sigmask(signal.SIG_BLOCK, [])}".encode())
 """

@@ -36,7 +36,8 @@ _POLL_SECONDS = 60.0
 
 
 def main(arguments: list[str]) -> int:
-    """0: told to end. 1: could not load, or a step failed; rank 0 has been told why."""
+    """Run the process. Returns its exit code: 0 after Stop; 1 if loading or a step failed, which was reported to rank
+    0."""
     ignore_terminal_signals()
     logging.basicConfig(format="%(levelname)s rank: %(message)s")
     link = Channel(socket.socket(fileno=int(arguments[0])))
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> int:
         if not isinstance(as_ours(error), HeadraceError):
             _log.exception("the rank ends")
         _send(link, RankFailed(to_wire(error)))
-        if link.other_end_closed(0):  # Rank 0 is gone: the reading thread sees it too, clears up and ends this process.
+        if link.other_end_closed(0):  # Rank 0 has exited: the reading thread cleans up and ends this process.
             reader.join()
         return 1
     return 0
@@ -87,7 +88,8 @@ def _send(link: Channel, message: RankMessage) -> None:
 
 
 def _read(link: Channel, messages: queue.SimpleQueue[RankMessage]) -> None:
-    """The reading thread. Without rank 0 this process has no work, and nobody else clears up where the ranks met."""
+    """Receive messages, on the reading thread. After rank 0 has exited, delete the rendezvous folder and end this
+    process."""
     meeting: Path | None = None
     # Data that rank 0 did not read makes its end an error here.
     with contextlib.suppress(OSError, msgspec.DecodeError):

@@ -87,7 +87,7 @@ class Follower:
         return not self._channel.other_end_closed(0)
 
     def _read(self) -> None:
-        """The reading thread."""
+        """Receive messages, on the reading thread."""
         error: HeadraceError | None = None
         with contextlib.suppress(OSError, msgspec.DecodeError):
             while error is None and not self._channel.closed:
@@ -160,8 +160,8 @@ class Followers:
 
     def lost(self) -> DeviceLost | None:
         """Why no step can be launched any more; None while every rank runs."""
-        gone = self._first_error()
-        return None if gone is None else DeviceLost(str(gone))
+        error = self._first_error()
+        return None if error is None else DeviceLost(str(error))
 
     def runner(self, own: StepRunner) -> StepRunner:
         """A runner over all ranks: rank 0's own, if it is the only one."""

@@ -32,7 +32,7 @@ class Start(_RankStruct, frozen=True):
     """The device to open."""
     rendezvous: str
     log_level: int = logging.WARNING
-    """Rank 0's own: inside a script that asks for no log, the other ranks say no more than it does."""
+    """Log level of rank 0: the other ranks log no more than rank 0 does."""
 
 
 class Sizes(_RankStruct, frozen=True):
