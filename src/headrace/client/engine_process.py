@@ -63,7 +63,7 @@ class EngineProcess:
             if self._open:
                 self._on_event(event)
         if self._channel.closed:
-            self._on_exit()
+            self._handle_exit()
 
     def kill(self) -> None:
         """Kill the process; `on_exit` is called afterwards."""
@@ -85,7 +85,7 @@ class EngineProcess:
         if self._channel.flush():
             self._loop.remove_writer(self._channel.fileno())
 
-    def _on_exit(self) -> None:
+    def _handle_exit(self) -> None:
         if self._release():
             self.kill()
             code = self._process.wait()
