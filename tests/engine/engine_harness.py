@@ -1,4 +1,4 @@
-"""The real engine on a tiny model, in this process: requests in, whole answers out."""
+"""The real engine on a tiny model, in this process: requests in, complete answers out."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def in_turn(client: InProcessClient, wanted: Sequence[GenerateRequest]) ->
 
 
 def alone(model: Path, wanted: Sequence[GenerateRequest]) -> list[Answer]:
-    """What everything else is held to: one at a time, each prompt in one chunk, nothing cached."""
+    """The expected answers of all other runs: one request at a time, each prompt in one chunk, nothing cached."""
 
     async def main() -> list[Answer]:
         async with engine(model, caching=False, seqs=1) as client:

@@ -1,7 +1,7 @@
 """A server whose limits of time are a test's: `python patient_server.py MODEL CONFIG LIMITS`, both JSON.
 
-LIMITS: `silence`, `exit` and `at_once` in seconds, as in the modules below; `slow`, a file: while it is there, the first engine
-takes its time (`slow_engine.py`).
+LIMITS: `silence`, `exit` and `at_once` in seconds, as in the modules below; `slow`, a file: while it is there, the
+first engine takes its time (`slow_engine.py`).
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ async def _tokens(client: InProcessClient, wanted: Any) -> list[int]:
 
 
 def quantize_layers(model: Any, kind: str) -> Any:
-    """What `--quantize` makes of every matrix of the layers but the router's."""
+    """The result of `--quantize` for every matrix of the layers except the router's."""
     for name, tensor in model.state_dict().items():
         if ".layers." in name and tensor.dim() > 1 and not name.endswith(("mlp.gate.weight", "expert_gate.weight")):
             rows = tensor.reshape(-1, tensor.shape[-1])

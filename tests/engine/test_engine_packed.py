@@ -43,7 +43,7 @@ def config_of(path: Path, **model: Any) -> Config:
 
 
 def answer(path: Path, **model: Any) -> list[Any]:
-    """Tokens and logprobs of a greedy answer, from an engine of its own."""
+    """Tokens and logprobs of a greedy answer, from a new engine."""
     engine = build_engine(config_of(path, **model), lambda stage, done: None)
     try:
         params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=2)

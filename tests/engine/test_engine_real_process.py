@@ -1,4 +1,4 @@
-"""The real engine in its own process: the same bits as in this one, and back after it was killed."""
+"""The real engine in a separate process: the same bits as in this one, and a restart after it was killed."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ async def started(config: Config) -> AsyncIterator[InProcessClient]:
 
 
 async def end_of(client: InProcessClient) -> str:
-    """What a request is told when the engine is gone."""
+    """The error of a request when the engine has exited."""
     found = await choices(client, request(PROMPTS[0], id="long", max_tokens=200, logprobs=None))
     return str(found[0].finish)
 

@@ -175,7 +175,7 @@ class ProcessClient(BaseClient):
             _log.info("the engine was restarted")
             return
         self._state = "dead"
-        self._unavailable = f"the engine was not restarted again after {_MAX_EXITS} attempts: {self._unavailable}"
+        self._unavailable = f"the engine could not be restarted in {_MAX_EXITS} attempts: {self._unavailable}"
 
     async def _watch(self) -> None:
         """Check for heartbeats, and kill a process that hangs, so that it is restarted."""

@@ -1,4 +1,5 @@
-"""One rank of a world: checks every collective and prints `ok`. Arguments: kind, rank, rendezvous, and where memory is shared.
+"""One rank of a world: checks every collective and prints `ok`. Arguments: kind, rank, rendezvous, and where memory is
+shared.
 
 `kind` is `host` (gloo and shared memory, in one process) or a platform's name, whose own collectives are then checked.
 """
@@ -97,7 +98,7 @@ def mismatch(shared: Communicator, rank: int) -> None:
 
 
 def leave(world: World, rank: int) -> None:
-    """Rank 1 goes; rank 0 is told."""
+    """Rank 1 exits; rank 0 gets an error."""
     shared, gloo = connect(world, [0, 1]), world.communicator([0, 1], "gloo")
     if rank == 0:
         assert isinstance(shared, ShmCommunicator)

@@ -101,7 +101,7 @@ class Busy(World):
 
 
 class Unaware(Busy):
-    """A rank that hears late of what is decided."""
+    """A rank that receives the decision late."""
 
     def store(self, group: Sequence[int]) -> Any:
         return Slow(super().store(group), self.go)

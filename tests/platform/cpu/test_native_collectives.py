@@ -1,4 +1,5 @@
-"""Collectives as kernels: sums in rank order, any size, recorded or not; a rank that ends, hangs or differs fails the step."""
+"""Collectives as kernels: sums in rank order, any size, recorded or not; a rank that ends, hangs or differs fails the
+step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TPU platform's own code on a fake torch-xla: compiled steps, donation, copies, faults, the whole kit."""
+"""The TPU platform's own code on a fake torch-xla: compiled steps, donation, copies, faults, the complete kit."""
 
 from __future__ import annotations
 

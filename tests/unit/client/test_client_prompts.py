@@ -1,4 +1,4 @@
-"""The shapes of prompts and parameters that `LLM` takes, and the words for others."""
+"""The shapes of prompts and parameters that `LLM` accepts, and the errors for others."""
 
 from __future__ import annotations
 

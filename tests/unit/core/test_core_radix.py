@@ -1,4 +1,4 @@
-"""The radix tree on its own."""
+"""The radix tree alone."""
 
 from __future__ import annotations
 

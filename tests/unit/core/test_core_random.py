@@ -48,7 +48,7 @@ class Fuzz:
         self.number = 0
         self.expected: dict[str, Record] = {}
         self.gone: set[str] = set()
-        """Aborted; the delta that says so may be still to come."""
+        """Aborted; the delta about it may still follow."""
 
     def one(self) -> None:
         driver, rng = self.driver, self.rng
@@ -138,7 +138,7 @@ class CacheFuzz:
         self.slots.computed[seq.slot] = end
 
     def read(self, seq: Sequence) -> None:
-        """All that is said to be computed is there."""
+        """Every token that counts as computed is stored."""
         size = self.cache.block_size
         for at in range(int(self.slots.computed[seq.slot])):
             salt, tokens = self.memory[int(self.cache.table[seq.slot, at // size])]

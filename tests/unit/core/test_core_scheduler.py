@@ -273,7 +273,7 @@ def test_times_of_the_first_schedule() -> None:
 
 
 def test_a_stop_token_that_comes_too_early_does_not_end_a_sequence() -> None:
-    """A sampler is told to leave it out; one that has nothing else to choose from, or is wrong, ends nothing all the same."""
+    """The sampler must exclude it; a sampler that has no other token, or is wrong, still ends no request."""
     core = Scheduler(SMALL)
     core.add(request("a", [9, 8], 6, min_tokens=2, stop_token_ids=(7,)))
     reasons = []

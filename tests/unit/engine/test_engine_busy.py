@@ -1,4 +1,4 @@
-"""The device's share of time: told by the device where it knows."""
+"""The device's share of time, which the device reports if it can."""
 
 from __future__ import annotations
 

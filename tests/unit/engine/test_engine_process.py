@@ -1,4 +1,4 @@
-"""The engine in a process of its own: it dies, hangs, cannot load, loses its parent, and is restarted."""
+"""The engine in a separate process: it exits, hangs, cannot load, loses its parent, and is restarted."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def ids_of(client: ProcessClient, request: GenerateRequest) -> list[int]:
 
 
 async def refusal(client: ProcessClient) -> HeadraceError | None:
-    """What a short request is refused with; None where it is answered."""
+    """The error of a short request; None if it is answered."""
     try:
         found = await ids_of(client, make_request("hey", max_tokens=5, seed=0))
     except (EngineDead, Overloaded) as error:
@@ -319,7 +319,7 @@ def test_the_engine_is_given_up_after_some_attempts(monkeypatch: pytest.MonkeyPa
             kill(client, signal.SIGKILL)
 
             async def given_up() -> bool:
-                return "given up" in str(await ill(client))
+                return "could not be restarted in" in str(await ill(client))
 
             await until(given_up)
             assert isinstance(await refusal(client), EngineDead)

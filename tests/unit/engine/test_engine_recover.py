@@ -1,4 +1,5 @@
-"""A device that takes the cache with every call, and one step that fails: what comes after is served from a new cache."""
+"""A device that takes the cache with every call, and one step that fails: what comes after is served from a new
+cache."""
 
 from __future__ import annotations
 

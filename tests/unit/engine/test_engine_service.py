@@ -1,4 +1,4 @@
-"""The loop around the engine: what it waits for, and how it tells that it stands still."""
+"""The loop around the engine: what it waits for, and how it reports a step that hangs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from headrace.types import Request, SamplingParams
 
 
 def run(script: list[list[Command]]) -> tuple[list[Event], list[float]]:
-    """Serve a script of what arrives at each turn; then Shutdown once all is done. Returns events and the waits asked for."""
+    """Serve a script of what arrives at each turn; then Shutdown once all is done. Returns events and the waits asked
+    for."""
     engine, sent, waits = make_engine(), [], []
     turns: Iterator[list[Command]] = iter(script)
 

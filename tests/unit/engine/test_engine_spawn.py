@@ -14,7 +14,7 @@ from headrace.engine.spawn import python_module, spawn
 TELL = """
 import os, signal, socket, sys
 link = socket.socket(fileno=int(sys.argv[1]))
-for number in (signal.SIGINT, signal.SIGTERM): os.kill(os.getpid(), number)  # As of a terminal, in the middle of an import
+for number in (signal.SIGINT, signal.SIGTERM): os.kill(os.getpid(), number)  # As a terminal does, during imports
 from headrace.engine.spawn import ignore_terminal_signals
 ignore_terminal_signals()
 for number in (signal.SIGINT, signal.SIGTERM): os.kill(os.getpid(), number)
@@ -63,7 +63,8 @@ from engine_fakes import ByteTokenizer, expected, make_request
 from headrace.client.process_client import ProcessClient
 from headrace.config import Config, ModelConfig
 async def main():
-    client = ProcessClient(Config(model=ModelConfig(model="fake")), ByteTokenizer(), command=(sys.executable, "engine_fake_process.py"))
+    command = (sys.executable, "engine_fake_process.py")
+    client = ProcessClient(Config(model=ModelConfig(model="fake")), ByteTokenizer(), command=command)
     await client.start()
     found = [i async for output in client.generate(make_request("hey", max_tokens=5, seed=0)) for i in output.token_ids]
     assert found == expected(tuple(b"hey"), 5)

@@ -46,7 +46,7 @@ def test_memory_is_looked_at_now_and_then() -> None:
 
 
 def test_sums_know_no_window() -> None:
-    """What lies between two readings does not depend on what was before the first."""
+    """The difference of two readings does not depend on what was before the first."""
     figures = UsageStats(slots=4, started=0.0, window=5.0)
     figures.record(1.0, busy=0.5, running=2)
     figures.record_memory(1.0, 0.25)

@@ -1,4 +1,4 @@
-"""Rank 0 and the processes of the others: plans reach them, their ends are told, and nothing is left behind."""
+"""Rank 0 and the processes of the other ranks: plans reach them, their exits are reported, and no files remain."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def test_a_rank_whose_words_were_not_read_ends_and_clears_up_too(tmp_path: Path)
     code = (
         "import queue, socket, sys; from headrace.engine.channel import Channel; "
         "from headrace.engine.ranks.follower import _read; "
-        "link = socket.socket(fileno=int(sys.argv[1])); link.sendall(b'words'); _read(Channel(link), queue.SimpleQueue())"
+        "link = socket.socket(fileno=int(sys.argv[1])); link.sendall(b'words'); "
+        "_read(Channel(link), queue.SimpleQueue())"
     )
     here, there = socket.socketpair()
     with there:

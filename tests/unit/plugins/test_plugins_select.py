@@ -177,6 +177,9 @@ def test_tables_that_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_finding_platforms_loads_no_framework() -> None:
-    code = "import sys; from headrace.plugins import discover; discover(); print([m for m in ('torch', 'jax', 'triton') if m in sys.modules])"
+    code = (
+        "import sys; from headrace.plugins import discover; discover(); "
+        "print([m for m in ('torch', 'jax', 'triton') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
