@@ -86,8 +86,7 @@ def _awq() -> Weight:
 def _gptq(bits: int) -> Weight:
     tensors = {
         "m.qweight": _words(0, 128 * bits // 32, 32), "m.qzeros": _words(1, 4, bits),
-        "m.scales": _scales(2, 4, 32).half(),
-        "m.g_idx": torch.from_numpy(rng(3).permutation(128) // 32).int(),
+        "m.scales": _scales(2, 4, 32).half(), "m.g_idx": torch.from_numpy(rng(3).permutation(128) // 32).int(),
     }  # fmt: skip
     return GPTQ({"bits": bits}).load("m", (32, 128), _Reader(tensors))
 
@@ -123,15 +122,14 @@ _ROUNDED = [
     ("int8_token", "int8_channel"), ("int8_token_asymmetric", "int8_channel"), ("int8_tensor", "int8_channel"),
     ("int8_token", "int8_64_zeros"), ("int8_token", "int4_32"), ("int8_token", "int8_32"), ("fp8_token", "fp8_channel"),
     ("fp8_tensor", "fp8_channel"), ("fp8_group128", "fp8_block"), ("fp8_group128", "fp8_channel"),
-    ("fp8_token", "int4_32"),
-    ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"),
+    ("fp8_token", "int4_32"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"),
 ]  # fmt: skip
 
 
 _UNITS = [
     (rule, name, fp8) for rule, name in _ROUNDED for fp8 in (("", "ocp", "fnuz") if rule.startswith("fp8") else ("",))
 ]
-"""With each E4M3 format that a matrix unit may have, if inputs have one."""
+"""With each E4M3 that a matrix unit may have, where inputs have one."""
 
 
 @pytest.mark.parametrize(("activation", "name", "fp8"), _UNITS)

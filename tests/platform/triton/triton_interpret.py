@@ -18,8 +18,10 @@ __all__ = ["interpreted", "repair"]
 
 
 def interpreted() -> Any:
-    """The triton module, imported while TRITON_INTERPRET is set, and repaired. One imported before (torch does) is left
-    to its users."""
+    """The triton module, imported while TRITON_INTERPRET is set, and repaired.
+
+    One imported before (torch does) is left to its users.
+    """
     if not getattr(sys.modules.get("triton"), "headrace_interpreted", False):
         for name in [n for n in sys.modules if n.split(".")[0] == "triton" and not n.startswith("triton._C")]:
             del sys.modules[name]

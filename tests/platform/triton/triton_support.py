@@ -1,4 +1,4 @@
-"""The common part of the tests of the Triton operators: inputs that are small enough for the interpreter, and the
+"""What the tests of the Triton operators share: inputs that are small enough for the interpreter, and the
 comparison."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Signals and missing streams: a command ends at once, without a word, and with all that it has started; what it can do without, it
-does without."""
+"""Signals and missing streams: a command ends at once, without a message, with all processes that it has started; it
+runs without the streams that it doesn't need."""
 
 from __future__ import annotations
 
