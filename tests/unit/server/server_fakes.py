@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 from fastapi import FastAPI
-from headrace.client.output import TextStream
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
+from headrace.client.request_outputs import TextStream
 from headrace.client.validate import validated
 from headrace.config import Config
 from headrace.engine.stats import EngineStats, EngineTotals
