@@ -190,11 +190,10 @@ class ServerConfig(Frozen):
         "commas, and * is every origin.",
         json_schema_extra=unit("origin"),
     )
+    tool_format: str | None = Field(default=None, description="Format of tool calls, or none. Default: detected.")
+    reasoning_format: str | None = Field(default=None, description="Format of reasoning, or none. Default: detected.")
     drain_timeout: float = Field(
-        default=30.0,
-        ge=0,
-        description="Time that running requests get after SIGTERM.",
-        json_schema_extra=unit("seconds"),
+        default=30.0, ge=0, description="Time for running requests after SIGTERM.", json_schema_extra=unit("seconds")
     )
 
     @field_validator("cors_origin")

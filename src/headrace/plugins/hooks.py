@@ -37,5 +37,10 @@ class Hooks:
         directory with a config.json has no safetensors in it."""
 
     @hookspec
+    def headrace_formats(self) -> Mapping[str, str]:  # type: ignore[empty-body]
+        """Name for `--tool-format` or `--reasoning-format` → `module:attribute` of a `formats.states.ToolFormat` or
+        `ReasoningFormat`."""
+
+    @hookspec
     def headrace_grammar_backends(self) -> Mapping[str, str]:  # type: ignore[empty-body]
         """Name for `--grammar-backend` → `module:attribute` of a `grammar.backend.MakeGrammarBackend`."""

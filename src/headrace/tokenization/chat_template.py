@@ -46,6 +46,8 @@ class ChatTemplate:
         self, templates: Mapping[str, str], special_tokens: Mapping[str, str], limits: RenderLimits | None = None
     ) -> None:
         """`templates` by name; the usual one is `default`. Nothing is rendered or compiled yet."""
+        self.source = "\n".join(templates.values())
+        """The text of all of them."""
         self._names = list(templates)
         self._too_long = {name: len(text) for name, text in templates.items() if len(text) > _MAX_SOURCE}
         self._special_tokens = dict(special_tokens)

@@ -77,6 +77,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    @property
+    def template_source(self) -> str:
+        """The text of the chat templates; empty without one."""
+        return "" if self._template is None else self._template.source
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
