@@ -1,4 +1,4 @@
-"""`generate` and `chat`: what is asked, what is shown, what an interrupt does."""
+"""`generate` and `chat`: requests, output, and interrupts."""
 
 from __future__ import annotations
 

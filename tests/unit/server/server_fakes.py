@@ -87,11 +87,11 @@ class ByteTokenizer:
 
 @dataclass
 class FakeClient:
-    """Answers every prompt with `reply`, one byte a step, and remembers what it was asked."""
+    """Answers every prompt with `reply`, one byte per step, and records the requests."""
 
     reply: str = "Hello"
     hold: int | None = None
-    """Tokens after which every stream stands still until `go`."""
+    """Tokens after which every stream waits for `go`."""
     go: asyncio.Event = field(default_factory=asyncio.Event)
     held: int = 0
     """Streams that have come so far."""
