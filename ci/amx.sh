@@ -4,8 +4,8 @@
 # products: first under the sanitizers from a file of calls (replay.cpp), whose every buffer ends where its memory ends, then from
 # Python, against the references and for equal bits.
 #
-# Usage: ci/amx.sh [instruction set whose vectors stand beside the tiles: v4bf16, v4, v3 or generic; default the best that runs here]
-# The last line is `N passed, N failed`.
+# Usage: ci/amx.sh [instruction set whose vectors stand beside the tiles: v4bf16, v4, v3 or generic; default the best
+# that runs here] The last line is `N passed, N failed`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}

@@ -1,4 +1,5 @@
-"""An import-linter contract: modules import what the table of ARCHITECTURE.md lets them, and the table lists nothing more.
+"""An import-linter contract: modules import what the table of ARCHITECTURE.md lets them, and the table lists nothing
+more.
 
 Each line of the table names folders and files of the package and, in its last column, the names that they may import.
 A module belongs to the line with the longest name that fits it. A line lists only what stands above it, so there are no

@@ -1,4 +1,5 @@
-"""Writes docs/sampling.md from the table of sampling parameters: `python tools/sampling_reference.py > docs/sampling.md`."""
+"""Writes docs/sampling.md from the table of sampling parameters: `python tools/sampling_reference.py >
+docs/sampling.md`."""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ HEAD = """\
 
 Made from the table in `src/headrace/sampling.py` by `python tools/sampling_reference.py > docs/sampling.md`.
 
-In Python they are fields of `SamplingParams`, in the API fields of the body under the same names. Python takes lists, tuples,
-sets and numpy's arrays and scalars; whole floats count as whole numbers, and bools do not. None, in the API null, stands for the
-default unless the table says otherwise. What is of another type or out of range is refused by the field's name.
+In Python they are fields of `SamplingParams`, in the API fields of the body under the same names. Python accepts lists,
+tuples, sets and numpy's arrays and scalars; whole floats count as whole numbers, and bools do not. None, in the API
+null, stands for the default unless the table says otherwise. A value of another type or out of range is an error that
+names the field.
 
 | parameter | takes | default | range | in the API | |
 |---|---|---|---|---|---|

@@ -89,6 +89,11 @@ class ModelConfig(Frozen):
         description="A file that replaces the checkpoint's own chat template.",
         json_schema_extra=unit("file"),
     )
+    grammar_backend: str = Field(
+        default="llguidance",
+        description="What enforces constraints on the output: llguidance, or the name that a plugin offers.",
+        json_schema_extra=unit("name"),
+    )
     packed_cache: Bytes = Field(
         default=20 << 30,
         ge=0,
@@ -185,11 +190,10 @@ class ServerConfig(Frozen):
         "commas, and * is every origin.",
         json_schema_extra=unit("origin"),
     )
+    tool_format: str | None = Field(default=None, description="Format of tool calls, or none. Default: detected.")
+    reasoning_format: str | None = Field(default=None, description="Format of reasoning, or none. Default: detected.")
     drain_timeout: float = Field(
-        default=30.0,
-        ge=0,
-        description="Time that running requests get after SIGTERM.",
-        json_schema_extra=unit("seconds"),
+        default=30.0, ge=0, description="Time for running requests after SIGTERM.", json_schema_extra=unit("seconds")
     )
 
     @field_validator("cors_origin")

@@ -13,8 +13,8 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 def open_missing_streams() -> None:
     """Put /dev/null in the place of a closed stdin, stdout or stderr.
 
-    The next socket would take the number of a closed one, and whoever writes to "stderr" would write into that socket: the
-    processes that are started from here, and libraries. Before anything else is opened, therefore.
+    Otherwise the next socket would get the number of a closed stream, and child processes and libraries that write to
+    "stderr" would write into that socket. So this must run before any other file is opened.
     """
     for number, (name, mode) in enumerate(_STREAMS):
         try:

@@ -73,7 +73,7 @@ def test_offline_reports_are_compared(tiny_llama: Path, tmp_path: Path, capsys: 
     ]
 
 
-def test_a_server_here_is_found_and_its_run_alone_counts(
+def test_a_local_server_is_found_and_only_its_run_counts(
     server: Server, tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -122,7 +122,9 @@ def test_a_server_gives_the_perplexity_of_the_engine_in_this_process(
     assert figures(rough)["perplexity"] == pytest.approx(local["perplexity"], rel=0.2)
 
 
-def test_the_naive_way_beside_ours(tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_static_batches_are_compared_with_our_engine(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, page = tmp_path / "out", tmp_path / "page"
     options = ["--workload", "W2", "--requests", "3", "--batch", "2", "--threads", "1"]
     assert main(["naive", str(tiny_llama), *options, "--json", str(out), "--html", str(page)]) == 0

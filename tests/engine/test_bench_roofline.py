@@ -45,10 +45,10 @@ def test_a_models_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main([*SMALL, *steps, "--html", str(page), "--json", str(out)]) == 0
     said = capsys.readouterr().out
     assert "read 10.0 GB/s" in said
-    assert "whole step" in said
+    assert "complete step" in said
     text = page.read_text()
     assert "int8 400 Gop/s" in text
-    assert text.count("whole step</td>") == 2
+    assert text.count("complete step</td>") == 2
     assert text.count("<polyline") == 3
     assert "attention" in text
     assert "32 after 0" in text
@@ -58,7 +58,7 @@ def test_a_models_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert all(one["share"] > 0 for one in report["steps"])
 
 
-def test_points_stand_where_they_belong() -> None:
+def test_points_are_placed_by_their_values() -> None:
     """On the bandwidth's slope, on a ceiling, and beyond the axes."""
     slope = Point("slope", "s", 1e10, 1e10, 1.0, 1.0)
     ceiling = Point("<b>ceiling", "s", 1e6, 1e11, 1.0, 1.0)
@@ -76,6 +76,6 @@ def test_points_stand_where_they_belong() -> None:
 
 
 @pytest.mark.parametrize("steps", ["1", "1:2:3", "a:b", ""])
-def test_steps_that_are_none(steps: str) -> None:
+def test_invalid_steps_are_refused(steps: str) -> None:
     with pytest.raises(ConfigError, match="--steps"):
         main([*SMALL, "--model", "m", "--steps", steps])

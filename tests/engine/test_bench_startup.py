@@ -11,7 +11,7 @@ from headrace.bench.dispatch import main
 from headrace.errors import EngineDead
 
 
-def test_both_ways_are_measured(
+def test_starts_with_and_without_the_cache_are_measured(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
@@ -19,7 +19,7 @@ def test_both_ways_are_measured(
     out, page = tmp_path / "figures", tmp_path / "page"
     arguments = ["startup", str(tiny_llama), "--runs", "1", "--options=--threads 1 --max-num-seqs 2"]
     assert main([*arguments, "--json", str(out), "--html", str(page)]) == 0
-    assert "what kept weights save" in capsys.readouterr().out
+    assert "gain from cached weights" in capsys.readouterr().out
     report = json.loads(out.read_text())
     assert report["ratios"].keys() == {"port open", "first token", "the end, of processors"}
     assert page.read_text().count("<rect") == 6
@@ -32,6 +32,6 @@ def test_both_ways_are_measured(
         assert parts["the end, of processors"][0] > 0
 
 
-def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_reports_why(tmp_path: Path) -> None:
     with pytest.raises(EngineDead, match=r"never ready: error: .*nowhere"):
         main(["startup", str(tmp_path / "nowhere")])

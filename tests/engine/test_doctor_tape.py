@@ -91,7 +91,7 @@ def test_options_reach_the_weights(model: Path, capsys: pytest.CaptureFixture[st
     assert narrow["bytes"] < plain["bytes"]
 
 
-def test_a_table_for_people(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_table(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--tape", str(model), "--platform", "cpu", "--threads", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("tiny: a step of 1 tokens of one sequence after 128, on a machine that reads 1.0 GB/s")
@@ -109,7 +109,7 @@ def test_a_table_for_people(model: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--dtype", "float8"], "--dtype float8"),
     ],
 )
-def test_steps_that_cannot_be(
+def test_impossible_steps_are_refused(
     options: list[str], message: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", "--tape", str(model), *options]) == 2

@@ -1,4 +1,4 @@
-"""Values at the edge and beyond it, against a real server: 200 with finite numbers or 400 that names the field, and never harm."""
+"""Values at and beyond the limits, against a real server: 200 with finite numbers, or 400 that names the field."""
 
 from __future__ import annotations
 

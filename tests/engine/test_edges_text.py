@@ -1,4 +1,5 @@
-"""Streams and whole answers agree in everything, under any mixture of parameters; crowds and deserters leave nothing behind."""
+"""Streamed and complete answers agree under any mixture of parameters; many clients and disconnected ones leave no
+sequence behind."""
 
 from __future__ import annotations
 
@@ -332,7 +333,7 @@ def test_a_thousand_at_once(narrow):
 
 
 def test_slow_readers_hold_nobody_up(narrow):
-    """Thirty-two clients that read fifty bytes and stop: their sequences end all the same, and what they get is whole."""
+    """Thirty-two clients that read fifty bytes and pause: their sequences still end, and their answers are complete."""
     readers = []
     for _ in range(32):
         reader = socket.socket()

@@ -1,4 +1,5 @@
-"""Whole checkpoints with one damaged tensor or setting, of every layout: they load and compute, or are refused in one line."""
+"""Whole checkpoints with one damaged tensor or setting, of every layout: they load and compute, or are refused in one
+line."""
 
 from __future__ import annotations
 

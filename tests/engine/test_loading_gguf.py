@@ -1,4 +1,5 @@
-"""GGUF files: row order, ties, quantized embeddings, rotary factors and every writer's type, against transformers on dequantized weights."""
+"""GGUF files: row order, ties, quantized embeddings, rotary factors and every writer's type, against transformers on
+dequantized weights."""
 
 from __future__ import annotations
 

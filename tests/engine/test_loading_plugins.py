@@ -54,7 +54,8 @@ class Halves:
         return "proj" in module
     def load(self, module, shape, reader):
         name = f"{module}.weight"
-        return Weight("halves", shape, {"codes": reader.get(name)}, lambda weight: weight.tensors["codes"] * self.factor)
+        codes = reader.get(name)
+        return Weight("halves", shape, {"codes": codes}, lambda weight: weight.tensors["codes"] * self.factor)
 
 class Archive:
     """Tensors of one numpy archive."""

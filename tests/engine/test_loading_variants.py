@@ -1,4 +1,5 @@
-"""Every variant of compressed-tensors, GPTQ and AWQ that their tools write, against a plain dequantization; the rest refused by name."""
+"""Every variant of compressed-tensors, GPTQ and AWQ that their tools write, against a plain dequantization; the rest
+refused by name."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def test_what_loads_is_what_was_written(name: str, model: Any, device: NativeDev
 
 
 def limit(variant: Variant) -> float:
-    """Rounded inputs may fall the other way, and four bits are coarse; otherwise the head's bfloat16 is all there is, and FP8's."""
+    """Rounded inputs may fall the other way, and four bits are coarse; otherwise the head's bfloat16 is all there is,
+    and FP8's."""
     if variant.activation is None:
         return 1e-4 if variant.scheme == "fp8_e4m3" else 2e-5
     return 2e-2 if variant.activation in ("mxfp4", "nvfp4") else 2e-3
@@ -114,7 +116,9 @@ REFUSED: dict[str, tuple[Variant, dict[str, Any], str]] = {
     ),
     "attention's own": (_with_group(weights=None), {}, "weights of None bits"),
     "fp8 methods of other scales": (
-        export.gptq(4, 32, True), {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}, "ue8m0"
+        export.gptq(4, 32, True),
+        {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]},
+        "ue8m0",
     ),
     "auto-round, rounded inputs": (
         export.gptq(4, 32, True), {"quant_method": "auto-round", "packing_format": "auto_round", "act_bits": 8},

@@ -1,14 +1,15 @@
-"""Checkpoints of 24 tokens' reference, as llm-compressor and auto-round wrote them: three layers, groups, real configurations.
+"""Checkpoints of 24 tokens' reference, as llm-compressor and auto-round wrote them: three layers, groups, real
+configurations.
 
-`reference.json` holds the greedy tokens and the last row's first 64 logits as the formats' own tools give them, in float32;
-`ct-mxfp4`'s are of bfloat16 arithmetic, which gives 4 of the 24 tokens that the same tool gives in float32. So that one is held to
-its reference in that arithmetic, and to float32's besides: `transformers.safetensors` holds all logits of the `ct-` checkpoints
-from transformers in float32.
+`reference.json` holds the greedy tokens and the last row's first 64 logits as the formats' own tools give them, in
+float32; `ct-mxfp4`'s are of bfloat16 arithmetic, which gives 4 of the 24 tokens that the same tool gives in float32. So
+that one is held to its reference in that arithmetic, and to float32's besides: `transformers.safetensors` holds all
+logits of the `ct-` checkpoints from transformers in float32.
 
-Where a scheme rounds inputs, the last bit of a sum can move a value by a whole step of the format, and every later layer sees
-that. These models have norms of ones over an embedding in bfloat16, so that values midway between two steps are common. Rows are
-held to a tight bound until such a value falls the other way, and after it to the noise of steps; all tokens are the reference's
-where norms multiply by the root's reciprocal, as transformers does.
+Where a scheme rounds inputs, the last bit of a sum can move a value by a whole step of the format, and every later
+layer sees that. These models have norms of ones over an embedding in bfloat16, so that values midway between two steps
+are common. Rows are held to a tight bound until such a value falls the other way, and after it to the noise of steps;
+all tokens are the reference's where norms multiply by the root's reciprocal, as transformers does.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ WEIGHTS_ONLY = ("ct-w4a16", "ar-auto_awq-4b-g64-asym", "ar-auto_gptq-4b-g128-sym
 ROUNDED = {"ct-w8a8": 3e-3, "ct-fp8_dynamic": 1.5e-2, "ct-mxfp4": 0.4}
 """Normalised error of a model whose roundings have all fallen anew."""
 NATIVE_MISSED = {"ct-w8a8": 1, "ct-fp8_dynamic": 0, "ct-mxfp4": 0}
-"""Tokens of 24 that may differ from float32's, near-ties all of them: native operators add in an order of their own, and a last bit
-decides where a value lies midway between two steps of the format."""
+"""Tokens of 24 that may differ from float32's, near-ties all of them: native operators add in an order of their own,
+and a last bit decides where a value lies midway between two steps of the format."""
 needs_native = pytest.mark.skipif(native.missing() is not None, reason="the native kernels were not built")
 
 
@@ -164,7 +165,8 @@ def test_mxfp4_in_bfloat16_gives_the_references_tokens_exactly(directory: Path) 
 def test_what_loads_by_default_is_nearer_than_bfloat16(
     directory: Path, devices: dict[str, NativeDevice], name: str
 ) -> None:
-    """Nearer to float32 than the same checkpoint in bfloat16 throughout, which is what its own tool loads by default."""
+    """Nearer to float32 than the same checkpoint in bfloat16 throughout, which is what its own tool loads by
+    default."""
     expected = transformers_logits(name)
     found = run(directory, name, devices["quantized"], "bfloat16")
     narrow = run(directory, name, cast(Any, Bfloat16Ops()))

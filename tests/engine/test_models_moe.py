@@ -1,4 +1,5 @@
-"""Mixture-of-experts models: logits and greedy tokens of tiny random models against transformers, from every kind of checkpoint."""
+"""Mixture-of-experts models: logits and greedy tokens of tiny random models against transformers, from every kind of
+checkpoint."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Greedy tokens of the catalogue's models equal transformers' on the same weights, dequantized, over 50 prompts.
 
-Prompts are prefixes of four stretches of one text, 10 to 1,000 tokens long: causal attention gives a prefix the same logits
-as the whole, so one pass a stretch compares every position, and its keys and values serve all continuations. If the two sides'
-greedy tokens differ, the reference's own gap must be below 1e-3: such near-ties are printed, not hidden. What transformers gives
-is kept (`real_references`); for a model of which nothing is kept it is computed. Ours comes of the CPU platform in its exact
-arithmetic, float32, and from the weights as they are stored.
+Prompts are prefixes of four stretches of one text, 10 to 1,000 tokens long: causal attention gives a prefix the same
+logits as the whole, so one pass a stretch compares every position, and its keys and values serve all continuations. If
+the two sides' greedy tokens differ, the reference's own gap must be below 1e-3: such near-ties are printed, not hidden.
+What transformers gives is kept (`real_references`); for a model of which nothing is kept it is computed. Ours comes of
+the CPU platform in its exact arithmetic, float32, and from the weights as they are stored.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def plain(weight: Weight) -> Weight:
 
 @dataclass
 class Reference:
-    """Rows of transformers' logits in the order in which they are kept, and how many near-ties our rows had with them."""
+    """Rows of transformers' logits in the order in which they are kept, and how many near-ties our rows had with
+    them."""
 
     arrays: Arrays
     row: int = 0

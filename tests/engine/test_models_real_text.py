@@ -1,9 +1,9 @@
 """Greedy text of the default model in bfloat16 equals transformers' over 50 prompts, up to the first near-tie of each.
 
-Both sides round to bfloat16 at their own places, so that two tokens within that rounding of each other may change places, and
-the texts part there. What counts is the gap that float32 arithmetic sees between them: it must lie within the error that
-transformers' own bfloat16 logits have at that position, and ours must be float32's choice as often as theirs. What transformers
-gives is kept (`real_references`).
+Both sides round to bfloat16 at their own places, so that two tokens within that rounding of each other may change
+places, and the texts part there. What counts is the gap that float32 arithmetic sees between them: it must lie within
+the error that transformers' own bfloat16 logits have at that position, and ours must be float32's choice as often as
+theirs. What transformers gives is kept (`real_references`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
 @dataclass(frozen=True)
 class Parting:
-    """Where two texts part: the prompt, the step, float32's gap between the tokens, the largest error of transformers' bfloat16
-    logits among the first twenty, and whose token float32 picks: `ours`, `theirs` or `neither`."""
+    """Where two texts part: the prompt, the step, float32's gap between the tokens, the largest error of transformers'
+    bfloat16 logits among the first twenty, and whose token float32 picks: `ours`, `theirs` or `neither`."""
 
     prompt: int
     step: int
@@ -69,7 +69,8 @@ def test_greedy_text_equals_that_of_transformers(directory: Path) -> None:
     print(f"{len(prompts) - len(parted)} of {len(prompts)} texts are equal, {TEXT_STEPS} tokens each")
     for one in parted:
         print(
-            f"prompt {one.prompt} at {one.step}: {one.gap:.4f} apart, bfloat16 {one.error:.4f} off, float32 picks {one.picked}"
+            f"prompt {one.prompt} at {one.step}: {one.gap:.4f} apart, bfloat16 {one.error:.4f} off, "
+            f"float32 picks {one.picked}"
         )
     assert all(one.gap <= 2 * one.error for one in parted)
     # Both round to bfloat16; ours does so at fewer places, and must not be the worse of the two.

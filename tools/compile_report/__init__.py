@@ -1,5 +1,7 @@
-"""Compile reports: every kernel compiled for chips that are not here, and held to a baseline. For developers; not part of the wheel.
+"""Compile reports: every kernel compiled for chips that are not here, and held to a baseline.
 
-`triton_report` compiles the launches of `shipped` for the chips of `chips`, `pallas_report` the kernels of `pallas_shipped` for
-generations of TPU. Importing this package loads neither triton nor JAX.
+For developers; not part of the wheel.
+
+`triton_report` compiles the launches of `shipped` for the chips of `chips`, `pallas_report` the kernels of
+`pallas_shipped` for generations of TPU. Importing this package loads neither triton nor JAX.
 """

@@ -1,7 +1,7 @@
 """Chips that the kernels are compiled for where none is at hand: limits and what their matrix units are called.
 
-`Chip.shared` is what one block may have at the most, `Chip.unit.shared` what all blocks share (vendors' programming guides).
-Compiling does not refuse more.
+`Chip.shared` is what one block may have at the most, `Chip.unit.shared` what all blocks share (vendors' programming
+guides). Compiling does not refuse more.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Chip:
     """These three as in `TritonChip`."""
     unit: Multiprocessor
     matrix: Mapping[str, str]
-    """By operands (`float16`, `int8`, `fp8`; `any` where the tile is too small for the widest unit), the instruction that a
-    product of them must hold, as a regular expression."""
+    """By operands (`float16`, `int8`, `fp8`; `any` where the tile is too small for the widest unit), the instruction
+    that a product of them must hold, as a regular expression."""
 
     @property
     def triton(self) -> TritonChip:

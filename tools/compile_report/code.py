@@ -44,7 +44,10 @@ class Code:
 
 
 def compile_for(launch: Recorded, chip: Chip) -> Code:
-    """Specialised as the real call would be. Raises triton's CompilationError where a type or size does not exist on the chip."""
+    """Specialised as the real call would be.
+
+    Raises triton's CompilationError where a type or size does not exist on the chip.
+    """
     signature, constants, attributes = specialise(launch)
     source = ASTSource(launch.kernel, signature, constants, attributes)
     options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": False}
@@ -59,8 +62,8 @@ def compile_for(launch: Recorded, chip: Chip) -> Code:
 
 
 def specialise(launch: Recorded) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
-    """Types, constants and divisibility, by the rules of triton's own dispatch: ints of 1 and None are constants, 16 divides, but for
-    ints that the kernel says vary."""
+    """Types, constants and divisibility, by the rules of triton's own dispatch: ints of 1 and None are constants, 16
+    divides, but for ints that the kernel says vary."""
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}

@@ -1,4 +1,5 @@
-"""What earlier runs of the Triton report found, by the content of what they compiled: what is the same need not be compiled again."""
+"""What earlier runs of the Triton report found, by the content of what they compiled: what is the same need not be
+compiled again."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ class Known:
 
 
 def key_of(launch: Recorded, chip: Chip) -> str:
-    """Of all that the machine code follows from, but for triton itself: the kernel's source with every function and constant that
-    it uses, how the launch specialises it, and the chip. Comments and places in the file do not count."""
+    """Of all that the machine code follows from, but for triton itself: the kernel's source with every function and
+    constant that it uses, how the launch specialises it, and the chip. Comments and places in the file do not count."""
     from compile_report.code import specialise
 
     told = [chip.backend, str(chip.arch), str(chip.lanes), str(launch.warps), str(launch.stages)]
@@ -64,7 +65,8 @@ def key_of(launch: Recorded, chip: Chip) -> str:
 
 
 def sources_of(function: Any) -> dict[str, str]:
-    """A function of Python, the functions that it calls and the constants that it names, by module and name: how they read."""
+    """A function of Python, the functions that it calls and the constants that it names, by module and name: how they
+    read."""
     found: dict[str, str] = {}
     _collect(function, found)
     return found

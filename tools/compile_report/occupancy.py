@@ -1,7 +1,7 @@
 """How many warps of a kernel a multiprocessor keeps at once: what hides the wait for memory.
 
-Limits are those of the vendors' programming guides and of LLVM's AMDGPU backend. Scalar registers are left out: they bind on no
-kernel here before the vector registers do.
+Limits are those of the vendors' programming guides and of LLVM's AMDGPU backend. Scalar registers are left out: they
+bind on no kernel here before the vector registers do.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Multiprocessor:
 
 
 def resident_warps(unit: Multiprocessor, warps: int, registers: int, shared: int, columns: int = 0) -> int:
-    """Warps of as many blocks as fit, for blocks of `warps` warps, `registers` a thread, `shared` bytes and `columns` of tensor
-    memory. 0: not one block fits."""
+    """Warps of as many blocks as fit, for blocks of `warps` warps, `registers` a thread, `shared` bytes and `columns`
+    of tensor memory. 0: not one block fits."""
     taken = -(-max(registers, 1) // unit.granule) * unit.granule
     of_part = min(unit.warps, unit.registers // taken)
     blocks = min(unit.blocks if warps == 1 else min(unit.blocks, unit.barriers), of_part * unit.parts // warps)

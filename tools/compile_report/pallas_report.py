@@ -2,11 +2,11 @@
 
     PYTHONPATH=tools python -m compile_report.pallas_report [--chips v5e,v5p,v6e,7x] [--write FILE] [--baseline FILE]
 
-Every kernel at shapes as they are served is lowered, and compiled by libtpu against a description of the chip: a kernel that the
-chip's units or its vector memory cannot take is an error here. What is reported: code size, memory in HBM beside arguments and
-results, and how much of the arguments the results reuse (a cache that is written must be reused whole). Each generation is compiled
-in a process of its own under a time limit, since the compiler can hang on what doesn't fit; 7x needs the libtpu of JAX 0.10.
-The last line is `N passed, N failed`.
+Every kernel at shapes as they are served is lowered, and compiled by libtpu against a description of the chip: a kernel
+that the chip's units or its vector memory cannot take is an error here. What is reported: code size, memory in HBM
+beside arguments and results, and how much of the arguments the results reuse (a cache that is written must be reused
+whole). Each generation is compiled in a process of its own under a time limit, since the compiler can hang on what
+doesn't fit; 7x needs the libtpu of JAX 0.10. The last line is `N passed, N failed`.
 """
 
 from __future__ import annotations

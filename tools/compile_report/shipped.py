@@ -1,7 +1,7 @@
 """The launches that real models make, recorded without launching: what the compile report compiles.
 
-Every case calls an operator as a model would, with the tile sizes, head sizes and groups of models in use; only what no kernel
-is specialised on (rows, vocabulary) is small.
+Every case calls an operator as a model would, with the tile sizes, head sizes and groups of models in use; only what no
+kernel is specialised on (rows, vocabulary) is small.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Launches of the mixture of experts, as `shipped` records them: 128 experts, 8 of them a token, as in Qwen3 30B-A3B; fewer columns."""
+"""Launches of the mixture of experts, as `shipped` records them: 128 experts, 8 of them a token, as in Qwen3 30B-A3B;
+fewer columns."""
 
 from __future__ import annotations
 

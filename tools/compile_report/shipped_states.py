@@ -1,5 +1,5 @@
-"""Launches of the operators over latents and recurrent states, as `shipped` records them: shapes of DeepSeek-V3, Qwen3-Next and
-Mamba-2 models."""
+"""Launches of the operators over latents and recurrent states, as `shipped` records them: shapes of DeepSeek-V3,
+Qwen3-Next and Mamba-2 models."""
 
 from __future__ import annotations
 

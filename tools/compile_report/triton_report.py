@@ -1,12 +1,13 @@
-"""What every Triton kernel takes on every chip: compiled without the chip, read from its machine code, held to a baseline.
+"""What every Triton kernel takes on every chip: compiled without the chip, read from its machine code, held to a
+baseline.
 
     PYTHONPATH=tools python -m compile_report.triton_report [--chips sm_90,gfx942] [--core]
         [--baseline FILE] [--write FILE] [--known FILE]
 
-Ends with `N passed, M failed`. Always held: no spills, shared memory within the chip's limit, the expected matrix instruction.
-With a baseline made by the same triton also: not more registers or fewer warps at once than there, no matrix instruction lost, and,
-without --core, no kernel gone. With --known, what that file knows of the very same source, launch, chip and triton is taken from
-there, the rest is compiled and added to it.
+Ends with `N passed, M failed`. Always held: no spills, shared memory within the chip's limit, the expected matrix
+instruction. With a baseline made by the same triton also: not more registers or fewer warps at once than there, no
+matrix instruction lost, and, without --core, no kernel gone. With --known, what that file knows of the very same
+source, launch, chip and triton is taken from there, the rest is compiled and added to it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from compile_report.known import Known
 __all__ = ["faults_of", "gone", "main", "measure", "render", "write"]
 
 Row = dict[str, Any]
-"""registers, spills, shared, occupancy, matrix (as `code.Code`) and `wants`, the operands whose instruction is expected; or error."""
+"""registers, spills, shared, occupancy, matrix (as `code.Code`) and `wants`, the operands whose instruction is
+expected; or error."""
 SLACK = 8
 """Registers a kernel may grow by before it counts as a regression: the allocator moves that much by itself."""
 
@@ -38,7 +40,10 @@ def measure(
     told: Callable[[str, Row], None] = lambda name, row: None,
     known: Known | None = None,
 ) -> dict[str, Row]:
-    """Rows by kernel. Imports triton, not for interpretation; a kernel that does not compile is a row with its error."""
+    """Rows by kernel.
+
+    Imports triton, not for interpretation; a kernel that does not compile is a row with its error.
+    """
     from compile_report.code import compile_for
     from compile_report.shipped import recorded
 
@@ -80,7 +85,10 @@ def faults_of(chip: Chip, row: Row, before: Row | None) -> list[str]:
 
 
 def gone(known: Iterable[str], found: Mapping[str, Row], core_only: bool) -> list[str]:
-    """Kernels of the baseline that nothing compiles any more. A quick report, which leaves most of them out, misses none."""
+    """Kernels of the baseline that nothing compiles any more.
+
+    A quick report, which leaves most of them out, misses none.
+    """
     return [] if core_only else [kernel for kernel in known if kernel not in found]
 
 

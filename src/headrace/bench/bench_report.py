@@ -1,4 +1,4 @@
-"""A report three ways, the same for every verb: tables in the terminal, JSON, and one self-contained HTML page with plots."""
+"""A report in three forms, the same for every verb: tables in the terminal, JSON, and one HTML page with plots."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILE_WIDTH = 200
 
 @dataclass(frozen=True, slots=True)
 class ReportTable:
-    """Cells as they are shown. The first `words` columns hold words, the others figures."""
+    """A table; cells are text. The first `words` columns hold words, the others numbers."""
 
     title: str
     columns: Sequence[str]
@@ -34,22 +34,22 @@ class ReportTable:
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """What a verb found. `data` is what JSON holds of it beside the label, the facts and the notes."""
+    """The results of a verb. `data` is the content of the JSON form besides the label, the facts and the notes."""
 
     label: str
     data: Mapping[str, Any]
     tables: Sequence[ReportTable]
     plots: Sequence[Plot] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What the figures depend on, by name."""
+    """Circumstances that the results depend on, by name."""
     notes: Sequence[str] = ()
-    """What a reader must know of how something was measured, or was not."""
+    """Remarks on how something was measured, or why it was not."""
 
 
 def add_outputs(parser: argparse.ArgumentParser, label: str = "headrace") -> None:
     """The options that `publish` reads, the same for every verb."""
     parser.add_argument("--label", default=label, help="the report's title (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots here")
 
 
@@ -63,7 +63,7 @@ def publish(args: argparse.Namespace, report: BenchReport) -> None:
 
 
 def facts() -> dict[str, Any]:
-    """What is known of every measurement made here."""
+    """Facts about this machine that belong to every report."""
     return {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
 
 
@@ -74,7 +74,7 @@ def as_json(report: BenchReport) -> dict[str, Any]:
 def print_report(report: BenchReport, console: Console | None = None) -> None:
     console = console or _console()
     for one in report.tables:
-        # Above the table: a title of the table itself is as narrow as that is.
+        # Printed above the table: a title of the table itself is wrapped to the table's width.
         console.print(Text(one.title, style="italic"))
         shown = terminal.Table()
         for at, column in enumerate(one.columns):
@@ -87,13 +87,13 @@ def print_report(report: BenchReport, console: Console | None = None) -> None:
 
 
 def _console() -> Console:
-    """A file gets whole lines: nothing says how wide its reader's screen is."""
+    """A console for stdout; a file gets long lines, since the width of its reader's screen is unknown."""
     console = Console()
     return console if console.is_terminal else Console(width=_FILE_WIDTH)
 
 
 def write_html(path: Path, report: BenchReport) -> None:
-    """One page that loads nothing from elsewhere."""
+    """Write one page that loads nothing from elsewhere."""
     # Late: most runs write no page.
     import jinja2
 

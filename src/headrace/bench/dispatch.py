@@ -1,4 +1,4 @@
-"""`headrace bench …`: one verb a question."""
+"""`headrace bench VERB`: runs one of the benchmarks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from headrace.errors import ConfigError
 __all__ = ["main"]
 
 VERBS = {
-    "serve": ("headrace.bench.verb_serve", "load on an OpenAI endpoint: latency, throughput, the three wastes"),
-    "offline": ("headrace.bench.verb_offline", "the same load on an engine in this process, without HTTP"),
-    "startup": ("headrace.bench.verb_startup", "from `headrace serve` to the first token, part by part"),
+    "serve": ("headrace.bench.verb_serve", "load an OpenAI endpoint: latency, throughput, the three wastes"),
+    "offline": ("headrace.bench.verb_offline", "the same load for an engine in this process, without HTTP"),
+    "startup": ("headrace.bench.verb_startup", "time from `headrace serve` to the first token, by part"),
     "compare": ("headrace.bench.verb_compare", "ratios between the reports of several engines"),
     "naive": ("headrace.bench.verb_naive", "the same requests through transformers.generate in static batches"),
-    "perplexity": ("headrace.bench.verb_perplexity", "of a text, by windows of 512 tokens with the second half scored"),
-    "roofline": ("headrace.bench.verb_roofline", "this machine's limits, and where each operator stands against them"),
+    "perplexity": (
+        "headrace.bench.verb_perplexity",
+        "perplexity of a text, in windows of 512 tokens with the second half scored",
+    ),
+    "roofline": (
+        "headrace.bench.verb_roofline",
+        "this machine's limits, and the share of them that each operator reaches",
+    ),
     "scheduler": ("headrace.bench.verb_scheduler", "host time of the scheduler alone"),
 }
 
 
 def main(argv: Sequence[str]) -> int:
-    """Dispatch to a verb's `configure(parser)` and `run(args) -> int`; only that verb's module is imported."""
+    """Call a verb's `configure(parser)` and `run(args) -> int`; only that verb's module is imported."""
     listing = "\n".join(f"  {verb:<12}{text}" for verb, (_, text) in VERBS.items())
     parser = ArgumentParser(
         prog="headrace bench", epilog=f"verbs:\n{listing}", formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,4 +1,4 @@
-"""What `bench serve` and `bench offline` let a user choose of the load."""
+"""Command-line options of the load, for `bench serve` and `bench offline`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headrace.errors import ConfigError
 from headrace.hub.catalogue import resolve_model
 from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["add_load_options", "load_encoder", "memoized_encoder", "target_seconds", "turns"]
+__all__ = ["add_load_options", "load_encoder", "memoized_encoder", "planned_runs", "target_seconds"]
 
 
 def add_load_options(parser: argparse.ArgumentParser, workloads: Sequence[str]) -> None:
-    """`workloads` are those that run where the user names none."""
+    """Add the options; `workloads` is the default of --workload."""
     add = parser.add_argument_group("load").add_argument
     add("--workload", nargs="+", default=list(workloads), choices=sorted(WORKLOADS), metavar="W1..W4")
     add("--requests", type=int, metavar="N", help="in place of the workload's own number")
@@ -27,8 +27,8 @@ def add_load_options(parser: argparse.ArgumentParser, workloads: Sequence[str]) 
     add("--tpot-target", type=float, metavar="MS")
 
 
-def turns(args: argparse.Namespace) -> Iterator[tuple[Workload, int]]:
-    """Workload and seed of each run. Raises ConfigError for counts below 1."""
+def planned_runs(args: argparse.Namespace) -> Iterator[tuple[Workload, int]]:
+    """(Workload, seed) of each run. Raises ConfigError for counts below 1."""
     for name in ("concurrency", "requests", "repeat"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -37,23 +37,23 @@ def turns(args: argparse.Namespace) -> Iterator[tuple[Workload, int]]:
         workload = WORKLOADS[name]
         if args.concurrency:
             workload = replace(workload, concurrency=args.concurrency)
-        for turn in range(args.repeat):
-            yield workload, args.seed + turn
+        for repeat in range(args.repeat):
+            yield workload, args.seed + repeat
 
 
 def target_seconds(args: argparse.Namespace) -> tuple[float | None, float | None]:
-    """Of the time to the first token, and between tokens."""
+    """The TTFT target and the TPOT target in seconds; None without one."""
     first, between = (None if ms is None else ms / 1e3 for ms in (args.ttft_target, args.tpot_target))
     return first, between
 
 
 def load_encoder(source: str) -> Callable[[str], Sequence[int]]:
-    """The `encode` of a model's tokenizer, without special tokens."""
+    """The `encode` function of a model's tokenizer, without special tokens."""
     return memoized_encoder(load_tokenizer(resolve_model(source)))
 
 
 def memoized_encoder(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
-    """Its `encode`, for texts that come again and again: every run cuts its prompts from the same two megabytes."""
+    """The tokenizer's `encode` with a cache: every run takes its prompts from the same two megabytes of text."""
 
     @functools.lru_cache(maxsize=1)
     def encode(text: str) -> Sequence[int]:

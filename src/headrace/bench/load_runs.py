@@ -1,4 +1,4 @@
-"""One measured workload, through a server or in this process, and the report of several."""
+"""The results of one measured workload, and the report of several; the engine is a server or in this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COST: dict[str, Callable[[LoadRun], str]] = {
     "others": lambda run: _of_wall(run, "others_cpu_s"),
     "peak MB": lambda run: f"{run.usage['peak_rss_bytes'] / 1e6:.0f}" if "peak_rss_bytes" in run.usage else "–",
 }
-"""By column: the wastes as shares, processor time in cores."""
+"""Columns of the usage table: the wastes as shares, processor time in cores."""
 
 
 @dataclass(slots=True)
@@ -40,12 +40,14 @@ class LoadRun:
     rows: list[RequestTiming]
     summary: LoadSummary
     wastes: dict[str, float] = field(default_factory=dict)
-    """By name, where they are known."""
+    """By name, if known."""
     wastes_from: str | None = None
-    """`counters`: of the run alone. `gauges`: means of the server's sliding window, in which what was before the run counts too."""
+    """`counters`: of the run alone. `gauges`: means of the server's sliding window, which includes time before the
+    run."""
     usage: dict[str, float] = field(default_factory=dict)
-    """`peak_rss_bytes`; processor seconds of the run: `cpu_s` of all processes of the server, `engine_host_s` and `server_host_s` of
-    its host work alone, `client_cpu_s` of the load generator, `others_cpu_s` of all else on the machine. Each where it is known."""
+    """`peak_rss_bytes`, and processor seconds of the run: `cpu_s` of all processes of the server, `engine_host_s` and
+    `server_host_s` of its host work alone, `client_cpu_s` of the load generator, `others_cpu_s` of all other processes
+    on the machine. Values that are unknown are missing."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -54,7 +56,7 @@ class LoadRun:
 
 
 def record(run: LoadRun) -> dict[str, Any]:
-    """Everything but the single gaps."""
+    """The run as JSON data, without the single requests."""
     return {
         "workload": asdict(run.workload),
         "seed": run.seed,
@@ -66,11 +68,11 @@ def record(run: LoadRun) -> dict[str, Any]:
 
 
 def load_report(label: str, runs: Sequence[LoadRun], more: Mapping[str, Any]) -> BenchReport:
-    """`more` are facts."""
+    """The report of several runs; `more` are additional facts."""
     tables = [ReportTable(label, _LOAD, [_load_cells(run) for run in runs])]
     if any(run.wastes or run.usage for run in runs):
         rows = [[show(run) for show in _COST.values()] for run in runs]
-        tables.append(ReportTable("what it used: processors in cores, memory of all its processes", tuple(_COST), rows))
+        tables.append(ReportTable("usage: processor time in cores, memory of all its processes", tuple(_COST), rows))
     failed = [f"{run.workload.name}: {run.summary.first_error}" for run in runs if run.summary.first_error]
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
     plots = [plot for run in runs for plot in _plots(run)]

@@ -1,4 +1,4 @@
-"""An engine in this process, as the verbs that measure one choose it."""
+"""Opens an engine in this process, for the verbs that measure one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["open_engine"]
 
 
 def open_engine(model: str, options: dict[str, Any]) -> tuple[BuiltEngine, Callable[[str], Sequence[int]]]:
-    """An engine that is ready, and what turns a text into its tokens. Raises what loading raises."""
-    # A client knows how options become a configuration; this one is never started.
+    """(An engine that is ready, the `encode` function of its tokenizer). Raises what loading raises."""
+    # The client makes the configuration from the options; it is never started.
     client = AsyncLLM(model, **options)
     engine = build_engine(client.config, lambda stage, done: None)
     return engine, memoized_encoder(client.tokenizer)

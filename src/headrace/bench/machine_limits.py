@@ -1,4 +1,4 @@
-"""What this machine can do: bytes read a second from memory on huge pages, and products a second by type, in registers."""
+"""Measures this machine's limits: bytes per second from memory (huge pages), and operations per second in registers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from headrace.platforms.cpu.weight_arena import WeightArena
 __all__ = ["COLD", "MachineLimits", "fastest", "measure_limits", "measure_team"]
 
 COLD = 128 << 20
-"""Bytes that no cache holds."""
+"""Bytes; more than any cache holds."""
 _REPEATS = 7
-_PATIENCE = 0.5
-"""Seconds that each limit is looked for: what else the machine does must not pass for its limit."""
+_MIN_SECONDS = 0.5
+"""Time for which each limit is measured, at least, so that other load on the machine doesn't lower the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """Of the whole team; bytes and operations a second."""
+    """Limits of all threads of a team together, in bytes per second and operations per second."""
 
     read: float
     float32: float
@@ -36,7 +36,7 @@ class MachineLimits:
 
 
 def measure_limits(threads: int | None = None) -> MachineLimits:
-    """Of a team of its own. Raises PlatformError where there are no native kernels."""
+    """The limits of a new team of threads. Raises PlatformError if there are no native kernels."""
     team = Team(load(), threads)
     try:
         return measure_team(team)
@@ -45,7 +45,7 @@ def measure_limits(threads: int | None = None) -> MachineLimits:
 
 
 def measure_team(team: Team, cold: int = COLD) -> MachineLimits:
-    """Of a team that is there already; `cold` bytes are what no cache holds."""
+    """The limits of an existing team; `cold`: more bytes than any cache holds."""
     data = WeightArena().take(cold)
     data.fill_(1)
     sink = torch.zeros(16 * team.threads)
@@ -54,7 +54,7 @@ def measure_team(team: Team, cold: int = COLD) -> MachineLimits:
     def best(kernel: str) -> float:
         args = LimitArgs(data.data_ptr(), cold, rounds, sink.data_ptr())
         function = team.library.kernel(kernel)
-        return fastest(lambda: team.wait(team.run_kernel(function, args)), _PATIENCE)
+        return fastest(lambda: team.wait(team.run_kernel(function, args)), _MIN_SECONDS)
 
     products = 2.0 * rounds * 16 * 16 * team.threads
     return MachineLimits(
@@ -65,10 +65,10 @@ def measure_team(team: Team, cold: int = COLD) -> MachineLimits:
     )
 
 
-def fastest(call: Callable[[], None], patience: float = 0.0) -> float:
-    """Seconds of the best of several calls, made for as long as `patience` at least."""
-    best, count, began = float("inf"), 0, time.perf_counter()
-    while count < _REPEATS or time.perf_counter() - began < patience:
+def fastest(call: Callable[[], None], min_seconds: float = 0.0) -> float:
+    """Seconds of the fastest of several calls, repeated for `min_seconds` at least."""
+    best, count, first = float("inf"), 0, time.perf_counter()
+    while count < _REPEATS or time.perf_counter() - first < min_seconds:
         start = time.perf_counter()
         call()
         best = min(best, time.perf_counter() - start)

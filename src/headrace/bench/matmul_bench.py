@@ -1,6 +1,7 @@
-"""The CPU's matrix products against what this machine can do: bytes and operations a second, by format and number of rows.
+"""Measures the CPU's matrix products against the machine's limits: bytes and operations per second, by format and rows.
 
-One row reads every weight once, so it is held to the memory's bandwidth; many rows are held to the arithmetic rate of the type used.
+One row reads every weight once, so memory bandwidth is its limit; the limit of many rows is the arithmetic rate of the
+type used.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ __all__ = ["FORMATS", "MatmulMeasurement", "chosen", "configure", "measure", "ta
 
 Tensor = torch.Tensor
 _COPIES = 512
-"""At most; smaller weights stay in a cache, as they do in a model."""
+"""Copies of a weight, at most; smaller weights stay in a cache, as they do in a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulMeasurement:
-    """One format and number of rows; `share` is of the limit that binds: the larger of both shares."""
+    """The result for one format and number of rows. `share` is of the limit that binds: the larger of both shares."""
 
     format: str
     shape: tuple[int, int]
@@ -50,7 +51,7 @@ def _gguf(name: str) -> Callable[[int, int], Weight]:
 
     def maker(rows: int, columns: int) -> Weight:
         columns = columns // kind.elements * kind.elements
-        # Bytes below 48 read as finite float16, wherever a block has its scales.
+        # Bytes below 48 are finite float16 values at any place, so every block has finite scales.
         return gguf_weight(kind, torch.randint(0, 48, (rows, columns // kind.elements * kind.bytes)).byte(), columns)
 
     return maker
@@ -77,13 +78,14 @@ FORMATS: dict[str, tuple[str, Callable[[int, int], Weight]]] = {
     "int4 groups of 32, zeros": ("int8", _int4),
     **{kind.name: ("int8", _gguf(kind.name)) for kind in GGUF_TYPES.values()},
 }
-"""By name: the type of the arithmetic, and a maker of a random weight."""
+"""By name: the type of the arithmetic, and a function that makes a random weight."""
 
 
 def measure(
     team: Team, name: str, rows: int, shape: tuple[int, int], limits: MachineLimits, cold: int = COLD
 ) -> MatmulMeasurement:
-    """The mean time of one product over as many copies of the weight as no cache holds; the best of several runs."""
+    """The mean time of one product over so many copies of the weight that no cache holds them; the best of several
+    runs."""
     arithmetic, make = FORMATS[name]
     weight = make(*shape)
     compute: Compute = "float32" if arithmetic == "float32" else "int8"
@@ -132,7 +134,7 @@ def chosen(args: argparse.Namespace) -> tuple[list[str], tuple[int, int]]:
 
 
 def table(limits: MachineLimits, found: Sequence[MatmulMeasurement]) -> ReportTable:
-    """The limits stand in its title."""
+    """The results as a table, with the limits in its title."""
     read, *rates = (value / 1e9 for value in (limits.read, limits.float32, limits.bfloat16, limits.int8))
     title = "read {:.1f} GB/s; float32 {:.0f}, bfloat16 {:.0f}, int8 {:.0f} Gop/s in registers".format(read, *rates)
     rows = [

@@ -1,4 +1,4 @@
-"""What a server tells of itself over a run, on its page for Prometheus."""
+"""Reads a server's own metrics over a run, from its page for Prometheus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PEAKS = ('headrace_peak_memory_bytes{part="engine"}', 'headrace_peak_memory_byt
 
 @dataclass(slots=True)
 class ServerUsage:
-    """As `LoadRun` holds it."""
+    """Metrics that a server reports of a run, in the form of `LoadRun`."""
 
     wastes: dict[str, float] = field(default_factory=dict)
     source: str | None = None
@@ -28,8 +28,11 @@ class ServerUsage:
 
 
 class MetricsSampler:
-    """Reads the page before and after a run. Where it has no sums its gauges are sampled twice a second, and so is the memory where
-    `memory` is wanted; a server without such a page is left alone."""
+    """Reads the page before and after a run.
+
+    If the page has no sums, its gauges are sampled twice per second, and so is the memory if `memory` is set. A server
+    without such a page is not sampled.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, url: str, memory: bool) -> None:
         self._session, self._url, self._memory = session, url, memory
@@ -44,7 +47,7 @@ class MetricsSampler:
             self._task = asyncio.create_task(self._sample())
 
     async def end(self, wall: float) -> ServerUsage:
-        """Of the `wall` seconds since `start`."""
+        """The metrics of the `wall` seconds since `start`."""
         if self._task is not None:
             self._task.cancel()
         page = await self._read()
@@ -56,7 +59,7 @@ class MetricsSampler:
             if usage.wastes:
                 usage.source = "counters"
             else:
-                usage.notes.append("wastes: unknown, since the engine was started anew during the run")
+                usage.notes.append("wastes: unknown, since the engine was restarted during the run")
         elif gauges(page):
             self._means(usage)
         if self._memory:
@@ -66,10 +69,10 @@ class MetricsSampler:
     def _peak(self, page: Mapping[str, float], usage: ServerUsage) -> None:
         if all(page.get(name) for name in _PEAKS):
             usage.usage["peak_rss_bytes"] = sum(page[name] for name in _PEAKS)
-            usage.notes.append("memory: of the server's process and its engine's, as they tell themselves")
+            usage.notes.append("memory: of the server's process and its engine's process, as reported by themselves")
         elif _MEMORY in page:
             usage.usage["peak_rss_bytes"] = max(sample.get(_MEMORY, 0.0) for sample in self._samples)
-            usage.notes.append("memory: of the one process that answers, as it tells itself")
+            usage.notes.append("memory: of the process that answers, as reported by itself")
 
     def _means(self, usage: ServerUsage) -> None:
         readings = [gauges(sample) for sample in self._samples]
@@ -77,7 +80,7 @@ class MetricsSampler:
             values = [sample[name] for sample in readings if name in sample]
             usage.wastes[name] = sum(values) / len(values)
         usage.source = "gauges"
-        usage.notes.append("wastes: means of the server's sliding window, in which time before the run counts too")
+        usage.notes.append("wastes: means of the server's sliding window, which includes time before the run")
 
     async def _sample(self) -> None:
         while True:

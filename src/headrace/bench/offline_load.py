@@ -1,5 +1,8 @@
-"""A workload on an engine in this process, without HTTP, text or a second thread: requests go to the engine's core, and tokens are
-read after each of its steps. Peers' engines that can be called so are measured so, and compare."""
+"""Runs a workload on an engine in this process, without HTTP, text or a second thread.
+
+Requests go to the engine's core, and tokens are read after each of its steps. Other engines that can be called in this
+way are measured in the same way, so that the results compare.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from headrace.types import Delta, Request, SamplingParams
 __all__ = ["drive", "run_in_process"]
 
 _STUCK = 0.001
-"""Seconds to wait where nothing runs and nothing can be scheduled."""
+"""Seconds to wait if nothing runs and nothing can be scheduled."""
 
 
 def run_in_process(
@@ -33,7 +36,8 @@ def run_in_process(
     warmup: int = 2,
     targets: tuple[float | None, float | None] = (None, None),
 ) -> LoadRun:
-    """What `serve.run_load` does to a server. Raises InvalidRequest and its kinds for a prompt that doesn't fit the model."""
+    """Measure a workload, as `server_load.run_load` does for a server. Raises InvalidRequest and its subclasses for a
+    prompt that doesn't fit the model."""
     prompts = build(workload, encode, seed, requests)
     for i in range(warmup):
         drive(core, [Prompt(prompts[0].token_ids[i + 1 : i + 33], 8)], 1)
@@ -51,7 +55,7 @@ def run_in_process(
 
 
 def drive(core: EngineCore, prompts: Sequence[Prompt], concurrency: int) -> list[RequestTiming]:
-    """All of them, at most `concurrency` at a time, greedy and to their full length. Raises what the core raises."""
+    """Run all prompts, at most `concurrency` at a time, greedy and to full length. Raises what the core raises."""
     waiting, running = deque(enumerate(prompts)), dict[str, RequestTiming]()
     rows = []
     while waiting or running:
@@ -67,7 +71,7 @@ def drive(core: EngineCore, prompts: Sequence[Prompt], concurrency: int) -> list
             _take(delta, running, now)
         if not deltas and not core.flying:
             time.sleep(_STUCK)
-    while core.has_work():  # What was launched before the last one had ended.
+    while core.has_work():  # Steps that were launched before the last request ended.
         core.step()
     return rows
 

@@ -1,4 +1,4 @@
-"""Plots for a report: SVG that stands in the page itself and takes the page's colours."""
+"""Plots for a report: SVG inside the page, in the page's colours."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Bar", "Plot", "bars", "curve", "distribution", "line", "text"]
 _WIDTH, _LEFT, _RIGHT = 720, 60, 8
 _HEIGHT, _BOTTOM, _TOP = 220, 24, 4
 _NAMES, _ROW, _ROOM = 300, 24, 70
-"""Of bars: pixels for their names, the height of each, and room for its figure."""
+"""Of a bar plot, in pixels: width of the names, height of a bar, and width of the value."""
 _COLOUR = "#2a7ae2"
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """`svg` is markup; `caption` is plain text."""
+    """A plot: `svg` is markup, `caption` is plain text."""
 
     svg: str
     caption: str
@@ -27,7 +27,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`span`: the lowest and the highest of what `value` stands for."""
+    """One bar. `span`: the lowest and the highest of the measurements that `value` summarizes."""
 
     name: str
     value: float
@@ -35,14 +35,14 @@ class Bar:
 
 
 def distribution(values: Sequence[float], caption: str) -> Plot:
-    """Percentiles 0 to 100 as a curve."""
+    """The percentiles 0 to 100 as a curve."""
     ordered = sorted(values)
     points = [percentile(ordered, p) for p in range(101)]
     return curve(points, [(p, f"p{p}") for p in (0, 25, 50, 75, 90, 99)], caption)
 
 
 def curve(values: Sequence[float], ticks: Sequence[tuple[int, str]], caption: str) -> Plot:
-    """Values at even steps, from 0 up; `ticks` are names of some of their indices."""
+    """A curve of values at even steps, from 0 up; `ticks` are names of some of their indices."""
     top = max(values) or 1.0
     span = max(1, len(values) - 1)
 
@@ -58,12 +58,12 @@ def curve(values: Sequence[float], ticks: Sequence[tuple[int, str]], caption: st
         for q in (0, 0.25, 0.5, 0.75, 1)
     )
     names = "".join(text(x(at), _HEIGHT - 6, name, "middle") for at, name in ticks)
-    drawn = f'<polyline points="{points}" fill="none" stroke="{_COLOUR}" stroke-width="2"/>'
-    return Plot(_svg(_HEIGHT, grid + names + drawn), caption)
+    polyline = f'<polyline points="{points}" fill="none" stroke="{_COLOUR}" stroke-width="2"/>'
+    return Plot(_svg(_HEIGHT, grid + names + polyline), caption)
 
 
 def bars(entries: Sequence[Bar], caption: str, mark: float | None = None) -> Plot:
-    """One below the other, from 0 to the right; a line stands at `mark`."""
+    """Horizontal bars from 0, one below the other, with a vertical line at `mark`."""
     ends = [max(one.value, *(one.span or (0.0,))) for one in entries]
     top = max([*ends, mark or 0.0]) or 1.0
     height = _ROW * len(entries) + 8
@@ -78,7 +78,8 @@ def bars(entries: Sequence[Bar], caption: str, mark: float | None = None) -> Plo
 
 def _bar(one: Bar, end: float, top: float, x: Callable[[float], float]) -> str:
     middle = top + _ROW / 2
-    box = f'<rect x="{_NAMES}" y="{top + 3:.1f}" width="{x(one.value) - _NAMES:.1f}" height="{_ROW - 6}" fill="{_COLOUR}"/>'
+    size = f'width="{x(one.value) - _NAMES:.1f}" height="{_ROW - 6}"'
+    box = f'<rect x="{_NAMES}" y="{top + 3:.1f}" {size} fill="{_COLOUR}"/>'
     span = "" if one.span is None else line(x(one.span[0]), x(one.span[1]), middle, middle, "currentColor")
     return text(_NAMES - 6, middle + 4, one.name, "end") + box + span + text(x(end) + 6, middle + 4, f"{one.value:.4g}")
 
@@ -87,8 +88,9 @@ def line(x1: float, x2: float, y1: float, y2: float, colour: str = "#8884") -> s
     return f'<line x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}" stroke="{colour}"/>'
 
 
-def text(x: float, y: float, words: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="11" fill="currentColor">{html.escape(words)}</text>'
+def text(x: float, y: float, content: str, anchor: str = "start") -> str:
+    style = f'text-anchor="{anchor}" font-size="11" fill="currentColor"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{html.escape(content)}</text>'
 
 
 def _svg(height: int, inside: str) -> str:

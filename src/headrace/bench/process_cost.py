@@ -1,4 +1,4 @@
-"""What a server costs its machine: memory and processor time of its process and all below it."""
+"""Memory and processor time of a server: of its process and all descendants."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ _HERE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 
 @dataclass(frozen=True, slots=True)
 class ProcessCost:
-    """Of a process and its descendants that live. `peak_bytes` is the sum of each one's most resident memory since its start, so
-    that what several share counts for each; where the system keeps no such figure it is what is resident now."""
+    """Cost of a process and its living descendants.
+
+    `peak_bytes` is the sum of the peak resident memory of each process since its start, so memory that several share
+    counts for each. If the system doesn't record the peak, it is the memory that is resident now.
+    """
 
     peak_bytes: int
     cpu_seconds: float
 
 
 def find_server(url: str) -> int | None:
-    """The process that listens on this machine for `url`; None where it is elsewhere, or another user's."""
+    """The process on this machine that listens for `url`; None if it runs elsewhere, or belongs to another user."""
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -38,12 +41,12 @@ def find_server(url: str) -> int | None:
     except psutil.AccessDenied:
         return None
     pids = {c.pid for c in found if c.status == psutil.CONN_LISTEN and c.laddr.port == port and c.pid is not None}
-    # Of several that share the socket, the one that started the others.
+    # If several processes share the socket: the one that started the others.
     return next((pid for pid in sorted(pids) if not pids & {p.pid for p in psutil.Process(pid).parents()}), None)
 
 
 def cost(pid: int) -> ProcessCost:
-    """Raises ConfigError where there is no such process, or it may not be looked at."""
+    """The cost of a process. Raises ConfigError if there is no such process, or it may not be inspected."""
     try:
         top = psutil.Process(pid)
         family = [top, *top.children(recursive=True)]
@@ -54,8 +57,8 @@ def cost(pid: int) -> ProcessCost:
 
 
 def largest_peak(pid: int) -> int:
-    """Most resident memory since its start, in bytes, of the process or descendant that had most: of a server, the engine.
-    Raises ConfigError as `cost`."""
+    """Peak resident memory in bytes of the process or descendant that has the largest: of a server, the engine. Raises
+    ConfigError as `cost` does."""
     try:
         top = psutil.Process(pid)
         return max(map(_peak, [top, *top.children(recursive=True)]))
@@ -64,7 +67,7 @@ def largest_peak(pid: int) -> int:
 
 
 def machine_seconds() -> float:
-    """Processor seconds of everything on this machine since it started."""
+    """Processor seconds of all processes on this machine since it started."""
     times = psutil.cpu_times()
     return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))
 
@@ -73,7 +76,7 @@ def _peak(process: psutil.Process) -> int:
     try:
         status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
         return next(int(row.split()[1]) << 10 for row in status.splitlines() if row.startswith("VmHWM"))
-    except (OSError, StopIteration):  # No Linux, or it has just ended.
+    except (OSError, StopIteration):  # Not Linux, or the process has just ended.
         return _resident(process)
 
 

@@ -1,8 +1,8 @@
-"""Reports of measured runs as files: those of `bench serve` and `bench offline`, and lines of a harness that drives another engine.
+"""Reads report files of measured runs: of `bench serve`, of `bench offline`, and lines of another engine's harness.
 
-Such a line is a JSON object with `engine`, `workload` (its name), `seed`, `errors`, `out_tok_s`, `ttft_ms` and `tpot_ms` (objects with
-`p50`), and `rss` (with `peak_mib`) where the memory was looked at; several lines are one report. A report whose `label` and `runs` are
-ours, of any other engine, is read as it is.
+Such a line is a JSON object with `engine`, `workload` (its name), `seed`, `errors`, `out_tok_s`, `ttft_ms` and
+`tpot_ms` (objects with `p50`), and `rss` (with `peak_mib`) if the memory was measured; several lines are one report. A
+report of another engine that has the fields `label` and `runs` of our reports is read in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class RunMetrics:
-    """Of one run: tokens a second, milliseconds and bytes; None where it was not measured."""
+    """Metrics of one run: tokens per second, milliseconds and bytes; None if not measured."""
 
     output_tok_s: float | None
     ttft_ms: float | None
@@ -34,14 +34,14 @@ class RunMetrics:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRuns:
-    """A report's runs by (workload, seed); of several runs of one pair the last counts."""
+    """A report's runs by (workload, seed); of several runs with the same pair the last counts."""
 
     label: str
     runs: Mapping[tuple[str, int], RunMetrics]
 
 
 def read_report(path: Path) -> MeasuredRuns:
-    """Raises ConfigError for what is no report, and for one in which requests failed."""
+    """Read a report file. Raises ConfigError if it is not a report, and if requests failed in it."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -55,12 +55,12 @@ def read_report(path: Path) -> MeasuredRuns:
 
 
 def _parse(text: str) -> Any:
-    """Our object, or a list of lines."""
+    """The object of one of our reports, or a list of lines."""
     try:
-        whole = json.loads(text)
+        content = json.loads(text)
     except ValueError:
         return [json.loads(line) for line in text.splitlines() if line.strip()]
-    return [whole] if isinstance(whole, dict) and "runs" not in whole else whole
+    return [content] if isinstance(content, dict) and "runs" not in content else content
 
 
 def _of_report(report: Mapping[str, Any]) -> MeasuredRuns:

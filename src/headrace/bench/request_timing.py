@@ -1,4 +1,4 @@
-"""One request, timed; and the figures of many."""
+"""Timing of one request, and the summary of many."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["LoadSummary", "RequestTiming", "percentile", "summarize"]
 
 @dataclass(slots=True)
 class RequestTiming:
-    """What one request did. Seconds; points in time by one clock."""
+    """Measurements of one request, in seconds; all points in time are of one clock."""
 
     prompt_tokens: int
     start: float
@@ -23,10 +23,10 @@ class RequestTiming:
     gaps: list[float] = field(default_factory=list)
     error: str | None = None
     last: float | None = None
-    """When its latest piece came."""
+    """Time at which the latest piece came."""
 
     def piece(self, now: float) -> None:
-        """A token, or several at once, came."""
+        """Record the arrival of one token, or of several at once."""
         if self.last is None:
             self.ttft = now - self.start
         else:
@@ -34,7 +34,7 @@ class RequestTiming:
         self.last = now
 
     def close(self, now: float) -> None:
-        """It is over, well or not."""
+        """Record the end of the request, successful or not."""
         self.e2e = now - self.start
         if self.ttft is not None and self.last is not None and self.output_tokens > 1:
             self.tpot = (self.last - self.start - self.ttft) / (self.output_tokens - 1)
@@ -42,12 +42,12 @@ class RequestTiming:
 
 @dataclass(frozen=True, slots=True)
 class LoadSummary:
-    """Milliseconds by percentile; tokens a second over the wall time."""
+    """Summary of a run: milliseconds by percentile; tokens per second of wall time."""
 
     requests: int
     errors: int
     short: int
-    """Requests that ended before their output length."""
+    """Requests whose output has another length than requested."""
     wall_s: float
     prompt_tokens: int
     output_tokens: int
@@ -59,12 +59,12 @@ class LoadSummary:
     itl_ms: dict[str, float]
     e2e_ms: dict[str, float]
     goodput: float
-    """Share of requests that met both targets (TTFT and TPOT); 1 where none are set."""
+    """Share of requests that met both targets (TTFT and TPOT); 1 if none are set."""
     first_error: str | None = None
 
 
 def percentile(values: Sequence[float], p: float) -> float:
-    """By linear interpolation; 0 of nothing."""
+    """The percentile by linear interpolation; 0 without values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -77,7 +77,7 @@ def percentile(values: Sequence[float], p: float) -> float:
 def summarize(
     rows: Sequence[RequestTiming], wall: float, ttft_target: float | None = None, tpot_target: float | None = None
 ) -> LoadSummary:
-    """Targets in seconds."""
+    """The summary of a run of `wall` seconds. Targets are in seconds."""
     good = [row for row in rows if row.error is None]
     prompt, output = sum(r.prompt_tokens for r in good), sum(r.output_tokens for r in good)
     errors = [row.error for row in rows if row.error is not None]

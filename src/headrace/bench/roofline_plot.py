@@ -1,4 +1,4 @@
-"""A plot: operations a byte against operations a second, under the machine's roofs."""
+"""The roofline plot: operations per byte against operations per second, with the machine's limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = ("float32", "bfloat16", "int8")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One product or operator: what it reads and writes, what it computes, how long it takes, and its share of the limit."""
+    """One product or operator: bytes read and written, operations, seconds, and its share of the limit."""
 
     name: str
     step: str
@@ -41,7 +41,7 @@ COLUMNS = ("what", "step", "µs", "GB/s", "Gop/s", "of the limit")
 
 
 def roofline(limits: MachineLimits, points: Sequence[Point]) -> Plot:
-    """A dot for each point that computes something, its cells as its title."""
+    """A plot with a dot for each point that has operations; the dot's title shows its cells."""
     roofs = "".join(_roof(limits.read, limits.arithmetic(kind), kind) for kind in KINDS)
     dots = "".join(
         f'<circle cx="{_x(p.operations / p.bytes):.1f}" cy="{_y(p.operations / p.seconds):.1f}" r="4" fill="#2a7ae2aa">'
@@ -50,7 +50,10 @@ def roofline(limits: MachineLimits, points: Sequence[Point]) -> Plot:
         if p.operations and p.bytes and p.seconds
     )
     svg = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{_grid()}{roofs}{dots}</svg>'
-    return Plot(svg, "operations a byte against operations a second; the lines are the memory's and each type's limit")
+    return Plot(
+        svg,
+        "operations per byte against operations per second; the lines are the limits of the memory and of each type",
+    )
 
 
 def _roof(read: float, peak: float, kind: str) -> str:
@@ -70,7 +73,7 @@ def _grid() -> str:
     for power in range(int(_DECADES_Y[0]), int(_DECADES_Y[1]) + 1):
         y = _y(10.0**power)
         lines.append(line(_LEFT, _WIDTH - 8, y, y) + text(_LEFT - 6, y + 4, f"{10.0 ** (power - 9):g}", "end"))
-    lines.append(text(_WIDTH / 2, _HEIGHT - 2, "operations a byte", "middle") + text(4, 12, "Gop/s", "start"))
+    lines.append(text(_WIDTH / 2, _HEIGHT - 2, "operations per byte", "middle") + text(4, 12, "Gop/s", "start"))
     return "".join(lines)
 
 
@@ -83,6 +86,6 @@ def _y(value: float) -> float:
 
 
 def _place(value: float, decades: tuple[float, float]) -> float:
-    """From 0 to 1 along an axis."""
+    """Position along an axis, from 0 to 1."""
     low, high = decades
     return min(1.0, max(0.0, (math.log10(value) - low) / (high - low))) if value > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Load on any OpenAI endpoint, ours or a peer's: `headrace bench serve`."""
+"""Loads any OpenAI endpoint, of our server or of another: `headrace bench serve`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Endpoint", "run_load"]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The endpoint. `extra` is merged into every body."""
+    """The endpoint to load. `extra` is merged into every body."""
 
     url: str
     model: str
@@ -42,35 +42,35 @@ async def run_load(
     targets: tuple[float | None, float | None] = (None, None),
     pid: int | None = None,
 ) -> LoadRun:
-    """Send a workload with its concurrency, after `warmup` short requests. `pid`: the server's process, where it is known.
+    """Send a workload with its concurrency, after `warmup` short requests. `pid`: the server's process, if known.
 
-    Raises ConfigError when nothing answers there, or there is no such process.
+    Raises ConfigError if the endpoint doesn't answer, or there is no such process.
     """
     prompts = build(workload, encode, seed, requests)
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     timeout = aiohttp.ClientTimeout(total=1800)
-    # A connection a request: some servers close theirs after an answer without saying so.
+    # One connection per request: some servers close a connection after an answer without announcing it.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(
         timeout=timeout, headers=headers, read_bufsize=1 << 20, connector=connector
     ) as session:
         await _warm(session, target, prompts, warmup)
-        watch = MetricsSampler(session, target.url, memory=pid is None)
-        await watch.start()
+        sampler = MetricsSampler(session, target.url, memory=pid is None)
+        await sampler.start()
         before = None if pid is None else cost(pid)
         client, machine, start = time.process_time(), machine_seconds(), time.perf_counter()
         rows = await _all(session, target, prompts, workload.concurrency)
         wall, client = time.perf_counter() - start, time.process_time() - client
         machine = machine_seconds() - machine
         after = None if pid is None else cost(pid)
-        found = await watch.end(wall)
-    usage = found.usage | {"client_cpu_s": client}
+        reported = await sampler.end(wall)
+    usage = reported.usage | {"client_cpu_s": client}
     if before is not None and after is not None:
         spent = after.cpu_seconds - before.cpu_seconds
         others = max(0.0, machine - spent - client)
         usage |= {"peak_rss_bytes": after.peak_bytes, "cpu_s": spent, "others_cpu_s": others}
     return LoadRun(
-        workload, seed, rows, summarize(rows, wall, *targets), found.wastes, found.source, usage, found.notes
+        workload, seed, rows, summarize(rows, wall, *targets), reported.wastes, reported.source, usage, reported.notes
     )
 
 

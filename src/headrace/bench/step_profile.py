@@ -1,4 +1,4 @@
-"""One step of a model, operator by operator: what each reads, how long it takes, and how near the machine's limits that is."""
+"""Profiles one step of a model by operator: bytes read, time, and share of the machine's limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LEAST_RUNS, _LEAST_SECONDS = 5, 0.5
 
 @dataclass(frozen=True, slots=True)
 class OperatorProfile:
-    """Calls of one operator on one shape, all together. `share` is of the limit that binds: the larger of both shares."""
+    """All calls of one operator with one shape together. `share` is of the limit that binds: the larger of both."""
 
     name: str
     shapes: str
@@ -42,7 +42,7 @@ class OperatorProfile:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """`seconds` is the sum over all operators, `wall` what a step takes from its launch until its result is there."""
+    """Profile of a step. `seconds` is the sum over all operators, `wall` the time from the launch to the result."""
 
     model: str
     tokens: int
@@ -57,7 +57,7 @@ class StepProfile:
 
 
 class _CompileRecorder:
-    """A device that remembers what it has compiled."""
+    """A device that records the executables that it compiles."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -72,10 +72,10 @@ class _CompileRecorder:
 
 
 def profile_step(config: Config, tokens: int = 1, context: int = 128) -> StepProfile:
-    """A step of `tokens` tokens of one sequence after `context` others. `config.model.model` is a path.
+    """Profile a step of `tokens` tokens of one sequence after `context` others. `config.model.model` is a path.
 
-    Raises ConfigError for a step that the model cannot do, PlatformError where the platform records no tape, and what loading
-    a model raises.
+    Raises ConfigError for a step that the model cannot run, PlatformError if the platform records no tape, and what
+    loading a model raises.
     """
     if tokens < 1 or context < 0:
         raise ConfigError(f"a step of {tokens} tokens after {context}: give at least one, and 0 or more")
@@ -98,7 +98,7 @@ def profile_step(config: Config, tokens: int = 1, context: int = 128) -> StepPro
 
 
 def _sized(config: Config, device: Device, tokens: int, context: int) -> Config:
-    """Room for this step and no more."""
+    """The configuration with room for this step and no more."""
     block = config.cache.block_size or device.capabilities().block_sizes[0]
     cache = config.cache.model_copy(update={"num_blocks": -(-(tokens + context) // block) + 2})
     budget = max(tokens, config.scheduler.max_num_batched_tokens)
@@ -124,9 +124,9 @@ def _measure(
         before = time.perf_counter()
         engine.runner.launch(plan).result()
         walls.append(time.perf_counter() - before)
-        runs.append(profile(True))  # Of this launch alone: it starts counting anew.
+        runs.append(profile(True))  # Of this launch alone: each call starts counting again.
     profile(False)
-    # The median of each, since a thread that has to wait for a core makes one operator of one run a hundred times slower.
+    # The median of each, since a thread that waits for a core makes one operator of one run a hundred times slower.
     medians = [statistics.median(one.seconds for one in calls) for calls in zip(*runs, strict=True)]
     operators = [replace(one, seconds=seconds) for one, seconds in zip(runs[0], medians, strict=True)]
     return operators, statistics.median(walls)
@@ -134,7 +134,7 @@ def _measure(
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
-    """What the operators of a step compute, from the model's shapes, and the bytes of the cache that they touch."""
+    """Counts the operations of a step's operators from the model's shapes, and the bytes of KV cache that they use."""
 
     decoder: DecoderConfig
     layout: KVLayout
@@ -142,7 +142,8 @@ class _Counter:
     context: int
 
     def operations(self, name: str, shapes: Sequence[Sequence[Any]]) -> int:
-        """Of products alone: two for each weight and row, and for each pair of query and key and of weight and value."""
+        """Operations of products alone: two per weight and row; in attention, two per query-key pair and dimension of
+        the keys, and the same for the values."""
         if name in ("linear", "gated_linear", "logits"):
             rows, halves = 1 if name == "logits" else self.tokens, 2 if name == "gated_linear" else 1
             return 2 * rows * int(shapes[0][1]) * halves * int(shapes[1][1])
@@ -152,7 +153,8 @@ class _Counter:
         return 0
 
     def cache_bytes(self, name: str) -> int:
-        """Of one layer, the mean of all: attention reads every key and value once, the rotation writes those of its tokens."""
+        """Bytes of one layer, as the mean of all layers: attention reads every key and value once, the rotation writes
+        those of its tokens."""
         touched = {"attention": self.context + self.tokens, "rotary_cache": self.tokens}.get(name, 0)
         return touched * self.layout.bytes_per_block // (self.layout.block_size * len(self.layout.layers))
 

@@ -1,8 +1,8 @@
-"""Ratios between reports of `bench serve --json` or `bench offline --json`: the first against every other one, run by run.
+"""Ratios between reports of `bench serve --json` or `bench offline --json`: the first against every other, by run.
 
-A ratio above 1 says that the first is better: more tokens a second, less time to the first token, less memory. Runs are paired by
-workload and seed; where there are several seeds the median of their ratios is shown with the lowest and the highest. Lines of a
-harness that drives another engine are read too (`headrace.bench.report_reader` says which).
+A ratio above 1 means that the first is better: more tokens per second, a shorter time to the first token, less memory.
+Runs are paired by workload and seed. With several seeds, the median of their ratios is shown with the lowest and the
+highest. Lines of a harness that drives another engine are read too (`headrace.bench.report_reader` has their fields).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _METRICS: dict[str, tuple[Callable[[RunMetrics], float | None], bool]] = {
     "TPOT p50 ms": (lambda figures: figures.tpot_ms, False),
     "peak MB": (lambda figures: None if figures.peak_bytes is None else figures.peak_bytes / 1e6, False),
 }
-"""By name: how to read it, and whether more is better."""
+"""By name: a function that reads the metric, and whether more is better."""
 _COLUMNS = ("workload", "metric", "peer", "ours", "theirs", "ratio", "range", "pairs")
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """`ours` and `theirs` are medians over the seeds; the ratios are of pairs."""
+    """Ratios of one metric. `ours` and `theirs` are medians over the seeds; the ratios are of pairs."""
 
     peer: str
     workload: str
@@ -53,8 +53,8 @@ class Ratio:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("report", type=Path, help="the engine that is judged")
-    parser.add_argument("peer", type=Path, nargs="+", help="those it is held against")
+    parser.add_argument("report", type=Path, help="report of the engine to judge")
+    parser.add_argument("peer", type=Path, nargs="+", help="reports to compare it with")
     add_outputs(parser, "")
 
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(ours: MeasuredRuns, theirs: MeasuredRuns) -> list[Ratio]:
-    """Of the runs that both reports hold. Raises ConfigError where there is none."""
+    """The ratios of the runs that are in both reports. Raises ConfigError if there is none."""
     common = sorted(ours.runs.keys() & theirs.runs.keys())
     if not common:
         raise ConfigError(
@@ -86,7 +86,7 @@ def compare(ours: MeasuredRuns, theirs: MeasuredRuns) -> list[Ratio]:
 
 
 def _ratio(peer: str, workload: str, metric: str, pairs: Sequence[tuple[RunMetrics, RunMetrics]]) -> list[Ratio]:
-    """One, or none where neither seed has that figure of both."""
+    """The ratio of a metric; none if no pair has a value on both sides."""
     read, more = _METRICS[metric]
     read_pairs = [(read(a), read(b)) for a, b in pairs]
     values = [(a, b) for a, b in read_pairs if a and b]

@@ -1,10 +1,10 @@
-"""The naive way beside ours: transformers.generate in static batches on the same requests, and the three wastes of both.
+"""Static batches against our engine: transformers.generate and Headrace on the same requests, with the wastes of both.
 
-KV utilisation: places that came to hold a token over places reserved (each batch reserves its longest prompt plus its longest
-output for every member). Slot occupancy: steps in which a member still wanted tokens over steps run. Device busy: time inside
-the model's forward pass over wall time. Each way has a process of its own, so that neither's memory counts for the other. The naive
-way computes in bfloat16; `--dtype`, `--kv-dtype`, `--quantize` and `--platform` choose for ours alone. Needs transformers
-(`pip install headrace[dev]`).
+KV utilisation: token places that were used over token places reserved (each batch reserves its longest prompt plus its
+longest output for every member). Slot occupancy: steps in which a member still needed tokens over steps run. Device
+busy: time inside the model's forward pass over wall time. Each engine runs in its own process, so that its memory is
+measured alone. Static batches compute in bfloat16; `--dtype`, `--kv-dtype`, `--quantize` and `--platform` apply to
+Headrace alone. Requires transformers (`pip install headrace[dev]`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHARES = {"kv_utilization": "KV utilisation", "slot_occupancy": "slot occupancy
 
 @dataclass(slots=True)
 class ServingResult:
-    """RunMetrics of one way of serving the same requests. `peak_bytes`: the most that its process held in memory."""
+    """Measurements of one engine that serves the requests. `peak_bytes`: the peak memory of its process."""
 
     name: str
     wall_s: float
@@ -60,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=16, help="members of a static batch, and our max_num_seqs")
     parser.add_argument("--seed", type=int, default=0)
     add_engine_options(parser)
-    add_outputs(parser, "the naive way")
+    add_outputs(parser, "static batches and headrace")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,14 +69,14 @@ def run(args: argparse.Namespace) -> int:
     path, options = resolve_model(args.model), engine_options(args)
     workload = replace(WORKLOADS[args.workload], concurrency=args.batch)
     prompts = build(workload, load_encoder(args.model), args.seed, args.requests)
-    naive = _alone(_naive_way, path, prompts, args.batch, options.get("threads"))
-    ours = _alone(_our_way, path, workload, options, args.seed, args.requests)
+    naive = _in_own_process(_static_batches, path, prompts, args.batch, options.get("threads"))
+    ours = _in_own_process(_headrace, path, workload, options, args.seed, args.requests)
     publish(args, _report(args, naive, ours, options))
     return 0
 
 
 def ratios(naive: ServingResult, ours: ServingResult) -> dict[str, float]:
-    """Above 1 ours is better: more tokens a second, less waste, less memory."""
+    """Ratios by name. Above 1 ours is better: more tokens per second, less waste, less memory."""
     found = {"output_tok_s": ours.output_tok_s / naive.output_tok_s}
     found |= {name: getattr(ours, name) / getattr(naive, name) for name in _SHARES if getattr(naive, name)}
     return found | {"peak_bytes": naive.peak_bytes / ours.peak_bytes}
@@ -98,24 +98,24 @@ def _report(
     names = ("output_tok_s", *_SHARES, "peak_bytes")
     rows.append(("ratio; above 1 ours is better", *(f"{found[n]:.2f}" if n in found else "–" for n in names)))
     title = f"{args.model}, {args.workload}, batches of {args.batch}"
-    table = ReportTable(title, ("way", "out tok/s", *_SHARES.values(), "peak MB"), rows)
+    table = ReportTable(title, ("engine", "out tok/s", *_SHARES.values(), "peak MB"), rows)
     wastes = [Bar(f"{label}: {one.name}", getattr(one, n)) for n, label in _SHARES.items() for one in (naive, ours)]
     plots = [
-        bars([Bar(one.name, one.output_tok_s) for one in (naive, ours)], "output tokens a second"),
-        bars(wastes, "how much of memory, slots and device was of use", mark=1.0),
+        bars([Bar(one.name, one.output_tok_s) for one in (naive, ours)], "output tokens per second"),
+        bars(wastes, "shares of memory, slots and device time that were used", mark=1.0),
     ]
     data = {"ways": [asdict(naive), asdict(ours)], "ratios": found}
     known = {"model": args.model, "workload": args.workload, "batch": args.batch, "seed": args.seed, **options}
     return BenchReport(args.label, data, [table], plots, facts() | known)
 
 
-def _alone(way: Callable[..., ServingResult], *args: Any) -> ServingResult:
-    """In a process that does nothing else."""
+def _in_own_process(measure: Callable[..., ServingResult], *args: Any) -> ServingResult:
+    """Call `measure` in a new process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(way, *args).result()
+        return pool.submit(measure, *args).result()
 
 
-def _naive_way(path: Path, prompts: Sequence[Prompt], batch: int, threads: int | None) -> ServingResult:
+def _static_batches(path: Path, prompts: Sequence[Prompt], batch: int, threads: int | None) -> ServingResult:
     import torch
 
     if threads is not None:
@@ -126,7 +126,9 @@ def _naive_way(path: Path, prompts: Sequence[Prompt], batch: int, threads: int |
     return replace(found, peak_bytes=cost(os.getpid()).peak_bytes)
 
 
-def _our_way(path: Path, workload: Workload, options: dict[str, Any], seed: int, requests: int | None) -> ServingResult:
+def _headrace(
+    path: Path, workload: Workload, options: dict[str, Any], seed: int, requests: int | None
+) -> ServingResult:
     engine, encode = open_engine(str(path), {**options, "max_num_seqs": workload.concurrency})
     try:
         found = run_in_process(engine.core, workload, encode, seed=seed, requests=requests)

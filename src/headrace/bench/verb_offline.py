@@ -1,4 +1,4 @@
-"""The same workloads as `bench serve` on an engine in this process, without HTTP: what a server adds is the difference."""
+"""Run the workloads of `bench serve` on an engine in this process, without HTTP. The difference is the server cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 from headrace.arguments import add_engine_options, engine_options
 from headrace.bench.bench_report import add_outputs, publish
-from headrace.bench.load_options import add_load_options, target_seconds, turns
+from headrace.bench.load_options import add_load_options, planned_runs, target_seconds
 from headrace.bench.load_runs import load_report
 from headrace.bench.local_engine import open_engine
 from headrace.bench.offline_load import run_in_process
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
             run_in_process(
                 engine.core, workload, encode, seed=seed, requests=args.requests, targets=target_seconds(args)
             )
-            for workload, seed in turns(args)
+            for workload, seed in planned_runs(args)
         ]
         known = {"model": args.model, "platform": engine.info.platform, "dtype": engine.info.dtype, **options}
     finally:

@@ -1,7 +1,8 @@
-"""Perplexity of a text: windows of 512 tokens, each opened by the BOS token where the model has one, the second half of each scored.
+"""Perplexity of a text in windows of 512 tokens: each starts with the BOS token, if the model has one, and the second
+half of each is scored.
 
-That is llama.cpp's way, so the figures compare (`--against` prints the ratio to one). In this process, or against any server that
-returns prompt logprobs (`--url`).
+llama.cpp does the same, so the results compare (`--against` prints the ratio to its value). The model runs in this
+process, or on any server that returns prompt logprobs (`--url`).
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from headrace.types import SamplingParams
 __all__ = ["Perplexity", "Score", "configure", "perplexity", "run", "windows"]
 
 Score = Callable[[Sequence[int]], Sequence["float | None"]]
-"""Log probability of each token of a window given those before it; the first is None."""
+"""Returns the log probability of each token of a window given those before it; the first is None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """`error` is the standard error of the mean, carried through the exponential; `running` the value after each window."""
+    """A perplexity. `error` is its standard error: that of the mean log probability, times the perplexity. `running` is
+    the value after each window."""
 
     value: float
     error: float
@@ -44,10 +46,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a directory, a .gguf file or a catalogue name; with --url: the tokenizer's")
     parser.add_argument("file", type=Path, help="UTF-8 text")
     parser.add_argument("--window", type=int, default=512, metavar="TOKENS")
-    parser.add_argument("--windows", type=int, metavar="N", help="at most so many")
+    parser.add_argument("--windows", type=int, metavar="N", help="use the first N windows at most")
     parser.add_argument("--against", type=float, metavar="VALUE", help="another engine's perplexity of the same text")
     parser.add_argument("--url", help="score with this server instead")
-    parser.add_argument("--served-model", metavar="NAME", help="the name that the server knows; default: MODEL")
+    parser.add_argument("--served-model", metavar="NAME", help="the model's name on the server; default: MODEL")
     parser.add_argument("--api-key", help="of that server")
     add_engine_options(parser)
     add_outputs(parser)
@@ -58,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--window {args.window}: at least 4 tokens, of which the last is scored")
     text = _text(args.file)
     tokenizer = load_tokenizer(resolve_model(args.model))
-    cut = list(windows(tokenizer, text, args.window))[: args.windows]
-    if not cut:
+    split = list(windows(tokenizer, text, args.window))[: args.windows]
+    if not split:
         raise ConfigError(
             f"{args.file} is shorter than one window of {args.window} tokens: give a longer text or a smaller --window"
         )
@@ -68,12 +70,12 @@ def run(args: argparse.Namespace) -> int:
         name = next(iter(options)).replace("_", "-")
         raise ConfigError(f"--{name} chooses how this process computes, but --url lets a server do so: leave one out")
     if args.url:
-        found = perplexity(cut, _remote(args.url, args.served_model or args.model, args.api_key))
+        found = perplexity(split, _remote(args.url, args.served_model or args.model, args.api_key))
     else:
         from headrace.llm import LLM
 
         with LLM(args.model, **options) as llm:
-            found = perplexity(cut, lambda ids: _local(llm, ids))
+            found = perplexity(split, lambda ids: _local(llm, ids))
     publish(args, _report(args, found, options))
     return 0
 
@@ -88,7 +90,7 @@ def _text(file: Path) -> str:
 
 
 def windows(tokenizer: Tokenizer, text: str, size: int) -> Iterator[list[int]]:
-    """Consecutive windows; the first token of each gives way to BOS where the tokenizer adds one."""
+    """Consecutive windows of a text's tokens; BOS replaces the first token of each if the tokenizer adds it."""
     ids = tokenizer.encode(text, add_special_tokens=True)
     opens = tokenizer.bos_token_id if ids and ids[0] == tokenizer.bos_token_id else None
     for start in range(0, len(ids) - size + 1, size):
@@ -96,14 +98,15 @@ def windows(tokenizer: Tokenizer, text: str, size: int) -> Iterator[list[int]]:
         yield window if opens is None else [opens, *window[1:]]
 
 
-def perplexity(cut: Sequence[Sequence[int]], score: Score) -> Perplexity:
-    """exp of the mean negative log probability over the second half of every window, less its first token.
+def perplexity(split: Sequence[Sequence[int]], score: Score) -> Perplexity:
+    """exp of the mean negative log probability over the second half of every window, without its first token.
 
-    llama.cpp scores the tokens that logits of the second half predict, and no logits predict the first of them.
+    llama.cpp scores the tokens that the logits of the second half predict; the first token of the half is predicted by
+    the last logits of the first half.
     """
     values: list[float] = []
     running = []
-    for window in cut:
+    for window in split:
         values += [-value for value in score(window)[len(window) // 2 + 1 :] if value is not None]
         running.append(math.exp(statistics.fmean(values)))
     spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0

@@ -1,5 +1,6 @@
-"""Where everything stands against this machine's limits: matrix products by format and number of rows, and each operator of a
-model's steps. One row reads every weight once, so it is held to the memory's bandwidth; many rows to the arithmetic of their type."""
+"""Shares of this machine's limits: of matrix products by format and number of rows, and of each operator of a model's
+steps. One row reads every weight once, so memory bandwidth is its limit; the limit of many rows is the arithmetic rate
+of their type."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def _config(args: argparse.Namespace) -> Config:
 
 
 def _steps(text: str) -> list[tuple[int, int]]:
-    """Raises ConfigError for what is no list of steps."""
+    """Steps as (tokens, context). Raises ConfigError if the text is not a list of steps."""
     try:
         return [(int(tokens), int(context)) for tokens, context in (part.split(":") for part in text.split(","))]
     except ValueError:
@@ -79,7 +80,7 @@ def _report(
 
 
 def _points(found: Sequence[matmul_bench.MatmulMeasurement], profiles: Sequence[StepProfile]) -> list[Point]:
-    """A matrix product or an operator each. Bytes of a product are those of its weight."""
+    """One point for each matrix product and each operator. Bytes of a product are those of its weight."""
     points = [
         Point(
             f"{one.format} {one.shape[0]}×{one.shape[1]}", f"{one.rows} rows", one.bytes_per_second * one.seconds,
@@ -101,5 +102,5 @@ def _points(found: Sequence[matmul_bench.MatmulMeasurement], profiles: Sequence[
             for one in sorted(profile.operators, key=lambda one: -one.seconds)
         ]
         total = profile.bytes, profile.operations, profile.seconds, profile.share
-        points.append(Point(f"{profile.model}: whole step", step, *total))
+        points.append(Point(f"{profile.model}: complete step", step, *total))
     return points

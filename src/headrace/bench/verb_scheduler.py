@@ -1,6 +1,6 @@
-"""Host time of the scheduler alone: microseconds a sequence a step, for steady decode and for a long queue.
+"""Host time of the scheduler alone: microseconds per sequence and step, for steady decode and for a long queue.
 
-The device is replaced by constant results, so what is timed is `schedule` and `commit` and nothing else.
+Constant results replace the device, so only `schedule` and `commit` are timed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SchedulerTiming:
 
 
 def decode(running: int, steps: int, prompt: int = 128, ahead: bool = True) -> SchedulerTiming:
-    """`running` sequences that all decode, one step launched ahead of the commit."""
+    """Time `running` sequences that all decode, with one step launched ahead of the commit."""
     config = _config(running, prompt + steps + 64)
     scheduler = Scheduler(config)
     params = SamplingParams(max_tokens=steps + 32, ignore_eos=True)
@@ -43,7 +43,7 @@ def decode(running: int, steps: int, prompt: int = 128, ahead: bool = True) -> S
 
 
 def queue(waiting: int, running: int = 64, prompt: int = 64, output: int = 16) -> SchedulerTiming:
-    """`waiting` requests, of which half share one of 16 prefixes, from the first step to the last."""
+    """Time `waiting` requests, half of which share one of 16 prefixes, from the first step to the last."""
     scheduler = Scheduler(_config(running, prompt + output + 16, waiting))
     params = SamplingParams(max_tokens=output, ignore_eos=True)
     for i in range(waiting):
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     found = [*(decode(running, args.steps) for running in (16, 64)), queue(args.waiting)]
     rows = [(one.name, str(one.steps), f"{one.per_step:.1f}", f"{one.per_sequence:.2f}") for one in found]
     table = ReportTable("host time of the scheduler", ("what", "steps", "µs/step", "µs/sequence/step"), rows)
-    plot = bars([Bar(one.name, one.per_sequence) for one in found], "µs a sequence a step")
+    plot = bars([Bar(one.name, one.per_sequence) for one in found], "µs per sequence and step")
     publish(args, BenchReport(args.label, {"figures": [asdict(one) for one in found]}, [table], [plot], facts()))
     return 0
 
@@ -88,19 +88,19 @@ def _prompt(seed: int, length: int) -> tuple[int, ...]:
 
 def _steps(scheduler: Scheduler, ahead: bool) -> Iterator[tuple[float, int, int]]:
     """Run to the end. Yields (seconds in the scheduler, sequences, tokens) for each step."""
-    under_way: list[StepPlan] = []
+    launched: list[StepPlan] = []
     while scheduler.has_work():
-        began = time.perf_counter()
-        plan = scheduler.schedule(began)
-        spent = time.perf_counter() - began
+        start = time.perf_counter()
+        plan = scheduler.schedule(start)
+        spent = time.perf_counter() - start
         if plan is not None:
-            under_way.append(plan)
-        if plan is None or not ahead or len(under_way) > 1:
-            first = under_way.pop(0)
+            launched.append(plan)
+        if plan is None or not ahead or len(launched) > 1:
+            first = launched.pop(0)
             result = StepResult(np.where(first.row_target == NO_TOKEN, 7, NO_TOKEN).astype(np.int32))
-            began = time.perf_counter()
-            scheduler.commit(first, result, began)
-            spent += time.perf_counter() - began
+            start = time.perf_counter()
+            scheduler.commit(first, result, start)
+            spent += time.perf_counter() - start
         if plan is not None:
             yield spent, plan.num_seqs, plan.num_tokens
 

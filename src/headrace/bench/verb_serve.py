@@ -1,7 +1,7 @@
 """Send workloads to an OpenAI endpoint and report latency, throughput, the three wastes, processor time and memory.
 
-Wastes are those of the run alone where the server counts them (`headrace_device_busy_seconds_total` and its like), else means of its
-gauges. Memory and processor time are those of the server's processes where it runs on this machine.
+Wastes are those of the run alone if the server has counters for them (such as `headrace_device_busy_seconds_total`),
+else means of its gauges. Memory and processor time are those of the server's processes, if it runs on this machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace import event_loop
 from headrace.bench.bench_report import add_outputs, publish
-from headrace.bench.load_options import add_load_options, load_encoder, target_seconds, turns
+from headrace.bench.load_options import add_load_options, load_encoder, planned_runs, target_seconds
 from headrace.bench.load_runs import load_report
 from headrace.bench.process_cost import find_server
 from headrace.bench.server_load import Endpoint, run_load
@@ -23,7 +23,7 @@ __all__ = ["configure", "run"]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--model", default="smollm2", help="the name the server knows")
+    parser.add_argument("--model", default="smollm2", help="the model's name on the server")
     parser.add_argument(
         "--tokenizer",
         default="smollm2",
@@ -32,7 +32,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key")
     parser.add_argument("--extra", type=_object, default={}, help="JSON merged into every body")
     parser.add_argument(
-        "--server-pid", type=int, metavar="PID", help="whose memory counts (default: who listens on that port here)"
+        "--server-pid",
+        type=int,
+        metavar="PID",
+        help="process to measure (default: the one that listens on that port here)",
     )
     add_load_options(parser, ["W1", "W2"])
     add_outputs(parser)
@@ -53,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     target = Endpoint(args.url.rstrip("/"), args.model, args.api_key, args.extra)
     pid = args.server_pid or find_server(args.url)
     runs = []
-    for workload, seed in turns(args):
+    for workload, seed in planned_runs(args):
         load = run_load(
             target, workload, encode, seed=seed, requests=args.requests, targets=target_seconds(args), pid=pid
         )

@@ -1,5 +1,5 @@
-"""From `headrace serve` to the first token, with packed weights kept from an earlier start and without: start the server, ask it
-one thing, stop it."""
+"""Time from `headrace serve` to the first token, with and without packed weights cached by an earlier start: start the
+server, send one request, stop it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from headrace.errors import EngineDead
 __all__ = ["configure", "run"]
 
 _COLD = ("--packed-cache", "0")
-_PATIENCE = 300.0
+_TIMEOUT = 300.0
 """Seconds that an answer may take."""
 _SAVED = 2.0
-"""Seconds that the first server lives on, in which it keeps its packed weights."""
+"""Seconds that the first server keeps running, in which it writes its packed weights to the cache."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     given = shlex.split(args.options)
     _once(args.model, given, args.limit, _SAVED)
     ways = {"with": given, "without": [*given, *_COLD]}
-    # In turns, so that what else the machine does meets both alike.
+    # Alternating, so that other load on the machine affects both in the same way.
     rounds = [{way: _once(args.model, options, args.limit) for way, options in ways.items()} for _ in range(args.runs)]
     found = {way: {part: [one[way][0][part] for one in rounds] for part in rounds[0][way][0]} for way in ways}
     peaks = {way: max(one[way][1] for one in rounds) for way in ways}
@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _packed_bytes() -> int:
-    """Of the packed weights that were read or written last: those of this model; 0 if none are kept."""
-    # Late: it brings torch, which no other part of this verb needs.
+    """Size of the packed weights that were read or written last, which are this model's; 0 if none are cached."""
+    # Late: it imports torch, which no other part of this verb needs.
     from headrace.checkpoints.packed.cache import directory_of, kept
 
     entries = kept(directory_of())
@@ -64,22 +64,22 @@ def _report(
 ) -> BenchReport:
     lines = [(way, part, values) for way, parts in found.items() for part, values in parts.items()]
     rows = [(way, part, *(f"{f(values):.3f}" for f in (min, statistics.median, max))) for way, part, values in lines]
-    drawn = [
+    entries = [
         Bar(f"{way}: {part}", statistics.median(values), (min(values), max(values))) for way, part, values in lines
     ]
-    columns = ("packed weights kept", "until", "min", "median", "max")
+    columns = ("cached packed weights", "until", "min", "median", "max")
     table = ReportTable(f"start-up of {args.model}, seconds from the start of the process", columns, rows, words=2)
     ratios = {
         part: statistics.median(found["without"][part]) / statistics.median(values)
         for part, values in found["with"].items()
     }
     shown = [(part, f"{ratio:.2f}") for part, ratio in ratios.items()]
-    gain = ReportTable("what kept weights save: without over with, medians", ("until", "ratio"), shown)
+    gain = ReportTable("gain from cached weights: without over with, medians", ("until", "ratio"), shown)
     sizes = [(way, f"{peak / 1e6:.0f}", f"{packed / 1e6:.0f}" if packed else "–") for way, peak in peaks.items()]
     memory = ReportTable(
-        "most memory until the first token, MB", ("packed weights kept", "engine", "packed weights"), sizes
+        "peak memory until the first token, MB", ("cached packed weights", "engine", "packed weights"), sizes
     )
-    plot = bars(drawn, f"seconds, median with the shortest and the longest of {args.runs}")
+    plot = bars(entries, f"seconds, median with the shortest and the longest of {args.runs}")
     data = {"model": args.model, "seconds": found, "ratios": ratios, "peak_bytes": peaks, "packed_bytes": packed}
     return BenchReport(
         args.label, data, [table, gain, memory], [plot], facts() | {"model": args.model, "options": args.options}
@@ -87,8 +87,8 @@ def _report(
 
 
 def _once(model: str, options: Sequence[str], limit: float, linger: float = 0.0) -> tuple[dict[str, float], int]:
-    """Seconds from process start, by milestone, and processor seconds of all its processes until their end; the most memory
-    that the engine's process had until the first token, in bytes."""
+    """(Seconds from process start by milestone, with the processor seconds of all its processes until their end; peak
+    memory of the engine's process until the first token, in bytes)."""
     port = _free_port()
     command = [sys.executable, "-m", "headrace", "serve", model, "--port", str(port), *options]
     start, used = time.perf_counter(), _processor_seconds()
@@ -107,7 +107,7 @@ def _once(model: str, options: Sequence[str], limit: float, linger: float = 0.0)
 
 
 def _processor_seconds() -> float:
-    """Of this process's children that have ended, and theirs."""
+    """Processor seconds of this process's children that have ended, and of their children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -122,8 +122,8 @@ def _free_port() -> int:
 def _wait(server: subprocess.Popen[str], port: int, deadline: float) -> None:
     while time.perf_counter() < deadline:
         if server.poll() is not None:
-            words = (server.stderr.read() if server.stderr is not None else "").strip().splitlines()
-            last = words[-1] if words else f"it ended with {server.returncode}"
+            lines = (server.stderr.read() if server.stderr is not None else "").strip().splitlines()
+            last = lines[-1] if lines else f"it ended with {server.returncode}"
             raise EngineDead(f"the server was never ready: {last}")
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -133,12 +133,12 @@ def _wait(server: subprocess.Popen[str], port: int, deadline: float) -> None:
 
 
 def _get_model(port: int) -> str:
-    name: str = httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=_PATIENCE).json()["data"][0]["id"]
+    name: str = httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=_TIMEOUT).json()["data"][0]["id"]
     return name
 
 
 def _first_token(port: int, name: str) -> None:
     body = {"model": name, "prompt": "The river", "max_tokens": 1, "temperature": 0}
-    response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=_PATIENCE)
+    response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=_TIMEOUT)
     if response.status_code != 200:
         raise EngineDead(f"the first request failed: HTTP {response.status_code} {response.text[:300]!r}")

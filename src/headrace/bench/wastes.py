@@ -1,4 +1,4 @@
-"""The three wastes of a run and what its host's work cost, from an engine's sums before and after it."""
+"""The three wastes of a run and the processor time of its host work, from an engine's sums before and after the run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _PAGE = (
     "device_busy_seconds_total", "slot_share_sum", "slot_share_count", "kv_share_sum", "kv_share_count",
     'host_cpu_seconds_total{part="engine"}', 'host_cpu_seconds_total{part="server"}',
 )  # fmt: skip
-"""How /metrics calls the fields of `EngineSums`, less a prefix."""
+"""Names of the fields of `EngineSums` on /metrics, without their prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSums:
-    """Since the engine's start, in seconds and in shares summed over steps and looks."""
+    """Sums since the engine's start: seconds, and shares summed over steps and samples."""
 
     busy_seconds: float
     slot_shares: float
@@ -33,7 +33,7 @@ class EngineSums:
 
 
 def parse(page: str) -> dict[str, float]:
-    """Samples of a page in Prometheus's text form, by name and labels. Raises ValueError for another form."""
+    """Samples of a page in Prometheus's text format, by name and labels. Raises ValueError for another format."""
     samples = (sample for family in text_string_to_metric_families(page) for sample in family.samples)
     return {_key(sample.name, sample.labels): sample.value for sample in samples}
 
@@ -44,14 +44,14 @@ def _key(name: str, labels: Mapping[str, str]) -> str:
 
 
 def sums_of_page(samples: Mapping[str, float]) -> EngineSums | None:
-    """None for a server that doesn't tell them all."""
+    """The sums of a server's page; None if the page doesn't have all of them."""
     values = [samples.get(f"headrace_{name}") for name in _PAGE]
     known = [value for value in values if value is not None]
     return EngineSums(*known) if len(known) == len(values) else None
 
 
 def sums_of_stats(stats: EngineStats) -> EngineSums:
-    """Of an engine in this process."""
+    """The sums of an engine in this process."""
     totals = stats.totals
     return EngineSums(
         totals.busy_seconds,
@@ -64,13 +64,13 @@ def sums_of_stats(stats: EngineStats) -> EngineSums:
 
 
 def gauges(samples: Mapping[str, float]) -> dict[str, float]:
-    """The wastes as the server's own sliding window has them."""
+    """The wastes over the server's own sliding window."""
     return {name: samples[f"headrace_{name}"] for name in WASTES if f"headrace_{name}" in samples}
 
 
 def between(before: EngineSums, after: EngineSums, wall: float) -> tuple[dict[str, float], dict[str, float]]:
-    """(wastes, processor seconds of the host's work) of the `wall` seconds between two readings; both empty where the engine was
-    started anew between them."""
+    """(wastes, processor seconds of the host work) of the `wall` seconds between two readings; both empty if the engine
+    restarted between them."""
     grown = EngineSums(*(b - a for a, b in zip(astuple(before), astuple(after), strict=True)))
     if grown.steps < 0 or grown.busy_seconds < 0:
         return {}, {}

@@ -1,7 +1,7 @@
-"""What is sent: four fixed shapes over real English text, and custom ones.
+"""The workloads: four fixed shapes over English text, and custom ones.
 
-Lengths depend on the workload alone; content depends on the seed too, so a second run with another seed has the same shape and
-cannot be served from a prefix cache that the first one left.
+Lengths depend on the workload alone. The content depends on the seed too, so a second run with another seed has the
+same shape and cannot use the prefix cache that the first run filled.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 __all__ = ["WORKLOADS", "Prompt", "Workload", "build", "corpus"]
 
 _MODULES = (
-    "argparse asyncio collections configparser csv datetime decimal difflib email fractions functools heapq html inspect io "
-    "ipaddress itertools json logging mailbox optparse os pathlib pickle plistlib pprint random re sched secrets shelve shutil "
-    "smtplib socket sqlite3 ssl statistics string subprocess tarfile tempfile textwrap threading traceback typing unittest uuid "
-    "weakref xml.sax zipfile"
+    "argparse asyncio collections configparser csv datetime decimal difflib email fractions functools heapq html "
+    "inspect io ipaddress itertools json logging mailbox optparse os pathlib pickle plistlib pprint random re sched "
+    "secrets shelve shutil smtplib socket sqlite3 ssl statistics string subprocess tarfile tempfile textwrap threading "
+    "traceback typing unittest uuid weakref xml.sax zipfile"
 ).split()
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Lengths in tokens; a pair is a log-uniform range."""
+    """The shape of a workload. Lengths are in tokens; a pair is a log-uniform range."""
 
     name: str
     requests: int
@@ -53,7 +53,7 @@ WORKLOADS = {
 
 @functools.cache
 def corpus() -> str:
-    """About two megabytes of English: the documentation of the standard library's modules."""
+    """About two megabytes of English text: the documentation of the standard library's modules."""
     pages = []
     for name in _MODULES:
         text = pydoc.plain(pydoc.render_doc(importlib.import_module(name)))
@@ -65,22 +65,22 @@ def corpus() -> str:
 def build(
     workload: Workload, encode: Callable[[str], Sequence[int]], seed: int = 0, requests: int | None = None
 ) -> list[Prompt]:
-    """The prompts of a workload, by a tokenizer's `encode`."""
+    """The prompts of a workload; `encode` is a tokenizer's."""
     tokens = encode(corpus())
     lengths = random.Random(1234)
     content = random.Random(f"{workload.name}-{seed}")
     if requests is not None:
         workload = replace(workload, requests=requests)
 
-    def cut(n: int) -> tuple[int, ...]:
+    def excerpt(n: int) -> tuple[int, ...]:
         start = content.randrange(0, len(tokens) - n)
         return tuple(tokens[start : start + n])
 
-    prefix = cut(workload.shared_prefix) if workload.shared_prefix else ()
+    prefix = excerpt(workload.shared_prefix) if workload.shared_prefix else ()
     made = []
     for _ in range(workload.requests):
         prompt, output = _log_uniform(lengths, workload.prompt), _log_uniform(lengths, workload.output)
-        made.append(Prompt(prefix + cut(prompt), output))
+        made.append(Prompt(prefix + excerpt(prompt), output))
     return made
 
 

@@ -1,4 +1,4 @@
-"""Show the packed weights that are kept from one start to the next; `--clear` removes them."""
+"""Show the packed weights that are cached for later starts; `--clear` removes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # Late, as for every verb: it brings torch with it.
+    # Late, as for every verb: it imports torch.
     from headrace.checkpoints.packed.cache import clear, directory_of, kept
 
     directory = directory_of()

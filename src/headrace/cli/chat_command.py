@@ -1,4 +1,4 @@
-"""Talk with a model in the terminal. /reset forgets the conversation, /quit ends it, Ctrl-C stops an answer."""
+"""Chat with a model in the terminal. /reset clears the conversation, /quit ends it, Ctrl-C stops an answer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from headrace.errors import ContextOverflow, HeadraceError, InvalidRequest
 
 __all__ = ["Conversation", "configure", "run"]
 
-_HELP = "/reset forgets the conversation, /quit ends it; Ctrl-C stops an answer"
+_HELP = "/reset clears the conversation, /quit ends it; Ctrl-C stops an answer"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="a directory, a .gguf file or a name (default: smollm2)"
     )
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    parser.add_argument("--system", metavar="TEXT", help="system message at the start of the conversation")
     add_sampling_options(parser, temperature=0.7, max_tokens=1024)
     add_source_options(parser)
 
@@ -54,7 +54,7 @@ def _lines(interactive: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[None]:
-    """Inside, Ctrl-C is a KeyboardInterrupt."""
+    """Let Ctrl-C raise KeyboardInterrupt inside the block."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -63,7 +63,7 @@ def _interrupts() -> Iterator[None]:
 
 
 class Conversation:
-    """Messages so far, and what happens with a line of input."""
+    """A conversation: the messages so far, and the handling of input lines."""
 
     def __init__(
         self, source: TextSource, system: str | None, params: Mapping[str, Any], out: TextIO, interactive: bool
@@ -76,7 +76,7 @@ class Conversation:
         self.messages = list(self._start)
 
     def run(self, lines: Iterator[str]) -> None:
-        """Until the lines or the user end it. Raises HeadraceErrors where nobody is there to read them."""
+        """Handle lines until they or the user end the conversation. Raises a HeadraceError if it is not interactive."""
         for line in lines:
             text = line.strip()
             if text == "/quit":
@@ -84,14 +84,14 @@ class Conversation:
             if text.startswith("/"):
                 self._command(text)
             elif text:
-                self._turn(text)
+                self._answer(text)
 
     def _command(self, text: str) -> None:
         if text == "/reset":
             self.messages = list(self._start)
-        print("the conversation starts anew" if text == "/reset" else _HELP, file=sys.stderr)
+        print("the conversation starts again" if text == "/reset" else _HELP, file=sys.stderr)
 
-    def _turn(self, text: str) -> None:
+    def _answer(self, text: str) -> None:
         self.messages.append({"role": "user", "content": text})
         answer: list[str] = []
         try:
@@ -100,7 +100,7 @@ class Conversation:
                     answer.append(piece)
                     print(piece, end="", file=self._out, flush=True)
         except KeyboardInterrupt:
-            # An interrupt stops the answer; what was said so far stays said.
+            # An interrupt stops the answer; the part that was shown stays in the conversation.
             if not self._interactive:
                 raise
         except HeadraceError as error:
@@ -114,8 +114,8 @@ class Conversation:
             self.messages.pop()
 
     def _report(self, error: HeadraceError) -> None:
-        """Only what another message can mend is survived."""
+        """Show an error that another message can avoid; raise any other."""
         if not self._interactive or not isinstance(error, InvalidRequest) or error.code == "no_chat_template":
             raise error
-        hint = "; /reset starts anew" if isinstance(error, ContextOverflow) else ""
+        hint = "; /reset starts again" if isinstance(error, ContextOverflow) else ""
         print(f"\nerror: {error}{hint}", file=sys.stderr)

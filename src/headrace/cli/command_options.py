@@ -1,4 +1,4 @@
-"""What the options of a verb make: a `Config`, and sampling parameters."""
+"""Builds a `Config` and sampling parameters from the options of a verb."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["add_sampling_options", "build_config", "sampling"]
 def add_sampling_options(parser: argparse.ArgumentParser, temperature: float, max_tokens: int) -> None:
     group = parser.add_argument_group("sampling")
     add = group.add_argument
-    add("--max-tokens", type=int, default=max_tokens, metavar="N", help=f"of an answer (default: {max_tokens})")
+    add("--max-tokens", type=int, default=max_tokens, metavar="N", help=f"tokens of an answer (default: {max_tokens})")
     add("--temperature", type=float, default=temperature, metavar="T", help=f"default: {temperature:g}; 0 is greedy")
     add("--top-p", type=float, default=1.0, metavar="P")
     add("--top-k", type=int, default=0, metavar="K")
@@ -27,12 +27,13 @@ def add_sampling_options(parser: argparse.ArgumentParser, temperature: float, ma
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given again")
     form = parser.add_argument_group("form of the answer, one of these").add_mutually_exclusive_group()
     form.add_argument("--json-schema", metavar="FILE", help="JSON that fits the schema in this file")
-    form.add_argument("--regex", metavar="EXPRESSION", help="a text that matches as a whole")
-    form.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts; given once for each")
+    form.add_argument("--regex", metavar="EXPRESSION", help="a text that matches completely")
+    form.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts; may be given again")
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """Named as OpenAI's API and `SamplingParams` name them. Raises ConfigError for a schema that cannot be read."""
+    """The sampling parameters, by the names of OpenAI's API and `SamplingParams`. Raises ConfigError for a schema that
+    cannot be read."""
     names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
     form = _form(args)
     structured = {"structured_outputs": form} if form else {}
@@ -52,14 +53,15 @@ def _read_schema(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"--json-schema {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--json-schema {path}: is no JSON: {excerpt(error)}") from None
+        raise ConfigError(f"--json-schema {path}: is not JSON: {excerpt(error)}") from None
     if not isinstance(schema, dict):
         raise ConfigError(f"--json-schema {path}: a schema is an object, not {type(schema).__name__}")
     return schema
 
 
 def build_config(args: argparse.Namespace) -> Config:
-    """What the user gave over the defaults, the key from the environment too. Raises ConfigError naming the option."""
+    """The configuration: the user's options, the API key from the environment, and defaults. Raises ConfigError that
+    names the option."""
     from headrace.config import read_environment
     from headrace.options import ENGINE, SERVER, make_config
 

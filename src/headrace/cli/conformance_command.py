@@ -1,4 +1,4 @@
-"""Run the conformance kit on a platform: 0 when all that it declares holds, 1 when something fails."""
+"""Run the conformance kit on a platform: exit code 0 if all checks pass, 1 if one fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The facts behind `headrace doctor`."""
+"""Collects the facts for `headrace doctor`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["cpu_features", "diagnose"]
 
 _PACKAGES = ("headrace", "torch", "numpy", "tokenizers", "safetensors", "msgspec", "fastapi", "triton")
 _FEATURES = (
-    "avx avx2 fma f16c avx_vnni avx512f avx512bw avx512vl avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16 "
-    "asimd asimddp asimdhp bf16 i8mm sve sve2"
+    "avx avx2 fma f16c avx_vnni avx512f avx512bw avx512vl avx512_vnni avx512_bf16 avx512_fp16 "
+    "amx_tile amx_int8 amx_bf16 asimd asimddp asimdhp bf16 i8mm sve sve2"
 ).split()
 _LITTLE_MEMORY = 1 << 30
 
@@ -27,9 +27,12 @@ _LITTLE_MEMORY = 1 << 30
 def diagnose(
     platform: str | None = None, plugins: PluginSet | None = None, options: Mapping[str, int | str] | None = None
 ) -> dict[str, Any]:
-    """Plain data, for JSON. `platform`: the one to look at; None: the best, and the operators of all that open. `options`: what
-    the chosen platform's device is opened with. Never raises for what is wrong with a plugin: that is a fact and has its
-    remedy."""
+    """Facts about this machine, as plain data for JSON.
+
+    `platform`: the platform to inspect; None: the best one, and the operators of every platform that opens. `options`:
+    options for opening the chosen platform's device. Never raises for a fault of a plugin: the report lists it with a
+    remedy.
+    """
     found = discover() if plugins is None else plugins
     remedies: list[str] = [f"{failure}: repair or uninstall it" for failure in found.failures]
     chosen = _chosen(found, platform, remedies)
@@ -57,7 +60,7 @@ def diagnose(
     }
     report["usable"] = report["operators"] is not None
     if host_memory()[0] < _LITTLE_MEMORY:
-        remedies.append("less than 1 GiB of memory is free: close something, or serve a smaller model")
+        remedies.append("less than 1 GiB of memory is free: close other programs, or serve a smaller model")
     return report
 
 
@@ -74,7 +77,7 @@ def _machine() -> dict[str, Any]:
 
 
 def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Instruction sets that kernels make use of, as Linux names them; empty where the system doesn't say."""
+    """Instruction sets that kernels use, by their Linux names; empty if the system doesn't report them."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -101,13 +104,13 @@ def _chosen(found: PluginSet, name: str | None, remedies: list[str]) -> Platform
 
 
 def _native(platforms: list[dict[str, Any]], remedies: list[str]) -> dict[str, Any]:
-    """Of the platform whose devices say that their kernels are a library of ours."""
+    """The native library of the platform whose devices report one, or why there is none."""
     devices = (device for platform in platforms for device in platform["devices"])
-    told: dict[str, Any] = next((d for d in devices if "native_library" in d or "native_problem" in d), {})
-    library = told.get("native_library")
-    problem = told.get("native_problem")
+    details: dict[str, Any] = next((d for d in devices if "native_library" in d or "native_problem" in d), {})
+    library = details.get("native_library")
+    problem = details.get("native_problem")
     if problem is not None:
         remedies.append(problem)
     elif library is None:
         problem = "no platform here has them"
-    return {"library": library, "instruction_set": told.get("instruction_set"), "problem": problem}
+    return {"library": library, "instruction_set": details.get("instruction_set"), "problem": problem}

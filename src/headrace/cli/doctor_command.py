@@ -1,4 +1,4 @@
-"""Show what this machine can run, which implementation each operator has, and why not a faster one."""
+"""Show which platforms this machine can run, which implementation each operator uses, and why not a faster one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["configure", "render", "run"]
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument(
-        "--platform", metavar="NAME", help="look at the operators of this platform alone (default: of all)"
+        "--platform", metavar="NAME", help="show the operators of this platform alone (default: of all)"
     )
     add_device_option(parser, {})
     add_tape_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 1 where no model can be served here."""
+    """Returns 0, or 1 if no model can be served here."""
     if args.tape is not None:
         return show_tape(args)
     from headrace.cli.diagnosis import diagnose
@@ -34,14 +34,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def render(report: Mapping[str, Any]) -> Iterator[str]:
-    """Lines for people."""
+    """The report as lines of text."""
     from headrace.cli.doctor_facts import operator_lines, platform_lines
 
     machine = report["machine"]
     yield "machine"
     yield f"  {machine['processor']}, {machine['cores']} cores, {machine['system']}"
     yield f"  {machine['memory_free'] / 2**30:.1f} of {machine['memory_total'] / 2**30:.1f} GiB memory free"
-    yield f"  instruction sets: {' '.join(machine['features']) or 'none that matter'}"
+    yield f"  instruction sets: {' '.join(machine['features']) or 'none that kernels use'}"
     yield "versions"
     yield "  " + ", ".join(f"{name} {version or 'missing'}" for name, version in report["versions"].items())
     yield "plugins"
@@ -58,4 +58,4 @@ def render(report: Mapping[str, Any]) -> Iterator[str]:
     yield "remedies"
     yield from (f"  - {' '.join(remedy.split())}" for remedy in report["remedies"])
     if not report["remedies"]:
-        yield "  nothing to mend"
+        yield "  nothing to repair"

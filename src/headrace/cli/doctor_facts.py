@@ -1,4 +1,4 @@
-"""What `headrace doctor` tells of platforms and operators: who may serve, who computes what, how exactly, and why not better."""
+"""Facts of platforms and operators for `headrace doctor`: usability, implementations, tolerances, and reasons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPTIONAL = "only some architectures call it"
 
 
 def platform_facts(found: PluginSet, chosen: Platform | None, remedies: list[str]) -> list[dict[str, Any]]:
-    """Every platform, the best first, with its probe's reason and what to do where it cannot be used."""
+    """Every platform, the best first, with its probe's reason, and a remedy if it cannot be used."""
     probes, faults = found.survey()
     remedies += [f"{fault}: repair or uninstall it" for fault in faults if str(fault) not in " ".join(remedies)]
     return [_platform(probe, chosen, remedies) for probe in probes]
@@ -38,23 +38,24 @@ def _platform(probe: PlatformProbe, chosen: Platform | None, remedies: list[str]
 
 
 def _devices(probe: PlatformProbe, remedies: list[str]) -> list[dict[str, Any]]:
-    """None where the platform cannot tell them: what a vendor's code raises is told, and the rest of the report goes on."""
+    """The platform's devices. If the platform's code raises, the list is empty and the error is among the remedies."""
     try:
         return [
             {"index": int(d.index), "name": str(d.name), "memory": int(d.memory_bytes), **dict(d.details)}
             for d in probe.platform.devices()
         ]
     except Exception as error:
-        remedies.append(f"{probe.plugin}: devices() raised {_told(error)}: repair or uninstall it")
+        remedies.append(f"{probe.plugin}: devices() raised {_described(error)}: repair or uninstall it")
         return []
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     return str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
 
 
 def _remedy(probe: PlatformProbe) -> str:
-    """In one line; empty where nothing is wrong. A reason is `what is missing: what to do`, and only the first colon parts them."""
+    """A remedy in one line; empty if nothing is wrong. A probe's reason has the form `what is missing: what to do`,
+    separated by the first colon."""
     if probe.score >= AUTO_SCORE:
         return ""
     if probe.score > 0:
@@ -65,31 +66,31 @@ def _remedy(probe: PlatformProbe) -> str:
 def all_operator_facts(
     found: PluginSet, chosen: Platform | None, remedies: list[str], options: Mapping[str, int | str], others: bool
 ) -> dict[str, dict[str, Any]]:
-    """By platform, the chosen one first, opened with `options`; with `others`, every other one that opens here."""
+    """Facts by platform: the chosen one first, opened with `options`; with `others`, every other one that opens."""
     probes = [probe.platform for probe in found.survey()[0] if probe.score > 0] if others else []
     facts = {} if chosen is None else {chosen.name: operator_facts(chosen, remedies, options)}
     facts |= {platform.name: operator_facts(platform, remedies) for platform in probes if platform is not chosen}
-    return {name: told for name, told in facts.items() if told is not None}
+    return {name: found for name, found in facts.items() if found is not None}
 
 
 def operator_facts(
     platform: Platform, remedies: list[str], options: Mapping[str, int | str] | None = None
 ) -> dict[str, Any] | None:
-    """Opens the platform's first device; None where that fails."""
+    """The operators of the platform's first device, which is opened for this; None if that fails."""
     try:
         device = platform.open(0, options or {})
         try:
             bound, extras = binding(device), _extras(device)
         finally:
             device.close()
-    # A vendor's code may fail in any way, and the report goes on.
+    # A vendor's code may raise anything, and the report continues.
     except Exception as error:
-        remedies.append(f"{platform.name}: {_told(error)}")
+        remedies.append(f"{platform.name}: {_described(error)}")
         return None
     missing = [name for name, tag in bound.tags.items() if tag == "reference"]
     if missing:
-        said = f"{platform.name}: by reference, slowly: {', '.join(missing)} ({bound.reasons[missing[0]]})"
-        remedies.append(said)
+        reason = bound.reasons[missing[0]]
+        remedies.append(f"{platform.name}: by reference, slowly: {', '.join(missing)} ({reason})")
     return {
         "platform": platform.name,
         "bound": [_operator(spec, bound.tags[spec.name], bound.reasons[spec.name]) for spec in OPS],
@@ -106,7 +107,7 @@ def _operator(spec: OpSpec, tag: str, reason: str) -> dict[str, Any]:
 
 
 def _why_optional(spec: OpSpec, reason: str) -> str:
-    """What others can be composed to, every architecture may call."""
+    """The reason of an optional operator. One that can be composed from others may be called by every architecture."""
     return reason if spec.compose is not None else f"{reason}; {_OPTIONAL}"
 
 
@@ -116,7 +117,7 @@ def _tag(bound: Binding, spec: OpSpec, device: Device) -> str:
 
 
 def _extras(device: Device) -> dict[str, Any]:
-    """Libraries that a platform knows of, and why it captures no steps, where it says so."""
+    """Versions of the platform's libraries, and why it captures no steps, if it reports them."""
     providers, captures = device.extension(ProviderVersions), device.extension(CaptureReason)
     return {
         "providers": {} if providers is None else dict(providers.provider_versions()),
@@ -136,7 +137,8 @@ def platform_lines(platforms: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def operator_lines(operators: Mapping[str, Any]) -> Iterator[str]:
-    """A table. Tolerances are normalised mean squared errors against the reference, by type of the inputs."""
+    """The operators as lines of a table. Tolerances are normalised mean squared errors against the reference, by input
+    type."""
     yield f"operators on {operators['platform']}"
     yield f"  {'':<18}{'by':<27} " + "".join(f"{dtype:>10}" for dtype in _DTYPES) + "  error allowed; why"
     for operator in (*operators["bound"], *operators["optional"]):

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _model_and_prompt(words: list[str]) -> tuple[str | None, str]:
     if len(words) > 2:
-        raise ConfigError(f"{len(words)} words: give a MODEL and a PROMPT, the prompt in quotation marks")
+        raise ConfigError(f"{len(words)} words: give a MODEL and a PROMPT, with the prompt in quotation marks")
     model = words[0] if len(words) == 2 else None
     prompt = words[-1] if words else "-"
     if prompt != "-":

@@ -1,4 +1,4 @@
-"""A model in this process, its event loop on a thread of its own so that Ctrl-C reaches who reads."""
+"""A model in this process. Its event loop runs on another thread, so that Ctrl-C interrupts the thread that reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class LocalSource:
-    """A `sources.TextSource`."""
+    """A `text_sources.TextSource`."""
 
     def __init__(self, model: Path, options: Mapping[str, Any]) -> None:
         self._count = 0

@@ -1,4 +1,4 @@
-"""`headrace`: finds the verb, runs it, and turns errors into one line and an exit code."""
+"""The command `headrace`: finds the verb, runs it, and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from headrace.cli.signals import exit_on_signals
 __all__ = ["VERBS", "main"]
 
 VERBS = {
-    "serve": ("headrace.cli.serve_command", "answer OpenAI's API over HTTP"),
+    "serve": ("headrace.cli.serve_command", "serve a model with OpenAI's API over HTTP"),
     "generate": ("headrace.cli.generate_command", "continue a text"),
-    "chat": ("headrace.cli.chat_command", "talk with a model in the terminal"),
-    "models": ("headrace.cli.models_command", "the catalogue, and what of it is here"),
+    "chat": ("headrace.cli.chat_command", "chat with a model in the terminal"),
+    "models": ("headrace.cli.models_command", "list the catalogue, and which models are here"),
     "pull": ("headrace.cli.pull_command", "fetch a model of the catalogue"),
-    "cache": ("headrace.cli.cache_command", "what is kept of packed weights, and how to be rid of it"),
-    "doctor": ("headrace.cli.doctor_command", "what this machine can run, and why not more"),
+    "cache": ("headrace.cli.cache_command", "show or clear the cache of packed weights"),
+    "doctor": ("headrace.cli.doctor_command", "show what this machine can run, and why not more"),
     "conformance": ("headrace.cli.conformance_command", "test a platform against the contract"),
-    "plugin": ("headrace.cli.plugin_command", "write the skeleton of a platform of your own"),
+    "plugin": ("headrace.cli.plugin_command", "write the skeleton of a new platform"),
     "bench": ("headrace.bench.dispatch", "measure a server, this process, or this machine"),
 }
 _USER_FAULT = 2
@@ -28,57 +28,62 @@ _PIPE_CLOSED = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, 2 for an error that has been told, 130 for Ctrl-C. `--help` and wrong options raise SystemExit.
+    """Returns the exit code: 0, 2 for an error that has been shown, 130 for Ctrl-C. `--help` and wrong options raise
+    SystemExit.
 
-    Without `argv` this process is the command: its arguments are taken, its standard streams are mended, and signals end it.
+    Without `argv` this process is the command: it uses the process's arguments, repairs its standard streams, and lets
+    signals end it.
     """
     if argv is None:
-        _be_the_command()
+        _set_up_process()
     from headrace.errors import HeadraceError, cut
 
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except HeadraceError as error:
-        return _tell(_one_line(error))
+        return _report(_one_line(error))
     except MemoryError as error:
-        return _tell(f"out of memory: {error}".rstrip(": "))
+        return _report(f"out of memory: {error}".rstrip(": "))
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # Who read us has gone; what Python still wants to flush goes nowhere.
+        # The reader has closed the pipe; what Python still flushes goes to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
     except OSError as error:
-        # Of a path that the user gave, or of the machine: nothing of ours is at fault.
+        # An error of a path that the user gave, or of the machine.
         where = "" if error.filename is None else f"{cut(str(error.filename))}: "
-        return _tell(f"{where}{error.strerror or _one_line(error)}")
+        return _report(f"{where}{error.strerror or _one_line(error)}")
 
 
-def _be_the_command() -> None:
-    # First, while as little as can be has been imported: before this, Ctrl-C is a traceback.
+def _set_up_process() -> None:
+    # First, before most imports: until then, Ctrl-C prints a traceback.
     exit_on_signals()
     from headrace.streams import open_missing_streams
 
     open_missing_streams()
-    # A text that the terminal's encoding lacks is no reason to end.
+    # A character that the terminal's encoding lacks must not end the command.
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
 def _check_working_directory() -> None:
-    """Libraries end the process where it is gone, with a message about something else."""
+    """Raise ConfigError if the working directory doesn't exist: libraries would end the process with a misleading
+    message."""
     from headrace.errors import ConfigError
 
     try:
         os.getcwd()
     except OSError as error:
-        raise ConfigError(f"the working directory is gone ({error.strerror}): change to one that exists") from None
+        raise ConfigError(
+            f"the working directory no longer exists ({error.strerror}): change to one that exists"
+        ) from None
 
 
-def _tell(text: str) -> int:
+def _report(text: str) -> int:
     import contextlib
 
-    with contextlib.suppress(OSError):  # Nobody reads.
+    with contextlib.suppress(OSError):  # stderr is closed.
         print(f"error: {text}", file=sys.stderr)
     return _USER_FAULT
 
@@ -87,7 +92,7 @@ def _run(arguments: list[str]) -> int:
     try:
         return _verb(arguments)
     finally:
-        # Here, where a reader that has gone is no error.
+        # Flushed here, where a closed pipe is handled.
         sys.stdout.flush()
 
 
@@ -104,7 +109,7 @@ def _verb(arguments: list[str]) -> int:
         prog="headrace",
         usage="headrace VERB [OPTION ...]",
         description="Serve large language models on any hardware.",
-        epilog=f"verbs:\n{listing}\n\n`headrace VERB --help` tells more of each.",
+        epilog=f"verbs:\n{listing}\n\n`headrace VERB --help` describes a verb.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")

@@ -1,4 +1,4 @@
-"""Getting a model for a verb: shows the terms, asks, and shows how far the fetching is."""
+"""Fetches a model for a verb: shows the terms, asks for consent, and shows progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ __all__ = ["fetch_model"]
 
 
 def fetch_model(name_or_path: str, accept_terms: bool = False) -> Path:
-    """The model's path, fetched on first use. Raises as `catalogue.resolve_model` does; ConfigError if terms are refused."""
+    """The model's path; the model is fetched on first use. Raises as `catalogue.resolve_model` does, and ConfigError if
+    the terms are not accepted."""
     from headrace.hub.catalogue import CATALOGUE, find_cached, pull, resolve_model, terms_of
 
     if name_or_path not in CATALOGUE:

@@ -1,4 +1,4 @@
-"""List the catalogue: every model that has a name, and whether it is here."""
+"""List the catalogue: every model that has a name, and whether it is in the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make a backend of your own: `headrace plugin new NAME` writes a distribution that installs, is found, and serves."""
+"""Create a new backend: `headrace plugin new NAME` writes a distribution that can be installed and serves models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="write the skeleton of a platform",
         description="Write headrace-NAME: a package, its tests, a README.",
     )
-    new.add_argument("name", metavar="NAME", help="of the platform: small letters, digits and _, a letter first")
+    new.add_argument(
+        "name", metavar="NAME", help="name of the platform: lower-case letters, digits and _, a letter first"
+    )
     new.add_argument("--dir", type=Path, default=Path(), metavar="DIR", help="where to put it (default: here)")
 
 
@@ -46,11 +48,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write(name: str, directory: Path) -> Path:
-    """The new distribution's folder, `directory`/headrace-`name`. Raises ConfigError for a name that cannot be used, a folder
-    that is there already, and one that cannot be written."""
+    """Write the new distribution; returns its folder, `directory`/headrace-`name`. Raises ConfigError for a name that
+    cannot be used, a folder that exists already, and one that cannot be written."""
     _check(name)
     target = directory / f"headrace-{name}"
-    words = {
+    values = {
         "name": name,
         "title": name.title().replace("_", ""),
         "version": __version__,
@@ -59,14 +61,12 @@ def write(name: str, directory: Path) -> Path:
     try:
         target.mkdir(parents=True)
         for path, template in _FILES.items():
-            place = target / Template(path).substitute(words)
-            place.parent.mkdir(parents=True, exist_ok=True)
+            file = target / Template(path).substitute(values)
+            file.parent.mkdir(parents=True, exist_ok=True)
             text = (files("headrace.cli") / "skeleton" / template).read_text(encoding="utf-8")
-            place.write_text(Template(text).substitute(words), encoding="utf-8")
+            file.write_text(Template(text).substitute(values), encoding="utf-8")
     except FileExistsError as error:
-        raise ConfigError(
-            f"{error.filename} is there already: choose another name or --dir, or move it away"
-        ) from error
+        raise ConfigError(f"{error.filename} exists already: choose another name or --dir, or move it away") from error
     except OSError as error:
         raise ConfigError(f"{error.filename or target}: {error.strerror}: choose another --dir") from error
     return target
@@ -75,7 +75,8 @@ def write(name: str, directory: Path) -> Path:
 def _check(name: str) -> None:
     if not re.fullmatch(r"[a-z]([a-z0-9_]{0,30}[a-z0-9])?", name) or "__" in name:
         raise ConfigError(
-            f"{name!r} cannot name a platform: up to 32 small letters, digits and single _, a letter first and no _ last"
+            f"{name!r} cannot name a platform: use up to 32 lower-case letters, digits and single _, with a letter "
+            "first and no _ at the end"
         )
     for point in entry_points(group="headrace.plugins"):
         if point.name == name:

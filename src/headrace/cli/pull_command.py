@@ -1,4 +1,4 @@
-"""Fetch a model into the cache: a name of the catalogue, or org/name[@revision][:file.gguf] of a hub."""
+"""Fetch a model into the cache: a catalogue name, or org/name[@revision][:file.gguf] of a hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running server that speaks OpenAI's API."""
+"""A source of answers: a running server with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from headrace.event_stream import event_data
 __all__ = ["RemoteSource"]
 
 _TIMEOUT = 300.0
-"""Seconds without a byte."""
+"""Seconds without a received byte, at most."""
 
 
 class RemoteSource:
-    """A `sources.TextSource`."""
+    """A `text_sources.TextSource`."""
 
     def __init__(self, url: str, model: str | None = None, api_key: str | None = None) -> None:
-        """`model`: default the first that the server names."""
+        """`model`: default is the first that the server lists."""
         self._url = url
         self._base = _address(url)
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -42,13 +42,13 @@ class RemoteSource:
         self._client.close()
 
     def _first_model(self) -> str:
-        with self._ask("GET", "/v1/models", None) as response:
+        with self._request("GET", "/v1/models", None) as response:
             return str(json.loads(response.read())["data"][0]["id"])
 
     def _choices(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        # Other servers don't know the fields that are ours: send only what was asked for.
+        # Other servers refuse fields that only our server has: send only the values that the user gave.
         given = {name: value for name, value in body.items() if value not in (None, (), 0) or name == "temperature"}
-        with self._ask("POST", path, {"model": self._model, "stream": True, **given}) as response:
+        with self._request("POST", path, {"model": self._model, "stream": True, **given}) as response:
             for data in event_data(response.iter_bytes()):
                 chunk = json.loads(data)
                 if "error" in chunk:
@@ -56,8 +56,8 @@ class RemoteSource:
                 yield from chunk.get("choices", ())
 
     @contextlib.contextmanager
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[httpx.Response]:
-        """Leaving closes the answer, which aborts what still runs."""
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[httpx.Response]:
+        """Send a request. Leaving the block closes the answer, which aborts a request that still runs."""
         try:
             with self._client.stream(method, self._base + path, json=body) as response:
                 if response.status_code != 200:
@@ -67,11 +67,13 @@ class RemoteSource:
             why = str(error) or type(error).__name__
             raise ConfigError(f"--url {self._url}: no answer ({why}); is the server running?") from error
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise ConfigError(f"--url {self._url}: the answer is not one of OpenAI's API: {excerpt(error)}") from error
+            raise ConfigError(
+                f"--url {self._url}: the answer is not in the form of OpenAI's API: {excerpt(error)}"
+            ) from error
 
 
 def _address(url: str) -> str:
-    """The server's base, without a `/v1` at its end. Raises ConfigError."""
+    """The server's base URL, without a `/v1` at its end. Raises ConfigError."""
     try:
         found = httpx.URL(url if "://" in url else f"http://{url}")
     except (httpx.InvalidURL, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Serve a model over HTTP, in OpenAI's form. Ctrl-C or SIGTERM drains: running requests finish, new ones get 503."""
+"""Serve a model with OpenAI's API over HTTP. Ctrl-C or SIGTERM drains: running requests finish, new ones get 503."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     config = build_config(args)
     set_up_logging()
     path = fetch_model(args.model, args.accept_terms)
-    # Late: the server brings FastAPI with it, and a wrong option should be told before that.
+    # Late: the server imports FastAPI, and a wrong option should be reported before that.
     from headrace import server
 
     return server.run(config, path, args.prompt, args.prepared)

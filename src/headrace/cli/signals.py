@@ -1,6 +1,6 @@
-"""How a command ends when a signal comes: at once, without a word, and with every process that it started.
+"""Ends a command when a signal comes: at once, without a message, together with every process that it started.
 
-As little as can be is imported here: before it is, Ctrl-C is a traceback.
+This module imports as little as possible: until it is imported, Ctrl-C prints a traceback.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 
 def exit_on_signals() -> None:
-    """Ctrl-C, SIGTERM and SIGHUP end this process from now on, whatever it does. One that is ignored (`nohup`) stays ignored.
+    """Let Ctrl-C, SIGTERM and SIGHUP end this process from now on. A signal that is ignored (`nohup`) stays ignored.
 
-    The handler does not raise: an exception in the middle of an import, or of something that the interpreter calls back, is printed or
-    lost, and what would clean up can take long. What a command leaves on disk is made so that it may end at any moment.
+    The handler does not raise: an exception in the middle of an import or of a callback of the interpreter is printed
+    or lost, and cleaning up can take long. Files on disk are written so that the command may end at any moment.
     """
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
@@ -39,15 +39,16 @@ def _show_cursor() -> None:
 
 
 def _kill_children() -> None:
-    """Elsewhere than on Linux an engine sees by its link that this process is gone."""
+    """Kill the child processes. On other systems than Linux, an engine ends when its link to this process closes."""
     own = os.getpid()
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit() and _parent(name) == own:
-            os.kill(int(name), signal.SIGKILL)  # One that has ended is still there, since nobody has waited for it.
+            os.kill(int(name), signal.SIGKILL)  # The id is valid even if the child has ended: no one has waited for it.
 
 
 def _parent(pid: str) -> int | None:
-    """The name of a process, in parentheses, may hold anything; what follows it may not."""
+    """The parent of a process. The process's name, in parentheses, may hold any character, so only what follows it is
+    parsed."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])

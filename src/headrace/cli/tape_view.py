@@ -1,4 +1,4 @@
-"""`headrace doctor --tape MODEL`: a step as it was recorded, and what each of its operators takes."""
+"""`headrace doctor --tape MODEL`: shows a recorded step, and the time of each of its operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_tape_options(parser: argparse.ArgumentParser) -> None:
     add("--tape", metavar="MODEL", help="show the recorded step of a model: operators, shapes, bytes, times")
     add("--tokens", type=int, default=1, metavar="N", help="tokens of the step (default: 1, as in decoding)")
     add("--context", type=int, default=128, metavar="N", help="tokens before them (default: 128)")
-    add("--threads", type=int, default=argparse.SUPPRESS, metavar="N", help="default: one a core")
+    add("--threads", type=int, default=argparse.SUPPRESS, metavar="N", help="default: one per core")
     add("--dtype", default=argparse.SUPPRESS, help="as for serve")
     add("--quantize", default=argparse.SUPPRESS, help="as for serve")
 
@@ -42,12 +42,12 @@ def show_tape(args: argparse.Namespace) -> int:
 
 
 def render_tape(report: StepProfile) -> Iterator[str]:
-    """Lines for people: the most time first."""
+    """The profile as lines of text, the operator with the most time first."""
     limits = report.limits
     yield (
-        f"{report.model}: a step of {report.tokens} tokens of one sequence after {report.context}, on a machine that reads "
-        f"{limits.read / 1e9:.1f} GB/s and multiplies {limits.float32 / 1e9:.0f} (float32), {limits.bfloat16 / 1e9:.0f} (bfloat16), "
-        f"{limits.int8 / 1e9:.0f} (int8) Gop/s"
+        f"{report.model}: a step of {report.tokens} tokens of one sequence after {report.context}, on a machine that "
+        f"reads {limits.read / 1e9:.1f} GB/s and multiplies {limits.float32 / 1e9:.0f} (float32), "
+        f"{limits.bfloat16 / 1e9:.0f} (bfloat16), {limits.int8 / 1e9:.0f} (int8) Gop/s"
     )
     rows = [
         (

@@ -1,4 +1,4 @@
-"""Where answers come from: a model in this process, or a running server. Both stream text."""
+"""Sources of answers: a model in this process, or a running server. Both stream text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["TextSource", "add_source_options", "open_source"]
 
 
 class TextSource(Protocol):
-    """Closing an answer before its end aborts the request. Raises what the engine or the server answers, as
+    """Generates text. Closing an answer before its end aborts the request. Errors of the engine or the server are
     HeadraceErrors."""
 
     def complete(self, prompt: str, params: Mapping[str, Any]) -> Pieces: ...
@@ -25,15 +25,15 @@ class TextSource(Protocol):
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", metavar="URL", help="ask a running server, as http://127.0.0.1:8000")
-    parser.add_argument("--api-key", metavar="KEY", help="for --url; HEADRACE_API_KEY does the same")
+    parser.add_argument("--url", metavar="URL", help="use a running server, as http://127.0.0.1:8000")
+    parser.add_argument("--api-key", metavar="KEY", help="API key for --url; default: HEADRACE_API_KEY")
     parser.add_argument("--accept-terms", action="store_true", help="accept the terms of a model that has some")
     add_engine_options(parser)
 
 
 @contextlib.contextmanager
 def open_source(args: argparse.Namespace, model: str | None) -> Iterator[TextSource]:
-    """The server of `--url`, else `model` (or the default one) loaded here."""
+    """The server of `--url`; without it, `model` (or the default model) loaded in this process."""
     source: TextSource
     if args.url is not None:
         from headrace.cli.remote_source import RemoteSource

@@ -88,7 +88,7 @@ def _prepare(device: Device, kind: Kind, folder: Path) -> tuple[Path, str | None
     if "sliding_window" in kind.settings and "sliding_window" not in able.attention_features:
         pytest.skip("attention feature sliding_window is not declared")
     on_torch = device.extension(TorchTensors) is not None
-    if kind.experts and not on_torch:
+    if kind.experts:
         need_operator(device, _MOE)
     quantize = next((form for form in ("int8", "int4") if form in able.quant_formats or on_torch), None)
     if kind.quantize and quantize is None:

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Matcher"]
+__all__ = ["Matcher", "advance"]
 
 
 class Matcher(Protocol):
@@ -32,3 +32,11 @@ class Matcher(Protocol):
     def advance(self, token: int) -> str | None:
         """Take in the token that was sampled, and make the next mask. Returns the reason if the sequence cannot go on: the
         token was not allowed, or a limit of the grammar was hit. An end token that was allowed stops it."""
+
+
+def advance(matcher: Matcher, token: int) -> str | None:
+    """`Matcher.advance`; a fault of a grammar library, too, is a reason for its own sequence alone to end."""
+    try:
+        return matcher.advance(token)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"

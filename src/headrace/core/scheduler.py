@@ -11,7 +11,7 @@ from headrace.core.admission import CoreConfig, admit
 from headrace.core.block_pool import blocks_for
 from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
-from headrace.core.matcher import Matcher
+from headrace.core.matcher import Matcher, advance
 from headrace.core.outcome import scheduler_stats, token_logprobs
 from headrace.core.plan import Chunk, Decodes, Extras, Launched, build
 from headrace.core.queue import WaitingQueue
@@ -329,7 +329,7 @@ class Scheduler:
 
     def _follow(self, seq: Sequence, matcher: Matcher, token: int, delta: Delta) -> None:
         """Let the grammar take in a token, and the sequence go on, or end if nothing may follow."""
-        why = matcher.advance(token)
+        why = advance(matcher, token)
         if why is not None:
             delta.finish_reason, delta.error = "error", f"the constraint cannot be followed any further: {why}"
             self._end(seq)

@@ -19,7 +19,7 @@ from headrace.engine.service import Progress
 from headrace.engine.wire import EngineInfo
 from headrace.errors import ConfigError
 from headrace.grammar.compiler import GrammarCompiler
-from headrace.grammar.loading import open_backend
+from headrace.grammar.loading import find_backend, open_backend
 from headrace.models.sharding import Shard
 from headrace.platforms.interface import BusySeconds, Device, Platform
 from headrace.plugins import discover
@@ -101,6 +101,7 @@ def build_on(
 ) -> Engine:
     """Build on a device that is open; it stays open when this raises. `followers` have been started; default: none."""
     followers = followers or Followers("", 1, lambda rank: 0)
+    make_backend = find_backend(config.model.grammar_backend)
     resolved, reasons = _resolve(config, checkpoint, device, f"{platform} device {config.device.index}", followers.size)
     progress("ranks", 0.0)
     followers.await_all(Opened)
@@ -114,7 +115,7 @@ def build_on(
     runner.launch(dummy_plan()).result()
     own.keep_weights()
     vocab = checkpoint.decoder_config.vocab
-    grammars = GrammarCompiler(lambda: open_backend(checkpoint.path, vocab, checkpoint.eos_token_ids))
+    grammars = GrammarCompiler(lambda: open_backend(make_backend, checkpoint.path, vocab, checkpoint.eos_token_ids))
     core = EngineCore(
         Scheduler(_core_config(config, resolved, vocab)),
         runner,

@@ -9,7 +9,7 @@ from typing import Protocol
 from headrace.core.matcher import Matcher
 from headrace.types import Constraint
 
-__all__ = ["CompiledGrammar", "GrammarBackend", "GrammarVocabulary"]
+__all__ = ["CompiledGrammar", "GrammarBackend", "GrammarVocabulary", "MakeGrammarBackend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,20 @@ class GrammarVocabulary:
 
 
 class CompiledGrammar(Protocol):
-    """A grammar that has been checked down to its first mask. Used by one thread."""
+    """A grammar that has been checked down to its first mask. Used by one thread at a time."""
 
     def matcher(self) -> Matcher:
-        """A matcher at the start of the text, for one sequence."""
+        """A matcher at the start of the text, for one sequence; takes microseconds. Matchers of one grammar don't
+        affect each other."""
 
 
 class GrammarBackend(Protocol):
-    """A grammar library, set up for one vocabulary. Used by one thread."""
+    """A grammar library, set up for one vocabulary. It must bound the time of every mask: it has no other limit."""
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
-        """Raises InvalidRequest with the reason for what cannot be enforced exactly; nothing is ever left unenforced."""
+        """Raises InvalidRequest with the reason for a constraint that cannot be enforced exactly; nothing is ever left
+        unenforced. Called by a second thread while an earlier call takes long; native code must release the GIL."""
+
+
+MakeGrammarBackend = Callable[[GrammarVocabulary], GrammarBackend]
+"""What a plugin of the hook `headrace_grammar_backends` names. Raises InvalidRequest if the vocabulary cannot be served."""

@@ -1,28 +1,59 @@
-"""Sets a grammar library up for a checkpoint's vocabulary."""
+"""Finds the grammar backend by its name and sets it up for a checkpoint's vocabulary."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from headrace.grammar.backend import GrammarBackend, GrammarVocabulary
+from headrace.errors import ConfigError, PluginError
+from headrace.grammar.backend import GrammarBackend, GrammarVocabulary, MakeGrammarBackend
+from headrace.plugins import PluginSet, discover
 from headrace.tokenization.tokenizer import load_tokenizer
 
-__all__ = ["open_backend"]
+__all__ = ["find_backend", "open_backend", "read_vocabulary"]
+
+_HOOK = "headrace_grammar_backends"
 
 
-def open_backend(checkpoint: Path, width: int, eos_token_ids: tuple[int, ...]) -> GrammarBackend:
-    """Read the vocabulary of a checkpoint and prepare the library for it; takes about a second. `width`: columns of the
+def find_backend(name: str, discovered: Callable[[], PluginSet] = discover) -> MakeGrammarBackend:
+    """The backend that is built in, or a plugin's. Raises ConfigError for an unknown name, PluginError for a plugin that
+    cannot be used."""
+    if name == "llguidance":
+        return _llguidance
+    plugins = discovered()
+    found = plugins.find(_HOOK, name)
+    if found is None:
+        known = ", ".join(sorted({"llguidance", *plugins.grammar_backends()}))
+        raise ConfigError(f"grammar backend {name!r} is not installed; there are {known}")
+    if not callable(found):
+        raise PluginError(f"hook {_HOOK}: {name!r} is {found!r}: expected something to call")
+    make: MakeGrammarBackend = found
+    return make
+
+
+def open_backend(
+    make: MakeGrammarBackend, checkpoint: Path, width: int, eos_token_ids: tuple[int, ...]
+) -> GrammarBackend:
+    """Read the vocabulary of a checkpoint and set the backend up for it; takes about a second. `width`: columns of the
     logits. Raises what `load_tokenizer` does."""
-    # Late: only constrained output needs it.
-    from headrace.grammar.llguidance_backend import LlguidanceBackend
+    return make(read_vocabulary(checkpoint, width, eos_token_ids))
 
+
+def read_vocabulary(checkpoint: Path, width: int, eos_token_ids: tuple[int, ...]) -> GrammarVocabulary:
+    """The tokens of a checkpoint. Raises what `load_tokenizer` does."""
     tokenizer = load_tokenizer(checkpoint)
     size = min(tokenizer.vocab_size, width)
-    vocabulary = GrammarVocabulary(
+    return GrammarVocabulary(
         token_bytes=[tokenizer.token_bytes(i) for i in range(size)],
         special_ids=frozenset(token for token in tokenizer.special_ids if token < size),
         eos_token_ids=tuple(token for token in eos_token_ids if token < size),
         width=width,
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
     )
+
+
+def _llguidance(vocabulary: GrammarVocabulary) -> GrammarBackend:
+    # Late: only constrained output needs it.
+    from headrace.grammar.llguidance_backend import LlguidanceBackend
+
     return LlguidanceBackend(vocabulary)

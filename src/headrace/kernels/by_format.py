@@ -1,4 +1,4 @@
-"""A device's operator for the weight formats that the device declares, and another's for the rest."""
+"""Uses a device's operator for the weight formats that the device declares, and another one for the rest."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 
 def undeclared(weight: Weight, declared: frozenset[str]) -> str | None:
-    """The quantized format of a weight, or of a part of it, that is not among those declared."""
+    """The quantized format of a weight or of one of its parts that is not in `declared`; None if there is none."""
     schemes = (part.scheme for part in weight.parts or (weight,))
     return next((scheme for scheme in schemes if scheme not in _FLOATS and scheme not in declared), None)
 
 
 class ByFormat:
-    """`other` takes the weights in formats that `own` is not declared for; None: such a weight is an error."""
+    """Calls `own` for declared formats and `other` for the rest; `other` None: such a weight is an error."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class ByFormat:
     ) -> None:
         self.tag = own.tag if isinstance(own, Tagged) else device
         self._name, self._own, self._other, self._declared, self._device = name, own, other, declared, device
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def pack(self, weight: Weight) -> None:
-        """Only what the device's operator will see. Raises PlatformError for a weight that nothing can take."""
+        """Repack the weight for the operator that will get it. Raises PlatformError if no operator can use it."""
         chosen = self._own if undeclared(weight, self._declared) is None else self._elsewhere(weight)
         if isinstance(chosen, PacksWeights):
             chosen.pack(weight)
@@ -58,9 +58,9 @@ class ByFormat:
             declared = ", ".join(sorted(self._declared)) or "none"
             raise PlatformError(
                 f"{self._device}: {self._name} of {weight.name or 'a weight'}, stored as {scheme}: the device's "
-                f"quant_formats are {declared}, and no reference takes its tensors: choose another platform"
+                f"quant_formats are {declared}, and no reference can use its tensors: choose another platform"
             )
-        if scheme not in self._told:
-            self._told.add(scheme)
+        if scheme not in self._logged:
+            self._logged.add(scheme)
             _log.info("by reference: %s of %s weights (not among the device's quant_formats)", self._name, scheme)
         return self._other

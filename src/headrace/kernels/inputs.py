@@ -1,4 +1,4 @@
-"""From a plan to the arrays that a step is called with, and from those to `Batch` and `SampleInputs`.
+"""Converts a plan to the arrays of a step, and these to `Batch` and `SampleInputs`.
 
 `step_inputs.STEP_INPUTS` is the table of a step's inputs.
 """
@@ -34,10 +34,10 @@ def sample_inputs_of(inputs: Mapping[str, Any]) -> SampleInputs:
 
 
 def plan_arrays(plan: StepPlan, vocab_size: int) -> dict[str, Array]:
-    """Every input but the history, unpadded: int32 and float32 but for `seed`, which is int64."""
+    """All inputs of a step except the history, unpadded: int32 or float32; `seed` is int64."""
     sampling = plan.sampling
     seqs = plan.num_seqs
-    # A step of decodes alone: one token and one row a sequence.
+    # In a step of decodes only, every sequence has one token and one row.
     single = plan.row_seq is plan.rows and plan.num_tokens == plan.num_rows == seqs
     return {
         "sizes": _sizes(plan.num_tokens, seqs, plan.num_rows),
@@ -57,7 +57,7 @@ def plan_arrays(plan: StepPlan, vocab_size: int) -> dict[str, Array]:
     }
 
 
-# Steps of a kind share these: who keeps an array on the device knows it by its identity.
+# Steps of the same sizes share these arrays, so that a cache on the device can recognize them by identity.
 
 
 @lru_cache(maxsize=64)
@@ -98,10 +98,10 @@ def _sampling_arrays(sampling: SamplingBatch, rows: int, vocab_size: int) -> dic
 
 
 def pad_arrays(arrays: Mapping[str, Array], bucket: Bucket, spare_slot: int) -> dict[str, Array]:
-    """The same, padded to a bucket for devices with static shapes: every array has the bucket's sizes, whatever the plan.
+    """The arrays padded to a bucket, for devices with static shapes.
 
-    Padding is harmless where a device computes it nevertheless: it writes to block 0, which is never handed out, and to
-    `spare_slot` of the history; sequences beyond the last are empty.
+    A device may compute padding without harm: it writes to block 0, which is never allocated, and to `spare_slot` of
+    the history; sequences past the last are empty.
     """
     sizes = padded_sizes(bucket)
     return {name: _pad(STEP_INPUTS[name], array, sizes, spare_slot) for name, array in arrays.items()}

@@ -1,4 +1,4 @@
-"""The paged KV cache of every torch device: one pair of tensors a layer, blocks of one head contiguous."""
+"""The paged KV cache of every torch device: two tensors per layer; a block's entries of one head are contiguous."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ __all__ = ["TorchKV"]
 class TorchKV:
     """Keys and values by layer: [num_blocks, num_kv_heads, block_size, head_dim] in the layout's dtype.
 
-    For int8 and float8_e4m3 the scales hold one float32 a token and head, [num_blocks, num_kv_heads, block_size]; the stored
-    value times its scale is the real one. They are empty lists otherwise. Block ids are the core's; block 0 is never handed out, so padding may point there.
+    For int8 and float8_e4m3, the scales hold one float32 per token and head, [num_blocks, num_kv_heads, block_size]: a
+    value is its code times its scale. For other types they are empty lists. Block ids are those of the core. Block 0 is
+    never allocated, so that padding may refer to it.
     """
 
     layout: KVLayout

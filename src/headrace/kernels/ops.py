@@ -1,8 +1,8 @@
-"""The operator set, bound to a device: the only functions a model may call.
+"""The operator set bound to a device: the only functions that a model may call.
 
 Notation: T tokens of a step, S sequences, R rows of logits, D hidden size, Hq and Hk query and KV heads, d head size, V
 vocabulary. Activations are float32 unless the platform chose a narrower type at binding; weights are `Weight`s. First
-dimensions are padded sizes: `batch.sizes` holds the true ones, and what lies beyond them is undefined.
+dimensions are padded sizes: `batch.sizes` holds the true ones, and rows past them are undefined.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Batch:
     """The device's view of a plan: int32 tensors. See `StepPlan` for the meaning of each."""
 
     sizes: Tensor
-    """int32 [3] on the host or the device, as the platform likes: T, S, R."""
+    """int32 [3] on the host or the device, as the platform requires: T, S, R."""
     token_ids: Tensor
     positions: Tensor
     slot_mapping: Tensor
     token_seq: Tensor
-    """[T]; index into S of the sequence that a token belongs to."""
+    """[T]; the index of each token's sequence."""
     query_start: Tensor
     context_lens: Tensor
     block_tables: Tensor
@@ -40,7 +40,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class SampleInputs:
-    """Tensors of `SamplingBatch` and what the sampler keeps on the device. [R] each unless said otherwise."""
+    """Tensors of `SamplingBatch`, and the sampler's state on the device. Each is [R] unless stated otherwise."""
 
     temperature: Tensor
     top_p: Tensor
@@ -65,16 +65,20 @@ class SampleInputs:
     allowed_row: Tensor
     """-1: no mask."""
     history: Tensor
-    """int32 [slots, max_model_len]: tokens by sequence and position. The sampler writes history[slot, position] = token."""
+    """int32 [slots, max_model_len]: tokens by sequence and position. The sampler writes history[slot, position] =
+    token."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleOutputs:
+    """The results of a step's rows."""
+
     tokens: Tensor
-    """int32 [R]; the sampled token, or NO_TOKEN for a scored row. NO_CHOICE if bias and mask left no token, NOT_FINITE if the
-    logits hold NaN or +inf or nothing finite (a scored row, too): such rows write nothing to the history."""
+    """int32 [R]; the sampled token, or NO_TOKEN for a scored row. NO_CHOICE if bias and mask allow no token, NOT_FINITE
+    if the logits hold NaN or +inf or no finite value (also for a scored row): such rows write nothing to the
+    history."""
     logprobs: Tensor
-    """float32 [R]; of the sampled or target token under the raw logits."""
+    """float32 [R]; the logprob of the sampled or target token under the raw logits."""
     ranks: Tensor
     """int32 [R]; 1 + the number of tokens with a higher raw logit."""
     top_ids: Tensor
@@ -84,14 +88,18 @@ class SampleOutputs:
 
 
 class Ops(Protocol):
-    """One callable an operator. Keyword names are the contract; every platform's callable takes the same."""
+    """One callable per operator. Keyword names are part of the contract: every platform's callable has the same."""
 
     def resolve_tokens(self, batch: Batch, history: Tensor) -> Tensor:
-        """int32 [T]: token_ids with NO_TOKEN replaced by history[slot, position]; writes every id into the history, too."""
+        """int32 [T]: token_ids with NO_TOKEN replaced by history[slot, position]; writes every id into the history,
+        too."""
 
     def embedding(self, ids: Tensor, table: Weight, scale: float, first_row: int | None = None) -> Tensor:
-        """[T, D]: rows of the table times scale. `first_row`, given only where tables are split over ranks: the table holds the
-        rows from there on, and ids of other rows give zeros."""
+        """[T, D]: rows of the table times scale.
+
+        `first_row` is given only if tables are split over ranks: the table holds the rows from there on, and ids of
+        other rows give zeros.
+        """
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """[T, D]: x * (1 / sqrt(mean(x^2) + eps)) * weight."""
@@ -114,9 +122,12 @@ class Ops(Protocol):
         k_norm: Tensor | None,
         eps: float,
     ) -> Tensor:
-        """Split [T, (Hq + 2 Hk) d] into q, k, v; RMS-norm q and k a head where norms [d] are given; rotate q and k
-        (NeoX halves, cos_sin float32 [positions, rotary_dim] = cos | sin, the rest of d unrotated); write k and v to the
-        cache at slot_mapping. Returns q [T, Hq d]."""
+        """Split [T, (Hq + 2 Hk) d] into q, k, v, normalize and rotate q and k, and write k and v to the cache.
+
+        RMS norm per head applies to q and k if norms [d] are given. The rotation is of NeoX halves, with cos_sin
+        float32 [positions, rotary_dim] = cos | sin; the rest of d is not rotated. k and v are written at slot_mapping.
+        Returns q [T, Hq d].
+        """
 
     def attention(
         self,
@@ -130,9 +141,11 @@ class Ops(Protocol):
         sinks: Tensor | None,
         alibi: Tensor | None,
     ) -> Tensor:
-        """[T, Hq d]: causal attention of each token over its sequence's cached keys up to its own position, in ascending
-        blocks with an online softmax. `window` w sees keys at positions > p - w. `sinks` [Hq] joins the softmax's
-        denominator. `alibi` [Hq] slopes."""
+        """[T, Hq d]: causal attention of each token over its sequence's cached keys up to its own position.
+
+        The keys are processed in ascending blocks with an online softmax. With `window` w, position p attends to
+        positions > p - w. `sinks` [Hq] are added to the softmax's denominator as logits. `alibi` [Hq] are slopes.
+        """
 
     def gated_activation(self, x: Tensor, kind: str) -> Tensor:
         """[T, F] of [T, 2F]: act(x[:, :F]) * x[:, F:]; kind is `silu`, `gelu` or `gelu_tanh`."""
@@ -141,29 +154,38 @@ class Ops(Protocol):
         """float32 [R, V]: rows of x times the head; soft_cap c gives c tanh(y / c)."""
 
     def sample(self, logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int) -> SampleOutputs:
-        """Bias and mask, penalties, then greedy at temperature 0; else temperature, top-k, min-p, top-p in this order, and one
-        draw from Philox4x32-10 keyed by (seed, position). num_logprobs -1: logprobs and ranks may be left undefined."""
+        """Apply bias, mask and penalties, and choose one token per row.
+
+        At temperature 0 the choice is greedy. At other temperatures, temperature, top-k, min-p and top-p apply in this
+        order, and the token is sampled with Philox4x32-10 keyed by (seed, position). With num_logprobs -1, logprobs and
+        ranks may be undefined.
+        """
 
 
 class OptionalOps(Protocol):
-    """Operators that only some architectures call, or that do the work of several (`registry.OPTIONAL`); bound as those of `Ops`
-    are."""
+    """Operators that only some architectures call, or that fuse several (`registry.OPTIONAL`), bound like those of
+    `Ops`."""
 
     def gated_linear(self, x: Tensor, weight: Weight, kind: str) -> Tensor:
         """[T, F] of a weight [2F, K]: gated_activation(linear(x, weight), kind)."""
 
     def mla(self, q: Tensor, batch: Batch, latents: Tensor, scales: Tensor | None, rank: int, scale: float) -> Tensor:
-        """[T, Hq R]: causal multi-head latent attention in its absorbed form. A row of the paged cache `latents`
-        [num_blocks, block_size, R + r] holds one token's latent (R = `rank`) and its rotated shared key (r); q [T, Hq (R + r)]
-        is each head's query through the latent's key projection, then its rotated part. The result, a mean of latents,
-        is for the value projection. int8 and float8_e4m3 rows have `scales` float32 [num_blocks, block_size]."""
+        """[T, Hq R]: causal multi-head latent attention in its absorbed form.
+
+        A row of the paged cache `latents` [num_blocks, block_size, R + r] holds one token's latent (R = `rank`) and its
+        rotated shared key (r). q [T, Hq (R + r)] holds each head's query multiplied by the key projection of the
+        latent, then its rotated part. The result, a mean of latents, is the input of the value projection. int8 and
+        float8_e4m3 rows have `scales` float32 [num_blocks, block_size].
+        """
 
     def moe(
         self, x: Tensor, router: Tensor, gate_up: Weight, down: Weight, bias: Tensor | None, routing: Routing, kind: str
     ) -> Tensor:
-        """[T, D]: the sum over each token's experts e, as `routing` chooses them by `router` [T, E] and `bias` [E], of their
-        share times down_e (act(gate_e x) * up_e x). `gate_up` stacks gate_0, up_0, gate_1, up_1, … [F, D] each, `down` stacks
-        down_0, down_1, … [D, F] each; `kind` as in `gated_activation`."""
+        """[T, D]: the sum over each token's experts e of their share times down_e (act(gate_e x) * up_e x).
+
+        `routing` chooses the experts from `router` [T, E] and `bias` [E]. `gate_up` stacks gate_0, up_0, gate_1, up_1,
+        … of [F, D] each, `down` stacks down_0, down_1, … of [D, F] each; `kind` as in `gated_activation`.
+        """
 
     def gated_delta_rule(
         self,
@@ -177,11 +199,14 @@ class OptionalOps(Protocol):
         scale: float,
         normalise: bool,
     ) -> Tensor:
-        """[T, Hv dv] of qkv [T, 2 Hk dk + Hv dv] = q | k | v: for each value head, whose query and key head is h div (Hv / Hk),
-        S = e^decay S, S = S + strength k (v - S^T k)^T, o = scale S^T q. decay [T, Hv] is a logarithm, at most 0; `normalise`
-        divides q and k by their length first. `state` float32 [slots, Hv, dk, dv] and `pending` float32
+        """The gated delta rule of qkv [T, 2 Hk dk + Hv dv] = q | k | v: [T, Hv dv].
+
+        For each value head h, whose query and key head is h div (Hv / Hk): S = e^decay S,
+        S = S + strength k (v - S^T k)^T, o = scale S^T q. decay [T, Hv] is a logarithm, at most 0; `normalise` first
+        divides q and k by their length. `state` float32 [slots, Hv, dk, dv] and `pending` float32
         [slots, CHUNK, Hk dk + Hv dv + 2 Hv] (k | v | decay | strength) are rows of a pool at batch.slots, read and
-        written as `recurrence` says."""
+        written as described in `recurrence`.
+        """
 
     def mamba2_scan(
         self,
@@ -196,14 +221,19 @@ class OptionalOps(Protocol):
         pending: Tensor,
         num_groups: int,
     ) -> Tensor:
-        """[T, H P] of xbc [T, H P + 2 G N] = x | b | c: for each head, whose b and c are group h div (H / G), with
-        r = clamp(softplus(dt + dt_bias), *dt_limit): h = e^(r a) h + r x b^T, y = h c + d x. dt [T, H]; a (negative), d and
-        dt_bias float32 [H]. `state` float32 [slots, H, P, N] and `pending` float32 [slots, CHUNK, H P + G N + H]
-        (x | b | dt) are rows of a pool at batch.slots, read and written as `recurrence` says."""
+        """The Mamba-2 scan of xbc [T, H P + 2 G N] = x | b | c: [T, H P].
+
+        For each head, whose b and c belong to group h div (H / G), with r = clamp(softplus(dt + dt_bias), *dt_limit):
+        h = e^(r a) h + r x b^T, y = h c + d x. dt [T, H]; a (negative), d and dt_bias float32 [H]. `state` float32
+        [slots, H, P, N] and `pending` float32 [slots, CHUNK, H P + G N + H] (x | b | dt) are rows of a pool at
+        batch.slots, read and written as described in `recurrence`.
+        """
 
     def causal_conv1d(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, batch: Batch, state: Tensor
     ) -> Tensor:
-        """[T, D]: y_t = act(bias + sum over k of weight[:, k] x_(t - K + 1 + k)), each channel by itself; weight [D, K], bias [D],
-        act SiLU or none. `state` [slots, K - 1, D] holds a sequence's last inputs at batch.slots, oldest first; it is not read
-        ahead of position 0, so it needs no clearing."""
+        """[T, D]: y_t = act(bias + sum over k of weight[:, k] x_(t - K + 1 + k)), for each channel separately.
+
+        weight [D, K], bias [D], act SiLU or none. `state` [slots, K - 1, D] holds a sequence's last inputs at
+        batch.slots, oldest first. Inputs before position 0 are not read, so a slot need not be cleared.
+        """

@@ -1,4 +1,4 @@
-"""Reading and writing the paged cache of `kv.TorchKV` by token places, quantized forms included."""
+"""Reads and writes the paged cache of `kv.TorchKV` by slot, quantized caches included."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES = {
     "float8_e4m3": torch.float8_e4m3fn,
 }
 SPAN = 64
-"""Positions that `span` fetches."""
+"""Positions that `span` reads at a time."""
 _LARGEST = {"int8": 127.0, "float8_e4m3": 448.0}
 
 
@@ -42,7 +42,10 @@ def alloc(layout: KVLayout, num_blocks: int, device: torch.device) -> TorchKV:
 
 
 def write(kv: TorchKV, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-    """Store keys and values [T, Hk, d] at places block * block_size + offset, [T]. Quantized: scale = amax / largest code."""
+    """Store keys and values [T, Hk, d] at slots [T] (block * block_size + offset).
+
+    In a quantized cache, the scale is the largest magnitude divided by the largest code.
+    """
     block, offset = slots.long() // kv.layout.block_size, slots.long() % kv.layout.block_size
     largest = _LARGEST.get(kv.layout.dtype)
     for store, scales, x in ((kv.keys, kv.key_scales, k.float()), (kv.values, kv.value_scales, v.float())):
@@ -53,13 +56,13 @@ def write(kv: TorchKV, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         codes = x / torch.where(scale > 0, scale, 1.0).unsqueeze(-1)
         codes = codes.round() if kv.layout.dtype == "int8" else codes
         codes = codes.clamp(-largest, largest).to(store[layer].dtype)
-        # Not every device can index 8-bit floats; their bytes can be moved anywhere.
+        # Not every device can index 8-bit floats, but every device can index bytes.
         store[layer].view(torch.uint8)[block, :, offset] = codes.view(torch.uint8)
         scales[layer][block, :, offset] = scale
 
 
 def gather(store: list[Tensor], scales: list[Tensor], layer: int, block: Tensor, offset: Tensor) -> Tensor:
-    """float32 [..., Hk, d] at the places given by int64 `block` and `offset` of one shape."""
+    """The entries at int64 `block` and `offset` (of the same shape), float32 [..., Hk, d]."""
     if not scales:
         return store[layer][block, :, offset].float()
     codes = store[layer].view(torch.uint8)[block, :, offset].view(store[layer].dtype)
@@ -67,8 +70,10 @@ def gather(store: list[Tensor], scales: list[Tensor], layer: int, block: Tensor,
 
 
 def span(store: list[Tensor], scales: list[Tensor], layer: int, tables: Tensor, index: int) -> Tensor:
-    """float32 [S, Hk, 64, d]: positions 64 `index` to 64 `index` + 63 of the sequences with block tables [S, B], a new tensor.
-    Table entries past the end count as block 0."""
+    """Positions 64 `index` to 64 `index` + 63 of the sequences with block tables [S, B]: a new float32 [S, Hk, 64, d].
+
+    Table entries past the end count as block 0.
+    """
     size = store[layer].shape[2]
     count, start = max(SPAN // size, 1), index * SPAN // size
     blocks = tables[:, start : start + count].long()

@@ -1,4 +1,4 @@
-"""Random but valid batches, caches and weights: what the operators' input generators are made of."""
+"""Random but valid batches, caches and weights, for the operators' input generators."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["DTYPES", "HEAD_SIZES", "PLAIN", "Plain", "Shape", "Weights", "batch"
 
 Tensor = torch.Tensor
 HEAD_SIZES = (8, 16, 24, 40, 64, 64, 80, 96, 128, 128, 192, 256)
-"""Of which generators draw, the usual ones more often; some are no power of two, some no multiple of 16."""
+"""Head sizes that generators choose from, the usual ones more often. Some are not powers of two or multiples of 16."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Tokens of each sequence in this step, and keys of each before it."""
+    """The shape of a random batch: tokens per sequence in this step, and cached keys per sequence before it."""
 
     fresh: tuple[int, ...]
     before: tuple[int, ...]
@@ -33,7 +33,7 @@ class Shape:
 
     @staticmethod
     def draw(rng: np.random.Generator, longest: int = 150) -> Shape:
-        """No sequence at all, decodes, chunks and whole prompts, and sequences that have no token in this step."""
+        """A random shape: decodes, chunks, complete prompts, sequences without a token, or no sequence at all."""
         count = int(rng.integers(0, 5))
         fresh = tuple(_fresh(rng) for _ in range(count))
         before = tuple(int(rng.choice((0, int(rng.integers(0, longest))))) for _ in range(count))
@@ -41,23 +41,23 @@ class Shape:
 
     @property
     def blocks(self) -> int:
-        """Blocks of a table row."""
+        """Blocks per row of the block table."""
         return max([-(-(a + b) // self.block_size) for a, b in zip(self.fresh, self.before, strict=True)], default=1)
 
 
 def _fresh(rng: np.random.Generator) -> int:
-    """A decode three times in five, else a chunk, or a few tokens: none at all now and then."""
+    """One token with probability 3/5; otherwise a chunk, or zero to four tokens."""
     chunk, few = int(rng.integers(1, 40)), int(rng.integers(0, 40)) % 5
     return int(rng.choice((1, 1, 1, chunk, few)))
 
 
 def normal(rng: np.random.Generator, *shape: int, device: torch.device, dtype: str = "float32") -> Tensor:
-    """Standard normal."""
+    """Random values of the standard normal distribution."""
     return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)).to(DTYPES[dtype]).to(device)
 
 
 def weight(rng: np.random.Generator, rows: int, columns: int, device: torch.device, dtype: str, bias: bool) -> Weight:
-    """An unquantized matrix of variance 1 / columns."""
+    """A random matrix of variance 1 / columns, not quantized."""
     matrix = normal(rng, rows, columns, device=device) / max(columns, 1) ** 0.5
     offset = normal(rng, rows, device=device) if bias else None
     return Weight(dtype, (rows, columns), {"weight": matrix.to(DTYPES[dtype])}, _unpack, offset)
@@ -68,22 +68,22 @@ def _unpack(stored: Weight) -> Tensor:
 
 
 class Weights(Protocol):
-    """How a generator draws the matrices of one call."""
+    """Makes the random matrices of one call of a generator."""
 
     def rows(self, wanted: int) -> int:
-        """The number of rows to draw where so many were wanted."""
+        """The number of rows to use, at least `wanted`."""
 
     def columns(self, wanted: int) -> int:
-        """The next row length that the format has."""
+        """The smallest row length of the format that is at least `wanted`."""
 
     def __call__(
         self, rng: np.random.Generator, rows: int, columns: int, device: torch.device, dtype: str, bias: bool
     ) -> Weight:
-        """A matrix of variance 1 / columns, about."""
+        """A random matrix whose variance is about 1 / columns."""
 
 
 class Plain:
-    """Unquantized, of any size."""
+    """Float matrices of any size."""
 
     def rows(self, wanted: int) -> int:
         return wanted
@@ -101,7 +101,10 @@ PLAIN = Plain()
 
 
 def batch(rng: np.random.Generator, shape: Shape, device: torch.device, vocab: int = 100) -> Batch:
-    """Blocks are dealt at random, never block 0; the rows are the last token of each sequence that has one, and some others."""
+    """A random batch. Blocks are assigned at random, except block 0.
+
+    The rows are the last token of each sequence that has one, and some others.
+    """
     count = len(shape.fresh)
     tables = rng.permutation(np.arange(1, 1 + count * shape.blocks)).reshape(count, shape.blocks)
     positions = [np.arange(b, b + a) for a, b in zip(shape.fresh, shape.before, strict=True)]
@@ -131,7 +134,7 @@ def batch(rng: np.random.Generator, shape: Shape, device: torch.device, vocab: i
 
 
 def cache(rng: np.random.Generator, shape: Shape, layer: LayerKV, device: torch.device, dtype: str) -> TorchKV:
-    """Every place of every block filled."""
+    """A random cache in which every slot of every block is filled."""
     blocks = 1 + len(shape.fresh) * shape.blocks
     kv = paged.alloc(KVLayout((layer,), shape.block_size, dtype), blocks, device)
     places = blocks * shape.block_size

@@ -1,4 +1,4 @@
-"""The operator set as specs, and its binding to a device."""
+"""The operator set as specs, and their binding to a device."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ OPS: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _FOLDERS)
 """Every operator that any model may call, in the order in which a step calls them."""
 _OPTIONAL_FOLDERS: tuple[Any, ...] = (gated_linear, moe, mla, gated_delta_rule, mamba2_scan, causal_conv1d)
 OPTIONAL: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _OPTIONAL_FOLDERS)
-"""Operators that only some architectures call, or that do the work of several at once. A device declares one by having a form of it;
-else those that it can be composed of serve, or the reference."""
+"""Operators that only some architectures call, or that fuse several. A device declares one by having a form of it; if
+it has none, a composition of other operators is used, or the reference."""
 _DEFAULT_REASON, _OWN_REASON = "the device has no form of its own", "the device's own form"
 _COMPOSED_REASON = "out of the device's other operators"
 
 
 class OpSource(Protocol):
-    """What of a `Device` binding needs."""
+    """The part of `Device` that binding uses."""
 
     def capabilities(self) -> Capabilities: ...
 
@@ -70,10 +70,10 @@ class OpSource(Protocol):
 
 @dataclass(frozen=True)
 class Binding:
-    """The operators bound to one device; has every method of `ops.Ops` as an attribute, and every optional operator.
+    """The operators bound to one device. Every method of `ops.Ops` and every optional operator is an attribute.
 
-    `tags` gives the implementation's name by operator (`reference` where the device has none), `reasons` why it was chosen;
-    both without the optional ones, which stand in `optional`, their reasons in `optional_reasons`.
+    `tags` gives the name of the implementation by operator (`reference` if the device has none), `reasons` why it was
+    chosen. Optional operators are in `optional` instead, their reasons in `optional_reasons`.
     """
 
     callables: Mapping[str, Callable[..., Any]]
@@ -90,23 +90,23 @@ class Binding:
 
 
 class ByReference:
-    """The reference of an optional operator; the log says so at the first call, since most models never make one."""
+    """The reference of an optional operator. The first call logs its use, since most models never call it."""
 
     tag = "reference"
 
     def __init__(self, spec: OpSpec, reason: str) -> None:
-        self._spec, self._reason, self._told = spec, reason, False
+        self._spec, self._reason, self._logged = spec, reason, False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._told:
-            self._told = True
+        if not self._logged:
+            self._logged = True
             _log.info("by reference: %s (%s)", self._spec.name, self._reason)
         return self._spec.reference(*args, **kwargs)
 
 
 class Missing:
-    """An operator that a device lacks whose tensors no reference takes: an error wherever it is asked for, at load if it has
-    weights."""
+    """An operator that a device lacks whose tensors no reference takes: an error wherever it is asked for, at load if
+    it has weights."""
 
     tag = "missing"
 
@@ -123,13 +123,13 @@ class Missing:
 
     def _refuse(self, what: str) -> None:
         raise PlatformError(
-            f"{self._device} has no form of {self._spec.name}{what}, and no reference takes its tensors, which are not torch's "
-            f"({self._reason}): choose another platform"
+            f"{self._device} has no form of {self._spec.name}{what}, and no reference takes its tensors, which are not "
+            f"torch's ({self._reason}): choose another platform"
         )
 
 
 class Composed:
-    """An optional operator put together out of bound ones."""
+    """An optional operator composed of bound operators."""
 
     tag = "composed"
 
@@ -141,14 +141,14 @@ class Composed:
 
 
 def binding(device: OpSource) -> Binding:
-    """The device's operator or the reference for each spec, without a word in the log.
+    """The device's operator or the reference for each spec. Logs nothing.
 
-    Why a device lacks an operator is asked of it where it is `OpReasons`.
-    Raises PlatformError where the device hands back something that cannot be called.
+    The reasons come from the device if it implements `OpReasons`.
+    Raises PlatformError if the device returns an object that is not callable.
     """
     on_torch = device.extension(TorchTensors) is not None
-    told = device.extension(OpReasons)
-    why: Mapping[str, str] = {} if told is None else told.op_reasons()
+    reporter = device.extension(OpReasons)
+    why: Mapping[str, str] = {} if reporter is None else reporter.op_reasons()
     callables, tags, reasons = {}, {}, {}
     optional: dict[str, Callable[..., Any]] = {}
     optional_reasons: dict[str, str] = {}
@@ -182,7 +182,7 @@ def _tag(own: Callable[..., Any], device: OpSource) -> str:
 def _by_format(
     device: OpSource, spec: OpSpec, own: Callable[..., Any], other: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The device's operator, kept from weights in formats that it does not declare."""
+    """The device's operator, guarded so that it gets only weights in formats that the device declares."""
     if spec.name not in WITH_WEIGHTS:
         return own
     declared = device.capabilities().quant_formats
@@ -200,14 +200,16 @@ def _own(device: OpSource, spec: OpSpec) -> Callable[..., Any] | None:
 
 
 def bind(device: OpSource) -> Ops:
-    """Operators for a model to call. The log says once which are served by reference, and why. Raises PlatformError where the
-    device lacks operators of `OPS` and no reference takes its tensors."""
+    """The operators for a model to call. Logs once which ones use the reference, and why.
+
+    Raises PlatformError if the device lacks operators of `OPS` and no reference can use its tensors.
+    """
     bound = binding(device)
     missing = [name for name, tag in bound.tags.items() if tag == Missing.tag]
     if missing:
         raise PlatformError(
-            f"{type(device).__name__} has no form of {', '.join(missing)}, and no reference takes its tensors, which are not "
-            "torch's: a device without torch has all operators of registry.OPS"
+            f"{type(device).__name__} has no form of {', '.join(missing)}, and no reference takes its tensors, which "
+            "are not torch's: a device without torch must have all operators of registry.OPS"
         )
     by_reason: dict[str, list[str]] = {}
     for name, tag in bound.tags.items():
@@ -219,7 +221,7 @@ def bind(device: OpSource) -> Ops:
 
 
 def pack(ops: Ops, name: str, weight: Weight) -> None:
-    """Let operator `name` prepare a weight that it will be called with; nothing where it does not prepare any."""
+    """Let operator `name` repack a weight that it will be called with, if it repacks weights."""
     operator = getattr(ops, name)
     if isinstance(operator, PacksWeights):
         operator.pack(weight)

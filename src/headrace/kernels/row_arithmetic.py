@@ -1,9 +1,9 @@
-"""Arithmetic whose bits depend on a row's own data alone, in plain torch on any device.
+"""Arithmetic whose bits depend only on a row's own data, in plain torch on any device.
 
-torch picks its algorithm by the shape: a matrix product of one row sums in another order than one of sixteen, the tail of a
-vectorised loop calls another `exp`, and a large reduction is split by the number of threads. The helpers here always hand
-torch the same shapes, and sum in an order that is written down. Additions, products, quotients and maxima of single elements
-are exact by IEEE 754 and need no help.
+torch chooses its algorithm by the shape: a matrix product of one row sums in another order than one of sixteen, the end
+of a vectorized loop calls another `exp`, and a large reduction is split by the number of threads. The functions here
+always call torch with the same shapes, and sum in a defined order. Additions, products, quotients and maxima of single
+elements are exact by IEEE 754 and need no such care.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["PIECE", "ROWS", "elementwise", "matmul_rows", "pad", "root", "tree_s
 
 Tensor = torch.Tensor
 ROWS = 16
-"""Rows of every matrix product."""
+"""Rows per matrix product."""
 PIECE = 2048
-"""Elements of every call of a transcendental function: a multiple of all vector widths, and too few to be split over threads."""
+"""Elements per call of a transcendental function: a multiple of all vector widths, too few to split over threads."""
 
 
 def pad(x: Tensor, dim: int, multiple: int) -> Tensor:
-    """x with zeros appended along `dim` up to a multiple; x itself where it is one already."""
+    """x with zeros appended along `dim` up to a multiple of `multiple`; x itself if its size is one already."""
     missing = -x.shape[dim] % multiple
     if not missing:
         return x
@@ -33,7 +33,10 @@ def pad(x: Tensor, dim: int, multiple: int) -> Tensor:
 
 
 def matmul_rows(x: Tensor, matrix: Tensor) -> Tensor:
-    """float32 [T, N] of x [T, K] and a float32 matrix [N, K], by tiles of 16 rows, N and K padded to multiples of 16."""
+    """x [T, K] times a float32 matrix [N, K], transposed: float32 [T, N].
+
+    Tiles of 16 rows; N and K are padded to 16.
+    """
     matrix = pad(pad(matrix, 0, ROWS), 1, ROWS)
     padded = pad(pad(x.float(), 1, ROWS), 0, ROWS).contiguous()
     out = padded.new_empty(padded.shape[0], matrix.shape[0])
@@ -44,7 +47,7 @@ def matmul_rows(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """function(x) for a function of single elements, float32 in and out."""
+    """function(x) for an elementwise function; float32 in and out."""
     pieces = pad(x.reshape(-1), 0, PIECE).view(-1, PIECE)
     if not len(pieces):
         return x
@@ -53,12 +56,13 @@ def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def root(x: Tensor) -> Tensor:
-    """Square root, correctly rounded on every path that torch has."""
+    """The square root, correctly rounded on every code path of torch."""
     return elementwise(torch.sqrt, x)
 
 
 def tree_sum(x: Tensor) -> Tensor:
-    """Sum over the last dimension: zeros up to a power of two, then halves are added until one is left (x_i + x_{i + n/2})."""
+    """Sum over the last dimension: pad with zeros to a power of two, then add halves (x_i + x_{i + n/2}) until one is
+    left."""
     size = x.shape[-1]
     width = 1 << max(size - 1, 0).bit_length()
     x = functional.pad(x, (0, width - size)) if width != size else x

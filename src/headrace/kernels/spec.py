@@ -1,8 +1,8 @@
-"""What an operator is: a name, a reference in plain torch, tolerances and an input generator.
+"""The specification of an operator: a name, a reference in plain torch, tolerances and an input generator.
 
-Each folder beside this file is one operator. Its `__init__.py` holds the spec; `reference.py` says in plain torch what is
-computed; `cpu.cpp` and `triton.py` are fast forms that a platform may bind. `Device.op(spec)` returns a platform's callable
-or None, and then the reference serves.
+Each folder beside this file is one operator. Its `__init__.py` holds the spec; `reference.py` defines the result in
+plain torch; `cpu.cpp` and `triton.py` are fast forms that a platform may bind. `Device.op(spec)` returns a platform's
+callable, or None: then the reference is used.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class OpSpec:
     reference_path: str
     """A callable in plain torch with the operator's signature."""
     generate_path: str
-    """`generate(rng: numpy.random.Generator, device: torch.device, dtype: str) -> dict[str, Any]`: keyword arguments of one call;
-    shapes are drawn at random, empty and odd ones included. Where the operator takes a weight, a fourth argument may be a
-    `kernels.random.Weights`, which draws it in another format."""
+    """`generate(rng: numpy.random.Generator, device: torch.device, dtype: str) -> dict[str, Any]`: keyword arguments of
+    one call. Shapes are random and include empty and odd ones. If the operator takes a weight, a fourth argument may be
+    a `kernels.random.Weights`, which makes it in another format."""
     tolerance: Mapping[str, float]
-    """Largest normalised mean squared error against the reference in float32, by dtype of the inputs."""
+    """Largest normalized mean squared error against the reference in float32, by dtype of the inputs."""
     compose_path: str = ""
-    """For an operator that others can be put together to: `compose(ops) -> callable`, out of bound operators. It serves a device
-    that has no form of the whole."""
+    """For an operator that other operators can replace: `compose(ops) -> callable` makes it from bound operators. It is
+    used on a device that has no form of this operator."""
 
     @property
     def reference(self) -> Callable[..., Any]:
@@ -48,36 +48,39 @@ class OpSpec:
         return _resolve(self.compose_path) if self.compose_path else None
 
 
-# What a device's operator, or the device, may have besides. `platforms.interface` offers them with the rest of the contract.
+# Optional features of a device or of its operators. `platforms.interface` exports them with the rest of the contract.
 
 
 @runtime_checkable
 class PacksWeights(Protocol):
-    """An operator that lays out weights in its own way."""
+    """An operator that repacks weights into its own layout."""
 
     def pack(self, weight: Weight) -> None:
-        """Called once for each weight at load, before the first call with it; keep the layout in `weight.prepared`. May be called
-        by several threads, each with another weight, where the device declares `host_memory`."""
+        """Repack a weight and store the result in `weight.prepared`.
+
+        Called once for each weight at load, before the first call with it. If the device declares `host_memory`,
+        several threads may call it, each with another weight.
+        """
 
 
 @runtime_checkable
 class Tagged(Protocol):
-    """An operator whose implementation has a name, which `headrace doctor` shows."""
+    """An operator whose implementation has a name, shown by `headrace doctor`."""
 
     tag: str
 
 
 @runtime_checkable
 class OpReasons(Protocol):
-    """A device that says why it lacks operators, or what those that it has are."""
+    """A device that reports why it lacks operators, or which implementation it uses."""
 
     def op_reasons(self) -> Mapping[str, str]:
-        """By operator."""
+        """The reason by operator name."""
 
 
 @runtime_checkable
 class TorchTensors(Protocol):
-    """A device whose tensors are torch's: references serve what it lacks, and weights are placed on `torch_device`."""
+    """A device with torch tensors: references replace missing operators, and weights are put on `torch_device`."""
 
     torch_device: Any
     """A `torch.device`."""

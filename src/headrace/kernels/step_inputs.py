@@ -1,7 +1,7 @@
-"""The inputs of a step, as one table: what each is called, its type and its dimensions, and which persist.
+"""The table of a step's inputs: the name, type and dimensions of each, and which persist.
 
-The engine puts arrays of these names on the device; whoever records, captures or compiles a step, or pads its inputs, reads
-here what may change from call to call. The fields of `ops.Batch` and `ops.SampleInputs` have the same names.
+The engine puts arrays of these names on the device. Code that records, captures or compiles a step, or pads its inputs,
+reads here what may change from call to call. The fields of `ops.Batch` and `ops.SampleInputs` have the same names.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ __all__ = ["PERSISTENT", "STEP_INPUTS", "Dimension", "StepInput", "padded_sizes"
 Dimension = Literal[
     "3", "tokens", "seqs", "seqs + 1", "rows", "blocks", "biases", "masks", "vocab / 32", "slots", "positions"
 ]
-"""The sizes of a step (`types.Bucket` has the most of each), and those that never change: `slots` sequences of `positions`
-tokens in the history, bits for the vocabulary in words of 32, and the three sizes themselves."""
+"""The dimensions of a step's inputs. `types.Bucket` holds the maximum of each that varies. The others never change: the
+history holds `slots` sequences of `positions` tokens, masks hold the vocabulary in words of 32 bits, and `sizes` has 3
+elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """One input."""
+    """One input of a step."""
 
     name: str
     dtype: Literal["int32", "int64", "float32"]
     dims: tuple[Dimension, ...]
     fill: float | Literal["last", "spare slot"] = 0
-    """What padding holds: a number, the array's last value, or the slot of the history that no sequence has."""
+    """The value of padding: a number, the array's last value, or the slot of the history that no sequence uses."""
     persists: bool = False
-    """It stays on the device from step to step, and a step reads and writes it where it lies; it is the same tensor at every
-    call. Where buffers are donated, it is taken by the call and comes back among the outputs under its own name."""
+    """The input stays on the device from step to step: steps read and write it in place, and every call gets the same
+    tensor. If buffers are donated, the call takes it and returns it among the outputs under its name."""
 
 
 def _table(*inputs: StepInput) -> Mapping[str, StepInput]:
@@ -66,22 +67,22 @@ STEP_INPUTS: Mapping[str, StepInput] = _table(
     StepInput("allowed_row", "int32", ("rows",), fill=-1),
     StepInput("history", "int32", ("slots", "positions"), persists=True),
 )
-"""By name."""
+"""The inputs by name."""
 PERSISTENT: frozenset[str] = frozenset(one.name for one in STEP_INPUTS.values() if one.persists)
-"""Inputs that are read and written where they are; all others are new at each call, or the same tensor unchanged."""
+"""Inputs that are read and written in place; all others are new at each call, or the same tensor unchanged."""
 
 
 @lru_cache(maxsize=64)
 def padded_sizes(bucket: Bucket) -> Mapping[Dimension, int]:
-    """The size of every dimension that a bucket fixes; the others never change."""
-    return MappingProxyType(
-        {
-            "tokens": bucket.tokens,
-            "seqs": bucket.seqs,
-            "seqs + 1": bucket.seqs + 1,
-            "rows": bucket.rows,
-            "blocks": bucket.blocks,
-            "biases": bucket.biases,
-            "masks": bucket.masks,
-        }
-    )
+    """The size of every dimension that depends on the bucket."""
+    sizes: dict[Dimension, int] = {
+        "tokens": bucket.tokens,
+        "seqs": bucket.seqs,
+        "seqs + 1": bucket.seqs + 1,
+        "rows": bucket.rows,
+        "blocks": bucket.blocks,
+    }
+    # 0: the bucket does not limit them.
+    sizes |= {"biases": bucket.biases} if bucket.biases else {}
+    sizes |= {"masks": bucket.masks} if bucket.masks else {}
+    return MappingProxyType(sizes)

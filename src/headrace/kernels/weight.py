@@ -1,4 +1,4 @@
-"""A matrix as a checkpoint stores it, quantized or not: what `linear`, `embedding` and `logits` take."""
+"""A matrix in the form a checkpoint stores, quantized or not: the weight of `linear`, `embedding` and `logits`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 __all__ = ["SHARED_TENSORS", "Weight"]
 
 SHARED_TENSORS = frozenset({"group_index", "input_scale", "global_scale", "input_global_scale"})
-"""Names of scheme tensors that all rows share; every other tensor of a scheme has one row an output row."""
+"""Names of scheme tensors that all rows share; every other tensor of a scheme has one row per output row."""
 
 
 @dataclass(eq=False, slots=True)
 class Weight:
-    """An [N, K] matrix (N output rows, K inputs) in the form its scheme stores it.
+    """An [N, K] matrix (N output rows, K inputs) in the form its scheme stores.
 
-    `tensors` are the scheme's own (packed codes, scales, zero points). `unpack(weight)` gives the float32 [N, K] matrix that
-    they stand for; it is exact, the reference for every kernel. `parts` stacks matrices of the same K along N (fused QKV,
-    gate and up), each in its own scheme; then `tensors` is empty.
+    `tensors` belong to the scheme (packed codes, scales, zero points). `unpack(weight)` gives the exact float32 [N, K]
+    matrix that they stand for, the reference for every kernel. `parts` stacks matrices of the same K along N (fused
+    QKV, gate and up), each in its own scheme; then `tensors` is empty.
     """
 
     scheme: str
@@ -31,23 +31,25 @@ class Weight:
     bias: torch.Tensor | None = None
     """float32 [N]."""
     activation: str | None = None
-    """How the scheme says inputs are quantized before the product: `int8_token`, `fp8_token`, `fp8_tensor`, `mxfp4`…; None: not at all."""
+    """The scheme's rounding of inputs before the product: `int8_token`, `fp8_token`, `fp8_tensor`, `mxfp4`… None:
+    none."""
     wide_inputs: bool = False
-    """The scheme quantizes weights alone: without an `activation`, arithmetic keeps inputs to 16 bits rather than 8."""
+    """The scheme quantizes only weights: without an `activation`, arithmetic uses inputs of 16 bits instead of 8."""
     parts: tuple[Weight, ...] = ()
     name: str = ""
-    """The checkpoint's name, for errors."""
+    """The name in the checkpoint, for errors."""
     prepared: dict[str, Any] = field(default_factory=dict)
-    """A platform's repacked forms, by its own key. Written once at load by the platform's operator, read by it alone."""
+    """A platform's repacked forms, by its own key. Only the platform's operator reads them; it writes them once, at
+    load."""
 
     def dequantize(self) -> torch.Tensor:
-        """float32 [N, K]."""
+        """The matrix as float32 [N, K]."""
         if self.parts:
             return torch.cat([part.dequantize() for part in self.parts])
         return self.unpack(self)
 
     def take(self, rows: slice | torch.Tensor) -> Weight:
-        """Some rows, in the scheme's own form and without bias: a step or an index of int64. Not for stacks."""
+        """Some rows in their stored form, without bias: a slice or an int64 index. Not for stacks."""
         assert not self.parts
         tensors = {key: value if key in SHARED_TENSORS else _rows(value, rows) for key, value in self.tensors.items()}
         count = len(range(*rows.indices(self.shape[0]))) if isinstance(rows, slice) else len(rows)
@@ -55,13 +57,13 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes as stored, over all parts."""
+        """The stored bytes of all parts."""
         own = sum(t.numel() * t.element_size() for t in self.tensors.values())
         return own + sum(part.nbytes for part in self.parts)
 
 
 def _rows(x: torch.Tensor, rows: slice | torch.Tensor) -> torch.Tensor:
-    """x[rows]; as bytes where they are 8-bit floats, which older releases of torch cannot index."""
+    """x[rows]; 8-bit floats are indexed as bytes, because older releases of torch cannot index them."""
     if isinstance(rows, torch.Tensor) and x.is_floating_point() and x.element_size() == 1:
         return x.view(torch.uint8)[rows].view(x.dtype)
     return x[rows]

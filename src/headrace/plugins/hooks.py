@@ -35,3 +35,12 @@ class Hooks:
     def headrace_weight_loaders(self) -> Mapping[str, str]:  # type: ignore[empty-body]
         """Suffix of files with its dot → `module:attribute` of `open(directory: Path) -> models.assemble.Source`. Asked where a
         directory with a config.json has no safetensors in it."""
+
+    @hookspec
+    def headrace_formats(self) -> Mapping[str, str]:  # type: ignore[empty-body]
+        """Name for `--tool-format` or `--reasoning-format` → `module:attribute` of a `formats.states.ToolFormat` or
+        `ReasoningFormat`."""
+
+    @hookspec
+    def headrace_grammar_backends(self) -> Mapping[str, str]:  # type: ignore[empty-body]
+        """Name for `--grammar-backend` → `module:attribute` of a `grammar.backend.MakeGrammarBackend`."""

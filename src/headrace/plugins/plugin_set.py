@@ -96,6 +96,14 @@ class PluginSet:
         """File suffix → `module:attribute`."""
         return self._merged("headrace_weight_loaders")
 
+    def formats(self) -> dict[str, str]:
+        """Name of a tool or reasoning format → `module:attribute`."""
+        return self._merged("headrace_formats")
+
+    def grammar_backends(self) -> dict[str, str]:
+        """Name → `module:attribute`."""
+        return self._merged("headrace_grammar_backends")
+
     def find(self, hook: str, key: str) -> object | None:
         """What a plugin names under a key of one of the hooks above, loaded; None where nobody offers it.
 

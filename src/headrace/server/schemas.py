@@ -187,7 +187,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: Annotated[str, Meta(description="Refused: templates come from the checkpoint.")] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    parallel_tool_calls: Annotated[bool, Inert] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class TokenizeRequest(Body):

@@ -1,4 +1,4 @@
-"""Text to token ids and back, and chat messages to text, by what the checkpoint itself says."""
+"""The tokenizer of a checkpoint: text to token ids and back, and chat messages to text."""
 
 from __future__ import annotations
 
@@ -38,11 +38,14 @@ class Tokenizer:
         self.eos_token_ids = vocab.ends
         """Every id that ends a sequence, ascending."""
         self.vocab_size = len(vocab.token_bytes)
-        """The highest id and one; a model's head may have more rows."""
+        """The highest id plus one; a model's head may have more rows."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Special tokens that are written out in the text are taken as such. `add_special_tokens` puts BOS and the like around
-        it where the checkpoint wants them. Raises InvalidRequest for text that is no Unicode (lone surrogates)."""
+        """The token ids of a text. Special tokens that are written in the text are encoded as such.
+
+        `add_special_tokens` adds tokens such as BOS if the checkpoint requires them. Raises InvalidRequest for text
+        that is not valid Unicode (lone surrogates).
+        """
         try:
             with guarded("the tokenizer fails"):
                 ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
@@ -51,28 +54,33 @@ class Tokenizer:
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Bytes that are no UTF-8 become U+FFFD. Ids beyond the vocabulary have no text."""
+        """The text of token ids. Bytes that are not UTF-8 become U+FFFD. Ids beyond the vocabulary have no text."""
         return decode_all(self._pieces, ids, self.special_ids if skip_special_tokens else _NONE, self._strip)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The raw bytes a token adds to a text; part of a character, perhaps."""
+        """The raw bytes that a token adds to a text; they may be part of a character."""
         return self._pieces.raw(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """As `token_bytes`, made valid text: U+FFFD stands for what cannot be decoded alone."""
+        """As `token_bytes`, decoded: U+FFFD stands for bytes that cannot be decoded alone."""
         text = self._pieces[token_id]
         return self._pieces.raw(token_id).decode("utf-8", "replace") if text is None else text
 
     def stream(self, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = ()) -> StreamDecoder:
-        """A decoder for one sequence. `prompt_tail`: the last ids before it, where its text continues theirs; then the space
-        that a vocabulary puts before a text's first word is part of the text."""
+        """A decoder for one sequence. `prompt_tail`: the last ids before it, if its text continues theirs; then the
+        space that a vocabulary puts before a text's first word is part of the text."""
         skip = self.special_ids if skip_special_tokens else _NONE
-        begun = any(token not in skip and self._pieces.raw(token) for token in prompt_tail)
-        return StreamDecoder(self._pieces, skip, self._strip and not begun)
+        continues = any(token not in skip and self._pieces.raw(token) for token in prompt_tail)
+        return StreamDecoder(self._pieces, skip, self._strip and not continues)
 
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
+
+    @property
+    def template_source(self) -> str:
+        """The text of the chat templates; empty without one."""
+        return "" if self._template is None else self._template.source
 
     def apply_chat_template(
         self,
@@ -83,11 +91,11 @@ class Tokenizer:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the model wants to read it; encode it without adding special tokens.
+        """The conversation as the model's prompt; encode it without adding special tokens.
 
-        `continue_final_message` ends the text with the last message's content, unchanged and open, and excludes
-        `add_generation_prompt`. `kwargs` are more variables for the template. Raises InvalidRequest where the messages are
-        wrong, the template refuses them, or it uses more time or room than it may.
+        `continue_final_message` ends the text with the last message's content, unchanged and not closed; it excludes
+        `add_generation_prompt`. `kwargs` are more variables for the template. Raises InvalidRequest if the messages are
+        wrong, the template refuses them, or it exceeds its limits of time and memory.
         """
         return self._chat_template().render(
             messages,
@@ -106,7 +114,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """As `apply_chat_template`, for an event loop, which is not held up."""
+        """As `apply_chat_template`, without blocking the event loop."""
         return await self._chat_template().render_async(
             messages,
             tools=tools,
@@ -131,7 +139,7 @@ class Tokenizer:
 
 
 def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) -> Tokenizer:
-    """From a Hugging Face directory or a .gguf file. `chat_template` is a file that replaces the checkpoint's own.
+    """The tokenizer of a Hugging Face directory or a .gguf file. `chat_template`: a file that replaces the template.
 
     Raises ModelNotFound, CheckpointError and UnsupportedModel; ConfigError for the template's file.
     """
@@ -150,15 +158,16 @@ def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) ->
 
 
 def _check_checkpoint(path: Path) -> None:
-    """A directory without a tokenizer may be no checkpoint at all, or one that is not supported: that is said first."""
-    # Late: it needs torch, which the process that tokenizes does without.
+    """Raise the checkpoint's own error first: a directory without a tokenizer may be no checkpoint, or an unsupported
+    one."""
+    # Late: it imports torch, which the process that tokenizes doesn't need.
     from headrace.checkpoints.checkpoint import open_checkpoint
 
     open_checkpoint(path)
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], chat_template: str | None = None) -> Tokenizer:
-    """From a GGUF file's metadata; arrays may be numpy's or lists. `chat_template` is a template's text."""
+    """The tokenizer of a GGUF file's metadata; arrays may be numpy's or lists. `chat_template` is a template's text."""
     return _build(gguf_vocab(metadata), gguf_templates(metadata), chat_template)
 
 
@@ -172,7 +181,7 @@ def _build(vocab: Vocab, templates: dict[str, str], override: str | None) -> Tok
 
 @contextlib.contextmanager
 def _naming(chat_template: str | Path | None) -> Iterator[None]:
-    """What is wrong with the template is said with its file."""
+    """Add the template's file to its errors."""
     try:
         yield
     except ConfigError as error:

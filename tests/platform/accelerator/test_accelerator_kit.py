@@ -21,7 +21,7 @@ from headrace.types import QUANT_FORMATS
 class HostGroup(distributed.ProcessGroupGloo):
     """A vendor's collectives on tensors of the host."""
 
-    AcceleratorOptions = SimpleNamespace
+    Options = SimpleNamespace
 
     def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
         super().__init__(store, rank, size, timedelta(seconds=60))

@@ -49,7 +49,7 @@ def group_class(meeting: Meeting) -> type:
     class Group:
         """A vendor's process group: a node of the graph where a step is being captured."""
 
-        AcceleratorOptions = SimpleNamespace
+        Options = SimpleNamespace
 
         def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
             self._rank, self._module = rank, meeting.modules[rank]

@@ -136,7 +136,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     mine = tmp_path / "headrace-mill"
     mine.mkdir()
     (mine / "pyproject.toml").write_text("mine")
-    with pytest.raises(ConfigError, match="headrace-mill is there already"):
+    with pytest.raises(ConfigError, match="headrace-mill exists already"):
         plugin_command.write("mill", tmp_path)
     assert [path.read_text() for path in mine.iterdir()] == ["mine"]
 

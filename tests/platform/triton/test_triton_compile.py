@@ -24,10 +24,10 @@ from compile_report.triton_report import faults_of, gone, render, write
 
 BASELINE = Path(__file__).parents[3] / "docs" / "results" / "triton-compile.json"
 KERNELS = (
-    "resolve_kernel", "embedding_kernel", "norm_kernel", "gate_kernel", "rotary_kernel", "decode_kernel", "combine_kernel",
-    "prefill_kernel", "dense_kernel", "coded_kernel", "quantise_kernel", "clean_kernel", "count_kernel", "bias_kernel",
-    "penalise_kernel", "choose_kernel", "score_kernel", "latent_decode_kernel", "latent_prefill_kernel", "delta_kernel", "ssd_kernel",
-    "keep_kernel", "conv_kernel", "conv_state_kernel",
+    "resolve_kernel", "embedding_kernel", "norm_kernel", "gate_kernel", "rotary_kernel", "decode_kernel",
+    "combine_kernel", "prefill_kernel", "dense_kernel", "coded_kernel", "quantise_kernel", "clean_kernel",
+    "count_kernel", "bias_kernel", "penalise_kernel", "choose_kernel", "score_kernel", "latent_decode_kernel",
+    "latent_prefill_kernel", "delta_kernel", "ssd_kernel", "keep_kernel", "conv_kernel", "conv_state_kernel",
     "route_kernel", "pairs_kernel", "blocks_kernel", "expert_dense_kernel", "expert_coded_kernel", "mix_kernel",
 )  # fmt: skip
 
@@ -42,17 +42,16 @@ def _report(*arguments: str) -> tuple[int, str]:
 
 
 QUICK = ("sm_90", "sm_100", "gfx942", "gfx950", "gfx1100")
-"""Chips that the suite compiles for, each kernel once: the generations of matrix units that differ most in what triton makes of a
-product: HGMMA, UTCHMMA in tensor memory, v_mfma with the E4M3 of either kind, v_wmma. The other five, and every case, are for
-ci/cuda.sh and ci/rocm.sh."""
+"""Chips that the suite compiles for, each kernel once: the generations of matrix units that differ most in what triton
+makes of a product: HGMMA, UTCHMMA in tensor memory, v_mfma with the E4M3 of either kind, v_wmma. The other five, and
+every case, are for ci/cuda.sh and ci/rocm.sh."""
 KNOWN = Path(__file__).parents[2] / "data" / "triton" / "known.json"
-"""What the compiler made of each kernel, by the content of its source: only what has changed since is compiled, which takes 20 to
-40 s of a core for all kernels of one chip. To bring the file up to date:
-    PYTHONPATH=tools TRITON_INTERPRET=0 python -m compile_report.triton_report --core --chips sm_90,sm_100,gfx942,gfx950,gfx1100 \
-        --known tests/data/triton/known.json
-"""
+"""The compiler's results by the content of each kernel's source. Only changed kernels are compiled, because all kernels
+of one chip take 20 to 40 s of a core. To update the file: PYTHONPATH=tools TRITON_INTERPRET=0 python -m
+compile_report.triton_report --core --chips sm_90,sm_100,gfx942,gfx950,gfx1100 --known tests/data/triton/known.json"""
 AGAIN = ("embedding/embedding_kernel", "linear-bfloat16/dense_kernel")
-"""Compiled again for the first and the last of the chips, though they are known: the file must be what this compiler gives."""
+"""Compiled again for the first and the last of the chips, though they are known: the file must be what this compiler
+gives."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Every format of weights that the accelerators declare, in any form that a checkpoint may have it, on the Triton products."""
+"""Every format of weights that the accelerators declare, in any form that a checkpoint may have it, on the Triton
+products."""
 
 from __future__ import annotations
 

@@ -85,21 +85,24 @@ def _awq() -> Weight:
 
 def _gptq(bits: int) -> Weight:
     tensors = {
-        "m.qweight": _words(0, 128 * bits // 32, 32), "m.qzeros": _words(1, 4, bits), "m.scales": _scales(2, 4, 32).half(),
-        "m.g_idx": torch.from_numpy(rng(3).permutation(128) // 32).int(),
+        "m.qweight": _words(0, 128 * bits // 32, 32), "m.qzeros": _words(1, 4, bits),
+        "m.scales": _scales(2, 4, 32).half(), "m.g_idx": torch.from_numpy(rng(3).permutation(128) // 32).int(),
     }  # fmt: skip
     return GPTQ({"bits": bits}).load("m", (32, 128), _Reader(tensors))
 
 
 WEIGHTS: dict[str, Any] = {
     "int4_32": lambda: _int4(32), "int4_128_zeros": lambda: _int4(128, zeros=True), "int4_channel": lambda: _int4(256),
-    "int4_16": lambda: _int4(16, zeros=True), "int4_act_order": lambda: _int4(64, True, True), "int4_odd_group": lambda: _int4(8),
+    "int4_16": lambda: _int4(16, zeros=True), "int4_act_order": lambda: _int4(64, True, True),
+    "int4_odd_group": lambda: _int4(8),
     "int3": lambda: int_weight(_bytes(0, 9, 70, high=8), 3, _scales(1, 9, 1), None, None, "w"),
     "int8_channel": lambda: _int8(192), "int8_64_zeros": lambda: _int8(64, True), "int8_32": lambda: _int8(32),
     "fp8_channel": lambda: _fp8(200, 1), "fp8_block": lambda: _fp8(256, 2), "q4_0": lambda: _gguf("q4_0"),
     "q4_1": lambda: _gguf("q4_1"), "q8_0": lambda: _gguf("q8_0"), "q4_k": lambda: _gguf("q4_k"),
     "mxfp4": lambda: mxfp4_weight(_bytes(0, 37, 64), _bytes(1, 37, 4, high=20) + 117, "w"), "awq": _awq,
-    "nvfp4": lambda: nvfp4_weight(_bytes(0, 37, 64), _scales(1, 37, 8).mul(1e4).to(torch.float8_e4m3fn), torch.tensor(40.0), "w"),
+    "nvfp4": lambda: nvfp4_weight(
+        _bytes(0, 37, 64), _scales(1, 37, 8).mul(1e4).to(torch.float8_e4m3fn), torch.tensor(40.0), "w"
+    ),
     "gptq4": lambda: _gptq(4), "gptq8": lambda: _gptq(8), "gptq2": lambda: _gptq(2),
 }  # fmt: skip
 
@@ -118,8 +121,8 @@ def test_every_form_of_weight(name: str) -> None:
 _ROUNDED = [
     ("int8_token", "int8_channel"), ("int8_token_asymmetric", "int8_channel"), ("int8_tensor", "int8_channel"),
     ("int8_token", "int8_64_zeros"), ("int8_token", "int4_32"), ("int8_token", "int8_32"), ("fp8_token", "fp8_channel"),
-    ("fp8_tensor", "fp8_channel"), ("fp8_group128", "fp8_block"), ("fp8_group128", "fp8_channel"), ("fp8_token", "int4_32"),
-    ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"),
+    ("fp8_tensor", "fp8_channel"), ("fp8_group128", "fp8_block"), ("fp8_group128", "fp8_channel"),
+    ("fp8_token", "int4_32"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"),
 ]  # fmt: skip
 
 

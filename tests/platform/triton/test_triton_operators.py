@@ -1,4 +1,5 @@
-"""Every operator by interpreter over its own generator, in every type it takes, and what the generators do not reach."""
+"""Every operator by interpreter over its own generator, in every type it takes, and what the generators do not
+reach."""
 
 from __future__ import annotations
 
@@ -151,9 +152,9 @@ def _sampled(rows: int = 3, vocab: int = 40, **given: Any) -> dict[str, Any]:
     one, zero = torch.ones(rows), torch.zeros(rows)
     plain = {
         "temperature": one, "top_p": one, "top_k": zero.int(), "min_p": zero, "repetition_penalty": one,
-        "presence_penalty": zero, "frequency_penalty": zero, "target": (zero - 1).int(), "allowed_row": (zero - 1).int(),
-        "bias_row": torch.full((1,), -1, dtype=torch.int32), "bias_token": torch.zeros(1, dtype=torch.int32),
-        "bias_value": torch.zeros(1), "history": torch.zeros(rows + 1, 64, dtype=torch.int32),
+        "presence_penalty": zero, "frequency_penalty": zero, "target": (zero - 1).int(),
+        "allowed_row": (zero - 1).int(), "bias_row": torch.full((1,), -1, dtype=torch.int32),
+        "bias_token": torch.zeros(1, dtype=torch.int32), "bias_value": torch.zeros(1), "history": torch.zeros(rows + 1, 64, dtype=torch.int32),
     }  # fmt: skip
     logits = given.pop("logits", 3 * random.normal(rng(1), rows, vocab, device=CPU))
     return {

@@ -1,4 +1,5 @@
-"""The scans over a recurrent state by interpreter: results and pools against the references, and to the bit however a prompt is cut."""
+"""The scans over a recurrent state by interpreter: results and pools against the references, and to the bit however a
+prompt is cut."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Kernels as numpy programs: Triton's interpreter, with the two number formats put right that it computes wrongly.
 
-The interpreter keeps bfloat16 as uint16 and adds those as integers, and truncates where hardware rounds to nearest even; its
-E4M3 encoding rounds wrongly. `repair` widens both to float32 for every operation and lets torch round the result.
+The interpreter keeps bfloat16 as uint16 and adds those as integers, and truncates where hardware rounds to nearest
+even; its E4M3 encoding rounds wrongly. `repair` widens both to float32 for every operation and lets torch round the
+result.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ __all__ = ["interpreted", "repair"]
 
 
 def interpreted() -> Any:
-    """The triton module, imported while TRITON_INTERPRET is set, and repaired. One imported before (torch does) is left to its users."""
+    """The triton module, imported while TRITON_INTERPRET is set, and repaired.
+
+    One imported before (torch does) is left to its users.
+    """
     if not getattr(sys.modules.get("triton"), "headrace_interpreted", False):
         for name in [n for n in sys.modules if n.split(".")[0] == "triton" and not n.startswith("triton._C")]:
             del sys.modules[name]

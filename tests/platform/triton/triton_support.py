@@ -1,4 +1,5 @@
-"""What the tests of the Triton operators share: inputs that are small enough for the interpreter, and the comparison."""
+"""What the tests of the Triton operators share: inputs that are small enough for the interpreter, and the
+comparison."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def outputs(result: Any) -> tuple[torch.Tensor, ...]:
 
 
 def check(spec: OpSpec, arguments: dict[str, Any], found: Any, limit: float) -> None:
-    """`found` against the reference's answer to the same arguments, which must still be as they were before the call."""
+    """`found` against the reference's answer to the same arguments, which must still be as they were before the
+    call."""
     for got, want in zip(outputs(found), outputs(spec.reference(**arguments)), strict=True):
         assert got.dtype == want.dtype
         assert got.shape == want.shape

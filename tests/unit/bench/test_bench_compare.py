@@ -50,7 +50,7 @@ def test_above_one_is_better_for_rates_and_for_times(tmp_path: Path) -> None:
     assert between.median == pytest.approx(2.5)
 
 
-def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+def test_reports_without_common_runs_are_refused(tmp_path: Path) -> None:
     ours = report("ours", ("mixed", 0, 200.0, 50.0))
     with pytest.raises(ConfigError, match="no run in common"):
         compare(tmp_path, ours, report("theirs", ("mixed", 1, 100.0, 100.0)))
@@ -78,7 +78,7 @@ def with_memory(data: dict[str, Any], peak: int) -> dict[str, Any]:
     return data
 
 
-def test_memory_is_compared_where_both_know_it(tmp_path: Path) -> None:
+def test_memory_is_compared_if_both_report_it(tmp_path: Path) -> None:
     ours = with_memory(report("ours", ("mixed", 0, 200.0, 50.0)), 2_000_000)
     theirs = report("theirs", ("mixed", 0, 100.0, 50.0))
     assert [one.metric for one in compare(tmp_path, ours, theirs)] == ["out tok/s", "TTFT p50 ms", "TPOT p50 ms"]
@@ -124,6 +124,6 @@ def test_lines_of_a_harness_are_a_report(tmp_path: Path) -> None:
         ([], "no report of runs"),
     ],
 )
-def test_lines_that_cannot_be_used(tmp_path: Path, entries: list[dict[str, Any]], complaint: str) -> None:
+def test_invalid_lines_are_refused(tmp_path: Path, entries: list[dict[str, Any]], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         read_report(lines(tmp_path, *entries))

@@ -98,7 +98,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 
 async def in_pieces(request: web.Request) -> web.StreamResponse:
-    """Events as a network may deliver them, after a comment; `fail` ends with an error, `broken` with what is no JSON."""
+    """Events as a network may deliver them, after a comment; `fail` ends with an error, `broken` with invalid JSON."""
     body = await request.json()
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
@@ -134,7 +134,7 @@ def test_events_in_pieces_are_put_together() -> None:
 @pytest.mark.parametrize(
     ("last", "error"), [('data: {"error":{"message":"no"}}', "{'message': 'no'}"), ("data: {oops", "DecodeError: JSON")]
 )
-def test_what_ends_in_an_error_says_so(last: str, error: str) -> None:
+def test_a_failed_request_records_its_error(last: str, error: str) -> None:
     row = asyncio.run(row_of(last=last))
     assert row.error is not None
     assert error in row.error
@@ -182,6 +182,6 @@ def test_a_load_run_and_its_three_reports(tmp_path: Path) -> None:
     assert "http" not in page
 
 
-def test_an_endpoint_that_is_not_there_is_named() -> None:
+def test_a_missing_endpoint_is_named() -> None:
     with pytest.raises(ConfigError, match="does not serve 'm': HTTP 404"):
         asyncio.run(load("/elsewhere"))

@@ -35,17 +35,17 @@ def cut(text: str, size: int, bos: int | None = None) -> list[list[int]]:
     return list(windows(Letters(bos), text, size))  # type: ignore[arg-type]
 
 
-def test_windows_follow_one_another_and_the_rest_is_left_out() -> None:
+def test_windows_are_consecutive_and_the_rest_is_left_out() -> None:
     assert cut("abcdefghij", 4) == [[97, 98, 99, 100], [101, 102, 103, 104]]
     assert cut("abc", 4) == []
 
 
-def test_every_window_opens_with_the_bos_token_where_the_tokenizer_adds_one() -> None:
+def test_every_window_starts_with_bos_if_the_tokenizer_adds_it() -> None:
     assert cut("abcdefghij", 4, bos=0) == [[0, 97, 98, 99], [0, 101, 102, 103]]
 
 
 @pytest.mark.parametrize("size", [4, 7, 512])
-def test_what_the_second_half_predicts_is_scored(size: int) -> None:
+def test_tokens_predicted_by_the_second_half_are_scored(size: int) -> None:
     """Token i counts where logits i - 1 stand in the second half: size - size // 2 - 1 tokens a window."""
     seen: list[Sequence[int]] = []
 
@@ -99,7 +99,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_server_scores_three_ways_and_beside_another_engine(
+def test_a_server_scores_and_is_compared_with_another_engine(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = {"choices": [{"logprobs": {"token_logprobs": [None, *[-9.0] * 4, *[-math.log(8)] * 3]}}]}
@@ -130,6 +130,6 @@ def test_a_server_without_logprobs_is_named(text: Path) -> None:
         (["--window", "8", "--url", "http://127.0.0.1:1"], "no prompt logprobs: ConnectError"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(text: Path, options: list[str], complaint: str) -> None:
+def test_invalid_options_and_texts_are_refused(text: Path, options: list[str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         main(["perplexity", "m", str(text), *options])

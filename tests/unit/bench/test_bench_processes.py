@@ -21,7 +21,7 @@ _PARENT = (
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a process's peak")
-def test_peaks_of_children_count_even_when_they_are_past() -> None:
+def test_past_memory_peaks_of_children_count() -> None:
     command = [sys.executable, "-c", _PARENT]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -33,14 +33,14 @@ def test_peaks_of_children_count_even_when_they_are_past() -> None:
     assert found.cpu_seconds > 0
 
 
-def test_a_process_that_is_not_there_is_named() -> None:
+def test_a_missing_process_is_named() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     with pytest.raises(ConfigError, match=f"process {gone.pid}.*--server-pid"):
         cost(gone.pid)
 
 
-def test_who_listens_here_is_found() -> None:
+def test_the_listening_process_is_found() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]

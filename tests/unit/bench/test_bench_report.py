@@ -38,20 +38,20 @@ def test_the_terminal_shows_tables_and_notes() -> None:
         assert word in text
 
 
-def test_a_file_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_in_a_file_are_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
     wide = BenchReport("r", {}, [ReportTable("t", [f"a column {i}" for i in range(10)], [["cell"] * 10])])
     print_report(wide)
     assert "a column 0" in capsys.readouterr().out
 
 
-def test_json_holds_the_figures_and_what_they_depend_on(tmp_path: Path) -> None:
+def test_json_holds_the_results_and_the_facts(tmp_path: Path) -> None:
     published(tmp_path, "--json", str(tmp_path / "r.json"))
     found = json.loads((tmp_path / "r.json").read_text())
     assert found == as_json(REPORT)
     assert found == {"label": "a <label>", "facts": {"cores": 2}, "ratios": [1.5], "notes": ["read [this]"]}
 
 
-def test_the_page_is_whole_and_escapes_what_it_shows(tmp_path: Path) -> None:
+def test_the_page_is_complete_and_escapes_its_content(tmp_path: Path) -> None:
     published(tmp_path, "--html", str(tmp_path / "r.html"))
     page = (tmp_path / "r.html").read_text()
     assert "a &lt;label&gt;" in page
@@ -63,7 +63,7 @@ def test_the_page_is_whole_and_escapes_what_it_shows(tmp_path: Path) -> None:
     assert not re.search(r"src=|href=|url\(|@import|<script", page), "it loads nothing"
 
 
-def test_bars_are_as_long_as_their_values_are_large() -> None:
+def test_bar_lengths_are_proportional_to_values() -> None:
     svg = bars([Bar("a", 1.0), Bar("b", 3.0), Bar("nothing", 0.0)], "c", mark=6.0).svg
     first, second, nothing = (float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', svg))
     assert second == pytest.approx(3 * first, abs=0.2)

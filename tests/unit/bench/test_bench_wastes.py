@@ -28,19 +28,19 @@ def page(stats: EngineStats) -> str:
     return metrics.render().decode()
 
 
-def test_what_was_before_the_run_counts_for_nothing() -> None:
+def test_values_before_the_run_do_not_count() -> None:
     wastes, host = between(sums_of_stats(BEFORE), sums_of_stats(AFTER), wall=4.0)
     assert wastes == {"device_busy": 0.75, "slot_occupancy": 0.5, "kv_utilization": 0.5}
     assert host == {"engine_host_s": 0.5, "server_host_s": 0.0}
 
 
-def test_nothing_is_said_of_what_did_not_happen() -> None:
+def test_wastes_without_steps_are_left_out() -> None:
     still = sums_of_stats(BEFORE)
     assert between(still, still, 1.0)[0] == {"device_busy": 0.0}
     assert between(still, EngineSums(0, 0, 0, 0, 0, 0), 1.0) == ({}, {}), "a new engine"
 
 
-def test_our_own_page_is_understood() -> None:
+def test_our_own_metrics_page_is_parsed() -> None:
     found = sums_of_page(parse(page(BEFORE)))
     assert found is not None
     assert found.server_seconds > 0
@@ -54,7 +54,7 @@ def test_our_own_page_is_understood() -> None:
     assert gauges(parse(page(BEFORE))) == {"device_busy": 0.1, "slot_occupancy": 0.2, "kv_utilization": 0.3}
 
 
-def test_other_pages_are_read_too() -> None:
+def test_other_metrics_pages_are_parsed() -> None:
     text = '# HELP a b\na 1\nb{x="y z",q="}"} 2.5e3 1700000000\nprocess_resident_memory_bytes 1.5e+09\nc NaN\n'
     found = parse(text)
     assert found.pop("c") != 0
@@ -90,7 +90,7 @@ async def watched(pages: Sequence[str | None], *, memory: bool = True, samples: 
         await runner.cleanup()
 
 
-def test_counters_are_read_twice() -> None:
+def test_counters_are_read_before_and_after_the_run() -> None:
     found = asyncio.run(watched([page(BEFORE), page(AFTER)]))
     assert found.source == "counters"
     assert found.wastes == {"device_busy": 0.75, "slot_occupancy": 0.5, "kv_utilization": 0.5}
@@ -106,7 +106,7 @@ def test_counters_are_read_twice() -> None:
 def test_an_engine_restart_during_the_run_is_reported() -> None:
     found = asyncio.run(watched([page(AFTER), page(BEFORE)]))
     assert (found.wastes, found.source) == ({}, None)
-    assert "started anew" in found.notes[0]
+    assert "restarted" in found.notes[0]
 
 
 def test_gauges_and_memory_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,13 +121,13 @@ def test_gauges_and_memory_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.usage == {"peak_rss_bytes": 7.0}
     wastes, memory = found.notes
     assert "sliding window" in wastes
-    assert "one process" in memory
+    assert "the process that answers" in memory
 
 
 @pytest.mark.parametrize("text", [None, "vllm:other 1\n", "<html>"])
-def test_servers_that_tell_nothing_are_left_alone(text: str | None) -> None:
+def test_servers_without_metrics_are_not_sampled(text: str | None) -> None:
     assert asyncio.run(watched([text])) == ServerUsage()
 
 
-def test_memory_that_is_known_already_is_not_asked_for() -> None:
+def test_memory_is_not_sampled_if_it_is_known() -> None:
     assert asyncio.run(watched(["process_resident_memory_bytes 5\n"], memory=False)) == ServerUsage()

@@ -27,7 +27,7 @@ def parsed(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_what_the_user_gives_is_what_the_platform_gets() -> None:
+def test_device_options_reach_the_platform() -> None:
     given = parsed("--device-option", "operators=mill", "--device-option", "graph_tokens=-3", "--threads", "2")
     assert device_options(build_config(given)) == {"operators": "mill", "graph_tokens": -3, "threads": 2}
     assert engine_options(given)["device_options"] == {"operators": "mill", "graph_tokens": -3}
@@ -59,7 +59,7 @@ class Mill:
         return TorchDevice(torch.device("cpu"), Capabilities(frozenset({"float32"}), frozenset({"float32"})))
 
 
-def test_doctor_looks_at_the_device_as_it_would_be_opened() -> None:
+def test_doctor_opens_the_device_with_the_given_options() -> None:
     parser = argparse.ArgumentParser()
     configure(parser)
     assert parser.parse_args([]).device_options == {}

@@ -42,7 +42,7 @@ def test_json_holds_every_fact(capsys: pytest.CaptureFixture[str]) -> None:
     assert (report["native"]["library"] is None) == (report["native"]["problem"] is not None)
 
 
-def test_text_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_has_the_same_facts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--platform", "sim"]) == 0
     said = capsys.readouterr().out
     for line in (
@@ -92,7 +92,7 @@ def test_a_device_that_does_not_open_is_a_fact() -> None:
     assert remedies == ["odd: the device is asleep: wake it"]
 
 
-def test_without_native_kernels_their_cost_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_native_kernels_are_reported_with_their_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "find", lambda: None)
     report = diagnose("sim")
     assert "by reference" in report["native"]["problem"]
@@ -101,12 +101,12 @@ def test_without_native_kernels_their_cost_is_told(monkeypatch: pytest.MonkeyPat
     assert any("install a compiler" in line for line in lines[lines.index("remedies") :])
 
 
-def test_little_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "host_memory", lambda: (1 << 20, 1 << 30))
     assert any("less than 1 GiB" in remedy for remedy in diagnose("sim")["remedies"])
 
 
-def test_instruction_sets_are_read_where_the_system_has_them(tmp_path: Path) -> None:
+def test_instruction_sets_are_read_if_the_system_reports_them(tmp_path: Path) -> None:
     intel = tmp_path / "intel"
     intel.write_text("processor : 0\nflags\t\t: fpu avx2 avx512_vnni fma\nflags : other\n")
     assert cpu_features(intel) == ["avx2", "fma", "avx512_vnni"]
@@ -164,7 +164,7 @@ def test_one_faulty_plugin_does_not_end_the_report(member: str, monkeypatch: pyt
     assert all("\n" not in line for line in render(report))
 
 
-def test_a_plugin_that_ends_the_program_is_one_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_plugin_that_exits_counts_as_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "plugin_that_exits.py").write_text("raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
     report = diagnose(plugins=discover([EntryPoint("exits", "plugin_that_exits", GROUP)]))

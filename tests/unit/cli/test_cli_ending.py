@@ -1,5 +1,5 @@
-"""Signals and missing streams: a command ends at once, without a word, and with all that it has started; what it can do without, it
-does without."""
+"""Signals and missing streams: a command ends at once, without a message, with all processes that it has started; it
+runs without the streams that it doesn't need."""
 
 from __future__ import annotations
 
@@ -73,17 +73,19 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("arguments", "module", "number"), MODULES, ids=str)
-def test_a_signal_at_any_moment_ends_it_in_silence(arguments: list[str], module: str, number: int, model: Path) -> None:
+def test_a_signal_ends_the_command_silently_at_any_moment(
+    arguments: list[str], module: str, number: int, model: Path
+) -> None:
     done = run(SIGNALLED, module, int(number), *(argument.format(model=model) for argument in arguments))
     assert (done.returncode, done.stderr, done.stdout) == (128 + number, "", "")
 
 
-def test_every_verb_is_tried() -> None:
+def test_every_verb_is_interrupted() -> None:
     assert {arguments[0] for arguments, _, _ in MODULES} == set(VERBS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_what_it_has_started_ends_with_it(number: int) -> None:
+def test_child_processes_end_with_the_command(number: int) -> None:
     code = """
 import os, subprocess, sys
 from headrace.cli import main as command
@@ -120,7 +122,9 @@ raise SystemExit(command.main())
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
-def test_closed_streams_are_opened_before_anything_takes_their_place(closed: tuple[int, ...], tmp_path: Path) -> None:
+def test_closed_streams_are_opened_before_another_file_takes_their_number(
+    closed: tuple[int, ...], tmp_path: Path
+) -> None:
     code = """
 import os, socket, sys
 from headrace.cli import main as command
@@ -143,7 +147,7 @@ sys.exit(command.main())
     assert done.stderr == ("" if 2 in closed else "told\n")
 
 
-def test_a_text_that_the_terminal_cannot_show_is_shown_in_part() -> None:
+def test_characters_that_the_terminal_lacks_are_replaced() -> None:
     code = """
 import sys
 from headrace.cli import main as command
@@ -163,7 +167,7 @@ sys.exit(command.main())
         ("MemoryError()", "out of memory"),
     ],
 )
-def test_what_the_machine_refuses_is_one_line(error: str, said: str) -> None:
+def test_errors_of_the_machine_are_one_line(error: str, said: str) -> None:
     code = f"""
 import sys
 from headrace.cli import main as command
@@ -175,7 +179,7 @@ sys.exit(command.main())
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {said}\n")
 
 
-def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
+def test_a_removed_working_directory(tmp_path: Path) -> None:
     code = """
 import os, sys
 os.mkdir(sys.argv[1]); os.chdir(sys.argv[1]); os.rmdir(sys.argv[1])
@@ -185,10 +189,10 @@ sys.exit(main())
 """
     done = run(code, tmp_path / "gone")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: the working directory is gone (No such file or directory)")
+    assert done.stderr.startswith("error: the working directory no longer exists (No such file or directory)")
 
 
-def test_a_reader_that_has_gone() -> None:
+def test_a_reader_that_closed_the_pipe() -> None:
     code = "import sys; from headrace.cli.main import main; sys.exit(main())"
     reading, writing = os.pipe()
     os.close(reading)

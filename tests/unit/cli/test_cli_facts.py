@@ -112,7 +112,7 @@ def test_every_platform_has_its_reason_and_a_remedy_in_one_line(found: PluginSet
     assert [len(fact["devices"]) for fact in facts.values()] == [1, 1, 0, 0]
 
 
-def test_lines_of_platforms_say_nothing_twice(found: PluginSet) -> None:
+def test_lines_of_platforms_repeat_nothing(found: PluginSet) -> None:
     lines = list(platform_lines(platform_facts(found, MILLS[0], [])))
     assert lines[0] == " *best        score 60: a wheel, turning"
     assert "  dry         unusable: no water here: open the sluice" in lines
@@ -180,7 +180,7 @@ class Locked(Mill):
         raise PlatformError("the door is locked: fetch the miller")
 
 
-def test_what_does_not_open_is_a_remedy_and_hides_no_other() -> None:
+def test_a_platform_that_does_not_open_is_a_remedy_and_hides_no_other() -> None:
     remedies: list[str] = []
     plugins = plugin_set(Locked("locked", 30, "a door"), MILLS[0])
     assert list(all_operator_facts(plugins, MILLS[0], remedies, {}, others=True)) == ["best"]

@@ -113,7 +113,7 @@ def test_a_bug_is_not_hidden(verb: Callable[..., None]) -> None:
         main(["models"])
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     program = "import sys; from headrace.cli.main import main; sys.exit(main(['models', '--json']))"
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as pipe:

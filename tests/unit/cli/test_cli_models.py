@@ -84,7 +84,7 @@ class TestPull:
         assert "not accepted" in capsys.readouterr().err
         assert pulled == []
 
-    def test_where_nobody_can_be_asked_an_option_is_needed(
+    def test_without_a_terminal_an_option_is_needed_to_accept_terms(
         self, pulled: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
@@ -100,7 +100,7 @@ class TestObtain:
         assert fetch_model(str(tmp_path)) == tmp_path
         assert pulled == []
 
-    def test_terms_hold_for_a_model_that_is_here_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_terms_apply_to_a_cached_model_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         answer(monkeypatch, "y\n")
         path = fetch_model("gemma3-270m")
         (path.parent / "terms-accepted").unlink()
@@ -118,7 +118,7 @@ class TestObtain:
 
 
 class TestModels:
-    def test_shows_what_is_here(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_shows_cached_models(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["models"]) == 0
         said = capsys.readouterr().out
         assert said.count("not here yet") == 2
@@ -140,7 +140,7 @@ class TestModels:
 
 
 class TestProgress:
-    def test_a_terminal_shows_a_bar_that_goes_away(self) -> None:
+    def test_a_terminal_shows_a_bar_and_removes_it(self) -> None:
         out = Terminal()
         with fetching_bar(out) as progress:
             progress("x", 5_000_000, 10_000_000)
@@ -148,7 +148,7 @@ class TestProgress:
         assert "fetching x" in out.getvalue()
         assert "10.0/10.0 MB" in out.getvalue()
 
-    def test_elsewhere_each_thing_is_named_once(self) -> None:
+    def test_without_a_terminal_each_file_is_named_once(self) -> None:
         out = io.StringIO()
         with fetching_bar(out) as progress:
             for done in range(5):

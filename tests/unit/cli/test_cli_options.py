@@ -50,7 +50,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1 TB", "1i", "GiB", "1..5M"])
-def test_what_is_no_size(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="2GiB"):
         parse_size(text)
 
@@ -61,9 +61,11 @@ def test_nothing_given_is_the_default_configuration() -> None:
 
 
 EVERYTHING = (
-    "m.gguf --platform p --device-index 1 --device-option a=1 --device-option b=c --threads 3 --tensor-parallel-size 2 --dtype float32 --quantize int8 "
-    "--max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 --kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching "
-    "--chat-template t.jinja --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 --cors-origin https://c.example"
+    "m.gguf --platform p --device-index 1 --device-option a=1 --device-option b=c --threads 3 --tensor-parallel-size 2 "
+    "--dtype float32 --quantize int8 --max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 "
+    "--kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching --chat-template t.jinja "
+    "--grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 "
+    "--cors-origin https://c.example --tool-format hermes --reasoning-format think"
 )
 
 
@@ -75,6 +77,7 @@ def test_every_option_has_its_place() -> None:
             "quantize": "int8",
             "max_model_len": 99,
             "chat_template": "t.jinja",
+            "grammar_backend": "mill",
             "packed_cache": 3000,
         },
         "cache": {"block_size": 32, "kv_dtype": "int8", "kv_memory": 1024, "num_blocks": 9, "prefix_caching": False},
@@ -88,11 +91,13 @@ def test_every_option_has_its_place() -> None:
             "served_model_name": "n",
             "drain_timeout": 2.5,
             "cors_origin": "https://c.example",
+            "tool_format": "hermes",
+            "reasoning_format": "think",
         },
     }
 
 
-def test_every_option_says_what_it_is() -> None:
+def test_every_option_has_a_description() -> None:
     for option in (*ENGINE.values(), *SERVER.values()):
         assert option.info.description, option.name
         assert option.info.description[0].isupper(), option.name
@@ -167,7 +172,7 @@ def test_the_form_of_the_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(None, "No such file"), ("{", "is no JSON"), ("[]", "a schema is an object, not list")]
+    ("text", "message"), [(None, "No such file"), ("{", "is not JSON"), ("[]", "a schema is an object, not list")]
 )
 def test_a_schema_that_cannot_be_read(tmp_path: Path, text: str | None, message: str) -> None:
     parser = argparse.ArgumentParser()
@@ -200,14 +205,14 @@ class TestServe:
         assert main(["serve"]) == 0
         assert seen[0][1:3] == (Path("smollm2"), None)
 
-    def test_a_wrong_option_is_told_before_anything_is_fetched(
+    def test_a_wrong_option_is_reported_before_anything_is_fetched(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(serve_command, "fetch_model", lambda name, accepted: pytest.fail("fetched"))
         assert main(["serve", "--port", "70000"]) == 2
         assert capsys.readouterr().err.startswith("error: --port 70000: ")
 
-    def test_a_model_that_is_not_there(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_missing_model(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["serve", "./no/such/model"]) == 2
         assert "smollm2, gemma3-270m" in capsys.readouterr().err
 

@@ -85,7 +85,7 @@ def test_chat_streams_deltas(server: Server) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
-def test_the_first_model_is_asked_where_none_is_named(server: Server, suffix: str) -> None:
+def test_the_first_model_is_used_if_none_is_named(server: Server, suffix: str) -> None:
     server.chunks = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}]
     source = RemoteSource(server.url + suffix)
     assert "".join(source.complete("x", PARAMS | {"top_k": 3, "stop": ("z",)})) == "ab"
@@ -99,13 +99,13 @@ def test_the_first_model_is_asked_where_none_is_named(server: Server, suffix: st
     ("status", "kind"),
     [(400, InvalidRequest), (401, InvalidRequest), (429, Overloaded), (503, Overloaded), (500, EngineDead)],
 )
-def test_refusals_keep_the_servers_words(server: Server, status: int, kind: type[Exception]) -> None:
+def test_refusals_keep_the_servers_message(server: Server, status: int, kind: type[Exception]) -> None:
     server.refusal = (status, json.dumps({"error": {"message": "because"}}).encode())
     with pytest.raises(kind, match="because"):
         list(RemoteSource(server.url, "m").complete("x", PARAMS))
 
 
-def test_a_refusal_without_words_has_its_status(server: Server) -> None:
+def test_a_refusal_without_a_message_shows_its_status(server: Server) -> None:
     server.refusal = (404, b"<html>")
     with pytest.raises(InvalidRequest, match="404"):
         RemoteSource(server.url)
@@ -119,7 +119,7 @@ def test_an_error_in_the_stream_is_raised(server: Server) -> None:
         next(pieces)
 
 
-def test_nobody_there() -> None:
+def test_no_server() -> None:
     with Server() as gone:
         url = gone.url
     with pytest.raises(ConfigError, match="is the server running"):
@@ -127,7 +127,7 @@ def test_nobody_there() -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:port"])
-def test_what_is_no_url(url: str) -> None:
+def test_invalid_urls_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="--url"):
         RemoteSource(url, "m")
 

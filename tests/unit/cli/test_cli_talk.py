@@ -97,7 +97,7 @@ def at(position: int, error: BaseException) -> Callable[[int], None]:
 
 
 class TestConversation:
-    def test_every_turn_sees_those_before(self) -> None:
+    def test_every_request_has_the_messages_before(self) -> None:
         source = FakeSource()
         _, shown = talk("one\n", "  two ", source=source, system="be brief")
         assert shown == "one\ntwo\n"
@@ -108,9 +108,9 @@ class TestConversation:
         source = FakeSource()
         talk("one", "/reset", "two", source=source, system="s")
         assert [message["content"] for message in source.asked[1]] == ["s", "two"]
-        assert "anew" in capsys.readouterr().err
+        assert "starts again" in capsys.readouterr().err
 
-    def test_quit_ends_and_empty_lines_are_nothing(self) -> None:
+    def test_quit_ends_and_empty_lines_are_ignored(self) -> None:
         conversation, shown = talk("", "  ", "a", "/quit", "b")
         assert shown == "a\n"
         assert len(conversation.messages) == 2
@@ -120,22 +120,24 @@ class TestConversation:
         assert "/reset" in capsys.readouterr().err
         assert conversation.messages == []
 
-    def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(self) -> None:
+    def test_ctrl_c_stops_the_answer_and_keeps_its_text(self) -> None:
         conversation, shown = talk("hello", "x", source=FakeSource(at(3, KeyboardInterrupt())))
         assert shown == "hel\nx\n"
         assert [message["content"] for message in conversation.messages] == ["hello", "hel", "x", "x"]
 
-    def test_ctrl_c_before_the_first_word_takes_the_question_back(self) -> None:
+    def test_ctrl_c_before_the_first_token_removes_the_question(self) -> None:
         conversation, _ = talk("hello", source=FakeSource(at(0, KeyboardInterrupt())))
         assert conversation.messages == []
 
-    def test_ctrl_c_in_a_pipe_ends_it_all(self) -> None:
+    def test_ctrl_c_in_a_pipe_ends_the_command(self) -> None:
         with pytest.raises(KeyboardInterrupt):
             talk("hello", source=FakeSource(at(3, KeyboardInterrupt())), interactive=False)
 
-    def test_what_another_message_can_mend_is_survived(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_errors_that_another_message_can_avoid_do_not_end_the_chat(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         conversation, _ = talk("hello", "", source=FakeSource(at(0, ContextOverflow("too long"))))
-        assert "error: too long; /reset starts anew" in capsys.readouterr().err
+        assert "error: too long; /reset starts again" in capsys.readouterr().err
         assert conversation.messages == []
 
     @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ class TestConversation:
             (ContextOverflow("too long"), False),
         ],
     )
-    def test_the_rest_ends_it(self, error: Exception, interactive: bool) -> None:
+    def test_other_errors_end_the_chat(self, error: Exception, interactive: bool) -> None:
         with pytest.raises(type(error)):
             talk("hello", source=FakeSource(at(0, error)), interactive=interactive)
 
@@ -162,7 +164,7 @@ class TestChat:
         assert source.asked[1][0] == {"role": "system", "content": "s"}
         assert source.closed
 
-    def test_lines_from_a_person(
+    def test_lines_from_a_terminal(
         self, source: FakeSource, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         lines = iter(["hello"])
@@ -240,7 +242,7 @@ class TestLocal:
         assert made.closed
         assert len({request.id for request in made.requests}) == 2
 
-    def test_an_answer_is_held_to_the_room_there_is(self, llm: type[FakeLLM]) -> None:
+    def test_an_answer_is_limited_to_the_room_in_the_context(self, llm: type[FakeLLM]) -> None:
         with contextlib.closing(local_source.LocalSource(Path("m"), {})) as source:
             list(source.complete("abc", PARAMS))
             list(source.complete("a" * 20, PARAMS))

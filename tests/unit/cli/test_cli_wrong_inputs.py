@@ -68,7 +68,7 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_said_in_one_short_line(what: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_short_line(what: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments, why = WRONG[what]
     error = said(arguments, capsys)
     assert why in error
@@ -79,7 +79,7 @@ def test_what_is_wrong_is_said_in_one_short_line(what: str, place: Path, capsys:
 
 
 @pytest.mark.parametrize("cache", ["text", "text/below", "/dev/null"])
-def test_a_cache_that_is_no_folder(
+def test_a_cache_path_that_is_not_a_folder(
     cache: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HEADRACE_CACHE", cache)
@@ -89,7 +89,7 @@ def test_a_cache_that_is_no_folder(
 
 
 @pytest.mark.parametrize("index", [DEEP, "{" * 5000, "[1]", "", '{"a": 3}', json.dumps({"a": [1, 2, 3, 4, 5, [[]]]})])
-def test_an_index_of_the_cache_that_is_damaged_is_made_again(index: str, tmp_path: Path) -> None:
+def test_a_damaged_cache_index_is_rebuilt(index: str, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"weights")
     (tmp_path / "contents.json").write_text(index)
@@ -98,7 +98,7 @@ def test_an_index_of_the_cache_that_is_damaged_is_made_again(index: str, tmp_pat
     assert contents.digest([file])
 
 
-def test_what_is_kept_may_be_anything(
+def test_cache_entries_may_be_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))

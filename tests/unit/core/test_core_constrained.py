@@ -112,6 +112,20 @@ def test_a_grammar_that_cannot_go_on_ends_the_request_with_the_reason() -> None:
     assert records["free"].reason == "length"
 
 
+def test_a_fault_of_a_grammar_library_ends_its_own_request() -> None:
+    class Faulty(FakeMatcher):
+        def advance(self, token: int) -> str | None:
+            raise RuntimeError("out of order")
+
+    driver = Driver()
+    add(driver, request("r", [5, 6], 50), Faulty(64))
+    add(driver, request("free", [5, 6], 9), None)
+    records = driver.run()
+    assert records["r"].reason == "error"
+    assert "RuntimeError: out of order" in str(records["r"].error)
+    assert records["free"].reason == "length"
+
+
 def test_a_stop_token_waits_for_the_text_to_be_complete() -> None:
     """The grammar always allows token 9, and complete texts have a multiple of four tokens."""
     driver = Driver()

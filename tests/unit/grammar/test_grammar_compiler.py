@@ -5,27 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
-from headrace.core.matcher import Matcher
-from headrace.errors import InvalidRequest
-from headrace.grammar.backend import GrammarVocabulary
+from headrace.conformance.grammar import END, STOP, VOCABULARY, allows, read
+from headrace.errors import InvalidRequest, Overloaded, PluginError
 from headrace.grammar.compiler import GrammarCompiler
 from headrace.grammar.llguidance_backend import LlguidanceBackend
 from headrace.types import Constraint
-
-WORDS = [bytes([i]) for i in range(256)] + [b'":', b'{"', b", ", b"true", b"<end>", b"<stop>"]
-END, STOP, WIDTH = 260, 261, 300
-
-
-def encode(text: str) -> list[int]:
-    return list(text.encode())
-
-
-VOCABULARY = GrammarVocabulary(WORDS, frozenset({END, STOP}), (END, STOP), WIDTH, encode)
 
 
 @pytest.fixture(scope="module")
@@ -37,51 +27,10 @@ def schema(value: Any, **options: Any) -> Constraint:
     return Constraint("json_schema", json.dumps(value), **options)
 
 
-def allows(matcher: Matcher, token: int) -> bool:
-    return bool(matcher.mask[token // 32] >> np.uint32(token % 32) & 1)
-
-
-def read(matcher: Matcher, text: str) -> str | None:
-    """None if the whole text is allowed, else what of it was read."""
-    for at, token in enumerate(encode(text)):
-        if matcher.stopped or not allows(matcher, token):
-            return text[:at]
-        assert matcher.advance(token) is None
-    return None
-
-
-@pytest.mark.parametrize(
-    ("constraint", "complete", "others"),
-    [
-        (Constraint("json_object"), ['{"a": [1, {}]}', "{}"], ["[]", "1", '{"a"}']),
-        (schema({"enum": ["é", 3]}), ['"é"', "3"], ['"e"', "4"]),
-        (schema({"type": "integer", "minimum": -3, "maximum": 128}), ["-3", "0", "128"], ["-4", "129", "1.5"]),
-        (schema({"type": "string", "pattern": "[0-9]"}), ['"x1y"'], ['"xy"']),
-        (schema({"type": "array", "maxItems": 2}), ["[1, 2]", "[]"], ["[1, 2, 3]"]),
-        (schema({"type": "array", "maxItems": 1}, whitespace="compact"), ["[1]"], ["[ 1]"]),
-        (schema({"anyOf": [{"type": "null"}, {"type": "boolean"}]}), ["null", "true"], ["1"]),
-        (Constraint("regex", "(ab)+c"), ["abc", "ababc"], ["ac", "abcd"]),
-        (Constraint("choice", '["yes", "no\\\\"]'), ["yes", "no\\"], ["maybe", "no"]),
-        (Constraint("gbnf", 'root ::= "a" ("b" | "c")'), ["ab", "ac"], ["ad", "a"]),
-        (Constraint("lark", 'start: "x" /[0-9]{2}/'), ["x12"], ["x1", "12"]),
-    ],
-)
-def test_what_is_enforced(
-    backend: LlguidanceBackend, constraint: Constraint, complete: list[str], others: list[str]
-) -> None:
-    compiled = backend.compile(constraint)
-    for text in complete:
-        matcher = compiled.matcher()
-        assert read(matcher, text) is None, text
-        assert matcher.accepting, text
-        if not matcher.stopped:
-            assert allows(matcher, END)
-            assert allows(matcher, STOP)
-            assert matcher.advance(STOP) is None
-            assert matcher.stopped
-    for text in others:
-        matcher = compiled.matcher()
-        assert read(matcher, text) is not None or not matcher.accepting, text
+def test_patterns_match_anywhere(backend: LlguidanceBackend) -> None:
+    compiled = backend.compile(schema({"type": "string", "pattern": "[0-9]"}))
+    assert read(compiled.matcher(), '"x1y"') is None
+    assert read(compiled.matcher(), '"xy"') is not None
 
 
 def test_ends_wait_for_a_complete_text(backend: LlguidanceBackend) -> None:
@@ -125,21 +74,6 @@ def test_what_cannot_be_enforced_is_refused(backend: LlguidanceBackend, constrai
     assert "\n" not in str(caught.value)
 
 
-def test_a_token_that_is_not_allowed_is_an_error(backend: LlguidanceBackend) -> None:
-    matcher = backend.compile(Constraint("regex", "ab")).matcher()
-    assert matcher.advance(ord("b")) is not None
-
-
-def test_matchers_of_one_grammar_are_apart(backend: LlguidanceBackend) -> None:
-    compiled = backend.compile(Constraint("regex", "ab|cd"))
-    one, other = compiled.matcher(), compiled.matcher()
-    assert one.advance(ord("a")) is None
-    assert allows(one, ord("b"))
-    assert not allows(other, ord("b"))
-    assert other.advance(ord("c")) is None
-    assert allows(other, ord("d"))
-
-
 class Counting:
     """A backend that counts, over the real one."""
 
@@ -167,6 +101,58 @@ def test_grammars_are_remembered_failures_too(backend: LlguidanceBackend) -> Non
     with pytest.raises(InvalidRequest, match="RuntimeError"):
         compiler.matchers(Constraint("regex", "fault"), 1).result(60)
     compiler.close()
+    compiler.close()
+
+
+class Slow:
+    """A backend whose grammars called `slow` take until they are released."""
+
+    def __init__(self, inner: LlguidanceBackend) -> None:
+        self.inner, self.released = inner, threading.Event()
+
+    def compile(self, constraint: Constraint) -> Any:
+        if constraint.text.startswith("slow"):
+            assert self.released.wait(60)
+        return self.inner.compile(constraint)
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_holds_up_nobody(backend: LlguidanceBackend) -> None:
+    slow = Slow(backend)
+    compiler = GrammarCompiler(lambda: slow, seconds=0.01)
+    good = Constraint("regex", "a+")
+    for at in range(4):
+        waiting = compiler.matchers(Constraint("regex", f"slow{at}"), 1)
+        with pytest.raises(InvalidRequest, match=r"takes more than 0\.01 s to compile"):
+            waiting.result(60)
+    with pytest.raises(InvalidRequest, match="takes more than"):
+        compiler.matchers(Constraint("regex", "slow0"), 1).result(0)
+    with pytest.raises(Overloaded, match="try again later"):
+        compiler.matchers(good, 1).result(60)
+    slow.released.set()
+    compiler.close()
+
+
+def test_a_cached_grammar_does_not_wait_for_one_that_is_compiled(backend: LlguidanceBackend) -> None:
+    slow = Slow(backend)
+    compiler = GrammarCompiler(lambda: slow, seconds=60)
+    good = Constraint("regex", "a+")
+    compiler.matchers(good, 1).result(60)
+    waiting = compiler.matchers(Constraint("regex", "slow"), 2)
+    assert len(compiler.matchers(good, 3).result(0)) == 3
+    assert not waiting.done()
+    slow.released.set()
+    assert len(waiting.result(60)) == 2
+    compiler.close()
+
+
+def test_a_backend_that_cannot_be_set_up_is_a_plugins_error() -> None:
+    def broken() -> Any:
+        raise OSError("no such library")
+
+    compiler = GrammarCompiler(broken)
+    for _ in range(2):
+        with pytest.raises(PluginError, match="cannot be set up: OSError: no such library"):
+            compiler.matchers(Constraint("regex", "a"), 1).result(60)
     compiler.close()
 
 

@@ -1,4 +1,5 @@
-"""`mla` against attention over expanded keys and values, written out in float64, and against transformers' DeepSeek-V3."""
+"""`mla` against attention over expanded keys and values, written out in float64, and against transformers'
+DeepSeek-V3."""
 
 from __future__ import annotations
 
@@ -74,8 +75,9 @@ def test_agrees_with_deepseek_v3_of_transformers() -> None:
     from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
 
     config = DeepseekV3Config(
-        hidden_size=64, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=32, qk_rope_head_dim=8,
-        qk_nope_head_dim=16, v_head_dim=12, num_hidden_layers=1, max_position_embeddings=64, attn_implementation="eager",
+        hidden_size=64, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=32,
+        qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=12, num_hidden_layers=1, max_position_embeddings=64,
+        attn_implementation="eager",
     )  # fmt: skip
     torch.manual_seed(0)
     layer, tokens = v3.DeepseekV3Attention(config, 0).eval(), 21

@@ -1,4 +1,5 @@
-"""Optional operators: a device's own form where it has one, else the reference, told once and only where it is called."""
+"""Optional operators: a device's own form where it has one, else the reference, told once and only where it is
+called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The scans over a recurrent state: against the recurrence in float64, against transformers, and to the bit however a prompt is cut."""
+"""The scans over a recurrent state: against the recurrence in float64, against transformers, and to the bit however a
+prompt is cut."""
 
 from __future__ import annotations
 

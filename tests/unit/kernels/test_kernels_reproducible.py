@@ -1,4 +1,5 @@
-"""A row's bits depend on its own data alone: not on the batch, its place in it, the chunking or the number of threads."""
+"""A row's bits depend on its own data alone: not on the batch, its place in it, the chunking or the number of
+threads."""
 
 from __future__ import annotations
 
@@ -109,8 +110,10 @@ def _part(batch: Batch, first: int, last: int, sequence: int) -> Batch:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_attention_alone_chunked_and_on_two_threads(seed: int, threads: Callable[[int], None]) -> None:
-    """Each sequence alone, in random chunks, against all in one batch. Keys of later tokens are in the cache already, as
-    they are for nobody in a cold run: they must not matter."""
+    """Each sequence alone, in random chunks, against all in one batch.
+
+    Keys of later tokens are in the cache already, as they are for nobody in a cold run: they must not matter.
+    """
     rng = np.random.default_rng(seed)
     shape = random.Shape((1, 37, 1, 70), (130, 5, 0, 20), int(rng.choice([16, 32, 128])))
     kv_heads, group, size = int(rng.integers(1, 4)), int(rng.integers(1, 5)), int(rng.choice([8, 20, 64, 128]))

@@ -175,7 +175,8 @@ def test_an_embedding_follows_its_table() -> None:
 
 
 def test_a_maximum_that_is_never_infinite_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch-xla's is, which begins at the least finite number: rows whose tokens are all forbidden choose among all."""
+    """As torch-xla's is, which begins at the least finite number: rows whose tokens are all forbidden choose among
+    all."""
     draws = (BY_NAME["sample"].generate(np.random.default_rng(seed), CPU, "float32") for seed in range(100))
     given = next(draw for draw in draws if len(draw["logits"]) > 2)
     given["logits"][0] = -torch.inf

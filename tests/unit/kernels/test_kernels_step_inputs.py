@@ -67,3 +67,10 @@ def test_the_guide_shows_the_table() -> None:
     shown = {name: (dtype, dims.strip("[]`")) for names, dtype, dims in rows for name in re.findall(r"`(\w+)`", names)}
     for one in STEP_INPUTS.values():
         assert shown[one.name] == (one.dtype, ", ".join(one.dims)), one.name
+
+
+def test_a_bucket_that_says_nothing_of_biases_and_masks_keeps_them() -> None:
+    arrays = plan_arrays(dummy_plan(), VOCAB)
+    padded = pad_arrays(arrays, Bucket(8, 2, 8, 3), 9)
+    assert padded["allowed"].shape == arrays["allowed"].shape == (1, 3)
+    assert padded["bias_row"].shape == (0,)

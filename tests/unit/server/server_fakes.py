@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ import httpx
 from fastapi import FastAPI
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
+from headrace.client.output import TextStream
 from headrace.client.validate import validated
 from headrace.config import Config
 from headrace.engine.stats import EngineStats, EngineTotals
@@ -30,10 +32,24 @@ LIMITS = EngineInfo("/nowhere", CONTEXT, VOCAB, (), "fake", "float32", "float32"
 STATS = EngineStats(SchedulerStats(2, 3, 10, 20, 30, 400, 1, 5, 6), 16, 7, 0.5, 0.25, 0.75, totals=TOTALS)
 
 
+class ByteStream:
+    """Whole characters as their bytes come."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return self._decoder.decode(bytes([token_id]))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
 class ByteTokenizer:
     """Token ids are bytes; 256 is the start of a text."""
 
     eos_token_ids: Sequence[int] = ()
+    template_source = '{{ tools }} <tool_call> "arguments"'
 
     def __init__(self) -> None:
         self.rendered: list[dict[str, Any]] = []
@@ -47,6 +63,9 @@ class ByteTokenizer:
 
     def token_text(self, token_id: int) -> str:
         return "<s>" if token_id == BOS else bytes([token_id]).decode(errors="replace")
+
+    def stream(self, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = ()) -> TextStream:
+        return ByteStream()
 
     async def apply_chat_template_async(
         self,

@@ -192,7 +192,6 @@ def test_template_arguments():
         ({"messages": [{**user("a"), "tool_calls": [{"function": {"name": "f"}}]}]}, "messages[0].tool_calls"),
         ({"messages": [{**user("a"), "audio": {"id": "x"}}]}, "messages[0].audio"),
         ({"messages": [{**user("a"), "contnt": "x"}]}, "messages[0].contnt"),
-        ({"tools": [{**TOOL, "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "now"}}}, "tool_choice"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),

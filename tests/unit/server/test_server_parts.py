@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from server_fakes import FakeClient
+from server_fakes import ByteTokenizer, FakeClient
 
 from headrace.client.api import GenerateRequest, LogprobEntry, Output, Usage
 from headrace.config import Config
@@ -276,7 +276,7 @@ def test_a_model_given_as_a_folder_has_the_folders_name(given, tmp_path, monkeyp
 def test_white_space_around_a_key_is_none_of_it(tmp_path, monkeypatch):
     for key in ("k y\n", " k y", "\tk y\r\n"):
         config = Config.model_validate({"server": {"api_key": key}})
-        assert make_context(FakeClient(), None, config).api_key == b"k y"
+        assert make_context(FakeClient(), ByteTokenizer(), config).api_key == b"k y"
         assert _with_path(config, tmp_path).server.api_key == "k y"
         monkeypatch.setenv("HEADRACE_API_KEY", key)
         assert _with_path(Config(), tmp_path).server.api_key == "k y"
@@ -293,11 +293,14 @@ def test_white_space_around_a_key_is_none_of_it(tmp_path, monkeypatch):
 )
 def test_a_key_that_no_client_can_send_is_refused(key, message):
     with pytest.raises(ConfigError, match=message):
-        make_context(FakeClient(), None, Config.model_validate({"server": {"api_key": key}}))
+        make_context(FakeClient(), ByteTokenizer(), Config.model_validate({"server": {"api_key": key}}))
 
 
 def test_a_server_keeps_running_if_its_ready_line_cannot_be_written():
-    code = "import sys; from headrace.server.lifecycle import _print_line as p; p('ready'); sys.stdout.flush(); sys.exit(5)"
+    code = (
+        "import sys; from headrace.server.lifecycle import _print_line; "
+        "_print_line('ready'); sys.stdout.flush(); sys.exit(5)"
+    )
     reading, writing = os.pipe()
     os.close(reading)
     try:

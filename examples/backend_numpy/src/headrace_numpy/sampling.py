@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
-from headrace.types import NO_TOKEN
+from headrace.types import NO_CHOICE, NO_TOKEN, NOT_FINITE
 
 __all__ = ["sample"]
 
@@ -26,8 +26,13 @@ def sample(logits: Array, inputs: SampleInputs, batch: Batch, num_logprobs: int)
     top_ids, top_logprobs = np.zeros((padded, width), np.int32), np.zeros((padded, width), np.float32)
     for row in range(rows):
         token = int(given.target[row])
+        if not _sound(logits[row]):
+            tokens[row] = NOT_FINITE  # an error ends the request, and nobody reads its scores
+            continue
         if token == NO_TOKEN:
             token = tokens[row] = _choose(raw[row], given, row)
+            if token == NO_CHOICE:
+                continue
             if given.position[row] < given.history.shape[1]:
                 given.history[given.slot[row], given.position[row]] = token
         if num_logprobs < 0:
@@ -46,10 +51,15 @@ def _finite(logits: Array) -> Array:
     return np.where(np.isneginf(clean.max(-1, keepdims=True)), np.float32(0), clean)
 
 
+def _sound(logits: Array) -> bool:
+    """No NaN, no +inf, and something that is not -inf."""
+    return bool(np.all(logits < np.inf) and np.any(logits > -np.inf))
+
+
 def _choose(raw: Array, inputs: Any, row: int) -> int:
     logits = _constrain(raw, inputs, row)
     if np.isneginf(logits.max()):
-        logits = raw
+        return NO_CHOICE
     temperature = np.float32(inputs.temperature[row])
     if temperature < _GREEDY_BELOW:
         return int(logits.argmax())

@@ -1,9 +1,10 @@
 // Causal attention over the paged cache, for decode and chunked prefill alike.
 //
-// One algorithm a (query, head) row, whatever shares the step: keys in segments of 256 aligned to absolute positions. Within a
-// segment scores are summed over d in order, their maximum is taken, and the values are summed over keys in order; segments
-// are joined in ascending order as in an online softmax (arXiv:2205.14135). What a row doesn't see adds exact zeros. So the bits
-// don't depend on the tile of rows, on the chunk, or on whether segments were computed by one thread or by several.
+// One algorithm a (query, head) row, whatever shares the step: keys in segments of 256 aligned to absolute positions.
+// Within a segment scores are summed over d in order, their maximum is taken, and the values are summed over keys in
+// order; segments are joined in ascending order as in an online softmax (arXiv:2205.14135). What a row doesn't see adds
+// exact zeros. So the bits don't depend on the tile of rows, on the chunk, or on whether segments were computed by one
+// thread or by several.
 #include "cpu_tile.h"
 
 namespace {
@@ -18,8 +19,8 @@ struct Unit {
 
 // The units of a step, the same list in every thread. Sequences of one tile may be split over segments.
 //
-// Neighbours of one token each whose tables begin with the same blocks are a bundle: the segments in those blocks are read once
-// for all of them, and every member's states are joined in order of segments as if it had read them alone.
+// Neighbours of one token each whose tables begin with the same blocks are a bundle: the segments in those blocks are
+// read once for all of them, and every member's states are joined in order of segments as if it had read them alone.
 struct Plan {
     const Args *a;
     const hr_ctx *ctx;
@@ -82,7 +83,8 @@ struct Plan {
     }
 
 private:
-    // Segments that lie in the blocks with which the tables of s and t begin alike, `most` at most; whole ones before both ends.
+    // Segments that lie in the blocks with which the tables of s and t begin alike, `most` at most; whole ones before
+    // both ends.
     int64_t alike(int64_t s, int64_t t, int64_t most) const {
         int64_t width = ctx->sizes[HR_TABLE], whole = a->context_lens[t] / SEGMENT, n = 0;
         if (whole < most) most = whole;

@@ -1,5 +1,5 @@
-// Groups of cached keys and values as the products take them: float32, or bfloat16 pairs where the processor multiplies those.
-// The conversion from every stored type is exact.
+// Groups of cached keys and values as the products take them: float32, or bfloat16 pairs where the processor multiplies
+// those. The conversion from every stored type is exact.
 #ifndef HEADRACE_ATTENTION_PANEL_H
 #define HEADRACE_ATTENTION_PANEL_H
 #include "cpu_product.h"
@@ -82,7 +82,8 @@ HR_INLINE const uint32_t *panel_of(const hr_kv *kv, const char *stored, bool key
     return room;
 }
 
-// A copy of a value panel in which keys from `present` on are zero: what was never written may hold anything, and 0 times NaN is NaN.
+// A copy of a value panel in which keys from `present` on are zero: what was never written may hold anything, and 0
+// times NaN is NaN.
 HR_INLINE const uint32_t *clear_absent(const uint32_t *panel, int64_t padded, bool pairs, int64_t present, uint32_t *room) {
     int64_t words = (pairs ? 8 : 16) * padded, kept = (pairs ? present / 2 : present) * padded;
     if (room != panel) memcpy(room, panel, (size_t)words * 4);

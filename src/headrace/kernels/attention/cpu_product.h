@@ -1,5 +1,6 @@
-// The matrix products of attention: MR rows of A, each a row of scalars (or of bfloat16 pairs), times NV vectors of columns.
-// Each element of the result is one chain of multiply-adds in the order of k, so tiles of any size give the same bits.
+// The matrix products of attention: MR rows of A, each a row of scalars (or of bfloat16 pairs), times NV vectors of
+// columns. Each element of the result is one chain of multiply-adds in the order of k, so tiles of any size give the
+// same bits.
 #ifndef HEADRACE_ATTENTION_PRODUCT_H
 #define HEADRACE_ATTENTION_PRODUCT_H
 #include "simd.h"
@@ -17,8 +18,8 @@ constexpr int NV = W == 8 ? 2 : 4;            // 64 columns with AVX-512, 16 els
 constexpr int GROUP_VECTORS = 16 / W;         // vectors of the 16 keys of a group
 constexpr int NG = NV / GROUP_VECTORS > 0 ? NV / GROUP_VECTORS : 1;
 
-// acc[r][v] += a[r][k] * b[v][k], k ascending. `a` and `b` hold 32-bit steps (a float or a pair); vector v of step k stands at
-// b[v] + k * stride. `Pairs` takes the bfloat16 dot product.
+// acc[r][v] += a[r][k] * b[v][k], k ascending. `a` and `b` hold 32-bit steps (a float or a pair); vector v of step k
+// stands at b[v] + k * stride. `Pairs` takes the bfloat16 dot product.
 template <bool Pairs, int R, int V>
 HR_INLINE void multiply(vf (&acc)[R][V], const uint32_t *a, int64_t lda, int64_t steps, const uint32_t *const (&b)[V],
                         int64_t stride) {
@@ -64,8 +65,8 @@ void score_groups(const uint32_t *q, int64_t ldq, int64_t steps, const uint32_t 
     }
 }
 
-// R rows of weights over `count` groups of values, V vectors of columns from `column` on, joined to the rows' running sums:
-// out = out * keep[r] + sum * take[r].
+// R rows of weights over `count` groups of values, V vectors of columns from `column` on, joined to the rows' running
+// sums: out = out * keep[r] + sum * take[r].
 template <bool Pairs, int R, int V>
 void mix_groups(const uint32_t *p, int64_t ldp, const uint32_t *const *groups, int64_t count, int64_t padded, int64_t column,
                 const float *keep, const float *take, float *out) {

@@ -1,4 +1,5 @@
-// A tile: the rows (token, query head) of one sequence that share a KV head, and their state while segments of keys pass by.
+// A tile: the rows (token, query head) of one sequence that share a KV head, and their state while segments of keys
+// pass by.
 #ifndef HEADRACE_ATTENTION_TILE_H
 #define HEADRACE_ATTENTION_TILE_H
 #include "cpu_panel.h"
@@ -66,7 +67,8 @@ struct Tile {
         }
         load_queries();
     }
-    // The tokens of `members` sequences of one token each, for segments that they all see whole and that lie in the same blocks.
+    // The tokens of `members` sequences of one token each, for segments that they all see whole and that lie in the
+    // same blocks.
     Tile(const Args *args, hr_ctx *ctx, int64_t s, int64_t head, int64_t members) : Tile(args, ctx, s, head) {
         tokens = members;
         for (int64_t i = 0; i < tokens; i++) {
@@ -186,8 +188,8 @@ struct Tile {
         }
     }
 
-    // Row r's scores over n groups from position `first` on: what belongs to them is added, what it doesn't see is taken out,
-    // and the maximum is found anew.
+    // Row r's scores over n groups from position `first` on: what belongs to them is added, what it doesn't see is
+    // taken out, and the maximum is found anew.
     template <bool Extras> void adjust(int64_t r, int64_t first, int64_t n, const float *ks) {
         float *s = m.s + r * SEGMENT;
         int64_t lo = start(r) - first, hi = position(r) + 1 - first, count = 16 * n;
@@ -204,8 +206,8 @@ struct Tile {
         }
         top[r] = high;
     }
-    // The maxima of rows [begin, end), and the factors that join this segment to those before. `unit`: from scores to exponents
-    // of 2.
+    // The maxima of rows [begin, end), and the factors that join this segment to those before. `unit`: from scores to
+    // exponents of 2.
     void settle(int64_t begin, int64_t end, float unit) {
         for (int64_t r = begin; r < end; r++) now[r] = hmax(top[r]) * unit;
         for (int64_t r = begin; r < end; r += W) {

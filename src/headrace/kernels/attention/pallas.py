@@ -1,8 +1,8 @@
-"""Ragged paged attention on a TPU: decodes and chunks of prompts in one kernel, from the cache's pages.
+"""Ragged paged attention on a TPU: decodes and chunks of prompts in one kernel, read from the pages of the cache.
 
-A grid step is a tile of queries of one sequence. It walks over the pages that its queries see, with the next page's copy under way
-while one is computed, in an online softmax (arXiv:2205.14135). Query heads of one KV head stand together, so that a page is read once
-for all of them.
+A grid step is a tile of queries of one sequence. It walks the pages that its queries see in an online softmax
+(arXiv:2205.14135), and copies the next page while it computes one. The query heads of one KV head are adjacent, so that
+a page is read once for all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["attention", "tile_rows"]
 
 Array = Any
 _NEVER = -1e30
-"""For what is masked: finite, so that a row that sees nothing yet makes no NaN."""
+"""The score of masked keys: finite, so that a row without a visible key gives no NaN."""
 _LANES = 128
 
 
@@ -31,7 +31,7 @@ class _Shape(NamedTuple):
     window: int | None
     soft_cap: float | None
     group: int
-    """Query heads a KV head."""
+    """Query heads per KV head."""
     page: int
     heads: int
     quantized: bool
@@ -40,7 +40,7 @@ class _Shape(NamedTuple):
 
 
 def tile_rows(tokens: int, sequences: int, group: int) -> int:
-    """Queries of a tile: one where the bucket holds decodes alone, else what makes about 128 rows of a product."""
+    """Queries per tile: one if the bucket holds only decodes, otherwise enough for about 128 rows of a product."""
     if tokens <= 2 * sequences:
         return 1
     return max(8, min(128 // group, 1 << (tokens - 1).bit_length()))
@@ -65,8 +65,11 @@ def attention(
     tile: int = 1,
     interpret: Any = False,
 ) -> Array:
-    """[T, Hq d] in q's dtype of q [T, Hq d]. `query_start` [S + 1], `positions` [T], `block_tables` [S, B] int32; keys and values
-    [N, Hk, page, d or more: a page is copied by whole lanes], for int8 with scales [N, Hk, page]; `sinks` and `alibi` [Hq] float32 or None. Rows of padding hold anything."""
+    """Attention of q [T, Hq d]: [T, Hq d] in q's dtype. Rows of padding are undefined.
+
+    `query_start` [S + 1], `positions` [T] and `block_tables` [S, B] are int32. Keys and values are [N, Hk, page, d],
+    with d padded to complete lanes; int8 has scales [N, Hk, page]. `sinks` and `alibi` are float32 [Hq] or None.
+    """
     heads, page, size = keys.shape[1:]
     group = q.shape[1] // (heads * head_dim)
     work = tiles(query_start, positions, tile)
@@ -139,7 +142,7 @@ def _kernel(shape: _Shape, sequence: Any, first: Any, count: Any, tables: Any, q
         peak[...] = jnp.full_like(peak, _NEVER) if sinks is None else jnp.broadcast_to(sinks[...], peak.shape)
         norm[...] = jnp.full_like(norm, 0.0 if sinks is None else 1.0)
 
-        def turn(page: Any, carry: Any) -> Any:
+        def visit(page: Any, carry: Any) -> Any:
             def ahead() -> None:
                 for copy in copies(page + 1):
                     copy.start()
@@ -152,7 +155,7 @@ def _kernel(shape: _Shape, sequence: Any, first: Any, count: Any, tables: Any, q
                 _page(shape, head, start, page * shape.page, q, held, alibi, (total, peak, norm))
             return carry
 
-        lax.fori_loop(lowest, last + 1, turn, None)
+        lax.fori_loop(lowest, last + 1, visit, None)
         out[0] = (total[...] / norm[..., :1]).astype(out.dtype)
 
     pl.when(count[step] > 0)(compute)
@@ -161,7 +164,7 @@ def _kernel(shape: _Shape, sequence: Any, first: Any, count: Any, tables: Any, q
 def _page(
     shape: _Shape, head: int, start: Any, base: Any, q: Any, held: list[Any], alibi: Any, sums: tuple[Any, ...]
 ) -> None:
-    """One head's queries meet one page's keys."""
+    """Add one page's keys to the state of one head's queries."""
     total, peak, norm = sums
     narrow = jnp.bfloat16 if q.dtype == jnp.bfloat16 else jnp.float32
     key, value = held[0][head].astype(narrow), held[1][head].astype(narrow)
@@ -190,6 +193,6 @@ def _page(
 
 
 def _product(a: Any, b: Any, contract: int) -> Any:
-    """float32 a b^T (1) or a b (0)."""
+    """The float32 product a b^T (`contract` 1) or a b (0)."""
     exact = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return lax.dot_general(a, b, (((1,), (contract,)), ((), ())), preferred_element_type=jnp.float32, precision=exact)

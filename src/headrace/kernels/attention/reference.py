@@ -15,7 +15,7 @@ __all__ = ["KEYS", "attention"]
 
 Tensor = torch.Tensor
 KEYS = SPAN
-"""Keys of a step of the softmax: positions 64 j to 64 j + 63, whatever the cache's block size."""
+"""Keys per step of the softmax: positions 64 j to 64 j + 63, independently of the cache's block size."""
 
 
 def attention(
@@ -29,9 +29,12 @@ def attention(
     sinks: Tensor | None,
     alibi: Tensor | None,
 ) -> Tensor:
-    """[T, Hq d] in q's dtype. Query p stands in row p mod 8 of its sequence's tile p div 8, and meets ascending groups of 64
-    keys in an online softmax (arXiv:2205.14135); a group that it sees nothing of is left out. So a query's arithmetic
-    is the same in every batch and chunk."""
+    """[T, Hq d] in q's dtype; see `ops.Ops.attention`.
+
+    The query at position p is row p mod 8 of its sequence's tile p div 8. It is multiplied with ascending groups of 64
+    keys in an online softmax (arXiv:2205.14135); groups without a visible key are skipped. So a query's arithmetic is
+    the same in every batch and chunk.
+    """
     tokens, shape = int(batch.sizes[0]), kv.layout.layers[layer]
     heads = q.shape[1] // shape.head_dim
     tiles = QueryTiles(q[:tokens].float().view(tokens, heads, shape.head_dim), batch, shape.num_kv_heads)

@@ -12,11 +12,11 @@ __all__ = ["QUERIES", "QueryTiles"]
 
 Tensor = torch.Tensor
 QUERIES = 8
-"""Positions of a tile. All are computed, so that a decode pays for what it does not use."""
+"""Positions per tile. All of them are computed, even for a decode, which uses only one."""
 
 
 class QueryTiles:
-    """Queries [T, Hq, d] in tiles of 8 positions of one sequence; a KV head's G query heads share its product."""
+    """Queries [T, Hq, d] in tiles of 8 positions of one sequence; the G query heads of a KV head share one product."""
 
     def __init__(self, q: Tensor, batch: Batch, kv_heads: int) -> None:
         tokens, heads, size = q.shape
@@ -32,8 +32,10 @@ class QueryTiles:
         self._used, self._at, self._values = self._tile, self._tile, q
 
     def scores(self, rows: Tensor, kv: TorchKV, layer: int, keys: Tensor) -> Tensor:
-        """[rows, Hq, keys]: products of the queries `rows` with their own sequence's keys at positions `keys`. Also
-        fetches the values for `mix`."""
+        """[rows, Hq, keys]: products of the queries `rows` with their sequence's keys at positions `keys`.
+
+        Also reads the values for `mix`.
+        """
         self._used, self._at = torch.unique(self._tile[rows], return_inverse=True)
         self._row_now = self._row[rows]
         sequences, which = torch.unique(self._sequence[self._used], return_inverse=True)
@@ -42,7 +44,7 @@ class QueryTiles:
 
         def fetch(store: list[Tensor], scales: list[Tensor]) -> Tensor:
             x = paged.span(store, scales, layer, tables, int(keys[0]) // paged.SPAN)
-            if absent.any():  # what was never written may hold anything, and 0 times NaN is NaN
+            if absent.any():  # memory that was never written may hold NaN, and 0 times NaN is NaN
                 x = x.masked_fill(absent[:, None, :, None], 0.0)
             return (x if len(sequences) == len(which) else x[which]).flatten(0, 1)
 
@@ -51,7 +53,7 @@ class QueryTiles:
         return self._unfold(product)[self._at, self._row_now]
 
     def mix(self, part: Tensor) -> Tensor:
-        """[rows, Hq, d]: weights [rows, Hq, keys] of the rows last scored, times those values."""
+        """[rows, Hq, d]: weights [rows, Hq, keys] of the rows of the last `scores` call, times their values."""
         grid = part.new_zeros(len(self._used), QUERIES, *part.shape[1:])
         grid[self._at, self._row_now] = part
         return self._unfold(torch.bmm(self._fold(grid).flatten(0, 1), self._values))[self._at, self._row_now]

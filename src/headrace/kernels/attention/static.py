@@ -1,7 +1,7 @@
-"""`attention` for compilers of whole steps, in plain torch: every key of a block table at once, behind a mask.
+"""`attention` for compilers of complete steps, in plain torch: all keys of a block table at once, with a mask.
 
-Each token fetches its own sequence's keys, so memory grows with T times the length of a table: for devices without a paged
-kernel, and for tests.
+Each token reads its sequence's keys, so memory grows with T times the length of a table. This form is for devices
+without a paged kernel, and for tests.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def attention(
     part = torch.exp(score - peak)
     norm = part.sum(-1, keepdim=True)
     norm = norm if sink is None else norm + torch.exp(sink - peak)
-    # What was never written may hold anything, and 0 times NaN is NaN.
+    # Memory that was never written may hold NaN, and 0 times NaN is NaN.
     shown = values[sequence].masked_fill(absent.transpose(2, 3), 0.0)
     return (torch.einsum("tkgl,tkld->tkgd", part, shown) / norm).flatten(1).to(q.dtype)
 

@@ -1,6 +1,8 @@
-"""Triton form of `attention`: decodes split over their keys, chunks of prompts by tiles of queries, in one batch.
+"""Triton form of `attention`: decodes are split over their keys, prompts are computed by tiles of queries, in one
+batch.
 
-Which sequence is which is read on the device, so nothing waits for it and a captured graph serves every batch of its size.
+The kind of each sequence is read on the device, so that the host need not wait and a captured graph fits every batch of
+its size.
 """
 
 from __future__ import annotations
@@ -31,13 +33,15 @@ __all__ = [
 
 Tensor = torch.Tensor
 SPLIT = 512
-"""Keys of a split, whatever the batch."""
+"""Keys per split, independently of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiling:
-    """What a program does at a time: rows of queries (a group of heads each) against keys. Decodes have their own where results
-    may depend on the batch."""
+    """The tile of a program: rows of queries (a group of heads each) times keys.
+
+    Decodes have a separate tile if results may depend on the batch.
+    """
 
     rows: int
     keys: int
@@ -48,7 +52,8 @@ class AttentionTiling:
 
 
 def attention_tiling(pad: int, group: int, wide: bool, alibi: bool, config: LaunchConfig) -> AttentionTiling:
-    """For heads of `pad` elements; as much as registers hold, where float32 (`wide`), long heads and slopes take more."""
+    """The tiling for heads of `pad` elements: as large as registers allow. float32 (`wide`), long heads and slopes need
+    more registers."""
     roomy = config.tile == 64
     if wide:
         rows, keys, threads = next_power(group, 16), 32 if roomy else 16, 128 if roomy else 512
@@ -70,17 +75,18 @@ def decode_kernel(
     WINDOW: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr,
     BLOCK: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a sequence of one query, KV head and split; parts [S, Hq, splits] and [S, Hq, splits, SIZE]."""
+    """One program per sequence with one query, KV head and split; parts [S, Hq, splits] and [S, Hq, splits, SIZE]."""
     # Grid (sequences, KV heads, splits). `q` is [T, Hq, SIZE], `keys` and `values` one layer's
     # [blocks, KV_HEADS, BLOCK, SIZE], their scales [blocks, KV_HEADS, BLOCK] or None, `block_tables` [S, table_width],
     # `query_start` [S + 1]. The tile of queries is the GROUP of query heads that share this KV head, padded to ROWS
-    # rows: one read of a key serves them all.
-    # The program walks the keys of its split, SPLIT positions from split * SPLIT on, KEYS at a time (`attend`): it
-    # looks up each position's block in the table, so that pages may lie anywhere. It leaves the peak of the scores, the
-    # sum of their exponentials and the weighted sum of the values; combine_kernel merges the splits. Splits are what
-    # gives a decode step enough programs: without them a long context would keep one multiprocessor busy. A window
-    # starts inside a split at a multiple of KEYS, so that groups of keys stay the same absolute positions. Sequences
-    # with several queries, and splits past the context, end at once: the grid is that of the largest batch.
+    # rows: each key is read once for all of them.
+    # The program walks the keys of its split, SPLIT positions from split * SPLIT on, KEYS at a time (`attend`). It
+    # looks up each position's block in the table, so that blocks may be anywhere. It stores the peak of the scores, the
+    # sum of their exponentials and the weighted sum of the values; combine_kernel merges the splits. Splits give a
+    # decode step enough programs: without them a long context would occupy only one multiprocessor. A window starts
+    # inside a split at a multiple of KEYS, so that groups of keys stay the same absolute positions. Programs for
+    # sequences with several queries, and for splits past the context, end at once: the grid is that of the largest
+    # batch.
     seq, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start, context = tl.load(query_start + seq), tl.load(context_lens + seq)
     low, high = split * SPLIT, tl.minimum(split * SPLIT + SPLIT, context)
@@ -108,13 +114,13 @@ def combine_kernel(
     context_lens: tensor, window: int, splits: int, Q_HEADS: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr,
     KEYS: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a sequence of one query and head: its splits in ascending order."""
+    """One program per sequence with one query and head: merges its splits in ascending order."""
     # Grid (sequences, query heads). `part_out` [S, Hq, splits, SIZE], `part_peak` and `part_norm` [S, Hq, splits], all
-    # float32, are what decode_kernel left; `out` is [T, Hq, SIZE], and a sequence of one query has the row
+    # float32, are the results of decode_kernel; `out` is [T, Hq, SIZE], and a sequence with one query has the row
     # query_start[seq].
-    # The program walks the splits that hold a seen key, lowest first, and merges each into its state; the order is
-    # fixed, so a result's bits do not depend on which split was ready first. Splits before a window are not read:
-    # nobody wrote them. A sink joins at the end (`finish`).
+    # The program walks the splits that hold a visible key, lowest first, and merges each into its state. The order is
+    # fixed, so a result's bits do not depend on which split was ready first. Splits before a window are not read,
+    # because they were not written. A sink is added at the end (`finish`).
     seq, head = tl.program_id(0), tl.program_id(1)
     start, context = tl.load(query_start + seq), tl.load(context_lens + seq)
     if tl.load(query_start + seq + 1) - start == 1:
@@ -134,7 +140,7 @@ def combine_kernel(
 
 @jit
 def _sequence_of(query_start: tensor, seqs: tensor, tile: tensor, TILE: tl.constexpr) -> tensor:
-    """The sequence of a tile: sequence s has its tiles from query_start[s] div TILE + s on."""
+    """The sequence of a tile, by bisection: the tiles of sequence s begin at query_start[s] div TILE + s."""
     low, high = tile * 0, seqs
     while high - low > 1:
         middle = (low + high) // 2
@@ -151,15 +157,15 @@ def prefill_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
     KEYS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a tile of TILE queries and KV head; sequences of one query are left to decode_kernel."""
+    """One program per tile of TILE queries and KV head; sequences with one query are computed by decode_kernel."""
     # Grid (tiles of queries, KV heads). Pointers as in decode_kernel; `out` is [T, Hq, SIZE], `sizes` holds the true
-    # counts of tokens and of sequences. Queries of all sequences lie one after the other, and tiles are numbered
-    # through the batch: sequence s owns the tiles from query_start[s] div TILE + s on, one more than it may need, so
+    # counts of tokens and of sequences. The queries of all sequences follow each other, and tiles are numbered through
+    # the batch: the tiles of sequence s begin at query_start[s] div TILE + s. It may have one more than it needs, so
     # that a tile never spans two sequences. The owner is found by bisection on the device; surplus tiles end at once.
     # TILE queries times GROUP heads are the ROWS of the matrix product.
     # The program walks the keys that its queries may see, from the start (of the window) to its last query, in splits
-    # of SPLIT and groups of KEYS just as decodes do, and merges each split into its state: so a token gets the same
-    # bits in a whole prompt, in a chunk and decoded. Scores above the diagonal are masked, not skipped: only the last
+    # of SPLIT and groups of KEYS like decodes, and merges each split into its state. So a token gets the same bits in a
+    # complete prompt, in a chunk and in a decode. Scores above the diagonal are masked, not skipped: only the last
     # groups have any.
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     seq = _sequence_of(query_start, tl.load(sizes + 1), tile, TILE)
@@ -274,6 +280,5 @@ def _decode(
     config.launch(decode_kernel, (seqs, kv_heads, splits), args, step.decode_warps, step.stages)
     names = ("query_start", "context_lens", "window", "SIZE", "PAD", "KEYS", "SPLIT", "WINDOW")
     args = {name: shared[name] for name in names}
-    config.launch(
-        combine_kernel, (seqs, heads), {**args, **parts, "out": out, "sinks": sinks, "splits": splits, "Q_HEADS": heads}, 1, 1
-    )  # fmt: skip
+    args |= {**parts, "out": out, "sinks": sinks, "splits": splits, "Q_HEADS": heads}
+    config.launch(combine_kernel, (seqs, heads), args, 1, 1)

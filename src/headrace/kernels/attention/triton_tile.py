@@ -1,8 +1,8 @@
-"""One tile of queries against one run of keys: what decode and prefill share, so that both give the same bits.
+"""One tile of queries against one range of keys, shared by decode and prefill, so that both give the same bits.
 
-Keys are met in groups of KEYS in an online softmax (arXiv:2205.14135) that starts anew every SPLIT keys; the splits of a query
-are then merged in ascending order. Group and split boundaries are absolute positions, and a group of which a row sees nothing
-changes nothing in it, so a query's arithmetic depends on neither the batch nor the chunking.
+Keys are processed in groups of KEYS in an online softmax (arXiv:2205.14135) that starts again every SPLIT keys; the
+splits of a query are then merged in ascending order. Group and split boundaries are absolute positions, and a group
+without a visible key does not change a row. So a query's arithmetic depends on neither the batch nor the chunking.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ def load_queries(
     q: tensor, alibi: tensor, start: tensor, first: tensor, count: tensor, kv_head: tensor, TILE: tl.constexpr,
     GROUP: tl.constexpr, Q_HEADS: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """(queries [ROWS, PAD], rows of q, heads, which are there, local index, slopes): row r is query r div GROUP of the tile, head r mod GROUP."""
+    """(queries [ROWS, PAD], rows of q, heads, valid rows, local index, slopes).
+
+    Row r is query r div GROUP of the tile, head r mod GROUP.
+    """
     row, dim = tl.arange(0, ROWS), tl.arange(0, PAD)
     local = first + row // GROUP
     head = kv_head * GROUP + row % GROUP
@@ -40,7 +43,7 @@ def attend(
     window: tensor, ALIBI: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """(peak [ROWS], norm [ROWS], out [ROWS, PAD]) of keys low … high - 1; low is a multiple of KEYS."""
+    """(peak [ROWS], norm [ROWS], out [ROWS, PAD]) of keys low to high - 1; low is a multiple of KEYS."""
     peak, norm, out = start_state(ROWS, PAD)
     dim = tl.arange(0, PAD)
     for first in range(low, high, KEYS):
@@ -76,13 +79,13 @@ def attend(
 
 @jit
 def start_state(ROWS: tl.constexpr, PAD: tl.constexpr) -> tensor:
-    """No key seen yet."""
+    """The state before the first key."""
     return tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, PAD], tl.float32)
 
 
 @jit
 def merge(peak: tensor, norm: tensor, out: tensor, peak2: tensor, norm2: tensor, out2: tensor) -> tensor:
-    """The state of both runs of keys."""
+    """The state of two ranges of keys together."""
     top = tl.maximum(peak, peak2)
     safe = tl.where(top == float("-inf"), 0.0, top)
     old, new = tl.exp(peak - safe), tl.exp(peak2 - safe)
@@ -91,7 +94,7 @@ def merge(peak: tensor, norm: tensor, out: tensor, peak2: tensor, norm2: tensor,
 
 @jit
 def finish(peak: tensor, norm: tensor, out: tensor, sinks: tensor, head: tensor, there: tensor) -> tensor:
-    """Mean of the values; a sink joins the denominator as one more key without a value."""
+    """The weighted mean of the values; a sink is added to the denominator like a key without a value."""
     if sinks is not None:
         sink = tl.load(sinks + head, there, 0.0).to(tl.float32)
         peak, norm, out = merge(peak, norm, out, sink, tl.zeros_like(norm) + 1.0, tl.zeros_like(out))

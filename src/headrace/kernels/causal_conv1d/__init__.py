@@ -1,4 +1,4 @@
-"""The short causal convolution in front of a linear-attention or state-space scan."""
+"""The short causal convolution before a linear-attention or state-space scan."""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ Tensor = torch.Tensor
 
 
 def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, batch: Batch, state: Tensor) -> Tensor:
-    """[T, D] in x's dtype. The taps are added in ascending order, from the oldest input on."""
+    """[T, D] in x's dtype. The taps are added in ascending order, beginning with the oldest input."""
     tokens, seqs, taps = int(batch.sizes[0]), int(batch.sizes[1]), weight.shape[1]
     start, seq = batch.query_start[: seqs + 1].long(), batch.token_seq[:tokens].long()
     slots, fresh, kernel = batch.slots[:seqs].long(), x[:tokens].float(), weight.float()
     before = batch.context_lens[:seqs].long() - (start[1:] - start[:-1])
 
     def inputs(sequence: Tensor, index: Tensor) -> Tensor:
-        """[…, D] of tokens `index` of this call, negative ones of earlier calls; zeros ahead of the sequence."""
+        """The inputs of tokens `index` of this call, […, D]. Negative: of earlier calls. Zeros before the sequence."""
         old = state[slots[sequence], (index + taps - 1).clamp(0, taps - 2)].float()
         old = torch.where((before[sequence] + index < 0).unsqueeze(-1), 0.0, old)
         here = (start[sequence] + index).clamp(0, max(tokens - 1, 0))

@@ -1,4 +1,5 @@
-"""Triton form of `causal_conv1d`: every token by itself, then the last inputs of each sequence into the pool."""
+"""Triton form of `causal_conv1d`: every token separately, then the last inputs of each sequence are stored in the
+pool."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ __all__ = ["causal_conv1d", "conv_kernel", "conv_state_kernel"]
 
 Tensor = torch.Tensor
 _BLOCK = 256
-"""Channels of a program."""
+"""Channels per program."""
 
 
 @jit
@@ -24,7 +25,7 @@ def load_input(
     x: tensor, state: tensor, start: tensor, index: tensor, before: tensor, slot: tensor, dim: tensor,
     DIM: tl.constexpr, TAPS: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """float32: token `index` of this call, a negative one of earlier calls; zeros ahead of the sequence."""
+    """The float32 input of token `index` of this call. Negative: of earlier calls. Zeros before the sequence."""
     new = tl.load(x + (start + index) * DIM + dim, dim < tl.where(index >= 0, DIM, 0), 0.0).to(tl.float32)
     kept = state + (slot * (TAPS - 1) + index + TAPS - 1) * DIM + dim
     old = tl.load(kept, dim < tl.where((index < 0) & (before + index >= 0), DIM, 0), 0.0).to(tl.float32)
@@ -37,13 +38,13 @@ def conv_kernel(
     query_start: tensor, positions: tensor, slots: tensor, SILU: tl.constexpr, DIM: tl.constexpr, TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a token and block of channels."""
+    """One program per token and block of channels."""
     # Grid (tokens, blocks of BLOCK channels). `x` and `out` are [T, DIM], `weight` [DIM, TAPS], `state`
     # [slots, TAPS - 1, DIM]: the last inputs of a sequence, oldest first. A program adds the TAPS inputs up to its
-    # token, oldest first, each times its weight. An input before this call's first token comes from `state`, one before
-    # the sequence counts as zero (`load_input`), so cutting a prompt changes no bit. Channels do not meet: there is no
-    # tile beyond the vector of channels. Only conv_state_kernel writes `state`, in a launch of its own after this one
-    # has read it.
+    # token, oldest first, each times its weight. An input before this call's first token is read from `state`, one
+    # before the sequence counts as zero (`load_input`), so splitting a prompt changes no bit. Channels are independent:
+    # the tile is a vector of channels. Only conv_state_kernel writes `state`, in a separate launch after this one has
+    # read it.
     token = tl.program_id(0)
     if token < tl.load(sizes):
         seq = tl.load(token_seq + token)
@@ -68,7 +69,8 @@ def conv_state_kernel(
     x: tensor, state: tensor, query_start: tensor, context_lens: tensor, slots: tensor, DIM: tl.constexpr,
     TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a sequence and block of channels. A row is read from a later one or from x, so ascending order is safe."""
+    """One program per sequence and block of channels. A row is read from a later row or from x, so ascending order is
+    safe."""
     seq = tl.program_id(0)
     start = tl.load(query_start + seq).to(tl.int64)
     count = tl.load(query_start + seq + 1) - start

@@ -1,5 +1,5 @@
-// Collectives between processes of one machine, as kernels: all_reduce and all_gather over a shared segment, and what a table that
-// is split over ranks needs.
+// Collectives between processes of one machine, as kernels: all_reduce and all_gather over a shared segment, and what a
+// table that is split over ranks needs.
 #include <string.h>
 
 #include "segment.h"

@@ -1,8 +1,8 @@
 // Memory that the ranks of one machine share: a line a rank, then two slots a rank.
 //
-// A rank copies its part into a slot of its own, says so in its line's turn, waits until every rank has, and reads all slots in rank
-// order: sums have the same bits on every rank and in every run. The next turn uses the other slot; the one after it finds the
-// first free, since no rank comes to a turn before it has read the slots of the previous one.
+// A rank copies its part into a slot of its own, says so in its line's turn, waits until every rank has, and reads all
+// slots in rank order: sums have the same bits on every rank and in every run. The next turn uses the other slot; the
+// one after it finds the first free, since no rank comes to a turn before it has read the slots of the previous one.
 #ifndef HEADRACE_SEGMENT_H
 #define HEADRACE_SEGMENT_H
 #include <fcntl.h>
@@ -116,8 +116,9 @@ inline int32_t meet(const hr_segment *s, u32 turn, int64_t bytes) {
     return error;
 }
 
-// `put(slot, begin, bytes)` and then `take(turn, begin, bytes)` for every part of `bytes` that fits a slot; `begin` counts bytes. Both
-// are called in every part of the team. Odd phases wait for the other ranks, the one thing in a kernel that waits.
+// `put(slot, begin, bytes)` and then `take(turn, begin, bytes)` for every part of `bytes` that fits a slot; `begin`
+// counts bytes. Both are called in every part of the team. Odd phases wait for the other ranks, the one thing in a
+// kernel that waits.
 template <class Put, class Take>
 inline void exchange(const hr_segment *s, hr_ctx *ctx, int64_t bytes, Put put, Take take) {
     Line *own = line_of(s, s->rank);

@@ -19,7 +19,7 @@ _BLOCK = 1024
 
 @jit
 def embedding_kernel(ids: tensor, table: tensor, out: tensor, width: int, scale: float, BLOCK: tl.constexpr) -> None:
-    """out [T, width] = table[ids] * scale; a program a token and BLOCK columns."""
+    """out [T, width] = table[ids] * scale; one program per token and BLOCK columns."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -31,8 +31,10 @@ def embedding_kernel(ids: tensor, table: tensor, out: tensor, width: int, scale:
 def embedding(
     ids: torch.Tensor, table: Weight, scale: float, first_row: int | None = None, *, config: LaunchConfig
 ) -> torch.Tensor:
-    """See `ops.Ops.embedding`; in the configuration's type. Of a quantized table the rows asked for are dequantized by its scheme,
-    on the device and without waiting for it."""
+    """See `ops.Ops.embedding`; the result has the configuration's type.
+
+    The requested rows of a quantized table are dequantized on the device by its scheme, without waiting for the device.
+    """
     if first_row is not None:
         return of_part(lambda own: embedding(own, table, scale, config=config), ids, first_row, table.shape[0])
     if table.parts or table.scheme not in _DENSE:

@@ -1,4 +1,4 @@
-"""SiLU or GELU of one half, times the other (arXiv:2002.05202)."""
+"""The gated activation: SiLU or GELU of the first half of a row, times the second half (arXiv:2002.05202)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gated_activation` for compilers of whole steps."""
+"""`gated_activation` for compilers of complete steps."""
 
 from __future__ import annotations
 

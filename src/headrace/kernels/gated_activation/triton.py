@@ -18,7 +18,7 @@ _BLOCK = 1024
 
 @jit
 def activate(gate: tensor, KIND: tl.constexpr) -> tensor:
-    """float32 in and out."""
+    """The activation `KIND` of `gate`; float32 in and out."""
     if KIND == "silu":
         return gate / (1.0 + tl.exp(-gate))
     if KIND == "gelu":
@@ -28,7 +28,7 @@ def activate(gate: tensor, KIND: tl.constexpr) -> tensor:
 
 @jit
 def gate_kernel(x: tensor, out: tensor, width: int, KIND: tl.constexpr, BLOCK: tl.constexpr) -> None:
-    """[rows, 2 width] to [rows, width], contiguous; a program a row and BLOCK columns."""
+    """[rows, 2 width] to [rows, width], contiguous; one program per row and BLOCK columns."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

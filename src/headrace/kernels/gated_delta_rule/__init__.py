@@ -1,4 +1,4 @@
-"""The gated delta rule's scan (Gated DeltaNet, arXiv:2412.06464), as Qwen3-Next's linear attention calls it."""
+"""The scan of the gated delta rule (Gated DeltaNet, arXiv:2412.06464), used by Qwen3-Next's linear attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reference of `gated_delta_rule`: the recurrence itself, a token at a time."""
+"""Reference of `gated_delta_rule`: the recurrence itself, token by token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gated_delta_rule(
     scale: float,
     normalise: bool,
 ) -> Tensor:
-    """[T, Hv dv] in qkv's dtype. All sequences step together; every operation is of single elements or a `tree_sum`."""
+    """[T, Hv dv] in qkv's dtype. All sequences step together; every operation is elementwise or a `tree_sum`."""
     tokens, (_, heads, dk, dv) = int(batch.sizes[0]), state.shape
     q, rest = torch.split(qkv[:tokens].float(), [num_k_heads * dk, num_k_heads * dk + heads * dv], 1)
     run = unroll(batch, pending, torch.cat([rest, decay[:tokens].float(), strength[:tokens].float()], 1))
@@ -40,8 +40,8 @@ def gated_delta_rule(
     for step in range(run.rows.shape[1]):
         active, key = step < run.total, keys[:, step].unsqueeze(-2)
         faded = now * fades[:, step, :, None, None]
-        told = tree_sum(faded.transpose(-1, -2) * key)
-        write = (values[:, step] - told) * betas[:, step].unsqueeze(-1)
+        known = tree_sum(faded.transpose(-1, -2) * key)
+        write = (values[:, step] - known) * betas[:, step].unsqueeze(-1)
         now = torch.where(active.view(-1, 1, 1, 1), faded + key.transpose(-1, -2) * write.unsqueeze(-2), now)
         out[:, step] = tree_sum(now.transpose(-1, -2) * queries[:, step].unsqueeze(-2))
         if (step + 1) % CHUNK == 0:

@@ -1,9 +1,9 @@
-"""Triton form of `gated_delta_rule`: a chunk at a time by matrix products, decodes and prompts alike.
+"""Triton form of `gated_delta_rule`: chunk by chunk with matrix products, for decodes and prompts.
 
-Within a chunk of C tokens the writes u solve (I + A) u = beta (v - e^G K S), A_ij = beta_i e^(G_i - G_j) k_i k_j for j < i and G
-the running sum of the log decays (the WY form of arXiv:2412.06464); then o = e^G Q S + (Q K^T e^(G_i - G_j)) u, and the chunk's
-last token leaves S. Row i of each takes from rows up to i alone, and a token that is not there yet counts as zeros, so the
-rows of an unfinished chunk have the bits that they will have in the full one.
+Within a chunk of C tokens the writes u solve (I + A) u = beta (v - e^G K S), with A_ij = beta_i e^(G_i - G_j) k_i k_j
+for j < i, and G the running sum of the log decays (the WY form of arXiv:2412.06464). Then o = e^G Q S +
+(Q K^T e^(G_i - G_j)) u, and the state S is that after the chunk's last token. Row i uses only rows up to i, and tokens
+that are not computed yet count as zeros. So the rows of an unfinished chunk have the same bits as in the full chunk.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Tensor = torch.Tensor
 
 @jit
 def solve(a: tensor, u: tensor, CHUNK: tl.constexpr) -> tensor:
-    """u with (I + a) u = the u given, a strictly lower triangular: rows in ascending order."""
+    """Solve (I + a) x = u for x, with a strictly lower triangular: rows in ascending order."""
     row = tl.arange(0, CHUNK)
     for i in range(1, CHUNK):
         factor = tl.sum(tl.where((row == i)[:, None], a, 0.0), 0)
-        told = tl.sum(factor[:, None] * u, 0)
-        u = tl.where((row == i)[:, None], u - told[None, :], u)
+        known = tl.sum(factor[:, None] * u, 0)
+        u = tl.where((row == i)[:, None], u - known[None, :], u)
     return u
 
 
 @jit
 def length(x: tensor, NORMALISE: tl.constexpr) -> tensor:
-    """Sums of squares, or nothing."""
+    """The sum of squares of each row; zeros if the operator doesn't normalize."""
     wide = x.to(tl.float32)
     return tl.sum(wide * wide, 1) if NORMALISE else tl.zeros([x.shape[0]], tl.float32)
 
@@ -49,7 +49,7 @@ def leave(
     row: tensor, fresh: tensor, old: tensor, live: tensor, v_in: tensor, WIDTH: tl.constexpr, SKIP: tl.constexpr,
     KEPT: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PIECE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The state after a full chunk: faded, and each write u to its key as far as that is `left`."""
+    """Update the state after a full chunk: multiply it by `fade` and add each write u to its key, times `left`."""
     for first in range(0, DK, PIECE):
         kd = first + tl.arange(0, PIECE)
         k = load_rows(qkv, own, token, first_k, row, fresh, old, kd, kd < DK, WIDTH, SKIP, KEPT)
@@ -67,18 +67,20 @@ def delta_kernel(
     HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PART: tl.constexpr, PIECE: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a sequence, value head and PART columns of its state, which stays in memory and is met PIECE rows at a time. Reads
-    `pending`, which keep_kernel writes afterwards."""
+    """One program per sequence, value head and PART columns of its state.
+
+    The state stays in memory and is read PIECE rows at a time. `pending` is read here and written later by keep_kernel.
+    """
     # Grid (sequences, value heads, parts of PART columns). `qkv` is [T, 2 K_HEADS DK + HEADS DV]: queries, keys,
     # values. `state` is [slots, HEADS, DK, DV] in float32, `pending` [slots, CHUNK, KEPT]: keys, values, decay and
-    # strength of an unfinished chunk. Columns of a state do not meet, so each program owns PART of them and computes
-    # what all columns share (K K^T, Q K^T) itself.
-    # The program walks the chunks from the one that holds its first new token, in order. Rows of that chunk that
-    # earlier calls saw come from `pending`, the others from `qkv` (`load_rows`): every chunk is computed whole, at
+    # strength of an unfinished chunk. The columns of a state are independent, so each program owns PART of them; it
+    # computes the products that all columns share (K K^T, Q K^T) itself.
+    # The program walks the chunks in order, from the one that holds its first new token. Rows of that chunk from
+    # earlier calls are read from `pending`, the others from `qkv` (`load_rows`): every chunk is computed completely, at
     # absolute positions. In a chunk it walks DK in pieces of PIECE rows for the four products with keys, queries and
-    # the old state, solves for the writes u, stores the outputs of new tokens, and only for a full chunk updates the
-    # state (`leave`, a second walk over DK). The state stays in memory: in registers it would leave none for the
-    # products. In chunk 0 it counts as zeros and is not read, so that nobody need clear a slot.
+    # the old state, solves for the writes u, stores the outputs of new tokens, and updates the state only for a full
+    # chunk (`leave`, a second walk over DK). The state stays in memory, because the products need the registers. In
+    # chunk 0 it counts as zeros and is not read, so that slots need not be cleared.
     WIDTH: tl.constexpr = 2 * K_HEADS * DK + HEADS * DV
     KEPT: tl.constexpr = K_HEADS * DK + HEADS * DV + 2 * HEADS
     SKIP: tl.constexpr = K_HEADS * DK
@@ -96,7 +98,7 @@ def delta_kernel(
         for chunk in range(before // CHUNK, (context + CHUNK - 1) // CHUNK):
             token, fresh, old = rows_of(chunk, before, context, start, CHUNK)
             kk, qk = tl.zeros([CHUNK, CHUNK], tl.float32), tl.zeros([CHUNK, CHUNK], tl.float32)
-            told, seen = tl.zeros([CHUNK, PART], tl.float32), tl.zeros([CHUNK, PART], tl.float32)
+            known, seen = tl.zeros([CHUNK, PART], tl.float32), tl.zeros([CHUNK, PART], tl.float32)
             k_size, q_size = tl.zeros([CHUNK], tl.float32), tl.zeros([CHUNK], tl.float32)
             live = tl.where(chunk > 0, DK, 0)
             for first in range(0, DK, PIECE):
@@ -107,7 +109,7 @@ def delta_kernel(
                 part = tl.load(s + kd[:, None] * DV, (kd < live)[:, None] & v_in[None, :], 0.0).to(k.dtype)
                 kk = tl.dot(k, tl.trans(k), kk, input_precision="ieee")
                 qk = tl.dot(q, tl.trans(k), qk, input_precision="ieee")
-                told = tl.dot(k, part, told, input_precision="ieee")
+                known = tl.dot(k, part, known, input_precision="ieee")
                 seen = tl.dot(q, part, seen, input_precision="ieee")
                 k_size, q_size = k_size + length(k, NORMALISE), q_size + length(q, NORMALISE)
             v = load_rows(qkv, own, token, K_HEADS * DK + head * DV, row, fresh, old, vd, v_in, WIDTH, SKIP, KEPT)
@@ -121,7 +123,7 @@ def delta_kernel(
             fade, between = tl.exp(total), tl.exp(tl.where(upto, total[:, None] - total[None, :], 0.0))
             between *= k_size[None, :]
             a = tl.where(below, kk * between * (beta * k_size)[:, None], 0.0)
-            u = (v.to(tl.float32) - told * (fade * k_size)[:, None]) * beta[:, None]
+            u = (v.to(tl.float32) - known * (fade * k_size)[:, None]) * beta[:, None]
             u = solve(a, u, CHUNK).to(v.dtype)
             mix = tl.where(upto, qk * between * q_size[:, None], 0.0).to(v.dtype)
             result = tl.dot(mix, u, seen * (fade * q_size)[:, None], input_precision="ieee")
@@ -130,8 +132,8 @@ def delta_kernel(
             if chunk * CHUNK + CHUNK <= context:
                 end = tl.sum(tl.where(row == CHUNK - 1, total, 0.0), 0)
                 leave(
-                    qkv, own, s, u, k_size * tl.exp(end - total), tl.exp(end), token, k_head * DK, row, fresh, old, live,
-                    v_in, WIDTH, SKIP, KEPT, DK, DV, PIECE,
+                    qkv, own, s, u, k_size * tl.exp(end - total), tl.exp(end), token, k_head * DK, row, fresh, old,
+                    live, v_in, WIDTH, SKIP, KEPT, DK, DV, PIECE,
                 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The first half of a gated MLP as one operator: the product with gate and up, and the activation of it."""
+"""The first half of a gated MLP as one operator: the product with gate and up, and its gated activation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPEC = OpSpec(
 
 
 def compose(ops: Any) -> Any:
-    """The operator out of the two that it stands for."""
+    """The operator composed of `linear` and `gated_activation`."""
 
     def gated_linear(x: Any, weight: Any, kind: str) -> Any:
         return ops.gated_activation(ops.linear(x, weight), kind)

@@ -1,8 +1,8 @@
 """How schemes quantize the inputs of a product: every function rounds to the format and back, in float32.
 
-Scales follow compressed-tensors, whose checkpoints ask for them: a symmetric scale is the largest magnitude over half the
-format's range (127.5 for int8, 448 for E4M3, 6 for E2M1), and every scale comes from one row alone, so that a row's result
-does not depend on its company.
+Scales follow compressed-tensors, whose checkpoints ask for them: a symmetric scale is the largest magnitude over half
+the format's range (127.5 for int8, 448 for E4M3, 6 for E2M1), and every scale comes from one row alone, so that a row's
+result does not depend on its company.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def _fp8_group128(x: Tensor, weight: Weight) -> Tensor:
 
 
 def _power_of_two(size: Tensor, mantissa: int, largest_exponent: int) -> Tensor:
-    """The E8M0 scale that compressed-tensors picks: the magnitude's exponent, rounded up once its mantissa exceeds what the
-    format could still round down to, less the format's own largest exponent."""
+    """The E8M0 scale that compressed-tensors picks: the magnitude's exponent, rounded up once its mantissa exceeds what
+    the format could still round down to, less the format's own largest exponent."""
     bits = size.view(torch.int32) + (1 << (23 - mantissa - 1))
     exponent = (bits >> 23) - 127 - largest_exponent
     return torch.ldexp(torch.ones_like(size), exponent.clamp(-127, 127))

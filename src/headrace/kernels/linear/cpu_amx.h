@@ -1,9 +1,9 @@
 // Products on tile registers (AMX). Sixteen rows of a panel are a B tile as they lie, sixteen prepared rows an A tile.
 //
-// Integer sums are exact, so here tiles and vectors give the same bits, and tiles take only products of many rows. A tile adds
-// bfloat16 products in an order of its own (even and odd columns apart, 32 columns at a time): those are on tiles whatever the
-// number of rows, so that a row has the same bits alone and in a crowd. An output is one row of A and one column of B: what else
-// shares the tile does not enter.
+// Integer sums are exact, so here tiles and vectors give the same bits, and tiles take only products of many rows. A
+// tile adds bfloat16 products in an order of its own (even and odd columns apart, 32 columns at a time): those are on
+// tiles whatever the number of rows, so that a row has the same bits alone and in a crowd. An output is one row of A
+// and one column of B: what else shares the tile does not enter.
 #ifndef HEADRACE_LINEAR_AMX_H
 #define HEADRACE_LINEAR_AMX_H
 
@@ -43,7 +43,8 @@ class Shapes {
     ~Shapes() {
         if (key) _tile_release();
     }
-    // Sums in 0 to 3, of which the last one's are `rest` rows (1 to 16); A in 4 and 5, the last one in 6; B, 64 bytes deep, in 7.
+    // Sums in 0 to 3, of which the last one's are `rest` rows (1 to 16); A in 4 and 5, the last one in 6; B, 64 bytes
+    // deep, in 7.
     void columns_of_sums(int64_t tiles, int64_t rest) {
         if (key == 32 * tiles + rest) return;
         for (int i = 0; i < TILES; i++) set(i, i == tiles - 1 ? rest : 16, 64);
@@ -63,7 +64,8 @@ class Shapes {
     }
 };
 
-// 64 bytes of each row of A times a B tile a step, added to the sums; T of A's tiles, the last as short as the shapes say.
+// 64 bytes of each row of A times a B tile a step, added to the sums; T of A's tiles, the last as short as the shapes
+// say.
 template <bool Float, int T>
 inline void add_products(const uint8_t *w, int64_t steps, const char *x, int64_t stride, char *sums) {
 #define HR_TIMES(c, a)                              \
@@ -175,8 +177,8 @@ template <class Codes, int J, int End> HR_INLINE void expand_bytes(Codes codes, 
     }
 }
 
-// 64 columns at a time, one integer sum over all of them. Where half a tile is missing at the end it is zeros, and the inputs
-// that meet them are bytes of the row's step.
+// 64 columns at a time, one integer sum over all of them. Where half a tile is missing at the end it is zeros, and the
+// inputs that meet them are bytes of the row's step.
 template <class Codes> inline void amx_i8_row(const hr_part *part, const uint8_t *panel, int64_t wide, Rows in, const Out &out) {
     Shapes shapes;
     alignas(64) uint8_t w[TILE_STEPS * 1024];

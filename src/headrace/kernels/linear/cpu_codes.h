@@ -6,7 +6,8 @@
 
 namespace {
 
-// A class a layout of codes. `get<J>(p)`: columns 4 J to 4 J + 3 of the step that starts at p. The step is 16 or 32 columns.
+// A class a layout of codes. `get<J>(p)`: columns 4 J to 4 J + 3 of the step that starts at p. The step is 16 or 32
+// columns.
 struct Codes4 {
     static constexpr int BITS = 4;
     static constexpr bool SMALL = true;
@@ -120,8 +121,8 @@ HR_INLINE void expand_quad(Codes codes, const uint8_t *p, F offset, F scale, F a
     }
 }
 
-// Float values of columns [begin, end) of a panel, [columns][16]; begin is a multiple of 32, what lies beyond `end` in the
-// last step is written, too.
+// Float values of columns [begin, end) of a panel, [columns][16]; begin is a multiple of 32, what lies beyond `end` in
+// the last step is written, too.
 template <class Codes>
 inline void expand_codes(const hr_part *part, const uint8_t *panel, int64_t begin, int64_t end, float *out) {
     Codes codes = Codes::make(part);

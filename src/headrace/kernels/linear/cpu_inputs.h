@@ -32,8 +32,8 @@ HR_INLINE float largest(const float *x, int64_t n) {
 
 HR_INLINE vf clamp(vf x, float low, float high) { return vmin(vmax(x, vset(low)), vset(high)); }
 
-// To the nearest float with `mantissa` bits after the leading one, ties to even, at exponents of `least` and above; below,
-// steps stay as they are there.
+// To the nearest float with `mantissa` bits after the leading one, ties to even, at exponents of `least` and above;
+// below, steps stay as they are there.
 HR_INLINE vf round_short(vf x, int mantissa, int least) {
     vi e = (vi)((vu)vabs(x) >> 23);
     vi low = iset(least + 127);
@@ -48,8 +48,8 @@ HR_INLINE float one(vf x) { return x[0]; }
 
 HR_INLINE float never_zero(float scale) { return scale == 0.0f ? 1.1920928955078125e-7f : scale; }
 
-// 2^e as compressed-tensors picks it for a group of E2M1 values: the mantissa is rounded at its first bit, and 2 is E2M1's
-// own largest exponent.
+// 2^e as compressed-tensors picks it for a group of E2M1 values: the mantissa is rounded at its first bit, and 2 is
+// E2M1's own largest exponent.
 HR_INLINE float mxfp4_scale(float size) {
     uint32_t bits;
     memcpy(&bits, &size, 4);
@@ -191,7 +191,8 @@ inline void bf16_row(const float *x, int64_t columns, uint16_t *out) {
     for (; i < columns; i++) out[i] = to_bf16(x[i]);
 }
 
-// E4M3 values over their scales, which follow: one a row, or one every `step` columns. Plain inputs are rounded to bfloat16.
+// E4M3 values over their scales, which follow: one a row, or one every `step` columns. Plain inputs are rounded to
+// bfloat16.
 inline void fp8_row(const hr_input *in, float *x, int64_t columns, uint16_t *out, float *scales) {
     int64_t step = in->step ? in->step : columns, share = shared_columns(in->kind, columns);
     float scale = 1.0f;

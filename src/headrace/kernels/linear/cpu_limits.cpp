@@ -1,4 +1,5 @@
-// What this machine can do at most: reading memory, and products on registers alone. `headrace bench` sets kernels against it.
+// What this machine can do at most: reading memory, and products on registers alone. `headrace bench` sets kernels
+// against it.
 #include "cpu_panel.h"
 
 struct hr_limit_args {

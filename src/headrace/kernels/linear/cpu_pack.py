@@ -1,9 +1,9 @@
 """From a checkpoint's weight to the form that the native kernels read: packed once, kept beside the weight.
 
-`pack` chooses the arithmetic: `float32` multiplies dequantized weights exactly; `bfloat16` lets bfloat16 (and float32) weights
-meet inputs rounded to bfloat16, and FP8 weights those or the FP8 inputs that their scheme asks for; `int8` also lets integer
-weights meet inputs rounded to int8, by groups of 32 (16 where a scale covers 16 columns) or as the scheme says, or split into
-two int8 (`Weight.wide_inputs`).
+`pack` chooses the arithmetic: `float32` multiplies dequantized weights exactly; `bfloat16` lets bfloat16 (and float32)
+weights meet inputs rounded to bfloat16, and FP8 weights those or the FP8 inputs that their scheme asks for; `int8` also
+lets integer weights meet inputs rounded to int8, by groups of 32 (16 where a scale covers 16 columns) or as the scheme
+says, or split into two int8 (`Weight.wide_inputs`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class InputArgs(ctypes.Structure):
 class PartArgs(ctypes.Structure):
     _fields_ = (
         ("panels", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("panel_bytes", "scale_at", "super_at", "min_at", "min_super_at", "row_sum_at")),
+        *((name, ctypes.c_int64) for name in ("panel_bytes", "scale_at", "super_at")),
+        *((name, ctypes.c_int64) for name in ("min_at", "min_super_at", "row_sum_at")),
         *((name, ctypes.c_int32) for name in ("rows", "column", "code", "scale", "min", "arith", "group", "step")),
         *((name, ctypes.c_int32) for name in ("offset_bits", "input")),
         ("factor", ctypes.c_float),
@@ -172,7 +173,10 @@ class PackedWeight:
 
     @staticmethod
     def load(header: dict[str, Any], buffers: Sequence[Tensor]) -> PackedWeight:
-        """The inverse of `dump`. Buffers are kept, not copied: uint8 panels, int32 orders, float32 bias, aligned to 64 bytes."""
+        """The inverse of `dump`.
+
+        Buffers are kept, not copied: uint8 panels, int32 orders, float32 bias, aligned to 64 bytes.
+        """
         panels = iter(buffers)
         orders = iter(buffers[len(header["parts"]) :])
         parts = []

@@ -22,9 +22,9 @@ _log = logging.getLogger(__name__)
 class Coded:
     """A matrix whose elements are (code - 2^offset_bits) * scale + addend, or table[code] in place of the difference.
 
-    `scales` are float16, float32 or E8M0 bytes (uint8) [N, G]; or int8 [N, G], times `scale_super` float16 [N, S]. `minimum`
-    is the addend in the type of `scales`; for int8 scales int8, times `minimum_super`, and to be subtracted. `zeros` (uint8
-    or int8 [N, G]) in its place stand for an addend of -zero * scale.
+    `scales` are float16, float32 or E8M0 bytes (uint8) [N, G]; or int8 [N, G], times `scale_super` float16 [N, S].
+    `minimum` is the addend in the type of `scales`; for int8 scales int8, times `minimum_super`, and to be subtracted.
+    `zeros` (uint8 or int8 [N, G]) in its place stand for an addend of -zero * scale.
     """
 
     codes: Tensor
@@ -86,7 +86,8 @@ def _bit_planes(packed: Tensor, count: int, step: int) -> Tensor:
 
 
 def _simple(bits: int, offset_bits: int, minimum: bool) -> Callable[[Weight], Coded]:
-    """Blocks of 32: a float16 scale, a float16 minimum, four bytes of fifth bits, halves of codes, each where there is one."""
+    """Blocks of 32: a float16 scale, a float16 minimum, four bytes of fifth bits, halves of codes, each where there is
+    one."""
 
     def reader(weight: Weight) -> Coded:
         rows, columns = weight.shape
@@ -206,7 +207,8 @@ def _iq4_xs(weight: Weight) -> Coded:
 
 
 def _columns_in_order(weight: Weight, groups: int) -> Tensor | bool | None:
-    """None where groups are runs; the order that makes them so; False where they cannot be or are too odd for a step."""
+    """None where groups are runs; the order that makes them so; False where they cannot be or are too odd for a
+    step."""
     columns = weight.shape[1]
     if columns % groups or (groups > 1 and columns // groups % 16):
         return False

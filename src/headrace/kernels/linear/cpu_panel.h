@@ -35,9 +35,9 @@ struct Rows {
     int64_t stride, count;
 };
 
-// Calls the tile with as many rows as it takes, then with half of that, down to one. Tiles of one and two rows wait for their own
-// sums: where all the smaller ones would follow, a whole one is cheaper, over rows some of which it computes for a second time. (Products
-// of codes have other work to do meanwhile.)
+// Calls the tile with as many rows as it takes, then with half of that, down to one. Tiles of one and two rows wait for
+// their own sums: where all the smaller ones would follow, a whole one is cheaper, over rows some of which it computes
+// for a second time. (Products of codes have other work to do meanwhile.)
 template <int R, class Tile> HR_INLINE void for_tiles_from(int64_t r, int64_t rows, const Tile &tile) {
     for (; r + R <= rows; r += R) tile.template run<R>(r);
     if (Tile::TWICE && R > 2 && rows >= R && rows - r == R - 1) return tile.template run<R>(rows - R);
@@ -104,7 +104,8 @@ struct TileBf16 {
     }
 };
 
-// A chunk of E4M3 as bfloat16 pairs. Sums of earlier columns wait in the output: bare ones where there is one scale a row.
+// A chunk of E4M3 as bfloat16 pairs. Sums of earlier columns wait in the output: bare ones where there is one scale a
+// row.
 struct TileF8 {
     static constexpr bool TWICE = false;
     const uint8_t *w;

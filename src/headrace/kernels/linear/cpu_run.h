@@ -1,5 +1,5 @@
-// A weight against many rows, for the operators that do something with the result: rows are prepared once for all panels, work is
-// dealt to parts, and each panel is read once for a block of rows.
+// A weight against many rows, for the operators that do something with the result: rows are prepared once for all
+// panels, work is dealt to parts, and each panel is read once for a block of rows.
 #ifndef HEADRACE_LINEAR_RUN_H
 #define HEADRACE_LINEAR_RUN_H
 #include "cpu_panel.h"
@@ -106,7 +106,8 @@ template <class Work> void run_many(LinearRun &run, int64_t total, int64_t fit, 
     if (run.first + run.count < total) hr_again(run.ctx);
 }
 
-// work(run, unit, begin, end) for each of work.units(run) and every row, x[rows ? rows[i] : i]; Work::ROOM floats are `run.room`.
+// work(run, unit, begin, end) for each of work.units(run) and every row, x[rows ? rows[i] : i]; Work::ROOM floats are
+// `run.room`.
 template <class Work> void run_linear(const hr_linear_args *args, const int32_t *rows, hr_ctx *ctx, const Work &work) {
     const hr_packed *w = args->weight;
     int64_t total = hr_size(ctx, args->m), floats = panel_scratch(w->columns);

@@ -1,7 +1,7 @@
 // The inner products: R rows of prepared inputs against one panel of 16 rows of the weight.
 //
-// Every output element is one chain of additions over ascending columns, whatever R is, so its bits don't depend on how many
-// rows share a tile.
+// Every output element is one chain of additions over ascending columns, whatever R is, so its bits don't depend on how
+// many rows share a tile.
 #ifndef HEADRACE_LINEAR_TILE_H
 #define HEADRACE_LINEAR_TILE_H
 #include "cpu_codes.h"

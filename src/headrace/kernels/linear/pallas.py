@@ -1,7 +1,8 @@
 """Products with int8 and int4 weights by groups on a TPU: codes are widened beside the matrix unit, never in memory.
 
-Columns come in units of 128, which have one scale and one zero a row: a longer group repeats its own. `codes` are int8 [N, K], or
-int8 [N, K / 2] in which the run r of 128 bytes holds units 2 r (low halves) and 2 r + 1 (high halves), so that no lane is exchanged.
+Columns come in units of 128, which have one scale and one zero a row: a longer group repeats its own. `codes` are int8
+[N, K], or int8 [N, K / 2] in which the run r of 128 bytes holds units 2 r (low halves) and 2 r + 1 (high halves), so
+that no lane is exchanged.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ UNIT = 128
 _ROWS, _COLUMNS = 128, 512
 """Most rows of x, and rows of the weight, in a grid step."""
 _UNITS = 8
-"""Most units in a grid step: each is a product of its own, and a step costs a third of a microsecond whatever is in it."""
+"""Most units in a grid step: each is a product of its own, and a step costs a third of a microsecond whatever is in
+it."""
 
 
 def product(x: Array, codes: Array, scales: Array, zeros: Array, *, bits: int, interpret: Any = False) -> Array:
-    """float32 [T, N]: x [T, K] times ((codes - zeros) scales)^T; scales and zeros float32 [K / 128, N], K / 128 even for int4."""
+    """float32 [T, N]: x [T, K] times ((codes - zeros) scales)^T; scales and zeros float32 [K / 128, N], K / 128 even
+    for int4."""
     tokens, rows, units = x.shape[0], codes.shape[0], scales.shape[0]
     step = next(n for n in (_UNITS, 4, 2, 1) if units % n == 0)
     height, width = min(_ROWS, -(-tokens // 16) * 16), min(_COLUMNS, -(-rows // UNIT) * UNIT)

@@ -15,8 +15,8 @@ CHUNK = 1 << 22
 
 
 def linear(x: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """[T, N] in x's dtype: x @ weight^T + bias in float32 on the exact dequantized weight; where the scheme quantizes inputs,
-    x is rounded to that format first."""
+    """[T, N] in x's dtype: x @ weight^T + bias in float32 on the exact dequantized weight; where the scheme quantizes
+    inputs, x is rounded to that format first."""
     return product(x, weight).to(x.dtype)
 
 

@@ -1,4 +1,5 @@
-"""`linear`, `logits` and `embedding` for compilers of whole steps: plain products of matrices that are made once at load."""
+"""`linear`, `logits` and `embedding` for compilers of whole steps: plain products of matrices that are made once at
+load."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ KEY = "static:matrix"
 
 
 def pack(weight: Weight, dtype: torch.dtype | None) -> None:
-    """Make each part's matrix in the type that products are computed in; None: as it is stored where that is wide, else bfloat16."""
+    """Make each part's matrix in the type that products are computed in; None: as it is stored where that is wide, else
+    bfloat16."""
     for part in weight.parts or (weight,):
         _matrix(part, dtype)
 
@@ -40,7 +42,8 @@ def embedding(ids: Tensor, table: Weight, scale: float, dtype: torch.dtype | Non
 
 
 def product(x: Tensor, weight: Weight, dtype: torch.dtype | None) -> Tensor:
-    """float32 [T, N]: operands in `dtype`, sums in float32, the bias added; each part with its own rounding of inputs."""
+    """float32 [T, N]: operands in `dtype`, sums in float32, the bias added; each part with its own rounding of
+    inputs."""
     parts = [_part(x, part, dtype) for part in weight.parts or (weight,)]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     if weight.bias is None or not weight.parts:

@@ -36,7 +36,8 @@ def pack(weight: Weight, *, config: LaunchConfig) -> None:
 def product(
     x: Tensor, weight: Weight, picks: Tensor | None, soft_cap: float | None, dtype: torch.dtype, config: LaunchConfig
 ) -> Tensor:
-    """[M, N] in `dtype`: rows `picks` of x (all where None) times the weight, its bias, and c tanh(y / c) where there is a cap."""
+    """[M, N] in `dtype`: rows `picks` of x (all where None) times the weight, its bias, and c tanh(y / c) where there
+    is a cap."""
     parts = packed(weight, config)
     x = x.contiguous()
     if picks is not None and any(part.source for part in parts):

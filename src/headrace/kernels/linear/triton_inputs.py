@@ -1,4 +1,5 @@
-"""Inputs of a product in the format that a scheme asks for: codes and scales, so that the product can work on the codes.
+"""Inputs of a product in the format that a scheme asks for: codes and scales, so that the product can work on the
+codes.
 
 The arithmetic is that of `activation.py`, row by row.
 """
@@ -40,7 +41,10 @@ def quantise_kernel(
     x: tensor, codes: tensor, scales: tensor, static: tensor, width: int, groups: int, GROUP: tl.constexpr,
     KIND: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a row and group of x [T, width]; GROUP 0: the whole row. `static` is the scale where the scheme fixes it."""
+    """A program a row and group of x [T, width]; GROUP 0: the whole row.
+
+    `static` is the scale where the scheme fixes it.
+    """
     # Grid (rows, groups). `x` and `codes` are [T, width], contiguous, `scales` [T, groups]; `static` is one scale or
     # None. A program holds its whole group (GROUP columns, or with GROUP 0 the row) in BLOCK lanes: one read finds the
     # largest value, the same registers are then divided and rounded, and x is not read again. Divisions are rounded to
@@ -76,7 +80,10 @@ def quantise_kernel(
 
 
 def prepare(x: Tensor, weight: Weight | None, config: LaunchConfig) -> Inputs:
-    """x [T, K], contiguous, as a product with this part sees it. Formats of four bits are rounded by torch, on the device."""
+    """x [T, K], contiguous, as a product with this part sees it.
+
+    Formats of four bits are rounded by torch, on the device.
+    """
     if weight is None or weight.activation is None:
         return Inputs(x, None, 0)
     rule = weight.activation

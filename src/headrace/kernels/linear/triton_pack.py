@@ -8,9 +8,9 @@
 | `int4` | uint8 [ceil(K / 2 unit) unit, N] | as `int8`, codes 0 to 15 |
 | `fp4` | as `int4`, E2M1 | code * scale |
 
-In the two packed kinds byte j of run i of 2 `unit` columns holds column 2 unit i + j in its low half and column 2 unit i + unit + j
-in its high half, so that both halves are products with a run of columns and no lane is exchanged. `scales` and `offsets` are
-[G, N]; `unit` columns always lie in one group.
+In the two packed kinds byte j of run i of 2 `unit` columns holds column 2 unit i + j in its low half and column 2 unit
+i + unit + j in its high half, so that both halves are products with a run of columns and no lane is exchanged. `scales`
+and `offsets` are [G, N]; `unit` columns always lie in one group.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ def _pack(weight: Weight, config: LaunchConfig) -> TritonPacked:
 
 
 def _alike(a: TritonPacked, b: TritonPacked) -> bool:
-    """Whether both can be one matrix. Not where inputs are rounded: each part has its own rule; nor with reordered columns."""
+    """Whether both can be one matrix.
+
+    Not where inputs are rounded: each part has its own rule; nor with reordered columns.
+    """
     if a.source or b.source or a.order is not None or b.order is not None or a.kind == "dense":
         return False
     same = (a.kind, a.offset, a.unit, a.group) == (b.kind, b.offset, b.unit, b.group)

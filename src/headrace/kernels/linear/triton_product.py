@@ -1,7 +1,7 @@
 """The products: x [M, K] times a weight [N, K] in one of `triton_pack`'s forms. Requires triton.
 
-A program makes a tile of the result and sums over K in ascending steps of one size, so a row's bits depend on the tile's shape
-and on nothing else of the batch.
+A program makes a tile of the result and sums over K in ascending steps of one size, so a row's bits depend on the
+tile's shape and on nothing else of the batch.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def step(
 ) -> tensor:  # fmt: skip
     """total + a [BM, BK] times codes w [BK, BN] of one group, whose first column is k.
 
-    MATH: `float` for weights dequantized to FLOAT; `int8`, `ocp` or `fnuz` (E4M3 of the matrix unit) for a product of codes.
+    MATH: `float` for weights dequantized to FLOAT; `int8`, `ocp` or `fnuz` (E4M3 of the matrix unit) for a product of
+    codes.
     """
     place, inside = k // GROUP * columns + column, column < columns
     if MATH == "int8":
@@ -147,8 +148,8 @@ def coded_kernel(
                 if KIND == "fp8" and MATH == "float":
                     w = decode_e4m3(w)
             total = step(
-                total, a, w, scales, offsets, x_scales, tl.minimum(first, depth - 1), row, column, rows, columns, x_groups,
-                GROUP, X_GROUP, OFFSET, LATE, MATH, FLOAT,
+                total, a, w, scales, offsets, x_scales, tl.minimum(first, depth - 1), row, column, rows, columns,
+                x_groups, GROUP, X_GROUP, OFFSET, LATE, MATH, FLOAT,
             )  # fmt: skip
     if LATE:
         total *= tl.load(scales + column, column < columns, 0.0).to(tl.float32)[None, :]

@@ -34,7 +34,8 @@ def dense_tile(rows: int, wide: bool, config: LaunchConfig) -> Tile:
 
 
 def coded_tile(rows: int, part: TritonPacked, math: str, dtype: torch.dtype, config: LaunchConfig) -> Tile:
-    """For `rows` inputs of `dtype` times codes, by the arithmetic of `math_of`; a step stays within one group of columns."""
+    """For `rows` inputs of `dtype` times codes, by the arithmetic of `math_of`; a step stays within one group of
+    columns."""
     assert part.scales is not None
     if math != "float":
         whole = part.group % 128 == 0 or part.scales.shape[0] == 1
@@ -45,7 +46,8 @@ def coded_tile(rows: int, part: TritonPacked, math: str, dtype: torch.dtype, con
 
 
 def math_of(inputs: Inputs, part: TritonPacked, config: LaunchConfig) -> str:
-    """What is multiplied: codes where the matrix unit takes both sides' type, else floats as wide as the activations."""
+    """What is multiplied: codes where the matrix unit takes both sides' type, else floats as wide as the
+    activations."""
     if part.offset == NO_OFFSET and inputs.codes.dtype == torch.int8 and part.kind == "int8":
         return "int8" if part.unit >= _LEAST else "float"
     if config.fp8 and inputs.codes.dtype == torch.uint8 and part.kind == "fp8":

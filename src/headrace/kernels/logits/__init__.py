@@ -1,4 +1,4 @@
-"""The language-model head on the rows that are asked for."""
+"""The language-model head on the requested rows."""
 
 from __future__ import annotations
 

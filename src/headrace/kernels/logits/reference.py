@@ -18,5 +18,5 @@ def logits(x: torch.Tensor, batch: Batch, head: Weight, soft_cap: float | None) 
 
 
 def soft_capped(x: torch.Tensor, cap: float | None) -> torch.Tensor:
-    """c tanh(x / c); x itself where there is no cap."""
+    """c tanh(x / c) for a cap c; x itself if there is none."""
     return x if cap is None else elementwise(torch.tanh, x / cap) * cap

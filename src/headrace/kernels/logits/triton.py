@@ -1,4 +1,4 @@
-"""Triton form of `logits`: the product of `linear` on the rows asked for, in float32."""
+"""Triton form of `logits`: the product of `linear` on the requested rows, in float32."""
 
 from __future__ import annotations
 

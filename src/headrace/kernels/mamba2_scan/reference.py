@@ -1,4 +1,4 @@
-"""Reference of `mamba2_scan`: the recurrence itself, a token at a time."""
+"""Reference of `mamba2_scan`: the recurrence itself, token by token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mamba2_scan(
     pending: Tensor,
     num_groups: int,
 ) -> Tensor:
-    """[T, H P] in xbc's dtype. All sequences step together; every operation is of single elements or a `tree_sum`."""
+    """[T, H P] in xbc's dtype. All sequences step together; every operation is elementwise or a `tree_sum`."""
     tokens, (_, heads, size, n) = int(batch.sizes[0]), state.shape
     rest, c = torch.split(xbc[:tokens].float(), [heads * size + num_groups * n, num_groups * n], 1)
     run = unroll(batch, pending, torch.cat([rest, dt[:tokens].float()], 1))

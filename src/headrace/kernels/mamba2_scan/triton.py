@@ -1,8 +1,9 @@
-"""Triton form of `mamba2_scan`: a chunk at a time by matrix products, decodes and prompts alike.
+"""Triton form of `mamba2_scan`: chunk by chunk with matrix products, for decodes and prompts.
 
-With G the running sum of dt a within a chunk, y_i = e^(G_i) h c_i + sum over j <= i of e^(G_i - G_j) (c_i b_j) dt_j x_j (the dual form
-of arXiv:2405.21060), and the chunk's last token leaves h. Row i takes from rows up to i alone, and a token that is not there yet
-counts as zeros, so the rows of an unfinished chunk have the bits that they will have in the full one.
+With G the running sum of dt a within a chunk, y_i = e^(G_i) h c_i + sum over j <= i of e^(G_i - G_j) (c_i b_j) dt_j x_j
+(the dual form of arXiv:2405.21060), and the state h is that after the chunk's last token. Row i uses only rows up to i,
+and tokens that are not computed yet count as zeros. So the rows of an unfinished chunk have the same bits as in the
+full chunk.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ Tensor = torch.Tensor
 
 @jit
 def softplus(x: tensor) -> tensor:
-    """log(1 + e^x) of float32; x itself above 20, as torch has it."""
+    """log(1 + e^x) in float32; x itself above 20, like torch."""
     small = tl.exp(tl.minimum(x, 20.0))
     whole = 1.0 + small
-    # What the sum with 1 rounds away is put back by the factor.
+    # The factor corrects the rounding error of the sum with 1.
     exact = tl.where(whole == 1.0, small, tl.log(whole) * small / tl.where(whole == 1.0, 1.0, whole - 1.0))
     return tl.where(x > 20.0, x, exact)
 
@@ -41,17 +42,21 @@ def ssd_kernel(
     HEADS: tl.constexpr, SIZE: tl.constexpr, N: tl.constexpr, PART: tl.constexpr, PIECE: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a sequence, head and PART rows of its state, which stays in memory and is met PIECE columns at a time. Reads
-    `pending`, which keep_kernel writes afterwards."""
+    """One program per sequence, head and PART rows of its state.
+
+    The state stays in memory and is read PIECE columns at a time. `pending` is read here and written later by
+    keep_kernel.
+    """
     # Grid (sequences, heads, parts of PART rows). `xbc` is [T, HEADS SIZE + 2 GROUPS N]: x, b, c. `state` is
-    # [slots, HEADS, SIZE, N] in float32, `pending` [slots, CHUNK, KEPT]: x, b and dt of an unfinished chunk. Rows of a
-    # state do not meet, so each program owns PART of them and computes what all rows share (C B^T) itself.
-    # The program walks the chunks from the one that holds its first new token, in order. Rows of that chunk that
-    # earlier calls saw come from `pending`, the others from `xbc` (`load_rows`): every chunk is computed whole, at
+    # [slots, HEADS, SIZE, N] in float32, `pending` [slots, CHUNK, KEPT]: x, b and dt of an unfinished chunk. The rows
+    # of a state are independent, so each program owns PART of them; it computes the product that all rows share
+    # (C B^T) itself.
+    # The program walks the chunks in order, from the one that holds its first new token. Rows of that chunk from
+    # earlier calls are read from `pending`, the others from `xbc` (`load_rows`): every chunk is computed completely, at
     # absolute positions. In a chunk it walks N in pieces of PIECE columns for the products with b, c and the old state,
-    # stores the outputs of new tokens, and only for a full chunk walks N again to update the state. The state stays in
-    # memory: in registers it would leave none for the products. In chunk 0 it counts as zeros and is not read, so that
-    # nobody need clear a slot.
+    # stores the outputs of new tokens, and walks N again only for a full chunk, to update the state. The state stays in
+    # memory, because the products need the registers. In chunk 0 it counts as zeros and is not read, so that slots need
+    # not be cleared.
     WIDTH: tl.constexpr = HEADS * SIZE + 2 * GROUPS * N
     KEPT: tl.constexpr = HEADS * SIZE + GROUPS * N + HEADS
     seq, head = tl.program_id(0), tl.program_id(1)

@@ -16,8 +16,11 @@ Tensor = torch.Tensor
 
 
 def mla(q: Tensor, batch: Batch, latents: Tensor, scales: Tensor | None, rank: int, scale: float) -> Tensor:
-    """[T, Hq R] in q's dtype. A row of the cache is the key of every head, and the first R of it their value: attention of
-    one KV head, whose reference computes it. Only what it says of the rest of a row is left out here."""
+    """[T, Hq R] in q's dtype; see `ops.OptionalOps.mla`.
+
+    A row of the cache is the key of every head, and its first R elements are their value. So this is attention with one
+    KV head: its reference computes the result, of which the first R elements per head are used.
+    """
     blocks, size, width = latents.shape
     store = next(name for name, dtype in DTYPES.items() if dtype == latents.dtype)
     rows = [latents.view(blocks, 1, size, width)]

@@ -1,8 +1,8 @@
-"""Triton form of `mla`: decodes split over their keys, tokens of prompts by a program each, in one batch.
+"""Triton form of `mla`: decodes are split over their keys, each token of a prompt has its own programs, in one batch.
 
-Both meet the same groups of keys in the same splits, at absolute positions, with the same tile of heads: a token gets the same bits
-decoded, in a chunk, in a whole prompt, and in any company. The heads of one token fill a tile by themselves, so queries are
-not put together.
+Both process the same groups of keys in the same splits, at absolute positions, with the same tile of heads. So a token
+gets the same bits in a decode, in a chunk, in a complete prompt, and in every batch. The heads of one token fill a
+tile, so the queries of several tokens are not combined.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ __all__ = ["SPLIT", "MlaTiling", "latent_decode_kernel", "latent_prefill_kernel"
 
 Tensor = torch.Tensor
 SPLIT = 512
-"""Keys of a split, whatever the batch."""
+"""Keys per split, independently of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class MlaTiling:
-    """What a program does at a time: rows (heads of one token) against keys."""
+    """The tile of a program: rows (heads of one token) times keys."""
 
     rows: int
     keys: int
     piece: int
-    """Of a latent, what of the scores' product is done at a time."""
+    """Elements of a latent that one step of the scores' product uses."""
     warps: int
     stages: int
 
 
 def mla_tiling(pad: int, wide: bool, config: LaunchConfig) -> MlaTiling:
-    """For latents of `pad` elements; as much as registers hold, where float32 (`wide`) takes more of them, and a small tile with
-    narrow warps says that every warp holds all queries."""
+    """The tiling for latents of `pad` elements: as large as registers allow.
+
+    float32 (`wide`) needs more registers. With a small tile and narrow warps, every warp holds all queries.
+    """
     roomy, narrow = config.tile == 64, config.tile == 32 and config.lanes == 32
     threads = 512 if narrow or (roomy and wide) else 256
     piece = pad
@@ -56,7 +58,7 @@ def load_heads(
     q: tensor, token: tensor, head: tensor, first: tensor, END: tl.constexpr, HEADS: tl.constexpr, PAD: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """[ROWS, PAD]: elements first … first + PAD - 1 of the heads' queries; zeros from END on."""
+    """[ROWS, PAD]: elements first to first + PAD - 1 of the heads' queries, zeros from END on."""
     dim = first + tl.arange(0, PAD)
     place = (token.to(tl.int64) * HEADS + head) * WIDTH
     return tl.load(q + place[:, None] + dim[None, :], (head < HEADS)[:, None] & (dim < END)[None, :], 0.0)
@@ -68,7 +70,7 @@ def attend_latents(
     scale: tensor, HEADS: tl.constexpr, RANK: tl.constexpr, RPAD: tl.constexpr, ROPE: tl.constexpr, PPAD: tl.constexpr,
     PIECE: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """(peak [ROWS], norm [ROWS], out [ROWS, RPAD]) of keys low … high - 1; low is a multiple of KEYS."""
+    """(peak [ROWS], norm [ROWS], out [ROWS, RPAD]) of keys low to high - 1; low is a multiple of KEYS."""
     peak, norm, out = start_state(ROWS, RPAD)
     dim, turn = tl.arange(0, RPAD), tl.arange(0, PPAD)
     rotary = load_heads(q, token, head, RANK, RANK + ROPE, HEADS, PPAD, RANK + ROPE)
@@ -107,19 +109,20 @@ def attend_latents(
 
 @jit_varying("table_width")
 def latent_decode_kernel(
-    q: tensor, part_out: tensor, part_peak: tensor, part_norm: tensor, rows: tensor, scales: tensor, query_start: tensor,
-    context_lens: tensor, block_tables: tensor, table_width: int, scale: float, HEADS: tl.constexpr, RANK: tl.constexpr,
-    RPAD: tl.constexpr, ROPE: tl.constexpr, PPAD: tl.constexpr, PIECE: tl.constexpr, BLOCK: tl.constexpr,
-    KEYS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
+    q: tensor, part_out: tensor, part_peak: tensor, part_norm: tensor, rows: tensor, scales: tensor,
+    query_start: tensor, context_lens: tensor, block_tables: tensor, table_width: int, scale: float,
+    HEADS: tl.constexpr, RANK: tl.constexpr, RPAD: tl.constexpr, ROPE: tl.constexpr, PPAD: tl.constexpr,
+    PIECE: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a sequence of one token, tile of heads and split; parts [S, Hq, splits] and [S, Hq, splits, RANK]."""
-    # Grid (sequences, tiles of heads, splits). `q` is [T, HEADS, RANK + ROPE], absorbed: its first RANK elements meet
-    # the latent, the rest the rotated key. `rows` is the cache [blocks, BLOCK, RANK + ROPE], `scales` [blocks, BLOCK]
-    # or None. There is one latent for all heads, so ROWS heads of the one token are the tile's rows; each latent is
-    # read once for them and serves as key and, its first RANK elements, as value.
-    # The program walks the keys of its split KEYS at a time (`attend_latents`) and leaves peak, sum and weighted
-    # latents in the parts, which attention's combine_kernel merges in ascending order. Where a latent is too wide for
-    # the registers, the scores' product goes PIECE elements at a time and reads them again.
+    """One program per sequence with one token, tile of heads and split; parts [S, Hq, splits] and [S, Hq, splits,
+    RANK]."""
+    # Grid (sequences, tiles of heads, splits). `q` is [T, HEADS, RANK + ROPE], absorbed: its first RANK elements are
+    # multiplied with the latent, the rest with the rotated key. `rows` is the cache [blocks, BLOCK, RANK + ROPE],
+    # `scales` is [blocks, BLOCK] or None. All heads share one latent, so ROWS heads of the token are the tile's rows.
+    # Each latent is read once for them; it is the key, and its first RANK elements are the value.
+    # The program walks the keys of its split KEYS at a time (`attend_latents`) and stores peak, sum and weighted
+    # latents in the parts, which attention's combine_kernel merges in ascending order. If a latent is too wide for the
+    # registers, the scores' product uses PIECE elements at a time and reads them again.
     seq, split = tl.program_id(0), tl.program_id(2)
     start, context = tl.load(query_start + seq), tl.load(context_lens + seq)
     low, high = split * SPLIT, tl.minimum(split * SPLIT + SPLIT, context)
@@ -143,11 +146,10 @@ def latent_prefill_kernel(
     RPAD: tl.constexpr, ROPE: tl.constexpr, PPAD: tl.constexpr, PIECE: tl.constexpr, BLOCK: tl.constexpr,
     KEYS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a token and tile of heads; sequences of one token are left to latent_decode_kernel."""
+    """One program per token and tile of heads; sequences with one token are computed by latent_decode_kernel."""
     # Grid (tokens, tiles of heads). Pointers as in latent_decode_kernel; `out` is [T, HEADS, RANK], `positions` and
-    # `token_seq` are [T]. A token has heads enough to fill a tile (128 in the models in use), so each program takes one
-    # token and no tile of queries is formed: no scores above a diagonal are computed, and a token's arithmetic cannot
-    # depend on its neighbours.
+    # `token_seq` are [T]. A token has enough heads to fill a tile (128 in the models in use), so each program computes
+    # one token. Thus no scores above the diagonal are computed, and a token's arithmetic cannot depend on other tokens.
     # The program walks the keys up to its own position in the splits and groups that a decode would use, and merges the
     # splits itself, in ascending order.
     token = tl.program_id(0)

@@ -1,4 +1,4 @@
-"""Mixture of experts: the router's choice, the chosen experts' gated products, and their weighted sum (arXiv:2101.03961)."""
+"""Mixture of experts: routing, the chosen experts' gated products, and their weighted sum (arXiv:2101.03961)."""
 
 from __future__ import annotations
 

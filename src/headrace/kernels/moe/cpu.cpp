@@ -76,8 +76,8 @@ template <class Source> void prepare(const Call &c, const Product &p, Source sou
     }
 }
 
-// work(group, panel, first row, rows) for every panel of every expert that has pairs. Which thread does what is up to chance
-// where units are dealt.
+// work(group, panel, first row, rows) for every panel of every expert that has pairs. Which thread does what is up to
+// chance where units are dealt.
 template <class Work> void for_panels(const Call &c, int64_t panels, Work work) {
     int64_t unit, stop, before = 0, total = 0;
     auto blocks_of = [](const Group &g) { return g.rows() > 0 ? (g.rows() + BLOCK - 1) / BLOCK : 0; };

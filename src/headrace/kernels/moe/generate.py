@@ -15,7 +15,7 @@ __all__ = ["draw_routing", "generate"]
 
 
 def draw_routing(rng: np.random.Generator) -> tuple[int, Routing]:
-    """(experts, a choice among them)"""
+    """(number of experts, random routing among them)."""
     groups, run = int(rng.choice([1, 1, 2, 4])), int(rng.integers(2, 9))
     top_groups = int(rng.integers(1, groups + 1))
     return groups * run, Routing(
@@ -32,7 +32,7 @@ def draw_routing(rng: np.random.Generator) -> tuple[int, Routing]:
 def generate(
     rng: np.random.Generator, device: torch.device, dtype: str, weights: random.Weights = random.PLAIN
 ) -> dict[str, Any]:
-    """Experts without a token are common: few tokens choose among many."""
+    """Inputs in which experts without a token are common: few tokens, many experts."""
     experts, routing = draw_routing(rng)
     hidden, width = (int(rng.integers(1, 9)) * 16 if rng.integers(2) else int(rng.integers(1, 140)) for _ in range(2))
     hidden, width = weights.columns(weights.rows(hidden)), weights.columns(weights.rows(width))
@@ -52,7 +52,7 @@ def generate(
 def _stack(
     rng: np.random.Generator, weights: random.Weights, sizes: tuple[int, int, int], device: torch.device, dtype: str
 ) -> Weight:
-    """`sizes`: matrices, rows and columns of each."""
+    """A random stack; `sizes` are the number of matrices, and the rows and columns of each."""
     count, rows, columns = sizes
     parts = tuple(weights(rng, rows, columns, device, dtype, bias=False) for _ in range(count))
     bias = random.normal(rng, count * rows, device=device) if rng.integers(3) == 0 else None

@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 
 def route(router: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-    """(int64 [T, k] experts, float32 [T, k] shares) of router outputs [T, E], by falling (biased) score."""
+    """(int64 [T, k] experts, float32 [T, k] shares) of router outputs [T, E], in descending order of (biased) score."""
     x = router.float()
     if routing.score == "softmax":
         powers = elementwise(torch.exp, x - x.amax(-1, keepdim=True))
@@ -37,15 +37,18 @@ def route(router: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor
 
 
 def _largest(x: Tensor, count: int) -> Tensor:
-    """Places of the largest of each row, in falling order; equal ones by the lower place."""
+    """The indices of the largest values of each row, in descending order; ties by the lower index."""
     return x.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
 def moe(
     x: Tensor, router: Tensor, gate_up: Weight, down: Weight, bias: Tensor | None, routing: Routing, kind: str
 ) -> Tensor:
-    """[T, D] in x's dtype; see `ops.Ops.moe`. An expert's products are those of `linear`, its hidden row is rounded to x's
-    dtype, and a token's sum runs over its experts in the order of their choice, in float32."""
+    """[T, D] in x's dtype; see `ops.OptionalOps.moe`.
+
+    The products are those of `linear`, and an expert's hidden row is rounded to x's dtype. A token's experts are added
+    in the order of their choice, in float32.
+    """
     chosen, shares = route(router, bias, routing)
     width = down.shape[1]
     outputs = x.new_zeros(*chosen.shape, x.shape[1], dtype=torch.float32)

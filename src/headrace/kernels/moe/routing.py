@@ -1,4 +1,4 @@
-"""How a router's scores become experts and their shares."""
+"""The rules by which a router's scores choose experts and their shares."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["Routing"]
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The same for every token of a layer.
+    """The routing of a layer, the same for all tokens.
 
-    A token's scores are softmax or sigmoid of the router's output. The `top_k` experts with the largest scores are taken,
-    equal ones by the lower id; a correction bias is added for this choice alone (arXiv:2408.15664). With `groups` > 1 the
-    experts are equal runs, and only those of the `top_groups` best runs can be taken, a run being worth the sum of its
-    `group_best` largest biased scores (arXiv:2412.19437). Shares are the chosen scores, summing to 1 where `renormalize` says
-    so, times `scale`.
+    A token's scores are the softmax or sigmoid of the router's output. The `top_k` experts with the largest scores are
+    chosen, ties by the lower id; a correction bias is added only for this choice (arXiv:2408.15664). With `groups` > 1,
+    the experts form equal groups, and only experts of the `top_groups` best groups can be chosen; a group's score is
+    the sum of its `group_best` largest biased scores (arXiv:2412.19437). The shares are the scores of the chosen
+    experts, divided by their sum if `renormalize` is set, times `scale`.
     """
 
     top_k: int
@@ -28,7 +28,7 @@ class Routing:
     group_best: int = 2
 
     def fits(self, experts: int) -> bool:
-        """Whether so many experts can be chosen among."""
+        """Whether this routing is possible with that number of experts."""
         if self.groups < 1 or experts % self.groups or not 1 <= self.top_groups <= self.groups:
             return False
         run = experts // self.groups

@@ -1,4 +1,4 @@
-"""Triton form of `moe`: pairs sorted by expert, two grouped products, and a sum in the order of the choice."""
+"""Triton form of `moe`: (token, expert) pairs sorted by expert, two grouped products, and a sum in order of choice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COLUMNS = 1024
 
 
 def pack(weight: Weight, *, config: LaunchConfig) -> None:
-    """Repack at load, so that no step does it."""
+    """Repack a weight at load, so that no step does it."""
     experts(weight, config)
 
 
@@ -53,7 +53,7 @@ def moe(
     tokens, count, pairs = len(x), router.shape[1], len(x) * routing.top_k
     chosen, shares = choose(router, bias, routing, config)
     wide = x.dtype == torch.float32 or any(p.form.kind == "dense" and p.codes.dtype != x.dtype for p in (first, second))
-    rows = dense_tile(-(-pairs // count), wide, config).rows  # of a usual expert
+    rows = dense_tile(-(-pairs // count), wide, config).rows  # for the mean number of pairs per expert
     blocks = sort(chosen, count, rows, config)
     hidden = x.new_empty(pairs, down.shape[1])
     _product(x, first, gate_up.bias, blocks, hidden, routing.top_k, kind, config)
@@ -75,7 +75,10 @@ def _product(
     gate: str,
     config: LaunchConfig,
 ) -> None:
-    """Pair p's row of `out` from row p // divide of x; `gate` is the activation of a gate and up, empty for one matrix."""
+    """Compute pair p's row of `out` from row p // divide of x.
+
+    `gate` is the activation of gate and up; it is empty for a single matrix.
+    """
     columns, depth = part.form.shape
     shared: dict[str, Any] = {
         "bias": bias,
@@ -94,7 +97,7 @@ def _product(
 
 
 def _launch(kernel: Any, args: dict[str, Any], tile: Tile, config: LaunchConfig) -> None:
-    # Gate and up take twice the registers.
+    # Gate and up need twice the registers.
     blocks, rows = args["order"].shape
     width = min(tile.columns, 32 if args["GATE"] else 64)
     args |= {"BM": rows, "BN": width, "BK": tile.depth}

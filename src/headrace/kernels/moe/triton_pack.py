@@ -1,4 +1,4 @@
-"""The experts' matrices as the Triton products read them: one tensor for all parts of a stack, made once at load."""
+"""Packs the experts' matrices for the Triton products: one tensor for all parts of a stack, made once at load."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ __all__ = ["KEY", "Experts", "experts"]
 Tensor = torch.Tensor
 _log = logging.getLogger(__name__)
 KEY = "triton:experts"
-"""Where they stand in `Weight.prepared`."""
+"""The key of the packed experts in `Weight.prepared`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """`form` is the first part; the tensors are those of all parts, which are alike, with one dimension more."""
+    """Packed experts.
+
+    `form` is the first part. All parts have the same form; the tensors hold all of them, with one more dimension.
+    """
 
     form: TritonPacked
     codes: Tensor
@@ -31,7 +34,7 @@ class Experts:
     offsets: Tensor | None = None
     order: Tensor | None = None
     by_reference: bool = False
-    """Each part rounds its inputs by numbers of its own: no product of many serves."""
+    """Each part rounds its inputs with its own scales, so that a grouped product is not possible."""
 
     @property
     def size(self) -> int:
@@ -40,7 +43,7 @@ class Experts:
 
 
 def experts(weight: Weight, config: LaunchConfig) -> Experts:
-    """Packed at the first call."""
+    """The packed experts of a weight, made at the first call."""
     found: Experts | None = weight.prepared.get(KEY)
     if found is None:
         found = weight.prepared[KEY] = _pack(weight, config)
@@ -50,10 +53,10 @@ def experts(weight: Weight, config: LaunchConfig) -> Experts:
 def _pack(weight: Weight, config: LaunchConfig) -> Experts:
     forms = [_form(part, config) for part in weight.parts]
     if any(form.source is not None for form in forms) and not _same_rounding(weight.parts):
-        _log.info("%s: inputs are rounded part by part, the reference serves", weight.name or "experts")
+        _log.info("%s: each expert rounds its inputs separately: the reference is used", weight.name or "experts")
         return Experts(forms[0], forms[0].codes, by_reference=True)
     if len({_key(form) for form in forms}) > 1:
-        _log.info("%s: the experts' formats differ, %s serves", weight.name or "experts", config.dtype)
+        _log.info("%s: the experts' formats differ: they are dequantized to %s", weight.name or "experts", config.dtype)
         forms = [TritonPacked("dense", part.dequantize().to(config.dtype), part.shape) for part in weight.parts]
     codes = torch.stack([form.codes for form in forms])
     if forms[0].kind == "dense":
@@ -63,7 +66,7 @@ def _pack(weight: Weight, config: LaunchConfig) -> Experts:
 
 
 def _form(part: Weight, config: LaunchConfig) -> TritonPacked:
-    """As `linear` packs it, but not kept there."""
+    """The packed form of `linear`, removed from the part's `prepared`."""
     form = linear.packed(part, config)[0]
     del part.prepared[linear.KEY]
     return form
@@ -75,7 +78,7 @@ def _key(form: TritonPacked) -> tuple[object, ...]:
 
 
 def _same_rounding(parts: Sequence[Weight]) -> bool:
-    """Whether inputs can be rounded once for all: one rule, drawn from each row alone."""
+    """Whether inputs can be rounded once for all parts: one rule, which depends only on each row."""
     static = ("int8_tensor", "fp8_tensor", "nvfp4")
     return len({part.activation for part in parts}) == 1 and parts[0].activation not in static
 
@@ -86,7 +89,7 @@ def _join(tensors: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _share(parts: Sequence[Weight], codes: Tensor) -> None:
-    """The parts' own matrices become views, so that memory holds them once."""
+    """Replace the parts' matrices by views, so that memory holds them once."""
     for index, part in enumerate(parts):
         if set(part.tensors) == {"weight"} and part.tensors["weight"].dtype == codes.dtype:
             part.tensors["weight"] = codes[index]

@@ -1,6 +1,8 @@
-"""One of the two products of the experts: rows of one expert's block times its matrix, or its gate and up. Requires triton.
+"""The grouped product of experts: rows of one expert's block times its matrix, or times its gate and up.
 
-Sums run as in `linear.triton_product`: ascending steps of one size, so that a row's bits do not depend on its block.
+Requires triton.
+
+Sums have ascending steps of one size, as in `linear.triton_product`, so that a row's bits do not depend on its block.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ def _finish(
     total: tensor, second: tensor, out: tensor, bias: tensor, part: tensor, pair: tensor, column: tensor,
     columns: tensor, GATE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Biases, the gate where there is one, and the tile's way out to row `pair`."""
+    """Add the biases, apply the gate if there is one, and write the tile to the rows `pair`."""
     inside = column < columns
     if bias is not None:
         total += tl.load(bias + part * columns + column, inside, 0.0).to(tl.float32)[None, :]
@@ -38,16 +40,19 @@ def expert_dense_kernel(
     divide: int, GATE: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """weight float [parts, columns, depth]; pair p reads row p // divide of x. GATE: act(x w_2e) * (x w_2e+1), else x w_e.
-    Where a block has no pair, row 0 is read and nothing written."""
+    """weight float [parts, columns, depth]; pair p reads row p // divide of x.
+
+    GATE: act(x w_2e) * (x w_2e+1), otherwise x w_e. For rows of a block without a pair, row 0 is read and nothing is
+    written.
+    """
     # Grid (blocks of BM pairs, tiles of BN columns). A pair is one token with one of its experts. `order` is
-    # [blocks, BM]: the pairs of a block, -1 for none, all of the expert `owner`[block], so a tile meets one matrix
-    # only; a block without a pair has owner -1 and ends at once. `x` is [T, depth], or [pairs, depth] in the second
-    # product; `weight` [parts, columns, depth], where with GATE part 2 e is expert e's gate and 2 e + 1 its up; `out`
+    # [blocks, BM]: the pairs of a block, -1 for none, all of the expert `owner`[block], so that a tile uses one matrix
+    # only. A block without a pair has owner -1 and ends at once. `x` is [T, depth], or [pairs, depth] in the second
+    # product; `weight` is [parts, columns, depth]: with GATE, part 2 e is expert e's gate and 2 e + 1 its up; `out` is
     # [pairs, columns].
-    # The program walks the depth in ascending steps of BK, as dense_kernel does; with GATE it reads a step of x once
-    # for both products and joins them at the end, so gate and up are never written. Rows go out to the pair's own row,
-    # not to the block's: nothing has to be sorted back.
+    # The program walks the depth in ascending steps of BK, like dense_kernel. With GATE it reads a step of x once for
+    # both products and combines them at the end, so that gate and up are never written. Results are written to the row
+    # of their pair, not of their block, so that nothing must be sorted back.
     expert = tl.load(owner + tl.program_id(0)).to(tl.int64)
     if expert < 0:
         return
@@ -85,7 +90,7 @@ def _codes(
     codes: tensor, part: tensor, size: tensor, k: tensor, column: tensor, columns: tensor, depth: tensor, start: tensor,
     lane: tensor, inside: tensor, HIGH: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, MATH: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """[BK, BN] codes of one part; `size` are a part's elements."""
+    """[BK, BN] codes of one part; `size` is the number of elements per part."""
     own = codes + part * size
     if FOUR:
         run = own + (tl.zeros([1], tl.int64) + start // 2)[:, None] * columns
@@ -106,15 +111,15 @@ def expert_coded_kernel(
     X_GROUP: tl.constexpr, OFFSET: tl.constexpr, LATE: tl.constexpr, MATH: tl.constexpr, FLOAT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """As the dense one, on codes of KIND int8, fp8, int4 or fp4: codes [parts, size], scales and offsets [parts, groups, columns],
-    columns_order [parts, depth]. LATE: there is one scale a column, applied at the end."""
-    # Grid, `order`, `owner`, `x` and `out` as in expert_dense_kernel; codes, scales and offsets as in coded_kernel, an
-    # expert's part one after the other: `size` elements of codes, groups * columns of scales. `columns_order` is
-    # [parts, depth], since each part may have an order of its own.
+    """expert_dense_kernel for codes of KIND int8, fp8, int4 or fp4: codes [parts, size], scales and offsets
+    [parts, groups, columns], columns_order [parts, depth]. LATE: there is one scale per column, applied at the end."""
+    # Grid, `order`, `owner`, `x` and `out` as in expert_dense_kernel; codes, scales and offsets as in coded_kernel,
+    # part after part: `size` elements of codes, groups * columns of scales. `columns_order` is [parts, depth], since
+    # each part may have its own order.
     # The program walks the depth in ascending steps of BK, two at a time for four bits, whose low and high halves are
-    # neighbouring runs of columns. With GATE each step is done for the gate's part and then for the up's; x is read for
-    # both, as their orders may differ. The arithmetic of a step is `step` of the plain products: an expert gives the
-    # bits that the same matrix gives alone.
+    # adjacent runs of columns. With GATE, each step is done for the gate's part and then for the up's part; x is read
+    # for both, because their orders may differ. The arithmetic of a step is `step` of the plain products: an expert
+    # gives the same bits as a plain product with its matrix.
     expert = tl.load(owner + tl.program_id(0)).to(tl.int64)
     if expert < 0:
         return
@@ -162,7 +167,8 @@ def expert_coded_kernel(
 
 @jit
 def mix_kernel(out: tensor, shares: tensor, y: tensor, width: int, K: tl.constexpr, BLOCK: tl.constexpr) -> None:
-    """y [T, width]: a token's K rows of out times their shares, added in their order; a program a token and BLOCK columns."""
+    """y [T, width]: a token's K rows of out times their shares, added in order; one program per token and BLOCK
+    columns."""
     token, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for rank in range(K):

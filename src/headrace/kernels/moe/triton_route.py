@@ -1,6 +1,6 @@
-"""The router's choice, and the chosen pairs sorted by expert into blocks of rows. Requires triton.
+"""Routing on the device, and the sort of the chosen pairs by expert into blocks of rows. Requires triton.
 
-Nothing is read by the host: blocks are as many as there could be, and those without a pair have the owner -1.
+The host reads nothing: there are as many blocks as any choice could need, and those without a pair have the owner -1.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["Blocks", "blocks_kernel", "choose", "pairs_kernel", "route_kernel", 
 
 Tensor = torch.Tensor
 _LOWEST = tl.constexpr(-3e38)
-"""Of a choice that can still be made; -inf marks the others."""
+"""The lowest score of an expert that can be chosen; -inf marks the others."""
 _CHUNK = 1024
 
 
 @jit
 def _first_largest(values: tensor, place: tensor, END: tl.constexpr) -> tensor:
-    """The largest value's place, the lower of equal ones."""
+    """The place of the largest value, ties by the lower place."""
     return tl.min(tl.where(values == tl.max(values, 0), place, END), 0)
 
 
@@ -35,7 +35,7 @@ def _shut_groups(
     choice: tensor, expert: tensor, experts: tensor, GROUPS: tl.constexpr, TOP: tl.constexpr, BEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """choice with -inf for every expert outside the TOP best groups."""
+    """`choice` with -inf for every expert outside the TOP best groups."""
     group = expert // (experts // GROUPS)
     worth = tl.full([BLOCK], float("-inf"), tl.float32)
     for index in range(GROUPS):
@@ -61,12 +61,13 @@ def route_kernel(
     RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BEST: tl.constexpr, K: tl.constexpr,
     KPAD: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a token: router [T, experts] to chosen int32 and shares float32 [T, K]."""
+    """One program per token: router [T, experts] to chosen int32 and shares float32 [T, K]."""
     # Grid (tokens). `router` is [T, experts], `bias` [experts] or None, `chosen` and `shares` are [T, K]. A program
-    # holds all experts of its token in BLOCK lanes: one read, then everything in registers. The K choices are K passes
-    # of "largest, the lower id of equal ones": few, exact, and in the order in which the shares are later added. A sort
-    # would not be stable over chips. `bias` moves the choice only, not the share. With groups, all but the best groups
-    # are shut (-inf) first; a NaN is as low as a choice can be, so it never shuts out a number.
+    # holds all experts of its token in BLOCK lanes: it reads them once and works in registers. The K choices are K
+    # passes of "the largest, ties by the lower id": they are few and exact, and their order is that in which the shares
+    # are added later. A sort would not be stable over chips. `bias` changes only the choice, not the share. With
+    # groups, all groups but the best are excluded (-inf) first. A NaN counts as the lowest score, so it never displaces
+    # a number.
     token, expert = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = expert < experts
     x = tl.load(router + token * experts + expert, inside, float("-inf")).to(tl.float32)
@@ -97,7 +98,7 @@ def route_kernel(
 
 @jit_varying("pairs")
 def pairs_kernel(chosen: tensor, counts: tensor, pairs: int, BLOCK: tl.constexpr) -> None:
-    """A program an expert: how many pairs chose it."""
+    """One program per expert: counts the pairs that chose it."""
     expert, total = tl.program_id(0), tl.zeros([BLOCK], tl.int32)
     for start in range(0, pairs, BLOCK):
         at = start + tl.arange(0, BLOCK)
@@ -110,13 +111,14 @@ def blocks_kernel(
     chosen: tensor, counts: tensor, order: tensor, owner: tensor, pairs: int, experts: int, blocks: int,
     ROWS: tl.constexpr, EPAD: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program an expert: its pairs in their order into whole blocks of `order`, -1 for the rest of the last one."""
-    # Grid (experts). `chosen` is [pairs], `counts` [experts] as pairs_kernel left them, `order` [blocks, ROWS], `owner`
-    # [blocks]. Each expert owns whole blocks, those after the blocks of the experts before it: a program adds up all
-    # counts itself, so experts need not wait for one another. It then walks all pairs in chunks of BLOCK and puts its
-    # own, in their order, one after the other (a running count in place of an atomic one, so the order is the same in
-    # every run), fills its last block with -1 and signs its blocks. The last expert marks the blocks that nobody needs:
-    # their number depends on the choice, and the host never learns it.
+    """One program per expert: writes its pairs in order to complete blocks of `order`, and -1 to the rest of the
+    last."""
+    # Grid (experts). `chosen` is [pairs], `counts` [experts] comes from pairs_kernel, `order` is [blocks, ROWS],
+    # `owner` [blocks]. Each expert owns complete blocks, after those of the experts before it: a program adds up all
+    # counts itself, so experts need not wait for one another. It then walks all pairs in chunks of BLOCK and writes its
+    # own pairs one after the other (with a running count, not an atomic one, so that the order is the same in every
+    # run), fills its last block with -1 and writes its number as the owner of its blocks. The last expert marks the
+    # unused blocks: their number depends on the choice, which the host does not read.
     expert, every = tl.program_id(0), tl.arange(0, EPAD)
     count = tl.load(counts + every, every < experts, 0)
     taken = (count + ROWS - 1) // ROWS
@@ -141,7 +143,7 @@ def blocks_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Pairs (token k + rank) by expert."""
+    """Pairs (token * k + rank), sorted by expert."""
 
     order: Tensor
     """int32 [blocks, rows]; -1: no pair."""
@@ -150,7 +152,7 @@ class Blocks:
 
 
 def choose(router: Tensor, bias: Tensor | None, routing: Routing, config: LaunchConfig) -> tuple[Tensor, Tensor]:
-    """(int32 [T, k] experts, float32 [T, k] shares); see `Routing`."""
+    """Choose experts: (int32 [T, k] experts, float32 [T, k] shares); see `Routing`."""
     tokens, experts = router.shape
     chosen = router.new_empty(tokens, routing.top_k, dtype=torch.int32)
     shares = router.new_empty(tokens, routing.top_k, dtype=torch.float32)
@@ -175,7 +177,7 @@ def choose(router: Tensor, bias: Tensor | None, routing: Routing, config: Launch
 
 
 def sort(chosen: Tensor, experts: int, rows: int, config: LaunchConfig) -> Blocks:
-    """Blocks of `rows` pairs, as many as any choice could need."""
+    """Sort the pairs into blocks of `rows`: as many blocks as any choice could need."""
     pairs = chosen.numel()
     blocks = min(pairs, -(-pairs // rows) + min(experts, pairs))
     counts, owner = chosen.new_empty(experts), chosen.new_empty(blocks)

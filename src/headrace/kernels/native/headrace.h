@@ -1,12 +1,13 @@
 // The plain C interface of the CPU kernels: what a kernel is given and how the runtime calls it.
 //
-// An operator's work is cut into as many equal parts as the team has threads, and a kernel does one part a call. Which thread runs
-// which part is up to the runtime: mostly part i is thread i's, but one that the system has taken off its core is not waited for
-// before it has begun. What needs all parts of something before it goes on is a phase: see hr_again.
+// An operator's work is cut into as many equal parts as the team has threads, and a kernel does one part a call. Which
+// thread runs which part is up to the runtime: mostly part i is thread i's, but one that the system has taken off its
+// core is not waited for before it has begun. What needs all parts of something before it goes on is a phase: see
+// hr_again.
 //
-// Kernels never allocate, never lock, never wait for one another, and order every reduction by the data's position alone: an
-// output's bits depend on neither the number of threads, the other rows of the batch nor the chunking. One output element is
-// computed by one part.
+// Kernels never allocate, never lock, never wait for one another, and order every reduction by the data's position
+// alone: an output's bits depend on neither the number of threads, the other rows of the batch nor the chunking. One
+// output element is computed by one part.
 #ifndef HEADRACE_H
 #define HEADRACE_H
 #include <stddef.h>
@@ -20,14 +21,16 @@
 extern "C" {
 #endif
 
-// Indices into hr_ctx.sizes: the true sizes of this step. A dimension given as `dim` in kernel arguments is one of these,
-// or HR_FIXED with a constant beside it. HR_B counts the sampler's bias triplets, HR_TABLE is the length of a block-table row.
+// Indices into hr_ctx.sizes: the true sizes of this step. A dimension given as `dim` in kernel arguments is one of
+// these, or HR_FIXED with a constant beside it. HR_B counts the sampler's bias triplets, HR_TABLE is the length of a
+// block-table row.
 enum { HR_T = 0, HR_S = 1, HR_R = 2, HR_B = 3, HR_TABLE = 4, HR_NUM_SIZES = 8, HR_FIXED = -1 };
 
 // Element types of buffers.
 enum { HR_F32 = 0, HR_BF16 = 1, HR_F16 = 2, HR_I8 = 3, HR_E4M3 = 4, HR_I32 = 5 };
 
-// What a kernel may put into *hr_ctx.error. The step's results then raise. HR_ERROR_FORKED: waited for in a forked process.
+// What a kernel may put into *hr_ctx.error. The step's results then raise. HR_ERROR_FORKED: waited for in a forked
+// process.
 enum { HR_OK = 0, HR_ERROR_SCRATCH = 1, HR_ERROR_INDEX = 2, HR_ERROR_FORKED = 3 };
 
 enum { HR_COUNTER_STRIDE = 8 };  // a cache line
@@ -56,8 +59,9 @@ static inline int64_t hr_size(const hr_ctx *c, hr_dim d) {
     return d.dim == HR_FIXED ? d.fixed : (int64_t)c->sizes[d.dim] * d.fixed;
 }
 
-// Hand out work dynamically: 0, 1, 2, ... over the whole team, each number once a phase. Which part gets which is up to chance,
-// so no result may depend on it. hr_next_of counts for each part by itself: a part takes its own work first, then others'.
+// Hand out work dynamically: 0, 1, 2, ... over the whole team, each number once a phase. Which part gets which is up to
+// chance, so no result may depend on it. hr_next_of counts for each part by itself: a part takes its own work first,
+// then others'.
 static inline int64_t hr_next_of(hr_ctx *c, int64_t part) {
     return __atomic_fetch_add(c->counters + part * HR_COUNTER_STRIDE, 1, __ATOMIC_RELAXED);
 }
@@ -74,15 +78,16 @@ static inline void hr_share(const hr_ctx *c, int64_t n, int64_t step, int64_t *b
     hr_share_of(c, c->part, n, step, begin, end);
 }
 
-// Ask for another phase: once all parts of this one have returned, each is called again with `phase` one higher. By every part of
-// a phase or by none.
+// Ask for another phase: once all parts of this one have returned, each is called again with `phase` one higher. By
+// every part of a phase or by none.
 static inline void hr_again(hr_ctx *c) { c->again = 1; }
 
 #ifdef __cplusplus
 }
 #endif
 
-// A kernel `name` is compiled once per instruction set (HR_ISA: generic, v3, v4, v4bf16, amx, dotprod) and exported as hr_<name>_<isa>.
+// A kernel `name` is compiled once per instruction set (HR_ISA: generic, v3, v4, v4bf16, amx, dotprod) and exported as
+// hr_<name>_<isa>.
 #define HR_PASTE_(name, isa) hr_##name##_##isa
 #define HR_PASTE(name, isa) HR_PASTE_(name, isa)
 #define HR_EXPORT __attribute__((visibility("default")))

@@ -1,13 +1,15 @@
-// The CPU's paged KV cache of one layer. Sixteen keys make a group, the unit that the attention's products work on; a block of
-// block_size tokens (a multiple of 16) and one head is block_size / 16 groups of 16 padded elements each, keys apart from values:
+// The CPU's paged KV cache of one layer. Sixteen keys make a group, the unit that the attention's products work on; a
+// block of block_size tokens (a multiple of 16) and one head is block_size / 16 groups of 16 padded elements each, keys
+// apart from values:
 //
 //   float32, float16          keys [padded][16]        values [16][padded]
 //   bfloat16, int8, e4m3      keys [padded / 2][16][2] values [8][padded][2]: two of a product's terms lie side by side
 //
-// padded is head_dim rounded up to 16; what lies past head_dim is zero. Scales are float32 [heads][block_size] of a block.
+// padded is head_dim rounded up to 16; what lies past head_dim is zero. Scales are float32 [heads][block_size] of a
+// block.
 //
-// A block's parts of all layers lie together, `stride` bytes from those of the next: a few tokens touch a few pages of memory, not
-// one in each layer's own region.
+// A block's parts of all layers lie together, `stride` bytes from those of the next: a few tokens touch a few pages of
+// memory, not one in each layer's own region.
 #ifndef HEADRACE_KV_H
 #define HEADRACE_KV_H
 #include "headrace.h"

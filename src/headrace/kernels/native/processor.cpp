@@ -14,8 +14,9 @@
 namespace {
 
 #if defined(__x86_64__) && defined(__linux__)
-// Whether the processor has tiles of bfloat16 and int8, the system keeps them over a change of threads, and this process may use
-// them: it asks for that here, once for all its threads, as Linux gives a thread 8 KiB more of state only on request.
+// Whether the processor has tiles of bfloat16 and int8, the system keeps them over a change of threads, and this
+// process may use them: it asks for that here, once for all its threads, as Linux gives a thread 8 KiB more of state
+// only on request.
 bool tiles_allowed() {
     constexpr uint32_t FEATURES = 1u << 22 | 1u << 24 | 1u << 25;  // AMX-BF16, AMX-TILE, AMX-INT8
     constexpr uint32_t STATE = 1u << 17 | 1u << 18;                // the configuration and the tiles
@@ -39,8 +40,8 @@ extern "C" {
 
 HR_EXPORT int32_t hr_abi(void) { return HR_ABI; }
 
-// Whether kernels of a level run here. 0: generic, 1: v3, 2: v4, 3: v4bf16, 4: dotprod, 5: amx. To be asked before threads that
-// run them are started.
+// Whether kernels of a level run here. 0: generic, 1: v3, 2: v4, 3: v4bf16, 4: dotprod, 5: amx. To be asked before
+// threads that run them are started.
 HR_EXPORT int32_t hr_cpu_has(int32_t level) {
 #if defined(__x86_64__)
     __builtin_cpu_init();

@@ -1,10 +1,10 @@
 // The runtime: a team of threads that executes submitted jobs in order.
 //
-// A job is host copies, then a tape (or one kernel). Operators run in phases of as many parts as there are threads. A thread does
-// its own part, and a little later those that nobody has begun; whoever ends a phase's last part begins the next phase, and
-// whoever ends a job takes the next one from the queue. So no thread is waited for unless it is in the middle of a part: the
-// loop, the server and others need the cores, too. Nobody in Python waits between two jobs. Threads with nothing to do spin
-// for a bounded time and then sleep on a futex.
+// A job is host copies, then a tape (or one kernel). Operators run in phases of as many parts as there are threads. A
+// thread does its own part, and a little later those that nobody has begun; whoever ends a phase's last part begins the
+// next phase, and whoever ends a job takes the next one from the queue. So no thread is waited for unless it is in the
+// middle of a part: the loop, the server and others need the cores, too. Nobody in Python waits between two jobs.
+// Threads with nothing to do spin for a bounded time and then sleep on a futex.
 #include "headrace.h"
 #include "sync.h"
 
@@ -78,8 +78,8 @@ struct Team {
     char *arena;
     int64_t arena_bytes;
 
-    // A phase is a turn. What it consists of stands beside the word that threads watch, in one cache line, and is written
-    // before the word moves, by the only thread that works then.
+    // A phase is a turn. What it consists of stands beside the word that threads watch, in one cache line, and is
+    // written before the word moves, by the only thread that works then.
     alignas(64) Event turn;
     std::atomic<u32> active{0};  // the last turn that has parts to do
     int32_t phase = 0;
@@ -187,8 +187,8 @@ void run_part(Member *m, int part) {
     if (team->parts_done.fetch_add(1, std::memory_order_acq_rel) + 1 == team->n) end_turn(team, m->ctx.again);
 }
 
-// Do a part of turn t unless somebody has begun it. A turn ends when all its parts have been done, so a part that could be taken
-// keeps the turn as it is, and who comes late finds that every part has begun this turn or a later one.
+// Do a part of turn t unless somebody has begun it. A turn ends when all its parts have been done, so a part that could
+// be taken keeps the turn as it is, and who comes late finds that every part has begun this turn or a later one.
 void take_part(Member *m, int part, u32 t) {
     std::atomic<u32> &last = m->team->parts[part].begun;
     u32 begun = last.load(std::memory_order_acquire);
@@ -354,8 +354,8 @@ HR_EXPORT void *hr_team_new(int32_t threads, const int32_t *cpus, int64_t scratc
     return good ? team : (destroy(team), nullptr);
 }
 
-// Finish what was submitted, then end the threads. The handle stays good: what asks for a ticket finds it done, what submits gets
-// none. Twice is harmless; in a forked process it does nothing.
+// Finish what was submitted, then end the threads. The handle stays good: what asks for a ticket finds it done, what
+// submits gets none. Twice is harmless; in a forked process it does nothing.
 HR_EXPORT void hr_team_close(void *handle) {
     Team *team = (Team *)handle;
     if (forked(team)) return;
@@ -377,7 +377,8 @@ HR_EXPORT void hr_team_free(void *handle) {
     destroy((Team *)handle);
 }
 
-// Copies, then the tape where given. Returns the ticket to wait for; 0 where memory is short, or the team closed or forked.
+// Copies, then the tape where given. Returns the ticket to wait for; 0 where memory is short, or the team closed or
+// forked.
 HR_EXPORT u64 hr_submit_tape(void *team, hr_tape *tape, const int32_t *sizes, const hr_copy *copies, int64_t ncopies) {
     Job *job = new_job(sizes, copies, ncopies, nullptr, 0);
     if (!job) return 0;

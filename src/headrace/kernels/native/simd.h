@@ -1,6 +1,6 @@
-// Vectors of the instruction set a file is compiled for, as compiler vector types: 16 floats with AVX-512, 8 with AVX2, 4
-// elsewhere (SSE2, NEON). Products are fused where `vfma` says so and nowhere else; every function gives a lane's result from
-// that lane's operands alone, so bits don't depend on where in a vector an element stands.
+// Vectors of the instruction set a file is compiled for, as compiler vector types: 16 floats with AVX-512, 8 with AVX2,
+// 4 elsewhere (SSE2, NEON). Products are fused where `vfma` says so and nowhere else; every function gives a lane's
+// result from that lane's operands alone, so bits don't depend on where in a vector an element stands.
 #ifndef HEADRACE_SIMD_H
 #define HEADRACE_SIMD_H
 #include <math.h>
@@ -145,7 +145,8 @@ HR_INLINE vf vscale2(vf p, vf n) {
     return p * (vf)(k << 23);
 #endif
 }
-// 2^x, minimax polynomial on [-1/2, 1/2], exactly 1 at 0, 0 for x < -150. Relative error 1e-7 (Degree 5), or 1e-4 (3) for x < 129.
+// 2^x, minimax polynomial on [-1/2, 1/2], exactly 1 at 0, 0 for x < -150. Relative error 1e-7 (Degree 5), or 1e-4 (3)
+// for x < 129.
 template <int Degree = 5> HR_INLINE vf vexp2(vf x) {
     x = vmax(x, vset(-200.0f));
     if (Degree == 5) x = vmin(x, vset(129.0f));
@@ -195,7 +196,8 @@ HR_INLINE vf verf(vf x) {
     return (vf)((vu)y | ((vu)x & 0x80000000u));
 }
 
-// ln x for positive normal x: x = m 2^k with m in [sqrt(1/2), sqrt(2)), ln m = 2 atanh((m - 1) / (m + 1)). About one ulp.
+// ln x for positive normal x: x = m 2^k with m in [sqrt(1/2), sqrt(2)), ln m = 2 atanh((m - 1) / (m + 1)). About one
+// ulp.
 HR_INLINE vf vlog(vf x) {
     vi bits = (vi)x - 0x3f3504f3;
     vf k = __builtin_convertvector(bits >> 23, vf), m = (vf)((bits & 0x7fffff) + 0x3f3504f3);

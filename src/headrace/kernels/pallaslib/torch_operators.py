@@ -1,6 +1,6 @@
-"""The Pallas operators as a platform binds them: torch tensors in and out, JAX functions between.
+"""The Pallas operators as callables that a platform binds: torch tensors in and out, JAX functions between.
 
-`Call` is how a platform puts a JAX function into its graph: call(function, *tensors, **static).
+A `Call` puts a JAX function into the platform's graph: call(function, *tensors, **static).
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ def operators(
     interpret: bool = False,
     load: Callable[[str], Any] = importlib.import_module,
 ) -> Mapping[str, Callable[..., Any]]:
-    """`attention`, `rotary_cache`, `linear` and `logits`; the last two carry `pack`. Imports JAX: raises ImportError without it.
-    `load` stands in for importing, in tests."""
+    """The operators `attention`, `rotary_cache`, `linear` and `logits`; the last two have `pack`.
+
+    Imports JAX: raises ImportError if it is not installed. Tests replace the import by another `load`.
+    """
     kernels = {name: load(f"headrace.kernels.{name}.pallas") for name in _KERNELS}
     products = Products(kernels["linear"].product, call, dtype, interpret)
     return {
@@ -78,7 +80,7 @@ def _attention(
 def _rotary_cache(
     write: Any, call: Call, interpret: bool, qkv: Tensor, batch: Batch, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """Scales are too few for a kernel: XLA writes them."""
+    """`rotary_cache` with the kernel's writes. Scales are too few for a kernel: XLA writes them."""
 
     def store(cache: Tensor, slots: Tensor, rows: Tensor) -> Tensor:
         if not len(batch.context_lens):
@@ -91,7 +93,7 @@ def _rotary_cache(
 
 
 class Products:
-    """`linear` with int8 and int4 parts by the kernel, the others by XLA."""
+    """`linear`: the kernel computes int8 and int4 parts, XLA the others."""
 
     def __init__(self, kernel: Any, call: Call, dtype: torch.dtype | None, interpret: bool) -> None:
         self._kernel, self._call, self._dtype, self._interpret = kernel, call, dtype, interpret
@@ -105,7 +107,7 @@ class Products:
                 dense.pack(part, self._dtype)
 
     def wide(self, x: Tensor, weight: Weight) -> Tensor:
-        """float32 [T, N]"""
+        """The product in float32, [T, N]."""
         if not weight.parts:
             return self._part(x, weight)
         out = torch.cat([self._part(x, part) for part in weight.parts], 1)
@@ -128,7 +130,7 @@ class Products:
 
 
 class Logits:
-    """`logits` with the same products."""
+    """`logits` with the products of `Products`."""
 
     def __init__(self, products: Products) -> None:
         self._products = products

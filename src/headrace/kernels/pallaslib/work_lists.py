@@ -1,4 +1,4 @@
-"""Work lists of ragged batches, in jax.numpy: shapes follow the bucket alone, contents the batch."""
+"""Work lists of ragged batches, in jax.numpy: their shapes depend only on the bucket, their contents on the batch."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ Array = Any
 
 
 class TileWork(NamedTuple):
-    """Queries by tiles of one sequence each. W = S + ceil(T / tile) is enough for any batch. int32."""
+    """Queries in tiles of one sequence each; all arrays are int32. W = S + ceil(T / tile) is enough for every batch."""
 
     rows: Array
-    """[W, tile]: token of each row; the last row's again where the tile is not full."""
+    """[W, tile]: the token of each row; if the tile is not full, the last row's token is repeated."""
     sequence: Array
     """[W]"""
     first: Array
     """[W]: position of the first row."""
     count: Array
-    """[W]: rows in use; 0: nothing to do."""
+    """[W]: rows in use; 0: the tile is empty."""
     place: Array
     """[T]: tile * size + row of each token."""
 
 
 def tiles(query_start: Array, positions: Array, size: int) -> TileWork:
-    """`query_start` [S + 1], `positions` [T]. Tokens beyond the last sequence's are padding and get place 0."""
+    """The tiles for `query_start` [S + 1] and `positions` [T].
+
+    Tokens past the last sequence are padding; their place is 0.
+    """
     tokens, sequences = positions.shape[0], query_start.shape[0] - 1
     most = sequences + -(-tokens // size)
     length = query_start[1:] - query_start[:-1]
@@ -49,23 +52,24 @@ def tiles(query_start: Array, positions: Array, size: int) -> TileWork:
 
 
 class StripWork(NamedTuple):
-    """Places of a cache by strips of `size` rows of one block: what is written of each. int32."""
+    """The rows to write in each strip of `size` rows of a cache block; all arrays are int32."""
 
     block: Array
     """[W]"""
     strip: Array
-    """[W]: within the block."""
+    """[W]: index within the block."""
     low: Array
     high: Array
-    """[W]: rows low to high - 1 are written; equal: nothing."""
+    """[W]: rows low to high - 1 are written; if equal, none."""
     token: Array
-    """[W]: whose row stands at `low`; the next ones follow."""
+    """[W]: the token whose row is written at `low`; the next tokens follow."""
 
 
 def strips(slots: Array, block_size: int, size: int, sequences: int) -> StripWork:
-    """`slots` [T]: block * block_size + offset; a sequence's tokens follow each other. Runs that a strip's end breaks are two.
+    """The strips for `slots` [T] (block * block_size + offset); the tokens of a sequence are consecutive.
 
-    W = min(T, T // size + 2 S) is enough: all but a run's first and last strip are full. A run at block 0 is padding.
+    A run of slots that crosses the end of a strip is split. W = min(T, T // size + 2 S) is enough: all strips of a run
+    are full, except the first and the last. A run in block 0 is padding.
     """
     tokens = slots.shape[0]
     most = min(tokens, tokens // size + 2 * sequences + 1)

@@ -1,4 +1,4 @@
-"""Token ids of a step, those that are still on the device looked up in its history."""
+"""The token ids of a step; those that are only on the device are read from its history."""
 
 from __future__ import annotations
 

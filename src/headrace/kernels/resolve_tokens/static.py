@@ -1,4 +1,4 @@
-"""`resolve_tokens` for compilers of whole steps: padding is computed and adds nothing."""
+"""`resolve_tokens` for compilers of complete steps: padding is computed, but has no effect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["resolve_tokens"]
 def resolve_tokens(batch: Batch, history: torch.Tensor) -> torch.Tensor:
     """int32 [T]: token_ids with NO_TOKEN replaced by history[slot, position]; every id is written into the history.
 
-    What is written is a difference that is added: padding adds 0 wherever it points, so it never competes with a token.
+    The write adds a difference. Padding adds 0, so it never conflicts with a token that writes to the same element.
     """
     if not len(batch.slots):
         return torch.zeros_like(batch.token_ids)

@@ -20,7 +20,7 @@ def resolve_kernel(
     sizes: tensor, ids: tensor, positions: tensor, token_seq: tensor, slots: tensor, history: tensor, out: tensor,
     padded: int, width: int, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """history [slots, width]. No two tokens share a place, so the order of programs does not matter."""
+    """history [slots, width]. No two tokens share an element, so the order of programs does not matter."""
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < tl.load(sizes)
     slot = tl.load(slots + tl.load(token_seq + token, inside, 0), inside, 0)
@@ -32,7 +32,7 @@ def resolve_kernel(
 
 
 def resolve_tokens(batch: Batch, history: torch.Tensor, *, config: LaunchConfig) -> torch.Tensor:
-    """See `ops.Ops.resolve_tokens`; `batch.sizes` must lie where the kernels can read it."""
+    """See `ops.Ops.resolve_tokens`; `batch.sizes` must be in memory that the kernels can read."""
     padded = len(batch.token_ids)
     out = torch.empty_like(batch.token_ids)
     args = {

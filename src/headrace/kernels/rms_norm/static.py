@@ -1,4 +1,4 @@
-"""`rms_norm` and `add_rms_norm` for compilers of whole steps: one expression a shape, which they fuse."""
+"""`rms_norm` and `add_rms_norm` for compilers of complete steps: single expressions that they fuse."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(rms_norm(x + residual), x + residual), the norm of the sum as rounded to residual's dtype."""
+    """(rms_norm(x + residual), x + residual); the norm is that of the sum rounded to residual's dtype."""
     total = (x.float() + residual.float()).to(residual.dtype)
     return rms_norm(total, weight, eps).to(x.dtype), total

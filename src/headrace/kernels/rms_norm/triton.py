@@ -1,4 +1,4 @@
-"""Triton form of `rms_norm`, and of `add_rms_norm` which differs by one addition. A program a row."""
+"""Triton form of `rms_norm`, and of `add_rms_norm`, which differs by one addition. One program per row."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, config: LaunchConfig) -> 
 def launch_norm(
     config: LaunchConfig, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor | None]:
-    """(normed in x's type, sum in residual's type)"""
+    """(normalized rows in x's type, sum in residual's type or None)."""
     x = x.contiguous()
     out, block = torch.empty_like(x), next_power(x.shape[1], 16)
     total = None if residual is None else torch.empty_like(residual, memory_format=torch.contiguous_format)

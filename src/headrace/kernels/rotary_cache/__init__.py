@@ -1,4 +1,4 @@
-"""Norms and rotation of queries and keys (arXiv:2104.09864), and the write to the paged cache."""
+"""Norms and rotary embedding of queries and keys (arXiv:2104.09864), and the write to the paged cache."""
 
 from __future__ import annotations
 

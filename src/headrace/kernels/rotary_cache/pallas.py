@@ -1,6 +1,7 @@
-"""Writing keys or values to the paged cache on a TPU, in place: the strips of rows that a step touches are read, changed, written.
+"""Writes keys or values to the paged cache on a TPU, in place: reads, changes and writes the strips that a step
+affects.
 
-Memory moves by tiles of 8 to 32 rows there, so that one row alone cannot be written.
+A TPU copies memory by tiles of 8 to 32 rows, so that a single row cannot be written.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ Array = Any
 
 
 def strip_rows(dtype: Any, block_size: int) -> int:
-    """Rows of a memory tile of this type."""
+    """Rows per memory tile of this type."""
     return min(32 // int(jnp.dtype(dtype).itemsize), block_size)
 
 
 def write(cache: Array, slots: Array, rows: Array, *, sequences: int, interpret: Any = False) -> Array:
-    """The cache [N, Hk, block, d] with `rows` [T, Hk, d] at `slots` int32 [T] (block * size + offset), its own buffer.
+    """Write `rows` [T, Hk, d] to the cache [N, Hk, block, d] at `slots` int32 [T] (block * size + offset), in place.
 
-    Slots of a sequence follow each other; block 0 takes padding, which is not written. `sequences`: the most that T tokens may
-    belong to.
+    The slots of a sequence are consecutive. Padding has slots in block 0, which is not written. `sequences` is the
+    largest number of sequences that the T tokens may belong to.
     """
     _, heads, block, size = cache.shape
     height = strip_rows(cache.dtype, block)
@@ -65,5 +66,5 @@ def _kernel(block: Any, strip: Any, low: Any, high: Any, fresh: Any, before: Any
     row = jax.lax.broadcasted_iota(jnp.int32, fresh.shape, 2)
     written = (row >= low[step]) & (row < high[step])
     wide = jnp.int32 if fresh.dtype == jnp.int8 else jnp.float32
-    # 8- and 16-bit lanes are chosen among at their full width: exact, and every generation can.
+    # 8- and 16-bit lanes are widened for the selection: this is exact, and every TPU generation supports it.
     after[...] = jnp.where(written, fresh[...].astype(wide), before[...].astype(wide)).astype(fresh.dtype)

@@ -25,7 +25,7 @@ def rotary_cache(
     k_norm: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """q [T, Hq d] in qkv's dtype; keys and values go to the cache, from float32."""
+    """q [T, Hq d] in qkv's dtype; keys and values are written to the cache from float32."""
     tokens, shape = int(batch.sizes[0]), kv.layout.layers[layer]
     heads = num_q_heads + 2 * shape.num_kv_heads
     x = qkv[:tokens].float().view(tokens, heads, shape.head_dim)
@@ -40,7 +40,7 @@ def rotary_cache(
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """NeoX halves: x [T, H, d], table float32 [T, 1, rotary_dim] = cos | sin; what lies past rotary_dim is kept."""
+    """Rotate NeoX halves of x [T, H, d]; table float32 [T, 1, rotary_dim] = cos | sin; the rest of d is unchanged."""
     cos, sin = table.chunk(2, dim=-1)
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

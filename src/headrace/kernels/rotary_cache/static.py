@@ -1,5 +1,7 @@
-"""`rotary_cache` for compilers of whole steps. The cache's tensors are replaced, not written: a compiler that is given the old
-ones to keep writes in place."""
+"""`rotary_cache` for compilers of complete steps.
+
+The cache's tensors are replaced, not written: a compiler that gets the old tensors as donated buffers writes in place.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,12 @@ __all__ = ["Store", "encode", "rotary_cache", "scatter"]
 
 Tensor = torch.Tensor
 Store = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(cache [N, Hk, block, d], slots [T], rows [T, Hk, d]) → the cache with the rows at places block * block_size + offset."""
+"""(cache [N, Hk, block, d], slots [T], rows [T, Hk, d]) → the cache with the rows at slots block * block_size +
+offset."""
 
 
 def scatter(cache: Tensor, slots: Tensor, rows: Tensor) -> Tensor:
-    """A `Store` in plain torch; also for scales, [N, Hk, block] and [T, Hk]."""
+    """A `Store` in plain torch; also for scales, with [N, Hk, block] and [T, Hk]."""
     size, places = cache.shape[2], slots.long()
     index = [torch.div(places, size, rounding_mode="floor"), None, places % size]
     found: Tensor = torch.ops.aten.index_put(cache, index, rows)
@@ -39,7 +42,7 @@ def rotary_cache(
     eps: float,
     store: Store = scatter,
 ) -> Tensor:
-    """q [T, Hq d] in qkv's dtype; keys and values go to the cache, from float32. Padding goes to block 0."""
+    """q [T, Hq d] in qkv's dtype; keys and values are written to the cache from float32, padding to block 0."""
     shape = kv.layout.layers[layer]
     x = qkv.float().view(len(qkv), num_q_heads + 2 * shape.num_kv_heads, shape.head_dim)
     q, k, v = x.tensor_split((num_q_heads, num_q_heads + shape.num_kv_heads), dim=1)
@@ -56,7 +59,7 @@ def rotary_cache(
 
 
 def encode(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """float32 [T, Hk, d] as the cache holds it, and for int8 the float32 scales [T, Hk]: amax / 127."""
+    """float32 [T, Hk, d] in the cache's type, and for int8 the float32 scales [T, Hk] (largest magnitude / 127)."""
     if dtype != torch.int8:
         return x.to(dtype), None
     scale = x.abs().amax(-1) / 127.0

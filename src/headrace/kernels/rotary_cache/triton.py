@@ -1,4 +1,7 @@
-"""Triton form of `rotary_cache`: norm, rotation, quantization and the write to the cache in one pass, a program a token and head."""
+"""Triton form of `rotary_cache`: norm, rotation, quantization and the write to the cache in one pass.
+
+One program per token and head.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ Tensor = torch.Tensor
 def _rotated(
     head: tensor, norm: tensor, cos_sin: tensor, eps: tensor, SIZE: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr
 ) -> tensor:
-    """float32 [PAD] of one head: RMS norm where `norm` is given, then NeoX rotation of its first 2 HALF elements."""
+    """One head as float32 [PAD]: RMS norm if `norm` is given, then NeoX rotation of the first 2 HALF elements."""
     dim = tl.arange(0, PAD)
-    other = tl.where(dim < HALF, dim + HALF, dim - HALF)  # the element that this one turns with
+    other = tl.where(dim < HALF, dim + HALF, dim - HALF)  # the element that this one is rotated with
     turns = dim < 2 * HALF
     x = tl.load(head + dim, dim < SIZE, 0.0).to(tl.float32)
     y = tl.load(head + other, turns, 0.0).to(tl.float32)
@@ -38,7 +41,7 @@ def _rotated(
 
 @jit
 def _write(x: tensor, store: tensor, scales: tensor, row: tensor, SIZE: tl.constexpr, PAD: tl.constexpr) -> None:
-    """One head to row `row` of the cache [rows, SIZE], its scale to scales[row]."""
+    """Write one head to row `row` of the cache [rows, SIZE], and its scale to scales[row]."""
     dim = tl.arange(0, PAD)
     place = store + row * SIZE + dim
     if scales is None:
@@ -61,13 +64,13 @@ def rotary_kernel(
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     PAD: tl.constexpr,
 ) -> None:  # fmt: skip
-    """qkv [T, (Q_HEADS + 2 KV_HEADS) SIZE]; caches [blocks, KV_HEADS, BLOCK, SIZE]. Tokens past the true count write nothing."""
-    # Grid (tokens, heads: queries, then keys, then values). `qkv` is a token's heads one after the other, `q`
-    # [T, Q_HEADS, SIZE], the caches [blocks, KV_HEADS, BLOCK, SIZE], their scales [blocks, KV_HEADS, BLOCK] or None,
-    # `cos_sin` [positions, 2 HALF]. A program holds one head in PAD lanes: it is read once, and the element that each
-    # lane turns with a second time, as lanes cannot exchange values. Norm, rotation, scale and rounding are done in
-    # registers; only the result is written. `slot_mapping` gives a token's place in the cache as block * BLOCK +
-    # offset: keys and values go there, heads of queries to `q`.
+    """Rotate qkv [T, (Q_HEADS + 2 KV_HEADS) SIZE] into q and the caches. Tokens past the true count write nothing."""
+    # Grid (tokens, heads: queries, then keys, then values). `qkv` holds the heads of a token one after the other, `q`
+    # is [T, Q_HEADS, SIZE], the caches are [blocks, KV_HEADS, BLOCK, SIZE], their scales [blocks, KV_HEADS, BLOCK] or
+    # None, `cos_sin` is [positions, 2 HALF]. A program holds one head in PAD lanes. It reads the head once, and then
+    # for each lane the element it is rotated with, because lanes cannot exchange values. Norm, rotation, scale and
+    # rounding are done in registers; only the result is written. `slot_mapping` gives a token's slot in the cache,
+    # block * BLOCK + offset: keys and values are written there, query heads to `q`.
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if token < tl.load(sizes):
         dim = tl.arange(0, PAD)

@@ -33,7 +33,8 @@ def _bits(words: Tensor, vocab: int) -> Tensor:
 
 
 def _penalise(logits: Tensor, inputs: SampleInputs, row: int) -> Tensor:
-    """Repetition over all tokens so far (a positive logit is divided, another multiplied), then presence and frequency over the output."""
+    """Repetition over all tokens so far (a positive logit is divided, another multiplied), then presence and frequency
+    over the output."""
     vocab, position, prompt = len(logits), int(inputs.position[row]), int(inputs.prompt_len[row])
     tokens = inputs.history[int(inputs.slot[row]), :position].long()
     seen = torch.bincount(tokens, minlength=vocab)[:vocab] > 0

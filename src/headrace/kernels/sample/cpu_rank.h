@@ -43,7 +43,8 @@ HR_INLINE void sort_best(uint64_t *keys, int64_t count, int64_t first) {
     std::sort(keys, keys + (first < count ? first : count), better);
 }
 
-// The k best of n tokens (k <= n) in order; `peak` is the largest score, `unit` a first guess of how far down they reach.
+// The k best of n tokens (k <= n) in order; `peak` is the largest score, `unit` a first guess of how far down they
+// reach.
 HR_INLINE void best(const float *x, int64_t n, int64_t k, float peak, float unit, uint64_t *keys) {
     for (float reach = unit;; reach *= 4.0f) {
         bool all = !(reach < 1e4f * unit);

@@ -11,7 +11,8 @@ _LOW = 0xFFFFFFFF
 
 
 def finite(logits: Tensor) -> Tensor:
-    """float32 logits in which NaN counts as -inf and +inf as the largest float; a row without any finite logit counts as zeros."""
+    """float32 logits in which NaN counts as -inf and +inf as the largest float; a row without any finite logit counts
+    as zeros."""
     clean = logits.float().nan_to_num(nan=-torch.inf, posinf=torch.finfo(torch.float32).max, neginf=-torch.inf)
     return torch.where(clean.amax(-1, keepdim=True) == -torch.inf, 0.0, clean)
 

@@ -13,7 +13,8 @@ _MASK = 0xFFFFFFFF
 
 
 def philox(counter: list[Tensor], key: list[Tensor]) -> list[Tensor]:
-    """Four random words of 32 bits from four counter and two key words; all int64 tensors that hold unsigned 32-bit values."""
+    """Four random words of 32 bits from four counter and two key words; all int64 tensors that hold unsigned 32-bit
+    values."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -27,8 +28,9 @@ def philox(counter: list[Tensor], key: list[Tensor]) -> list[Tensor]:
 def gumbel(seed: Tensor, position: Tensor, vocab: int) -> Tensor:
     """float32 [R, V]: the noise of token t at `position` [R] under `seed` [R] (int64, the bits of an unsigned one).
 
-    Word t mod 4 of philox(counter = (t div 4, position, 0, 0), key = (low, high half of the seed)) is w. Then, in float32:
-    u = min((float(w) + 0.5) * 2^-32, 1 - 2^-24), e = -log1p(-u), noise = -log(e). It lies between -2.82 and 22.88.
+    Word t mod 4 of philox(counter = (t div 4, position, 0, 0), key = (low, high half of the seed)) is w. Then, in
+    float32: u = min((float(w) + 0.5) * 2^-32, 1 - 2^-24), e = -log1p(-u), noise = -log(e). It lies between -2.82 and
+    22.88.
     """
     quads = torch.arange(-(-vocab // 4), device=seed.device).unsqueeze(0)
     zero = torch.zeros_like(quads)

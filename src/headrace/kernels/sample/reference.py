@@ -22,9 +22,10 @@ GREEDY_BELOW = 1e-5
 def sample(logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int) -> SampleOutputs:
     """One token a row, written to history[slot, position]; scored rows get NO_TOKEN and write nothing.
 
-    Bias, mask and penalties; then at a temperature the token with the largest (logit - largest) / temperature + Gumbel noise
-    (`philox.gumbel`) among those that top-k, min-p and top-p keep: that is a draw from their softmax. Ties go to the lower
-    id. Rows without a token get NO_CHOICE or NOT_FINITE and write nothing; in their scores NaN counts as -inf.
+    Bias, mask and penalties; then at a temperature the token with the largest (logit - largest) / temperature + Gumbel
+    noise (`philox.gumbel`) among those that top-k, min-p and top-p keep: that is a draw from their softmax. Ties go to
+    the lower id. Rows without a token get NO_CHOICE or NOT_FINITE and write nothing; in their scores NaN counts as
+    -inf.
     """
     count, padded = int(batch.sizes[2]), len(logits)
     raw = finite(logits[:count])

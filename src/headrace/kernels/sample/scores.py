@@ -13,9 +13,11 @@ Tensor = torch.Tensor
 
 
 def scores(logits: Tensor, tokens: Tensor, alternatives: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(logprob [R], rank [R], ids [R, K], logprobs [R, K]) of `tokens` [R] and of the K most likely, ties to the lower id.
+    """(logprob [R], rank [R], ids [R, K], logprobs [R, K]) of `tokens` [R] and of the K most likely, ties to the lower
+    id.
 
-    logprob = (logit - largest) - log(sum of exp(logit - largest)), the sum by halves; rank = 1 + tokens with a higher logit.
+    logprob = (logit - largest) - log(sum of exp(logit - largest)), the sum by halves; rank = 1 + tokens with a higher
+    logit.
     """
     shifted = logits - logits.amax(-1, keepdim=True)
     total = elementwise(torch.log, tree_sum(elementwise(torch.exp, shifted))).unsqueeze(-1)

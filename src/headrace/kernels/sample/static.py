@@ -1,7 +1,7 @@
 """`sample` for compilers of whole steps: all rows alike, whatever each asks for, with no look at a value.
 
-The rules are the reference's; where it walks over the rows that need something, every row gets it here, neutral where it asked for
-nothing. Order among equals is by the lower id, through a stable sort.
+The rules are the reference's; where it walks over the rows that need something, every row gets it here, neutral where
+it asked for nothing. Order among equals is by the lower id, through a stable sort.
 """
 
 from __future__ import annotations

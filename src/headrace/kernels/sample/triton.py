@@ -27,8 +27,11 @@ def choose_kernel(
     top_k: tensor, min_p: tensor, top_p: tensor, seed: tensor, position: tensor, target: tensor, slot: tensor,
     history: tensor, vocab: int, width: int, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a row. `chosen`: the token to score; `tokens`: the same, or -1 (NO_TOKEN) where it was given, -2 (NO_CHOICE) where
-    bans left nothing, -3 (NOT_FINITE) for broken logits."""
+    """A program a row.
+
+    `chosen`: the token to score; `tokens`: the same, or -1 (NO_TOKEN) where it was given, -2 (NO_CHOICE) where bans
+    left nothing, -3 (NOT_FINITE) for broken logits.
+    """
     row = tl.program_id(0).to(tl.int64)
     if row < tl.load(sizes + 2):
         token, own = tl.load(target + row), work + row * vocab
@@ -61,7 +64,8 @@ def score_kernel(
     logits: tensor, dead: tensor, chosen: tensor, logprobs: tensor, ranks: tensor, top_ids: tensor,
     top_logprobs: tensor, sizes: tensor, vocab: int, alternatives: int, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a row: the token's logprob and rank, and the likeliest tokens, ties to the lower id, under the raw logits."""
+    """A program a row: the token's logprob and rank, and the likeliest tokens, ties to the lower id, under the raw
+    logits."""
     row = tl.program_id(0).to(tl.int64)
     if row < tl.load(sizes + 2):
         own, none, lane = logits + row * vocab, tl.load(dead + row) == 1, tl.arange(0, BLOCK)

@@ -1,6 +1,7 @@
 """Biases, masks and penalties on the device, in the order of `constrain.py`. Requires triton.
 
-`work` float32 [R, V] is what a token is chosen from. `dead` int32 [R] is 1 for rows without any finite logit, which count as zeros, 2 for others that hold NaN or +inf, else 0.
+`work` float32 [R, V] is what a token is chosen from. `dead` int32 [R] is 1 for rows without any finite logit, which
+count as zeros, 2 for others that hold NaN or +inf, else 0.
 """
 
 from __future__ import annotations

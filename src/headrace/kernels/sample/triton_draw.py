@@ -1,7 +1,8 @@
 """Truncation and the draw of one row by one program, without sorting: cuts are found by bisecting the scores' bits.
 
-Masses are fixed-point integers of 2^-44, so their sums have no order: a row draws the same token wherever and with whomever it
-is computed. The largest weight is 1, so the rounding of 2^18 tokens together stays below that of one float32 `exp`. Requires triton.
+Masses are fixed-point integers of 2^-44, so their sums have no order: a row draws the same token wherever and with
+whomever it is computed. The largest weight is 1, so the rounding of 2^18 tokens together stays below that of one
+float32 `exp`. Requires triton.
 """
 
 from __future__ import annotations
@@ -61,8 +62,11 @@ def _search(
     row: tensor, vocab: tensor, goal: tensor, cut: tensor, last_tie: tensor, min_p: tensor, MASS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """(key t, sum above t): t is the largest with a sum over keys >= t of at least `goal`. The sum counts tokens, or with MASS
-    adds the weights of those within (cut, last_tie) and min_p. Two bits of the key a pass."""
+    """(key t, sum above t): t is the largest with a sum over keys >= t of at least `goal`.
+
+    The sum counts tokens, or with MASS adds the weights of those within (cut, last_tie) and min_p. Two bits of the key
+    a pass.
+    """
     prefix = goal * 0
     for digit in range(16):
         size = (goal * 0 + 1) << (30 - 2 * digit)
@@ -118,7 +122,8 @@ def _tie(row: tensor, vocab: tensor, t: tensor, count: tensor, BLOCK: tl.constex
 
 @jit
 def _gumbel(seed: tensor, position: tensor, start: tensor, BLOCK: tl.constexpr) -> tensor:
-    """float32 [BLOCK]: the noise of tokens start … start + BLOCK - 1, four to a Philox4x32-10 counter; see `philox.gumbel`."""
+    """float32 [BLOCK]: the noise of tokens start … start + BLOCK - 1, four to a Philox4x32-10 counter; see
+    `philox.gumbel`."""
     quad = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     zero = quad * 0
     low, high = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)

@@ -15,9 +15,9 @@ Tensor = torch.Tensor
 def truncate(scaled: Tensor, top_k: int, min_p: float, top_p: float) -> Tensor:
     """float32 [V] with -inf for what is cut; `scaled` is (logit - largest) / temperature, so its largest is 0.
 
-    Tokens are ordered by score, ties by the lower id. top_k keeps the first k (0: all). With e = exp(scaled), min_p keeps
-    e >= min_p (the largest e is 1). top_p < 1 keeps a token of those left where the sum of e before it, in this order and in
-    float64, is less than top_p times the sum of all of them. The first token is always kept.
+    Tokens are ordered by score, ties by the lower id. top_k keeps the first k (0: all). With e = exp(scaled), min_p
+    keeps e >= min_p (the largest e is 1). top_p < 1 keeps a token of those left where the sum of e before it, in this
+    order and in float64, is less than top_p times the sum of all of them. The first token is always kept.
     """
     vocab = len(scaled)
     if 0 < top_k < vocab or top_p < 1:

@@ -1,5 +1,5 @@
-"""What the Triton forms of the operators share: configuration, launching, number formats, and the table that a platform binds.
+"""Code that the Triton forms share: launch configuration, number formats, and the operator set that a platform binds.
 
-One source serves every chip that Triton compiles for. What differs between chips comes in as capability data (`config.Config`),
-never as a vendor's name. Importing this package loads no triton.
+One source is compiled for every chip that Triton supports. Differences between chips are capability data
+(`launch_config.LaunchConfig`), never a vendor's name. Importing this package loads no triton.
 """

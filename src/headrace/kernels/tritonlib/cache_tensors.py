@@ -1,4 +1,4 @@
-"""The tensors of `kv.TorchKV` as kernels take them."""
+"""The tensors of `kv.TorchKV` in the types that kernels accept."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["stored", "stored_scales"]
 
 
 def stored(store: list[torch.Tensor], layer: int) -> torch.Tensor:
-    """One layer's keys or values; E4M3 as its bytes, since not every chip knows the type."""
+    """One layer's keys or values; E4M3 as bytes, because not every chip supports the type."""
     tensor = store[layer]
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
 def stored_scales(scales: list[torch.Tensor], layer: int) -> torch.Tensor | None:
-    """None where the cache is not quantized."""
+    """One layer's scales; None if the cache is not quantized."""
     return scales[layer] if scales else None

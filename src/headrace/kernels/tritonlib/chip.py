@@ -1,4 +1,7 @@
-"""What the Triton operators need to know of a chip, as its platform says it. Imports neither torch nor triton."""
+"""The properties of a chip that the Triton operators use, as its platform reports them.
+
+Imports no torch and no triton.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,18 @@ Stages = Literal[1, 2, 3, 4]
 
 @dataclass(frozen=True, slots=True)
 class TritonChip:
-    """One chip. `target` and `shared_memory` are what its kernels are compiled and checked for."""
+    """One chip. Its kernels are compiled for `target` and checked against `shared_memory`."""
 
     fp8: Codes = ""
-    """E4M3 of the matrix unit: `ocp`, `fnuz` (same bits but for zero, half the value), or none: E4M3 is widened to 16 bits."""
+    """E4M3 of the matrix unit: `ocp`, `fnuz` (the same bits except for zero, half the value), or "" for none: E4M3 is
+    then widened to 16 bits."""
     lanes: Lanes = 32
-    """Threads of a warp."""
+    """Threads per warp."""
     tile: Literal[64, 32] = 64
-    """Rows and keys of one step of attention: what the chip's registers hold."""
+    """Rows and keys of one step of attention that fit the chip's registers."""
     stages: Stages = 3
-    """Steps of a product's loop in flight: what its shared memory (or its registers, where loads go through them) holds."""
+    """Pipeline stages of a product's loop that fit its shared memory, or its registers if loads go through them."""
     target: tuple[str, int | str, int] = ("", "", 32)
-    """Triton's code generator, its name of the architecture, and the lanes that it compiles for."""
+    """Triton's backend, its name of the architecture, and the threads per warp that it compiles for."""
     shared_memory: int = 0
-    """Bytes that one block may have at the most."""
+    """The largest shared memory of one block, in bytes."""

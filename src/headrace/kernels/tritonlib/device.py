@@ -18,8 +18,10 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 def jit_varying(*names: str) -> Callable[[Callable[..., Any]], Any]:
-    """As `jit`, for a kernel whose whole numbers `names` follow the batch: where one is 1 or divides by 16, triton would compile it
-    once more, in the middle of serving."""
+    """`jit` for a kernel whose integer arguments `names` depend on the batch.
+
+    Without it, triton compiles the kernel again, while serving, if one of them is 1 or a multiple of 16.
+    """
     made: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=names)
     return made
 
@@ -31,7 +33,7 @@ def next_power(n: int, least: int = 1) -> int:
 
 @jit
 def as_float(codes: tensor, dtype: tl.constexpr) -> tensor:
-    """E4M3 codes (uint8, OCP) or plain numbers in `dtype`, exact where it has 8 bits of significand or more."""
+    """E4M3 codes (uint8, OCP) or plain numbers as `dtype`; exact if it has at least 8 bits of significand."""
     if codes.dtype == tl.uint8:
         return decode_e4m3(codes).to(dtype)
     return codes.to(dtype)
@@ -39,9 +41,9 @@ def as_float(codes: tensor, dtype: tl.constexpr) -> tensor:
 
 @jit
 def decode_e4m3(codes: tensor) -> tensor:
-    """float16 of OCP E4M3 codes (uint8), by shifting them into place and moving the exponent's bias: exact, on any chip.
+    """OCP E4M3 codes (uint8) as float16: shifts the bits and corrects the exponent's bias. Exact, on every chip.
 
-    NaN (0x7F, 0xFF) reads as 480: nothing here writes it.
+    NaN (0x7F, 0xFF) is read as 480; it is never written here.
     """
     wide = codes.to(tl.uint16)
     bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
@@ -50,11 +52,14 @@ def decode_e4m3(codes: tensor) -> tensor:
 
 @jit
 def encode_e4m3(x: tensor) -> tensor:
-    """OCP E4M3 codes (uint8) of float32, to the nearest, ties to even, saturating at 448; -0 for what rounds to it from below."""
+    """float32 as OCP E4M3 codes (uint8): to nearest, ties to even, saturating at 448.
+
+    Negative values that round to zero give -0.
+    """
     size = tl.minimum(tl.abs(x), 448.0)
     bits = size.to(tl.int32, bitcast=True)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
-    # Below the smallest normal one the codes count in steps of 2^-9; adding 1.5 * 2^23 rounds to an integer.
+    # Below the smallest normal number, codes are multiples of 2^-9; adding 1.5 * 2^23 rounds to an integer.
     small = ((size * 512.0 + 12582912.0) - 12582912.0).to(tl.int32)
     code = tl.where(size < 0.015625, small, normal)
     sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
@@ -63,12 +68,12 @@ def encode_e4m3(x: tensor) -> tensor:
 
 @jit
 def to_int8(x: tensor, low: tl.constexpr) -> tensor:
-    """int8 of float32, clamped to low … 127 and rounded to the nearest, ties to even."""
+    """float32 as int8, clamped to the range low to 127 and rounded to nearest, ties to even."""
     x = tl.minimum(tl.maximum(x, low), 127.0)
     return ((x + 12582912.0) - 12582912.0).to(tl.int8)
 
 
 @jit
 def tanh(x: tensor) -> tensor:
-    """float32; the error is absolute, about one unit of 1."""
+    """tanh in float32; the absolute error is about one unit in the last place of 1."""
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)

@@ -1,4 +1,4 @@
-"""What the Triton operators need to know of a device, as data."""
+"""The properties of a device that the Triton operators use, as data, and the launch of a kernel."""
 
 from __future__ import annotations
 
@@ -20,32 +20,35 @@ _UNKNOWN = TritonChip()
 
 
 def run(kernel: Any, grid: tuple[int, ...], args: dict[str, Any], warps: int, stages: int) -> None:
-    """Launch on the tensors' device; nothing for an empty grid. Products and sums stay apart where they are written apart, since
-    a compiler may contract one expression differently in two kernels that must agree to the bit."""
+    """Launch a kernel on the tensors' device; an empty grid launches nothing.
+
+    Fused multiply-add is off: a compiler may contract one expression differently in two kernels, whose bits must agree.
+    """
     if all(grid):
         kernel[grid](**args, num_warps=warps, num_stages=stages, enable_fp_fusion=False)
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
-    """One device's answers."""
+    """The configuration of one device."""
 
     dtype: torch.dtype = torch.float32
-    """Type of activations: what `embedding` gives; the other operators follow their inputs."""
+    """The type of activations, which `embedding` returns; the other operators follow their inputs."""
     fp8: str = ""
     batch_invariant: bool = True
-    """One tile size for every batch, so that a row's bits do not depend on its company; else tiles follow the batch."""
+    """Use one tile size for all batches, so that a row's bits do not depend on the batch; if not, tiles depend on
+    it."""
     lanes: int = 32
     tile: int = 64
     stages: int = 3
-    """These, and `fp8`, as in `TritonChip`."""
+    """These three, and `fp8`, as in `TritonChip`."""
     launch: Launch = run
 
 
 def config_for(
     chip: TritonChip = _UNKNOWN, dtype: str = "float32", batch_invariant: bool = True, launch: Launch = run
 ) -> LaunchConfig:
-    """`dtype`: of activations. Raises PlatformError for one that no kernel computes in."""
+    """The configuration for a chip; `dtype` is that of activations. Raises PlatformError for an unsupported `dtype`."""
     if dtype not in _DTYPES:
         raise PlatformError(f"dtype {dtype!r} of the Triton operators: choose one of {', '.join(_DTYPES)}")
     return LaunchConfig(_DTYPES[dtype], chip.fp8, batch_invariant, chip.lanes, chip.tile, chip.stages, launch)

@@ -1,4 +1,4 @@
-"""The Triton operators as a platform binds them."""
+"""The Triton operators as callables that a platform binds."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from headrace.kernels.tritonlib.launch_config import LaunchConfig
 __all__ = ["OPERATORS", "TritonOperator", "operators"]
 
 OPERATORS: tuple[str, ...] = (
-    "resolve_tokens", "embedding", "rms_norm", "add_rms_norm", "linear", "rotary_cache", "attention", "gated_activation",
-    "logits", "sample", "mla", "moe", "gated_delta_rule", "mamba2_scan", "causal_conv1d",
+    "resolve_tokens", "embedding", "rms_norm", "add_rms_norm", "linear", "rotary_cache", "attention",
+    "gated_activation", "logits", "sample", "mla", "moe", "gated_delta_rule", "mamba2_scan", "causal_conv1d",
 )  # fmt: skip
-"""Those with a Triton form: every operator of `registry.OPS` and most of `registry.OPTIONAL`."""
+"""The operators with a Triton form: all of `registry.OPS` and most of `registry.OPTIONAL`."""
 _PACKERS = {"linear": "linear", "logits": "linear", "moe": "moe"}
-"""Whose `pack` lays out the weights of an operator."""
+"""The operator whose `pack` repacks the weights, by operator."""
 
 
 class TritonOperator:
-    """A callable with the operator's own keywords, its `tag` for `doctor`, and `pack` where it repacks weights."""
+    """A callable with the operator's keywords, its `tag` for `doctor`, and `pack` if it repacks weights."""
 
     tag = "triton"
 
@@ -34,7 +34,7 @@ class TritonOperator:
 
 
 def operators(config: LaunchConfig) -> dict[str, TritonOperator]:
-    """Every operator by name, as `config` has them. Imports triton: raises ImportError where it is not installed."""
+    """All operators by name, for `config`. Imports triton: raises ImportError if it is not installed."""
     found = {}
     for name in OPERATORS:
         function, packer = getattr(_module(name), name), _PACKERS.get(name)
