@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 from typing_extensions import Self
 
 from headrace.client.api import GenerateRequest, ModelInfo
-from headrace.client.batch import Completion, Places, RequestOutput, answer_all
-from headrace.client.in_process import InProcessClient
-from headrace.client.prompts import Prompt, one_each, read_prompts
+from headrace.client.batch import Completion, RequestOutput, SequenceLimiter, answer_all
+from headrace.client.in_process_client import InProcessClient
+from headrace.client.prompts import Prompt, params_per_prompt, read_prompts
 from headrace.client.stops import special_stops
 from headrace.engine.stats import EngineStats
 from headrace.errors import EngineDead, InvalidRequest
@@ -84,7 +84,7 @@ class LLM:
         except BaseException:
             self.close()
             raise
-        self._places = Places(self._client.config.scheduler.max_waiting)
+        self._places = SequenceLimiter(self._client.config.scheduler.max_waiting)
         # Registered again: when the interpreter ends, the newest finalizer runs first, and the engine must end before
         # its device.
         self._finalizer.detach()
@@ -118,7 +118,7 @@ class LLM:
         """
         self._check_open()
         texts, ids = read_prompts(prompts, self.tokenizer.encode)
-        return self._answer(texts, ids, one_each(params, len(ids)), progress)
+        return self._answer(texts, ids, params_per_prompt(params, len(ids)), progress)
 
     def chat(
         self,
@@ -141,7 +141,7 @@ class LLM:
         if params is None:
             room = [max(1, min(_CHAT_TOKENS, self.info.room(len(prompt)))) for prompt in ids]
             params = [SamplingParams(max_tokens=tokens) for tokens in room]
-        return self._answer(texts, ids, one_each(params, len(ids)), progress)
+        return self._answer(texts, ids, params_per_prompt(params, len(ids)), progress)
 
     def stats(self) -> EngineStats:
         return self._run(self._client.stats())

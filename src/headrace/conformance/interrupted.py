@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.conformance.tiny import Serving, TinyModel
-from headrace.engine.core_loop import LaunchedStep, StepRunner
+from headrace.engine.core_loop import PendingStep, StepRunner
 from headrace.errors import PlatformError
 from headrace.platforms.interface import KV, Device, Executable, StepFn, Tensor
 from headrace.types import Bucket, StepPlan, StepResult
@@ -60,7 +60,7 @@ class _Watched:
     def __init__(self, runner: StepRunner, raised: list[PlatformError]) -> None:
         self._runner, self._raised = runner, raised
 
-    def launch(self, plan: StepPlan) -> LaunchedStep:
+    def launch(self, plan: StepPlan) -> PendingStep:
         try:
             return _WatchedStep(self._runner.launch(plan), self._raised)
         except PlatformError as error:
@@ -75,7 +75,7 @@ class _Watched:
 
 
 class _WatchedStep:
-    def __init__(self, launched: LaunchedStep, raised: list[PlatformError]) -> None:
+    def __init__(self, launched: PendingStep, raised: list[PlatformError]) -> None:
         self._launched, self._raised = launched, raised
 
     def done(self) -> bool:

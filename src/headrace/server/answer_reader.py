@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headrace.client.output import TextStream
+from headrace.client.request_outputs import TextStream
 from headrace.formats.events import Event
 from headrace.formats.parser import Parser
 from headrace.server.replies import CalledFunction, ChatDelta, ToolCallDelta

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 
 from headrace.client.api import EngineClient
-from headrace.client.output import TextStream
+from headrace.client.request_outputs import TextStream
 from headrace.config import Config
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.server.cancel_scope import CancelScope

@@ -1,5 +1,5 @@
-"""Tests for machines that have a device: the whole kit, every type of activations, captured steps, memory that others use,
-collectives, and a benchmark whose figures stay in `device_bench.REPORTS`."""
+"""Tests for machines that have a device: the whole kit, every type of activations, captured steps, memory that others
+use, collectives, and a benchmark whose figures stay in `device_bench.REPORTS`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class DeviceOnly:
         assert report.ok, report.table()
 
     def test_bfloat16_is_near_float32_and_the_same_in_any_company(self, opened: Any) -> None:
-        """The kit's model in the kit's place: eight bits of significand move its logprobs by more than the kit allows."""
+        """The kit's model in the kit's place: eight bits of significand move its logprobs by more than the kit
+        allows."""
         device, exact = opened(dtype="bfloat16"), opened(dtype="float32")
         _need(device, "bfloat16")
         found = Serving(device, TinyModel(device)).run(requests(9))

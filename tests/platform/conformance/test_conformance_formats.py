@@ -1,4 +1,5 @@
-"""Quantised weights in the kit: skipped where a format is not declared, green where it is computed rightly, caught where not."""
+"""Quantized weights in the kit: skipped if a format is not declared, green if its results are right, failed if they are
+wrong."""
 
 from __future__ import annotations
 

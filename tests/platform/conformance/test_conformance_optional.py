@@ -1,4 +1,5 @@
-"""Optional operators in the kit: skipped with a reason where a device has none, green where they are right, caught where not."""
+"""Optional operators in the kit: skipped with a reason if a device has none, green if they are right, failed if they
+are wrong."""
 
 from __future__ import annotations
 

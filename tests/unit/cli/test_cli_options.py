@@ -14,7 +14,7 @@ from headrace.cli import serve_command
 from headrace.cli.command_options import add_sampling_options, build_config, sampling
 from headrace.cli.main import main
 from headrace.config import Config, parse_size
-from headrace.engine.launch import Launched
+from headrace.engine.launch import EngineProcessHandle
 from headrace.errors import ConfigError
 from headrace.options import ENGINE, SERVER, make_config
 from headrace.types import SamplingParams
@@ -192,7 +192,7 @@ class TestServe:
         model.touch()
         assert main(["serve", str(model), "--port", "0", "--prompt", "Hello?"]) == 0
         ((config, path, prompt, launched),) = seen
-        assert isinstance(launched, Launched)
+        assert isinstance(launched, EngineProcessHandle)
         assert isinstance(config, Config)
         assert (config.server.port, config.model.model) == (0, str(model))
         assert path == model

@@ -12,7 +12,7 @@ import httpx
 from fastapi import FastAPI
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
-from headrace.client.output import TextStream
+from headrace.client.request_outputs import TextStream
 from headrace.client.validate import validated
 from headrace.config import Config
 from headrace.engine.stats import EngineStats, EngineTotals

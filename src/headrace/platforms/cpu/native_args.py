@@ -1,4 +1,4 @@
-"""Argument structures of the native kernels, field by field as in `kernels/<op>/cpu.cpp`."""
+"""Argument structures of the native kernels, with the same fields as in `kernels/<op>/cpu.cpp`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 FIXED = -1
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
-"""Numbers of the gate's functions."""
+"""Activation functions of a gate → their numbers in the kernels."""
 Field = tuple[str, Any]
 
 
@@ -106,7 +106,8 @@ SAMPLE_INPUTS = (
     *(*FLOAT_ROWS, *INT_ROWS, "position", "target", "slot", "prompt_len", "seed"),
     *("bias_row", "bias_token", "bias_value", "allowed", "allowed_row", "history"),
 )
-"""Fields of `SampleInputs` in the order of `sample_args`, where the table's rows come first: floats, then integers."""
+"""Fields of `SampleInputs` in the order of `sample_args`. The rows of the parameter table come first: floats, then
+integers."""
 
 
 class SampleArgs(ctypes.Structure):

@@ -1,7 +1,7 @@
 """Collectives of the native device: kernels over memory that the ranks share, run at once or recorded onto a tape.
 
-Layout of the memory and the order of sums: `kernels/collective/segment.h`. A rank that has ended is noticed within 10 ms, one that
-hangs after the world's timeout; either way the step fails with DeviceLost, and so do the other ranks'.
+Layout of the memory and the order of sums: `kernels/collective/segment.h`. A rank that has ended is detected within 10
+ms, a rank that hangs after the world's timeout. In both cases the step fails with DeviceLost on every rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headrace.platforms.torch_communicator import TorchCommunicator, World
 __all__ = ["SLOT", "NativeCommunicator", "NativeSegment", "connect"]
 
 SLOT = 1 << 20
-"""Bytes of a slot; what is larger goes in parts."""
+"""Bytes of a slot; larger data is sent in parts."""
 _LINE, _PID_AT = 128, 12
 _SPIN_NS = 200_000
 _SUMS = {torch.float32: 0, torch.float64: 1, torch.int32: 2, torch.int64: 3}
@@ -35,7 +35,7 @@ _WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
 class NativeSegment:
-    """This rank's view of the shared memory; alive as long as a tape that uses it."""
+    """This rank's view of the shared memory. A tape that uses it keeps it alive."""
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, timeout: float, spin: bool) -> None:
         self.rank, self.size = rank, size
@@ -52,7 +52,7 @@ class NativeSegment:
 
 
 class NativeCommunicator(RestCommunicator):
-    """All four collectives; a tape records `all_reduce` and `all_gather`. Inputs are left as they are."""
+    """All four collectives; a tape records `all_reduce` and `all_gather`. Inputs are not changed."""
 
     def __init__(self, segment: NativeSegment, owner: HasLauncher, rest: Callable[[], TorchCommunicator]) -> None:
         super().__init__(rest)
@@ -95,20 +95,20 @@ class NativeCommunicator(RestCommunicator):
 
 
 def _rows(launcher: Launcher, x: Tensor) -> tuple[Dim, int]:
-    """(rows as kernels take them, elements of one)"""
+    """(number of rows as a kernel argument, elements per row)"""
     if not x.dim():
         return Dim(FIXED, 1), 1
     return launcher.rows(x), math.prod(x.shape[1:])
 
 
 def connect(world: World, group: Sequence[int], owner: HasLauncher, threads: int) -> NativeCommunicator:
-    """Raises PlatformError where the ranks share no memory."""
+    """The communicator of a group. Raises PlatformError if the ranks don't share memory."""
     rank, size = tuple(group).index(world.rank), len(group)
     memory = attach(world, group, NativeSegment.bytes(size))
     if memory is None:
         raise PlatformError(
-            f"cpu: {size} ranks don't share memory: start them on one machine and in one container with {NativeSegment.bytes(size)} "
-            "bytes of /dev/shm, or set HEADRACE_NATIVE=0 for collectives over the network"
+            f"cpu: {size} ranks don't share memory: start them on one machine and in one container with "
+            f"{NativeSegment.bytes(size)} bytes of /dev/shm, or set HEADRACE_NATIVE=0 for collectives over the network"
         )
     segment = NativeSegment(memory, rank, size, world.timeout, spin=size * threads <= len(allowed_cores()))
     return NativeCommunicator(segment, owner, lambda: world.communicator(group, "gloo"))

@@ -1,4 +1,5 @@
-"""The embedding of a table that is split over ranks: the plain operator between two kernels that know whose ids are whose."""
+"""The embedding of a table that is split over ranks: the plain operator between two kernels that select this rank's
+ids."""
 
 from __future__ import annotations
 
@@ -18,13 +19,14 @@ __all__ = ["OwnArgs", "split_table"]
 
 class OwnArgs(ctypes.Structure):
     _fields_ = (
-        ("ids", ctypes.c_void_p), ("own", ctypes.c_void_p), ("y", ctypes.c_void_p), ("width", ctypes.c_int64), ("rows", Dim),
-        ("first", ctypes.c_int32), ("count", ctypes.c_int32),
+        ("ids", ctypes.c_void_p), ("own", ctypes.c_void_p), ("y", ctypes.c_void_p), ("width", ctypes.c_int64),
+        ("rows", Dim), ("first", ctypes.c_int32), ("count", ctypes.c_int32),
     )  # fmt: skip
 
 
 def split_table(owner: HasLauncher, embedding: Callable[..., Tensor]) -> Callable[..., Any]:
-    """The operator `embedding`, also of a table that holds the rows from `first_row` on: other ranks' ids give zeros."""
+    """The operator `embedding`, also for a table that holds the rows from `first_row` on: ids of other ranks give
+    zeros."""
 
     def embed(ids: Tensor, table: Weight, scale: float, first_row: int | None = None) -> Tensor:
         if first_row is None:

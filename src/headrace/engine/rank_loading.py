@@ -1,4 +1,4 @@
-"""Loads one rank of a model on an open device: weights, KV cache, runner. One rank of one is the whole model."""
+"""Loads one rank of a model on an open device: weights, KV cache, runner. A single rank has the complete model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.checkpoints.packed.cache import PackedCache, open_cache
 from headrace.checkpoints.packing import Packing
 from headrace.checkpoints.quantizing import quantizing
 from headrace.config import Config
-from headrace.engine.ranks.rank_messages import Loaded, Message, Opened, Sizes, Start
+from headrace.engine.ranks.rank_messages import Loaded, Opened, RankMessage, Sizes, Start
 from headrace.engine.runner import Runner, RunnerConfig
 from headrace.engine.service import Progress
 from headrace.errors import PlatformError
@@ -30,8 +30,8 @@ __all__ = ["LoadedRank", "device_options", "load_follower", "load_rank", "open_r
 
 _PACKING_THREADS = 2
 """Threads that pack weights in the host's memory, each one weight at a time."""
-_LAST_WRITE = 2.0
-"""Seconds that packed weights still being written get at the end."""
+_SAVE_TIMEOUT = 2.0
+"""Seconds to finish writing packed weights at the end."""
 
 
 @dataclass(slots=True)
@@ -42,16 +42,16 @@ class LoadedRank:
     runner: Runner
     weights: DecoderWeights
     cache: PackedCache | None
-    """The cache that the packed weights go to; None if they came from it, or if they are not kept."""
+    """The cache to save packed weights in; None if they were loaded from it, or are not saved."""
 
-    def keep_weights(self) -> None:
-        """Start writing the packed weights to the cache, if they are not there yet."""
+    def save_packed(self) -> None:
+        """Start saving the packed weights in the cache, if they are not there yet."""
         if self.cache is not None:
             self.cache.save(self.weights)
 
     def close(self) -> None:
         if self.cache is not None:
-            self.cache.wait(_LAST_WRITE)
+            self.cache.wait(_SAVE_TIMEOUT)
         self.device.close()
 
 
@@ -77,7 +77,7 @@ def device_options(config: Config) -> dict[str, Any]:
     return given
 
 
-def load_follower(start: Start, send: Callable[[Message], None], receive: Callable[[], Message]) -> LoadedRank:
+def load_follower(start: Start, send: Callable[[RankMessage], None], receive: Callable[[], RankMessage]) -> LoadedRank:
     """Load the rank that `start` names. Raises what loading raises."""
     config = Config.model_validate_json(start.config)
     checkpoint = open_checkpoint(config.model.model)
@@ -88,7 +88,7 @@ def load_follower(start: Start, send: Callable[[Message], None], receive: Callab
         sizes = receive()
         assert isinstance(sizes, Sizes)
         loaded = load_rank(config, checkpoint, device, Shard(start.rank, start.size), sizes, lambda stage, done: None)
-        loaded.keep_weights()
+        loaded.save_packed()
         send(Loaded())
         return loaded
     except BaseException:
@@ -99,7 +99,8 @@ def load_follower(start: Start, send: Callable[[Message], None], receive: Callab
 def load_rank(
     config: Config, checkpoint: Checkpoint, device: Device, shard: Shard, sizes: Sizes, progress: Progress
 ) -> LoadedRank:
-    """Load the weights of `shard`, allocate its cache and bind its steps. Several ranks meet here first.
+    """Load the weights of `shard`, allocate its cache and bind its steps. Several ranks first connect to each other
+    here.
 
     Raises CheckpointError, UnsupportedModel, OutOfMemory, PlatformError. The device stays open when this raises.
     """
@@ -155,16 +156,18 @@ def packing_threads(device: Device, ranks: int = 1) -> int:
 def _movers(
     device: Device,
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor] | None, Callable[[torch.Tensor], Any] | None]:
-    """Functions that put matrices and vectors on a device, None for where they are to stay. Where tensors are not torch's,
-    operators get vectors as `put` makes them of float32 arrays, and take matrices from the host when they pack them."""
+    """Functions that put matrices and vectors on a device; None if they stay on the host. If the device's tensors are
+    not torch tensors, vectors are `put` as float32 arrays, and operators read matrices from the host when they pack
+    them."""
     if device.extension(TorchTensors) is None:
         return None, lambda vector: device.put(vector.float().contiguous().numpy())
-    move = None if device.capabilities().host_memory else _mover(device)
+    move = None if device.capabilities().host_memory else _to_device(device)
     return move, move
 
 
-def _mover(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that puts torch's tensors on a device. Every dtype crosses as bytes: numpy has no bfloat16 and no float8."""
+def _to_device(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that puts torch's tensors on a device. Every dtype crosses as bytes: numpy has no bfloat16 and no
+    float8."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         flat = tensor.contiguous().reshape(-1)

@@ -1,4 +1,4 @@
-"""The waiting sequences, best first."""
+"""The queue of waiting sequences, in the order in which they should run."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from headrace.core.sequence import Sequence
 __all__ = ["WaitingQueue"]
 
 WINDOW = 16
-"""How far down the order a longer cached prefix is looked for: what makes a step's cost independent of the queue's length."""
+"""Sequences at the front that are compared by cached prefix. The limit makes a step's cost independent of the queue's
+length."""
 PATIENCE = 16
-"""How often the first in order lets another pass."""
+"""How often another sequence may overtake the first one."""
 
 
 class WaitingQueue:
-    """Ordered by priority with ageing, then arrival; near the front, the longest cached prefix goes first.
+    """A queue ordered by priority with ageing, then arrival. Near the front, the longest cached prefix goes first.
 
-    Nobody starves: the order of two sequences never changes, only finitely many can stand before one, and whoever is first
-    is passed at most PATIENCE times.
+    No sequence starves: the order of two sequences never changes, only a finite number can be before one, and the first
+    one is overtaken at most PATIENCE times.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class WaitingQueue:
 
     @property
     def first(self) -> Sequence | None:
-        """The first in order, by priority and age alone."""
+        """The first sequence by priority and age."""
         return self._entries[0][2] if self._entries else None
 
     def push(self, seq: Sequence) -> None:
@@ -45,7 +46,8 @@ class WaitingQueue:
         del self._entries[at]
 
     def pick(self, committed: int, cached: Callable[[Sequence], int]) -> Sequence | None:
-        """Who should run next; stays in the queue. None: nobody can before another step is committed."""
+        """The sequence that should run next; it stays in the queue. None: none can run before another step is
+        committed."""
         window = [seq for _, _, seq in self._entries[:WINDOW] if seq.hold <= committed]
         if not window:
             return None

@@ -1,4 +1,4 @@
-"""What both clients share: checks, fan-out, routing of deltas, and the streams that callers read."""
+"""The common part of both clients: checks, fan-out, routing of deltas, and the streams that callers read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
-from headrace.client.output import RequestOutputs, TextTokenizer
+from headrace.client.request_outputs import RequestOutputs, TextTokenizer
 from headrace.client.validate import validated
 from headrace.config import Config
 from headrace.engine.stats import EngineStats
@@ -36,9 +36,9 @@ from headrace.types import Request
 __all__ = ["BaseClient"]
 
 _STATS_TIMEOUT = 1.0
-"""Seconds for the engine's first figures."""
-_FRESH = 0.1
-"""Seconds for figures newer than the last: during a long step the engine reads no commands."""
+"""Seconds to wait for the engine's first stats."""
+_FRESH_TIMEOUT = 0.1
+"""Seconds to wait for newer stats than the last: during a long step the engine reads no commands."""
 
 
 class _Stream:
@@ -49,20 +49,20 @@ class _Stream:
         self.request = request
         self.arrival = arrival
         self.outputs = RequestOutputs(request, tokenizer, arrival)
-        self.news = asyncio.Event()
+        self.changed = asyncio.Event()
         self.error: HeadraceError | None = None
 
     def child(self, index: int) -> str:
-        # The number tells a request from an earlier one of the same id, whose last tokens may still be on their way.
+        # The number distinguishes a request from an earlier one with the same id, whose last tokens may still arrive.
         return f"{self.request.id}#{self.number}#{index}"
 
     def fail(self, error: HeadraceError) -> None:
         self.error = error
-        self.news.set()
+        self.changed.set()
 
 
 class BaseClient:
-    """An `EngineClient` but for how commands reach the engine. Thread: the event loop that started it."""
+    """An `EngineClient`, except for the transport of commands. Thread: the event loop that started it."""
 
     def __init__(self, config: Config, tokenizer: TextTokenizer) -> None:
         self.config = config
@@ -71,13 +71,14 @@ class BaseClient:
         self._created = int(time.time())
         self._streams: dict[str, _Stream] = {}
         self._children: dict[str, tuple[_Stream, int]] = {}
-        self._asked: asyncio.Future[EngineStats] | None = None
-        """The question that the engine has not answered yet. There is one at a time, however many callers wait."""
-        self._figures: EngineStats | None = None
-        """The engine's last answer."""
+        self._stats_request: asyncio.Future[EngineStats] | None = None
+        """The stats request that the engine has not answered yet. There is at most one, independently of the number of
+        callers."""
+        self._last_stats: EngineStats | None = None
+        """The last stats that the engine sent."""
         self._numbers = itertools.count()
-        self._home: asyncio.AbstractEventLoop | None = None
-        self._home_thread = ""
+        self._owner_loop: asyncio.AbstractEventLoop | None = None
+        self._owner_thread = ""
 
     @property
     def info(self) -> ModelInfo:
@@ -97,22 +98,23 @@ class BaseClient:
 
     @property
     def engine_info(self) -> EngineInfo:
-        """What the engine resolved. Raises EngineDead before `start`."""
+        """The values that the engine resolved. Raises EngineDead before `start`."""
         if self._engine is None:
             raise EngineDead("the engine has not been started")
         return self._engine
 
     @cached_property
-    def _ends(self) -> tuple[int, ...]:
-        """Ids that end a sequence, by the checkpoint's settings or by its tokenizer. A tokenizer may know more ids than the
-        model has rows for."""
+    def _end_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a sequence, from the checkpoint's settings and its tokenizer. A tokenizer may have more ids than
+        the model has rows."""
         engine = self.engine_info
         known = {*engine.eos_token_ids, *self._tokenizer.eos_token_ids}
         return tuple(sorted(token for token in known if token < engine.vocab_size))
 
     def check(self, request: GenerateRequest) -> GenerateRequest:
-        """The request as it will be served. From any thread. Raises InvalidRequest and its kinds, EngineDead before `start`."""
-        return validated(request, self.engine_info, self._ends)
+        """The request as it will be served. May be called from any thread. Raises InvalidRequest and its subclasses,
+        and EngineDead before `start`."""
+        return validated(request, self.engine_info, self._end_token_ids)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
         self._check_ready()
@@ -130,55 +132,55 @@ class BaseClient:
                     raise stream.error
                 if stream.outputs.done:
                     return
-                await stream.news.wait()
-                stream.news.clear()
+                await stream.changed.wait()
+                stream.changed.clear()
         finally:
-            self._forget(stream)
+            self._close_stream(stream)
 
     async def abort(self, request_id: str) -> None:
         self._check_loop()
         stream = self._streams.get(request_id)
         if stream is not None:
-            self._drop(stream, stream.outputs.end("abort"))
-            stream.news.set()
+            self._abort_choices(stream, stream.outputs.end("abort"))
+            stream.changed.set()
 
     async def stats(self) -> EngineStats:
         self._check_ready()
         self._check_loop()
-        asked = self._ask()
-        await asyncio.wait({asked}, timeout=_STATS_TIMEOUT if self._figures is None else _FRESH)
+        asked = self._request_stats()
+        await asyncio.wait({asked}, timeout=_STATS_TIMEOUT if self._last_stats is None else _FRESH_TIMEOUT)
         if asked.done():
             return asked.result()
-        if self._figures is None:
+        if self._last_stats is None:
             raise EngineDead(f"the engine did not answer within {_STATS_TIMEOUT:.0f} s")
         await self.check_health()
-        return self._figures
+        return self._last_stats
 
-    def _ask(self) -> asyncio.Future[EngineStats]:
-        """Ask for the figures, unless the engine has been asked and has not answered."""
-        if self._asked is None:
-            self._asked = asyncio.get_running_loop().create_future()
+    def _request_stats(self) -> asyncio.Future[EngineStats]:
+        """Request stats, unless a request is already open."""
+        if self._stats_request is None:
+            self._stats_request = asyncio.get_running_loop().create_future()
             self._send(GetStats(next(self._numbers)))
-        return self._asked
+        return self._stats_request
 
     async def check_health(self) -> None:
-        """Raises EngineDead where the engine makes no progress."""
+        """Raises EngineDead if the engine makes no progress."""
         raise NotImplementedError
 
-    def _settle(self) -> None:
-        """`start` runs in the event loop that this client then belongs to."""
-        self._home = asyncio.get_running_loop()
-        self._home_thread = threading.current_thread().name
+    def _bind_loop(self) -> None:
+        """Bind this client to the running event loop. Called by `start`."""
+        self._owner_loop = asyncio.get_running_loop()
+        self._owner_thread = threading.current_thread().name
 
     def _check_loop(self) -> None:
-        """Raises UserError in another event loop than the client's own."""
+        """Raises UserError if called in another event loop than the client's."""
         here = asyncio.get_running_loop()
-        if self._home is not None and here is not self._home:
-            closed = ", which is closed" if self._home.is_closed() else ""
+        if self._owner_loop is not None and here is not self._owner_loop:
+            closed = ", which is closed" if self._owner_loop.is_closed() else ""
             raise UserError(
-                f"this client belongs to the event loop {self._home!r} of thread {self._home_thread!r}{closed}, where it was "
-                f"started; it was called from {here!r} of thread {threading.current_thread().name!r}: call it there, make a "
-                "client for this loop, or use LLM, which may be called from any thread"
+                f"this client belongs to the event loop {self._owner_loop!r} of thread {self._owner_thread!r}{closed}, "
+                f"where it was started; it was called from {here!r} of thread {threading.current_thread().name!r}: "
+                "call it there, make a client for this loop, or use LLM, which may be called from any thread"
             )
 
     def _open(self, stream: _Stream) -> None:
@@ -191,13 +193,13 @@ class BaseClient:
         children = [(stream.child(i), (seed + i) % 2**64) for i in range(params.n)]
         for index, (child, _) in enumerate(children):
             self._children[child] = (stream, index)
-        # Stop strings are found on this side.
+        # The client finds stop strings, not the engine.
         alone = replace(params, n=1, stop=())
         core = Request(
             id=request.id,
             prompt=request.prompt,
             params=alone,
-            eos_token_ids=self._ends,
+            eos_token_ids=self._end_token_ids,
             priority=request.priority,
             arrival=stream.arrival,
             salt=request.salt,
@@ -206,31 +208,31 @@ class BaseClient:
         )
         self._send(Add(core, children))
 
-    def _forget(self, stream: _Stream) -> None:
-        """Ends what still runs of a stream whose caller has left."""
-        self._drop(stream, stream.outputs.end("abort"))
+    def _close_stream(self, stream: _Stream) -> None:
+        """End the choices that still run, after the caller has left the stream."""
+        self._abort_choices(stream, stream.outputs.end("abort"))
         self._streams.pop(stream.request.id, None)
 
-    def _drop(self, stream: _Stream, indices: list[int]) -> None:
+    def _abort_choices(self, stream: _Stream, indices: list[int]) -> None:
         ids = [child for i in indices if self._children.pop(child := stream.child(i), None)]
         if ids:
             self._send(Abort(ids))
 
     def _receive(self, event: Event) -> None:
-        """What the engine says of requests and figures. Other events are the subclass's."""
+        """Handle events about requests and stats. Subclasses handle the other events."""
         if isinstance(event, Deltas):
-            self._take(event)
+            self._deliver(event)
         elif isinstance(event, Refused):
             self._refuse(event)
         elif isinstance(event, StatsReply):
-            self._figures = event.stats
-            asked, self._asked = self._asked, None
+            self._last_stats = event.stats
+            asked, self._stats_request = self._stats_request, None
             if asked is not None:
                 asked.set_result(event.stats)
 
-    def _take(self, event: Deltas) -> None:
+    def _deliver(self, event: Deltas) -> None:
         for delta in event.deltas:
-            # Late news of a sequence that has ended here has nowhere to go.
+            # A late delta of a sequence that the client has ended is dropped.
             found = self._children.get(delta.request_id)
             if found is None:
                 continue
@@ -239,7 +241,7 @@ class BaseClient:
                 self._send(Finish(delta.request_id))
             if stream.outputs.choices[index].finished:
                 del self._children[delta.request_id]
-            stream.news.set()
+            stream.changed.set()
 
     def _refuse(self, event: Refused) -> None:
         for child in event.ids:
@@ -247,28 +249,28 @@ class BaseClient:
             if found is not None:
                 found[0].fail(from_wire(event.error))
 
-    def _lose(self, error: HeadraceError) -> None:
-        """The engine is gone: everything open fails with `error`."""
+    def _fail_all(self, error: HeadraceError) -> None:
+        """Fail all open requests with `error`, because the engine was lost."""
         self._children.clear()
         for stream in self._streams.values():
             if not stream.outputs.finished:
                 stream.fail(error)
-        asked, self._asked, self._figures = self._asked, None, None
+        asked, self._stats_request, self._last_stats = self._stats_request, None, None
         if asked is not None:
             asked.set_exception(error)
-            asked.exception()  # Perhaps nobody waits for it any more.
+            asked.exception()  # Mark it as retrieved: maybe no caller waits any more.
 
     def _end_all(self) -> None:
-        """The client closes: everything open ends with `abort`."""
+        """End all open requests with `abort`, because the client closes."""
         self._children.clear()
         for stream in self._streams.values():
             stream.outputs.end("abort")
-            stream.news.set()
+            stream.changed.set()
 
     def _check_ready(self) -> None:
-        """Raises EngineDead or Overloaded where a request cannot be taken now."""
+        """Raises EngineDead or Overloaded if no request can be accepted now."""
         raise NotImplementedError
 
     def _send(self, command: Command) -> None:
-        """Never blocks; a command for an engine that is gone is dropped."""
+        """Send a command. Never blocks; a command for an engine that has exited is dropped."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""From decisions to a `StepPlan`: decodes as one vector, prefill chunks one by one."""
+"""Builds a `StepPlan` from the scheduler's decisions: decodes as one vector, prefill chunks one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.core.slots import LAST, LOGPROBS, PROMPT_LEN, Slots
 from headrace.sampling import FLOAT_ROWS, INT_ROWS
 from headrace.types import NO_TOKEN, SamplingBatch, StepPlan
 
-__all__ = ["Chunk", "Decodes", "Extras", "Launched", "build"]
+__all__ = ["Decodes", "PrefillChunk", "StepExtras", "StepRecord", "build"]
 
 Ints = npt.NDArray[np.int32]
 NO_INTS: Ints = np.zeros(0, np.int32)
@@ -22,7 +22,8 @@ _NEVER = np.iinfo(np.int32).max
 
 
 class Decodes:
-    """The sequences that compute one token each. Made anew when their set changes; a step only moves them on."""
+    """The sequences that compute one token each, as arrays. Built again when their set changes; a step only advances
+    them."""
 
     def __init__(self, seqs: list[Sequence], slots: Slots, block_size: int) -> None:
         self.seqs = seqs
@@ -30,7 +31,7 @@ class Decodes:
         self.slots: Ints = np.array([seq.slot for seq in seqs], np.int32)
         self.index = self.slots.astype(np.intp)
         self.positions: Ints = slots.computed[self.index]
-        """What the next step computes."""
+        """The position that the next step computes, per sequence."""
         count = len(seqs)
         ints = slots.ints.take(self.index, axis=1)
         self.last: Ints = ints[LAST]
@@ -46,7 +47,7 @@ class Decodes:
         self.longest = int(self.positions.max(initial=-1))
         """The last position that the next step computes."""
         self.until_end = int((self.last - self.positions).min(initial=_NEVER))
-        """Steps until one of them has computed its last position; below 0, one has."""
+        """Steps until one of them computes its last position; below 0: one has computed it."""
         self.until_start = self._until_start()
         """Steps until one of them begins a block."""
 
@@ -54,7 +55,7 @@ class Decodes:
         return len(self.seqs)
 
     def advance(self, positions: Ints) -> None:
-        """To the step behind the next, which computes `positions`."""
+        """Advance to the step after the next one; it computes `positions`."""
         if not self.seqs:
             return
         self.positions = positions
@@ -67,7 +68,7 @@ class Decodes:
 
 
 @dataclass(slots=True)
-class Chunk:
+class PrefillChunk:
     """Known tokens start:end of one sequence."""
 
     seq: Sequence
@@ -76,11 +77,11 @@ class Chunk:
     end: int
     score_from: int
     score_to: int
-    """Positions whose next token's logprob is asked for."""
+    """Positions whose next token's logprob was requested."""
     samples: bool
-    """The chunk reaches the end of what is known, and one more token is wanted."""
+    """The chunk reaches the last known token, and another token must be sampled."""
     row: int = 0
-    """Its first row: those that score, then the one that samples."""
+    """Its first row. Rows that score come first, then the row that samples."""
 
     @property
     def num_rows(self) -> int:
@@ -88,8 +89,8 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Extras:
-    """What a step does beside computing tokens."""
+class StepExtras:
+    """The work of a step besides computing tokens."""
 
     copies: list[tuple[int, int]] = field(default_factory=list)
     history: list[tuple[int, int, Ints]] = field(default_factory=list)
@@ -97,20 +98,20 @@ class Extras:
 
 
 @dataclass(slots=True)
-class Launched:
-    """What commit must know of a plan. Rows of the decodes come first."""
+class StepRecord:
+    """The data of a launched plan that commit needs. Rows of the decodes come first."""
 
     decodes: Decodes
     count: int
     offsets: Ints
-    """[count]; where in its block each decode's token goes."""
+    """[count]; the offset of each decode's token in its block."""
     fills: bool
-    """One of those is a block's last place."""
-    chunks: list[Chunk]
+    """One of the tokens fills its block."""
+    chunks: list[PrefillChunk]
 
 
 def parameters(slots: Slots, index: npt.NDArray[np.intp]) -> SamplingBatch:
-    """Rows of the given slots, without positions or constraints."""
+    """The parameters of the given slots, without positions or constraints."""
     floats, ints = slots.floats.take(index, axis=1), slots.ints.take(index, axis=1)
     return SamplingBatch(
         params={**dict(zip(FLOAT_ROWS, floats, strict=True)), **dict(zip(INT_ROWS, ints, strict=False))},
@@ -123,9 +124,15 @@ def parameters(slots: Slots, index: npt.NDArray[np.intp]) -> SamplingBatch:
 
 
 def build(
-    step: int, decodes: Decodes, chunks: list[Chunk], extras: Extras, slots: Slots, table: Ints, block_size: int
+    step: int,
+    decodes: Decodes,
+    chunks: list[PrefillChunk],
+    extras: StepExtras,
+    slots: Slots,
+    table: Ints,
+    block_size: int,
 ) -> StepPlan:
-    """The plan, its arrays in the order decodes, chunks. Arrays may be shared with other plans: they are read-only."""
+    """The plan, with arrays in the order decodes, chunks. Arrays may be shared with other plans: they are read-only."""
     positions = decodes.positions
     blocks, offsets = np.divmod(positions, block_size)
     after = positions + 1
@@ -150,7 +157,7 @@ def build(
         history_positions=NO_INTS,
         history_tokens=NO_INTS,
         request_ids=decodes.ids,
-        tag=Launched(decodes, len(decodes), offsets, decodes.until_start == 0, chunks),
+        tag=StepRecord(decodes, len(decodes), offsets, decodes.until_start == 0, chunks),
     )
     if chunks:
         _add_chunks(plan, chunks, decodes, slots, table, block_size)
@@ -183,7 +190,7 @@ def _constrain(sampling: SamplingBatch, rows: list[tuple[int, int, Constraints]]
 
 
 def _add_chunks(
-    plan: StepPlan, chunks: list[Chunk], decodes: Decodes, slots: Slots, table: Ints, block_size: int
+    plan: StepPlan, chunks: list[PrefillChunk], decodes: Decodes, slots: Slots, table: Ints, block_size: int
 ) -> None:
     tokens, positions, mapping, rows, targets, sampled = [], [], [], [], [], []
     counts: list[int] = []
@@ -220,7 +227,7 @@ def _add_chunks(
     )
 
 
-def _add_sequences(plan: StepPlan, chunks: list[Chunk], decodes: Decodes, slots: Slots) -> None:
+def _add_sequences(plan: StepPlan, chunks: list[PrefillChunk], decodes: Decodes, slots: Slots) -> None:
     own = np.array([(c.seq.slot, c.end, c.end - c.start) for c in chunks], np.int32).T
     plan.slots = np.concatenate([plan.slots, own[0]])
     plan.context_lens = np.concatenate([plan.context_lens, own[1]])
@@ -230,7 +237,7 @@ def _add_sequences(plan: StepPlan, chunks: list[Chunk], decodes: Decodes, slots:
 
 
 def _mixed_sampling(
-    plan: StepPlan, chunks: list[Chunk], decodes: Decodes, slots: Slots, positions: Ints
+    plan: StepPlan, chunks: list[PrefillChunk], decodes: Decodes, slots: Slots, positions: Ints
 ) -> SamplingBatch:
     sampling = parameters(slots, plan.slots[plan.row_seq].astype(np.intp))
     sampling.position = positions

@@ -1,4 +1,4 @@
-"""From token ids to what a caller reads: text, logprobs, stops and usage, in the client's process."""
+"""Converts token ids to the caller's outputs: text, logprobs, stops and usage. Runs in the client's process."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from headrace.client.api import GenerateRequest, LogprobEntry, Output, Usage
-from headrace.client.stops import Match, StopFinder
+from headrace.client.stops import StopFinder, StopMatch
 from headrace.types import Delta, FinishReason, TokenLogprobs
 
-__all__ = ["Choice", "RequestOutputs", "TextStream", "TextTokenizer"]
+__all__ = ["ChoiceBuilder", "RequestOutputs", "TextStream", "TextTokenizer"]
 
 _FLOOR = -9999.0
-"""What stands for a probability of zero: JSON has no infinity."""
+"""The logprob that is reported for probability zero: JSON has no infinity."""
 
 
 _TAIL = 8
-"""Prompt tokens shown to the detokeniser: whether text continues theirs decides on its first space."""
+"""Prompt tokens that the detokenizer reads: they decide whether the text begins with a space."""
 
 
 class TextStream(Protocol):
-    """Incremental detokenisation: whole characters only."""
+    """Incremental detokenization: complete characters only."""
 
     def push(self, token_id: int) -> str: ...
 
     def flush(self) -> str:
-        """What an unfinished character shows as."""
+        """The text of an incomplete character."""
 
 
 class TextTokenizer(Protocol):
-    """What the client needs of a tokenizer."""
+    """The members of a tokenizer that the client uses."""
 
     @property
     def eos_token_ids(self) -> Sequence[int]:
-        """Every id that ends a sequence; some are known to the tokenizer alone."""
+        """All ids that end a sequence; the checkpoint's settings may lack some of them."""
 
     def token_text(self, token_id: int) -> str: ...
 
@@ -42,28 +42,28 @@ class TextTokenizer(Protocol):
     def stream(self, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = ()) -> TextStream: ...
 
 
-class Choice:
-    """One choice of a request, fed with the deltas of its sequence."""
+class ChoiceBuilder:
+    """Builds the outputs of one choice from the deltas of its sequence."""
 
     def __init__(self, index: int, request: GenerateRequest, tokenizer: TextTokenizer) -> None:
         params = request.params
         self.finished = False
         self.generated = 0
-        """Tokens generated, the one that completed a stop included."""
+        """Generated tokens, including the one that completed a stop."""
         self._index = index
         self._request = request
         self._params = params
         self._tokenizer = tokenizer
-        # Where the prompt is echoed it goes through the stream itself.
+        # An echoed prompt goes through the stream itself.
         tail = () if request.echo else request.prompt[-_TAIL:]
         self._stream = tokenizer.stream(params.skip_special_tokens, tail)
         self._stops = StopFinder(params.stop, params.include_stop_str_in_output)
         self._started = False
 
     def push(self, delta: Delta) -> Output:
-        """The piece that a delta makes. `finished` is set where it is the last; after that nothing may be pushed.
+        """The output of a delta. `finished` is set if it is the last one; after that `push` must not be called.
 
-        A stop string ends the choice though the engine doesn't know it yet: then the delta had no finish_reason.
+        A stop string ends the choice before the engine does: the delta then has no finish_reason.
         """
         out = Output(self._index, logprobs=None if self._params.logprobs is None else [])
         if not self._started and delta.finish_reason != "error":
@@ -84,13 +84,13 @@ class Choice:
         return out
 
     def end(self, reason: FinishReason, error: str | None = None) -> Output:
-        """The last piece where something else than the engine ended the choice."""
+        """The last output of a choice that the client ends."""
         out = Output(self._index, logprobs=None if self._params.logprobs is None else [], error=error)
         self._end(out, reason)
         return out
 
     def echo_only(self) -> Output:
-        """The whole of a choice that generates nothing."""
+        """The only output of a choice that generates nothing."""
         return self.push(Delta("", finish_reason="length"))
 
     def _start(self, out: Output, delta: Delta) -> None:
@@ -109,11 +109,12 @@ class Choice:
                 out.logprobs = [*out.prompt_logprobs, *(out.logprobs or [])]
 
     def _text(self, token: int, ends: bool) -> str:
-        """A token that ended the sequence is shown only where the caller wants stops in the output."""
+        """The text of a token. A token that ended the sequence has none, unless the caller includes stops in the
+        output."""
         return self._stream.push(token) if not ends or self._params.include_stop_str_in_output else ""
 
     def _push_text(self, out: Output, piece: str) -> bool:
-        """True where a stop string ended the choice. min_tokens come before any stop."""
+        """Add text. True if a stop string ended the choice. Stops are ignored before min_tokens."""
         if not piece:
             return False
         if self.generated <= self._params.min_tokens:
@@ -126,13 +127,13 @@ class Choice:
         self._stop(out, found)
         return True
 
-    def _stop(self, out: Output, match: Match) -> None:
+    def _stop(self, out: Output, match: StopMatch) -> None:
         out.text += match.text
         out.finish_reason, out.stop_reason = "stop", match.stop
         self.finished = True
 
     def _end(self, out: Output, reason: FinishReason) -> None:
-        """What was held comes out now, once. It may still complete a stop."""
+        """End the choice with the text that was held back, which may still complete a stop."""
         self.finished = True
         rest = self._stream.flush()
         if rest and reason not in ("error", "abort") and self._push_text(out, rest):
@@ -151,19 +152,19 @@ class Choice:
 
 
 def _finite(value: float) -> float:
-    # A comparison with NaN is false, so it falls to the floor too.
+    # A comparison with NaN is false, so NaN becomes the floor, too.
     return value if value > _FLOOR else _FLOOR
 
 
 class RequestOutputs:
-    """The pieces of a request's choices that its caller has not taken yet: at most one a choice, merged as they come.
+    """The outputs of a request that its caller has not read yet: at most one per choice, because new ones are merged.
 
-    So a slow caller holds what its request generated and no more, and nobody waits for it.
+    A slow caller therefore only delays its own request, and memory is limited to what the request generated.
     """
 
     def __init__(self, request: GenerateRequest, tokenizer: TextTokenizer, arrival: float) -> None:
         self.request = request
-        self.choices: Sequence[Choice] = [Choice(i, request, tokenizer) for i in range(request.params.n)]
+        self.choices: Sequence[ChoiceBuilder] = [ChoiceBuilder(i, request, tokenizer) for i in range(request.params.n)]
         self._arrival = arrival
         self._cached: int | None = None
         self._waiting: dict[int, Output] = {}
@@ -174,36 +175,36 @@ class RequestOutputs:
 
     @property
     def done(self) -> bool:
-        """Finished, and all of it taken."""
+        """True if all choices have finished and the caller has read all outputs."""
         return self.finished and not self._waiting
 
     def push(self, index: int, delta: Delta) -> bool:
-        """Take a delta in. True where a stop string was found, so that the engine must be told."""
+        """Add a delta. True if a stop string was found, which the client must report to the engine."""
         choice = self.choices[index]
         if choice.finished:
             return False
         out = choice.push(delta)
         if delta.first_scheduled is not None:
             out.queue_time = max(0.0, delta.first_scheduled - self._arrival)
-            # The first choice scheduled pays for the prompt; the others share what it computed.
+            # The first scheduled choice computes the prompt; the others reuse it from the cache.
             self._cached = delta.cached_tokens if self._cached is None else min(self._cached, delta.cached_tokens)
         self._add(out)
         return choice.finished and delta.finish_reason is None
 
     def end(self, reason: FinishReason, error: str | None = None) -> list[int]:
-        """End every choice that still runs. Returns their indices."""
+        """End all choices that still run. Returns their indices."""
         open_ones = [i for i, choice in enumerate(self.choices) if not choice.finished]
         for index in open_ones:
             self._add(self.choices[index].end(reason, error))
         return open_ones
 
     def echo_only(self) -> None:
-        """Answer a request that needs nothing of the engine."""
+        """Answer a request that generates nothing, without the engine."""
         for choice in self.choices:
             self._add(choice.echo_only())
 
     def take(self) -> list[Output]:
-        """What is there, with the running totals; empty where nothing is."""
+        """The outputs that are ready, with the running totals; empty if there are none."""
         taken, self._waiting = list(self._waiting.values()), {}
         usage = self._usage() if taken else None
         for out in taken:
@@ -218,11 +219,11 @@ class RequestOutputs:
         earlier = self._waiting.get(out.index)
         if earlier is not None:
             _merge(earlier, out)
-        elif _says_something(out):
+        elif _has_content(out):
             self._waiting[out.index] = out
 
 
-def _says_something(out: Output) -> bool:
+def _has_content(out: Output) -> bool:
     return bool(out.text or out.token_ids or out.finish_reason or out.queue_time is not None)
 
 
