@@ -24,7 +24,7 @@ class StreamTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadingOptions:
-    """What the readers of one request's choices share."""
+    """Settings that the readers of one request's choices share."""
 
     markers: Mapping[int, str]
     """Special tokens that are markers."""
@@ -41,15 +41,15 @@ class ReadingOptions:
 
 @dataclass(slots=True)
 class AnswerReader:
-    """One choice. Text comes from the engine's client, already cut at stops; the token ids tell where in it the special
-    tokens are that the text does not show."""
+    """Reads one choice. The text comes from the engine's client, already cut at stops. The token ids show where the
+    special tokens are, which the text does not show."""
 
     parser: Parser
     options: ReadingOptions
     tokenizer: StreamTokenizer
     reasoning_tokens: int = 0
     calls: int = 0
-    """Calls that have begun, those that were dropped included."""
+    """Calls that have started, including those that were dropped."""
     _stream: TextStream | None = None
     _tokens: deque[tuple[int, str | None]] = field(default_factory=deque)
     """Tokens whose text has not come yet: its length, and the marker."""
@@ -78,7 +78,7 @@ class AnswerReader:
         return self._deltas(events)
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """A truncated answer is truncated, whatever it holds."""
+        """The finish reason. A truncated answer stays truncated, even if it has calls."""
         return "tool_calls" if reason == "stop" and self.calls else reason
 
     def _queue(self, stream: TextStream, token_ids: Sequence[int], ended: bool) -> None:

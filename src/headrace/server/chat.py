@@ -40,7 +40,7 @@ from headrace.types import Constraint
 __all__ = ["answer_chat", "render_chat"]
 
 _SMALL = 1 << 16
-"""Bytes of a body whose messages are looked through in the event loop."""
+"""Bytes. The messages of a smaller body are checked in the event loop, those of a larger one in a thread."""
 
 
 async def answer_chat(context: Context, request: Request) -> Response:
@@ -110,7 +110,7 @@ def _continued(body: ChatRequest) -> str | None:
 
 
 def _refuse_unenforced(body: ChatRequest) -> None:
-    """What would have to be guaranteed and cannot be yet is refused, never ignored."""
+    """Refuse fields that the server cannot apply yet, instead of ignoring them."""
     if body.chat_template is not None:
         message = "`chat_template` is refused: templates come from the checkpoint or the server's own options"
         raise InvalidRequest(message, "chat_template", "unsupported_value")
@@ -124,17 +124,17 @@ def _refuse_unenforced(body: ChatRequest) -> None:
 def _job(
     context: Context, info: ModelInfo, body: ChatRequest, text: str, constraint: Constraint | None
 ) -> GenerateRequest:
-    """In any thread. Raises ContextOverflow where it is plain that the text does not fit."""
+    """The engine's request. Runs in any thread. Raises ContextOverflow if the text clearly does not fit."""
     special = bool(body.add_special_tokens)
-    prompt = encode_within(context.tokenizer.encode, text, special, "messages", info.max_model_len)
+    prompt = encode_within(context.tokenizer.encode_chat, text, special, "messages", info.max_model_len)
     return _request(info, body, prompt, stop_tokens(body, context.tokenizer), constraint)
 
 
 async def render_chat(
     context: Context, body: ChatRequest | TokenizeRequest, sent: bytes, check: Callable[[int], None]
 ) -> str:
-    """The conversation as the model reads it. `sent` is the body that was decoded. `check` is given the number of
-    characters: of the messages before the template sees them, and of the text."""
+    """The conversation as the model's prompt. `sent` is the body that was decoded. `check` is called with the number of
+    characters: of the messages before the template is rendered, and of the rendered text."""
     prepare = partial(_prepare, body, sent, check, context.formats.prompted)
     messages, arguments = prepare() if len(sent) < _SMALL else await context.workers.run(len(sent), prepare)
     text = await context.tokenizer.apply_chat_template_async(messages, **arguments)
@@ -153,7 +153,7 @@ def _prepare(
 
 
 def _text_length(message: Message) -> int:
-    """Characters that a template shows; what a model thought earlier, some leave out."""
+    """Characters that every template shows; some leave out earlier reasoning."""
     content = message.content or ""
     return len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
 

@@ -83,7 +83,7 @@ class ChatDialect:
     def usage_chunk(self, usage: UsageReply) -> bytes:
         return event(msgspec.structs.replace(self._chunk, choices=[], usage=usage))
 
-    def whole(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
+    def complete(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
         rendered = [
             ChatChoice(
                 choice.index,
@@ -95,12 +95,12 @@ class ChatDialect:
             )
             for choice in choices
         ]
-        whole = ChatCompletion(self._job.id, "chat.completion", self._created, self._model, rendered, usage)
+        completion = ChatCompletion(self._job.id, "chat.completion", self._created, self._model, rendered, usage)
         if self._ids:
-            whole.prompt_token_ids = list(self._job.prompt)
+            completion.prompt_token_ids = list(self._job.prompt)
         if self._run.prompt_entries:
-            whole.prompt_logprobs = self._prompt_logprobs(self._run.prompt_entries[0])
-        return msgspec.json.encode(whole)
+            completion.prompt_logprobs = self._prompt_logprobs(self._run.prompt_entries[0])
+        return msgspec.json.encode(completion)
 
     def _message(self, choice: GeneratedChoice) -> ChatMessage:
         return ChatMessage("assistant", choice.text)

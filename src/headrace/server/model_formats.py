@@ -18,12 +18,12 @@ from headrace.formats.tool_formats import SMOLLM2, TOOL_FORMATS
 __all__ = ["FormatTokenizer", "ModelFormats", "find_formats"]
 
 _MARKER = re.compile(r"[<\[｜].+[>\]｜]", re.DOTALL)
-"""Markers that a vocabulary may have as tokens of their own."""
+"""Markers that a vocabulary may have as single tokens."""
 F = TypeVar("F", ToolFormat, ReasoningFormat)
 
 
 class FormatTokenizer(Protocol):
-    """What is read of the tokenizer."""
+    """The part of the tokenizer that is used here."""
 
     @property
     def template_source(self) -> str: ...
@@ -42,15 +42,16 @@ class ModelFormats:
     with_tools: Machine | None = None
     """For requests with tools."""
     without_tools: Machine | None = None
-    """For other requests; None: their text is content as it is."""
+    """For other requests; None: all their text is content."""
     markers: Mapping[int, str] = field(default_factory=dict)
     """The markers that are special tokens, by id."""
     ids: Mapping[str, int] = field(default_factory=dict)
-    """The reverse."""
+    """The ids, by marker."""
 
 
 def find_formats(tokenizer: FormatTokenizer, config: ServerConfig) -> ModelFormats:
-    """Raises ConfigError for a name that is not known, and PluginError for a plugin's format that cannot be loaded."""
+    """The model's formats. Raises ConfigError for an unknown name, and PluginError for a plugin's format that cannot be
+    loaded."""
     template = tokenizer.template_source
 
     def token_id(marker: str) -> int | None:

@@ -42,7 +42,7 @@ class ParsedChatDialect(ChatDialect):
         return found
 
     def _content(self, output: Output) -> bytes:
-        """The events of one piece. What is not text of one delta (logprobs, token ids) goes with the first."""
+        """The events of one piece. Its logprobs and token ids are in the first one."""
         reader = self._reader(output.index)
         deltas = reader.read(output.text, output.token_ids, output.finish_reason, output.stop_reason)
         if not deltas and (output.logprobs or (self._ids and output.token_ids)):
@@ -69,10 +69,10 @@ class ParsedChatDialect(ChatDialect):
     def usage_chunk(self, usage: UsageReply) -> bytes:
         return super().usage_chunk(self._with_details(usage))
 
-    def whole(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
+    def complete(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
         messages = {choice.index: self._read(choice) for choice in choices}
         self._messages = messages
-        return super().whole(choices, self._with_details(usage))
+        return super().complete(choices, self._with_details(usage))
 
     def _message(self, choice: GeneratedChoice) -> ChatMessage:
         return self._messages[choice.index]

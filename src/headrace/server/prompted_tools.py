@@ -26,7 +26,7 @@ The results follow between <tool_response> and </tool_response>. If no function 
 
 
 def prompted_messages(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """New messages, for `apply_chat_template` without tools."""
+    """The messages with the tools as text, for `apply_chat_template` without tools."""
     listed = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     text = _INTRODUCTION + listed + _RULES
     first, rest = messages[:1], [_plain(message) for message in messages[1:]]

@@ -75,7 +75,7 @@ class ChatLogprobs(Struct):
 
 class CalledFunction(Struct):
     arguments: str
-    """JSON text, in a stream a piece of it."""
+    """JSON text; in a stream a piece of it."""
     name: str | UnsetType = UNSET
 
 
@@ -86,7 +86,7 @@ class ToolCall(Struct):
 
 
 class ToolCallDelta(Struct):
-    """The first of a call has its id and name, and further ones more of its arguments."""
+    """A piece of a call: the first has the id and the name, further ones have more of the arguments."""
 
     index: int
     function: CalledFunction
@@ -153,7 +153,8 @@ class ChatChunk(Struct):
 
 
 class TextLogprobs(Struct):
-    """OpenAI's completions form. `bytes` goes beyond it: what each token is where its text cannot show it."""
+    """The form of OpenAI's completions, with `bytes` in addition: the bytes of each token, since its text may not show
+    them."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -174,7 +175,7 @@ class TextChoice(Struct):
 
 
 class TextCompletion(Struct):
-    """Whole answer and stream chunk alike."""
+    """A complete answer, or a chunk of a stream."""
 
     id: str
     object: str
@@ -220,11 +221,11 @@ class ErrorDetail(Struct):
     message: str
     type: str
     param: str | None
-    """The field that is at fault, as the client wrote it."""
+    """The path of the wrong field, as the client wrote it."""
     code: str | None
 
 
 class ErrorReply(Struct):
-    """Every answer other than 200, and the event that ends a stream which fails."""
+    """Every answer other than 200, and the event that ends a failed stream."""
 
     error: ErrorDetail

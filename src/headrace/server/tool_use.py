@@ -1,4 +1,4 @@
-"""From a chat request's tools to how its answer is read, and to the grammar that it is held to."""
+"""Derives from a chat request's tools how its answer is parsed, and the grammar that constrains the answer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _NAME = re.compile(r"[a-zA-Z0-9_.\-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How one request's answer is read."""
+    """The parser and the constraint of one request's answer."""
 
     machine: Machine | None = None
-    """None: the text is content as it is."""
+    """None: all text is content."""
     schemas: Schemas = field(default_factory=dict)
     single: bool = False
     """At most one call is reported."""
@@ -34,8 +34,8 @@ class ToolUse:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
-    """What `tool_choice` says."""
+class _ToolChoice:
+    """The meaning of `tool_choice`."""
 
     forced: bool
     names: Sequence[str] | None
@@ -44,7 +44,8 @@ class _Choice:
 
 
 def tool_use(body: ChatRequest, formats: ModelFormats) -> ToolUse:
-    """Raises InvalidRequest for tools that this model cannot use, and for a choice that does not fit them."""
+    """The parser and the constraint of a request. Raises InvalidRequest for tools that this model cannot use, and for a
+    `tool_choice` that does not match them."""
     tools = {tool.function.name: tool.function for tool in body.tools or ()}
     choice = _choice(body, tools)
     if not tools or choice is None:
@@ -64,19 +65,19 @@ def tool_use(body: ChatRequest, formats: ModelFormats) -> ToolUse:
     return ToolUse(formats.with_tools, schemas, single, constraint)
 
 
-def _choice(body: ChatRequest, tools: Mapping[str, FunctionTool]) -> _Choice | None:
+def _choice(body: ChatRequest, tools: Mapping[str, FunctionTool]) -> _ToolChoice | None:
     """None: no tool may be called."""
     given = body.tool_choice
     if given is None or given == "auto":
-        return _Choice(False, None)
+        return _ToolChoice(False, None)
     if given == "none":
         return None
     if not tools:
         raise InvalidRequest("`tool_choice` needs `tools`", "tool_choice", "invalid_value")
     if given == "required":
-        return _Choice(True, None)
+        return _ToolChoice(True, None)
     if isinstance(given, dict) and given.get("type") == "function":
-        return _Choice(True, [_known_name(given, tools)], single=True)
+        return _ToolChoice(True, [_known_name(given, tools)], single=True)
     if isinstance(given, dict) and given.get("type") == "allowed_tools":
         return _allowed(given.get("allowed_tools"), tools)
     message = (
@@ -95,13 +96,13 @@ def _known_name(given: Any, tools: Mapping[str, FunctionTool]) -> str:
     return name
 
 
-def _allowed(given: Any, tools: Mapping[str, FunctionTool]) -> _Choice:
+def _allowed(given: Any, tools: Mapping[str, FunctionTool]) -> _ToolChoice:
     listed = given.get("tools") if isinstance(given, dict) else None
     mode = given.get("mode") if isinstance(given, dict) else None
     if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
         message = "`tool_choice.allowed_tools` needs `mode` (auto or required) and a list `tools` that is not empty"
         raise InvalidRequest(message, "tool_choice.allowed_tools", "invalid_value")
-    return _Choice(mode == "required", [_known_name(tool, tools) for tool in listed])
+    return _ToolChoice(mode == "required", [_known_name(tool, tools) for tool in listed])
 
 
 def _held(formats: ModelFormats, tools: Sequence[FunctionTool], forced: bool, single: bool) -> Constraint:
@@ -138,7 +139,7 @@ def _held(formats: ModelFormats, tools: Sequence[FunctionTool], forced: bool, si
 
 
 def prompt_reasons(formats: ModelFormats, prompt: str, continued: str | None) -> bool | None:
-    """Whether the prompt has begun the reasoning (True) or ended it (False); None: neither. `continued`: the text of
+    """True if the prompt has started the reasoning, False if it has ended it, else None. `continued`: the text of
     the message that the answer continues."""
     reasoning = formats.reasoning
     if reasoning is None or not reasoning.prompt_opens:

@@ -1,4 +1,4 @@
-"""Workloads are reproducible, figures are right, and a load run reads any OpenAI stream."""
+"""Workloads are reproducible, measurements are right, and a load run reads any OpenAI stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run wasted, from what its server tells before and after it."""
+"""Wastes of a run, from its server's metrics before and after it."""
 
 from __future__ import annotations
 

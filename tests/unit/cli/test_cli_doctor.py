@@ -1,4 +1,4 @@
-"""What `doctor` finds, and what it says of it."""
+"""The facts that `doctor` finds, and its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetching models by name: whole and checked, or not at all."""
+"""Fetching models by name: a complete and checked file, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models from a hub's repositories: the files that are needed, whole, once; errors that say what to do."""
+"""Models from a hub's repositories: only the files needed, complete, fetched once; errors have remedies."""
 
 from __future__ import annotations
 

@@ -57,6 +57,9 @@ class ByteTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
 
+    def encode_chat(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return self.encode(text, add_special_tokens)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         text = bytes(i for i in ids if i < 256).decode(errors="replace")
         return text if skip_special_tokens or BOS not in ids else f"<s>{text}"
@@ -84,11 +87,11 @@ class ByteTokenizer:
 
 @dataclass
 class FakeClient:
-    """Answers every prompt with `reply`, one byte a step, and remembers what it was asked."""
+    """Answers every prompt with `reply`, one byte per step, and records the requests."""
 
     reply: str = "Hello"
     hold: int | None = None
-    """Tokens after which every stream stands still until `go`."""
+    """Tokens after which every stream waits for `go`."""
     go: asyncio.Event = field(default_factory=asyncio.Event)
     held: int = 0
     """Streams that have come so far."""

@@ -1,4 +1,4 @@
-"""Detokenisation: streamed is the same as whole, and no character is ever cut."""
+"""Detokenisation: the streamed text equals the decoded text, and no character is split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each pre-tokeniser cuts. The expected words follow from the original tokenizers' published patterns."""
+"""Words of each pre-tokeniser. The expected words follow from the original tokenizers' published patterns."""
 
 from __future__ import annotations
 
