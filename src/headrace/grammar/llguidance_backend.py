@@ -94,6 +94,8 @@ class LlguidanceBackend:
                 return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides))
             if kind == "regex":
                 return str(llguidance.LLMatcher.grammar_from_regex(text))
+            if kind == "tool_calls":
+                return _tool_calls(text, constraint.whitespace)
             if kind == "choice":
                 return str(llguidance.grammar_from("choice", _choices(text)))
             if "x-guidance" in text:
@@ -137,6 +139,18 @@ class _LlguidanceMatcher:
         matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
         # In error the mask admits ends alone: unnoticed, it would look like a clean stop.
         return _first_line(matcher.get_error()) if matcher.is_error() else None
+
+
+def _tool_calls(text: str, whitespace: str) -> str:
+    """The server's own grammar, with the tools' schemas checked and added."""
+    given = json.loads(text)
+    rules = [given["lark"]]
+    for at, (schema, strict) in enumerate(zip(given["schemas"], given["strict"], strict=True)):
+        checked = checked_schema(json.dumps(schema), strict)
+        if isinstance(checked, dict):
+            checked = checked | {"x-guidance": {"lenient": False, "coerce_one_of": False, **_OPTIONS[whitespace]}}
+        rules.append(f"schema_{at}: %json {json.dumps(checked)}")
+    return str(llguidance.grammar_from("lark", "\n".join(rules)))
 
 
 def _choices(text: str) -> str:

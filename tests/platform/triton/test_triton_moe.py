@@ -1,4 +1,4 @@
-"""`moe` by interpreter: over its own generator, on every packed form, and to the bit in any company."""
+"""`moe` by interpreter: on its generator's inputs, on every packed form, and with the same bits in any batch."""
 
 from __future__ import annotations
 
