@@ -13,17 +13,17 @@ from headrace.quant.random_weights import random_form
 from headrace.types import QUANT_FORMATS
 
 _MOST_TOKENS, _MOST_MATRICES = 8, 16
-"""What the interpreter does in a second or two."""
+"""Sizes that the interpreter computes in a second or two."""
 
 
 @pytest.mark.parametrize("form", sorted(QUANT_FORMATS))
 @pytest.mark.parametrize("name", ["linear", "embedding"])
-def test_within_what_the_kit_allows(name: str, form: str) -> None:
+def test_within_the_tolerance_of_the_kit(name: str, form: str) -> None:
     _check(name, form, 2)
 
 
 @pytest.mark.parametrize("form", ["int4", "fp8_e4m3", "mxfp4", "gguf:q4_0", "gguf:q5_0"])
-def test_experts_within_what_the_kit_allows(form: str) -> None:
+def test_experts_within_the_tolerance_of_the_kit(form: str) -> None:
     _check("moe", form, 1)
 
 

@@ -30,12 +30,12 @@ def test_every_python_gets_one_triton_that_has_wheels_for_it(python: str) -> Non
     assert version != WITHOUT_WHEELS.get(python)
 
 
-def test_no_triton_where_the_dev_extra_asks_for_none() -> None:
+def test_no_triton_if_the_dev_extra_requires_none() -> None:
     machine = {"python_version": "3.12", "platform_system": "Linux", "platform_machine": "aarch64"}
     assert not [one for one in requirements("triton.txt") if one.marker is None or one.marker.evaluate(machine)]
 
 
-def test_nothing_that_torch_asks_for_itself_is_held_in_the_same_call() -> None:
+def test_nothing_that_torch_requires_is_constrained_in_the_same_call() -> None:
     """A build of torch with CUDA requires one exact Triton: a constraint to another leaves nothing to install."""
     assert [one.name for one in requirements("cpu.txt")] == ["torch"]
 

@@ -122,7 +122,7 @@ def test_every_chip_is_a_compile_target() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_a_script_is_sound_and_says_how_it_is_used(script: Path) -> None:
+def test_a_script_is_valid_and_documents_its_usage(script: Path) -> None:
     subprocess.run(["bash", "-n", str(script)], check=True)
     text = script.read_text()
     assert text.startswith("#!/usr/bin/env bash\n# ")
@@ -132,5 +132,5 @@ def test_a_script_is_sound_and_says_how_it_is_used(script: Path) -> None:
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, *SCRIPTS], ids=lambda path: path.name)
 def test_no_host_is_named(path: Path) -> None:
-    """Where packages come from is the machine's business."""
+    """The source of packages is the machine's setting."""
     assert "://" not in path.read_text()
