@@ -1,7 +1,7 @@
 """Headrace serves large language models on any hardware.
 
-`LLM` and `AsyncLLM` run a model in this process; `headrace serve` answers OpenAI's API over HTTP. Nothing heavy is imported
-until one of them is used.
+`LLM` and `AsyncLLM` run a model in this process; `headrace serve` serves OpenAI's API over HTTP. Heavy modules are
+imported when one of them is used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        # Here, so that a command has its signals in hand before it imports anything.
+        # Here, so that a command can set its signal handlers before it imports anything.
         from importlib import import_module
 
         return getattr(import_module(_HOME[name]), name)

@@ -1,6 +1,6 @@
-"""Options of the command line that are derived from the configuration, for every verb.
+"""Command-line options that are derived from the configuration, for every verb.
 
-Nothing but argparse is imported until a parser is filled, so that `headrace --help` is quick.
+Only argparse is imported until options are added to a parser, so that `headrace --help` is fast.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["add_device_option", "add_engine_options", "add_server_options", "eng
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Where and how the model runs. An option that the user leaves out keeps the configuration's own default."""
+    """Add the engine's options. An option that the user leaves out keeps the configuration's default."""
     from headrace.options import ENGINE
 
     group = parser.add_argument_group("engine")
@@ -33,7 +33,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_device_option(group: argparse._ActionsContainer, default: object) -> None:
-    """`--device-option NAME=VALUE`, any number of times, as a dictionary."""
+    """Add `--device-option NAME=VALUE`, which may be given any number of times and becomes a dictionary."""
     text = "an option of the platform itself; may be given again"
     group.add_argument(
         "--device-option", dest="device_options", action=_Pairs, default=default, metavar="NAME=VALUE", help=text
@@ -41,7 +41,7 @@ def add_device_option(group: argparse._ActionsContainer, default: object) -> Non
 
 
 def _add(group: argparse._ArgumentGroup, option: Option) -> None:
-    """One field as an option of the command line."""
+    """Add one field as a command-line option."""
     if option.is_mapping:
         add_device_option(group, argparse.SUPPRESS)
     elif option.is_switch:
@@ -52,7 +52,7 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
         group.add_argument(
             option.flag,
             dest=option.name,
-            type=_reader(option),
+            type=_converter(option),
             default=argparse.SUPPRESS,
             metavar=_metavar(option),
             help=_help(option),
@@ -60,7 +60,7 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
 
 
 def _help(option: Option) -> str:
-    """The field's description, as argparse takes it, with the default if the text names none."""
+    """The field's description in argparse's syntax, with the default if there is one."""
     text = str(option.info.description).rstrip(".")
     text = f"do not {text[0].lower()}{text[1:]}" if option.is_switch else text
     default = option.default_text
@@ -74,8 +74,8 @@ def _metavar(option: Option) -> str:
     return option.unit.upper() or ("N" if kind is int else "SIZE" if kind is not str else "TEXT")
 
 
-def _reader(option: Option) -> Callable[[str], Any]:
-    """What reads the option's text. A literal is checked with the whole configuration."""
+def _converter(option: Option) -> Callable[[str], Any]:
+    """The function that converts the option's text. A literal is checked later, with the complete configuration."""
     kind = option.kind
     return kind if kind in (int, float, str) else _size
 
@@ -101,7 +101,7 @@ class _Pairs(argparse.Action):
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What the user gave, as the arguments of `LLM` and `AsyncLLM`."""
+    """The options that the user gave, as keyword arguments of `LLM` and `AsyncLLM`."""
     from headrace.options import ENGINE
 
     return {name: getattr(args, name) for name in ENGINE if hasattr(args, name)}

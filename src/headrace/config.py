@@ -1,7 +1,7 @@
-"""The user's configuration: a few frozen models, 25 knobs or fewer in all, and the environment variables.
+"""The user's configuration: a few frozen models with at most 25 options in total, and the environment variables.
 
-`resolve` turns what the user left open into numbers, from the device's capabilities and the model's facts. It is pure: the
-same inputs give the same answer, and every choice comes with its reason.
+`resolve` chooses values for options that the user left open, from the device's capabilities and the model's facts. It
+is a pure function: the same inputs give the same result, and every choice has a reason.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 2
 
 
 def parse_size(value: object) -> object:
-    """Bytes of a text: a number with an optional unit (k, M, G, or Ki, Mi, Gi; a B may follow). Other types pass
-    unchanged. Raises ValueError."""
+    """The number of bytes that a text names: a number with an optional unit (k, M, G, or Ki, Mi, Gi; a B may follow).
+    Values of other types are returned unchanged. Raises ValueError."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?i?)b?", value.strip().lower())
@@ -58,18 +58,18 @@ Bytes = Annotated[int, SIZE]
 
 
 def unit(name: str) -> dict[str, JsonValue]:
-    """The unit of a field's number, or what its text names, for help texts and the documentation."""
+    """The unit of a field's number, or the kind of its text, for help texts and the documentation."""
     return {"unit": name}
 
 
 class Frozen(BaseModel):
-    """Base of all. A field's description is its help text and its row of docs/configuration.md."""
+    """Base class of all parts. A field's description is its help text and its row of docs/configuration.md."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ModelConfig(Frozen):
-    """Which model, and how it is computed."""
+    """The model and its arithmetic."""
 
     model: str = Field(default="smollm2", description="A directory, a .gguf file, or a name of the catalogue.")
     dtype: Dtype = Field(
@@ -123,7 +123,7 @@ class CacheConfig(Frozen):
 
 
 class SchedulerConfig(Frozen):
-    """What shares a step."""
+    """The sizes of a step and of the queue."""
 
     max_num_seqs: int = Field(default=64, ge=1, description="Sequences that run at once.")
     max_num_batched_tokens: int = Field(
@@ -137,7 +137,7 @@ class SchedulerConfig(Frozen):
 
 
 class DeviceConfig(Frozen):
-    """Where it runs."""
+    """The device."""
 
     platform: str | None = Field(
         default=None,
@@ -157,7 +157,7 @@ class DeviceConfig(Frozen):
 
 
 class ParallelConfig(Frozen):
-    """Over how many devices one model is split."""
+    """The number of devices that share one model."""
 
     tensor_parallel_size: int = Field(
         default=1,
@@ -190,11 +190,10 @@ class ServerConfig(Frozen):
         "commas, and * is every origin.",
         json_schema_extra=unit("origin"),
     )
+    tool_format: str | None = Field(default=None, description="Format of tool calls, or none. Default: detected.")
+    reasoning_format: str | None = Field(default=None, description="Format of reasoning, or none. Default: detected.")
     drain_timeout: float = Field(
-        default=30.0,
-        ge=0,
-        description="Time that running requests get after SIGTERM.",
-        json_schema_extra=unit("seconds"),
+        default=30.0, ge=0, description="Time for running requests after SIGTERM.", json_schema_extra=unit("seconds")
     )
 
     @field_validator("cors_origin")
@@ -219,7 +218,7 @@ class Config(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What `resolve` needs to know of a model."""
+    """The facts about a model that `resolve` needs."""
 
     layers: tuple[LayerKV, ...]
     max_position: int
@@ -227,12 +226,12 @@ class ModelFacts:
     weight_dtype: str
     """The dtype of the weights as stored: `float32`, `bfloat16`, `float16` or `quantized`."""
     attention: tuple[frozenset[str], ...] = ()
-    """What each layer needs of attention, out of `types.ATTENTION_FEATURES`. Head sizes stand in `layers`."""
+    """The features of attention that each layer needs, from `types.ATTENTION_FEATURES`. Head sizes are in `layers`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Every open choice made."""
+    """The configuration with a value for every option."""
 
     dtype: str
     """`float32`: exact arithmetic. `bfloat16`, `float16`: that arithmetic. `quantized`: the format's own fast path."""
@@ -247,11 +246,11 @@ class Resolved:
 def resolve(
     config: Config, capabilities: Capabilities, facts: ModelFacts, free_bytes: int, device: str = "this device"
 ) -> tuple[Resolved, list[str]]:
-    """Fill in what the user left open. Returns the choices and, for each that was open, a line that gives the reason.
-    `device`: its name, for errors.
+    """Choose values for the options that the user left open. Returns the values and one line with the reason of each
+    choice. `device`: its name, for errors.
 
-    Raises ConfigError where an explicit choice cannot be met; it is never quietly replaced. Raises UnsupportedModel where a
-    layer needs what the device does not declare.
+    Raises ConfigError if an explicit choice cannot be met; it is never replaced silently. Raises UnsupportedModel if a
+    layer needs a feature that the device does not declare.
     """
     _check_attention(capabilities, facts, device)
     reasons: list[str] = []
@@ -333,7 +332,7 @@ def _block_size(config: Config, capabilities: Capabilities) -> int:
 def _num_blocks(
     config: Config, capabilities: Capabilities, layout: KVLayout, max_len: int, free_bytes: int, reasons: list[str]
 ) -> int:
-    """Enough for every slot at full length, within the memory given."""
+    """Enough blocks for every slot at full length, within the available memory."""
     useful = config.scheduler.max_num_seqs * -(-max_len // layout.block_size) + 1
     share = 0.4 if capabilities.host_memory else 0.9
     budget = config.cache.kv_memory or int(free_bytes * share)
@@ -355,7 +354,7 @@ def _num_blocks(
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Every environment variable that Headrace reads, and no other."""
+    """All environment variables that Headrace reads."""
 
     cache_dir: Path
     """HEADRACE_CACHE: pulled models and packed weights. Default: $XDG_CACHE_HOME/headrace or ~/.cache/headrace."""
@@ -368,7 +367,7 @@ class Environment:
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
-    """Read and check the variables. Raises ConfigError that names the variable and what it may hold."""
+    """Read and check the variables. Raises ConfigError that names the variable and its valid values."""
     env = os.environ if environ is None else environ
     level = env.get("HEADRACE_LOG", "info").lower()
     if level not in ("debug", "info", "warning", "error"):
@@ -379,7 +378,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     key = env.get("HEADRACE_API_KEY")
     return Environment(
         cache_dir=_cache_dir(env),
-        # White space around a key comes from the file that it was read from; no client can send it.
+        # White space around a key comes from the file that it was read from; a client cannot send it.
         api_key=None if key is None else key.strip(),
         log_level=level,
         native=native == "1",
@@ -392,7 +391,7 @@ def _cache_dir(env: Mapping[str, str]) -> Path:
         return Path(chosen) if chosen else Path(str(base)) / "headrace"
     try:
         home = Path(env.get("HOME") or "~").expanduser()
-    except RuntimeError:  # A user without an entry in the system's list, as in many a container.
+    except RuntimeError:  # A user without an entry in the system's list, as in many containers.
         raise ConfigError(
             "this user has no home directory for models and packed weights: set HEADRACE_CACHE to a folder for them"
         ) from None

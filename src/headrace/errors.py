@@ -1,4 +1,4 @@
-"""Every error that Headrace raises on purpose.
+"""All errors that Headrace raises on purpose.
 
 HeadraceError
 ├── UserError                 the caller's fault; the server answers 4xx
@@ -44,13 +44,13 @@ __all__ = [
 ]
 
 MOST_ECHOED = 200
-"""Characters of input that a message repeats at most."""
+"""Most characters of input that a message repeats."""
 _LONGEST = 1000
 _QUOTED = re.compile(r"'[^']{200,}'|\"[^\"]{200,}\"|`[^`]{200,}`|\S{200,}")
 
 
 def cut(text: str, limit: int = MOST_ECHOED) -> str:
-    """The text, without its middle where it is longer than `limit` characters."""
+    """The text, without its middle if it is longer than `limit` characters."""
     if len(text) <= limit:
         return text
     tail = limit // 4
@@ -62,24 +62,24 @@ _repr.maxlevel, _repr.maxstring, _repr.maxother, _repr.maxlong = 3, 120, 120, 60
 
 
 def excerpt(value: object, limit: int = 120) -> str:
-    """The value as Python writes it, short and on one line: what a message repeats of input. No large value is written out in
-    full first."""
+    """The `repr` of a value, short and on one line, for messages that repeat input. A large value is never formatted
+    completely."""
     return cut(" ".join(_repr.repr(value).split()), limit)
 
 
 def shortened(message: str) -> str:
-    """The message, with everything long that it quotes cut in the middle."""
+    """The message, with the middle of long quoted parts removed."""
     if len(message) <= MOST_ECHOED:
         return message
     return cut(_QUOTED.sub(lambda found: cut(found[0]), message), _LONGEST)
 
 
 class HeadraceError(Exception):
-    """Base of all."""
+    """Base class of all errors."""
 
 
 class UserError(HeadraceError):
-    """The caller asked for something that cannot be done."""
+    """The caller requested something that cannot be done."""
 
     def __init__(self, message: str) -> None:
         super().__init__(shortened(message))
@@ -106,22 +106,22 @@ class ContextOverflow(InvalidRequest):
 
 
 class NeverFits(InvalidRequest):
-    """The request would need more KV blocks than the pool has in all."""
+    """The request would need more KV blocks than the pool has in total."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message, param, "kv_capacity_exceeded")
 
 
 class ModelNotFound(UserError):
-    """Neither a path nor a name of the catalogue."""
+    """The model is neither a path nor a name of the catalogue."""
 
 
 class UnsupportedModel(UserError):
-    """The checkpoint is sound but asks for something that is not built."""
+    """The checkpoint is valid but needs something that is not implemented."""
 
 
 class CheckpointError(HeadraceError):
-    """A file of a checkpoint is truncated, inconsistent or not what it claims to be."""
+    """A file of a checkpoint is truncated, inconsistent or of another format than it declares."""
 
     def __init__(self, message: str, path: str | None = None, tensor: str | None = None) -> None:
         where = f"{path}: " if path else ""
@@ -132,7 +132,8 @@ class CheckpointError(HeadraceError):
 
 
 class PluginError(HeadraceError):
-    """A plugin failed to load or broke its contract: names the plugin, its version, the hook and the cause."""
+    """A plugin failed to load or violated its contract. The error names the plugin, its version, the hook and the
+    cause."""
 
 
 class PlatformError(HeadraceError):
@@ -140,7 +141,7 @@ class PlatformError(HeadraceError):
 
 
 class OutOfMemory(PlatformError):
-    """The device has less memory than was asked for; says both numbers."""
+    """The device has less memory than was requested. The error has both numbers."""
 
 
 class DeviceLost(PlatformError):

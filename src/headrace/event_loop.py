@@ -1,4 +1,4 @@
-"""The event loop that everything here runs on."""
+"""The event loop of the server, the engine and the benchmarks: uvloop if it is installed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """As asyncio.run, on uvloop where there is one."""
+    """As asyncio.run, on uvloop if it is installed."""
     try:
         import uvloop
-    except ImportError:  # Windows has none.
+    except ImportError:  # There is no uvloop for Windows.
         return asyncio.run(main)
     return uvloop.run(main)

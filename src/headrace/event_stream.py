@@ -1,4 +1,4 @@
-"""Reads server-sent events, as OpenAI's API streams them."""
+"""Reads server-sent events in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["event_data"]
 
 
 def event_data(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The data of each event, up to `[DONE]`. Lines end with a line feed alone: JSON may hold other separators of lines."""
+    """The data of each event, up to `[DONE]`. Only a line feed ends a line: JSON may hold other line separators."""
     rest = b""
     for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 from typing_extensions import Self
 
 from headrace.client.api import GenerateRequest, ModelInfo
-from headrace.client.batch import Completion, Places, RequestOutput, answer_all
-from headrace.client.in_process import InProcessClient
-from headrace.client.prompts import Prompt, one_each, read_prompts
+from headrace.client.batch import Completion, RequestOutput, SequenceLimiter, answer_all
+from headrace.client.in_process_client import InProcessClient
+from headrace.client.prompts import Prompt, params_per_prompt, read_prompts
 from headrace.client.stops import special_stops
 from headrace.engine.stats import EngineStats
 from headrace.errors import EngineDead, InvalidRequest
@@ -25,6 +25,7 @@ from headrace.hub.catalogue import resolve_model
 from headrace.hub.model_reference import display_name
 from headrace.options import make_config
 from headrace.progress import generating_bar
+from headrace.tokenization.quoting import without_marks
 from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 from headrace.types import SamplingParams
 
@@ -35,7 +36,7 @@ _CHAT_TOKENS = 512
 
 
 class AsyncLLM(InProcessClient):
-    """An `engine.api.EngineClient` in this process: `await start()`, then `async for output in generate(request)`."""
+    """A `client.api.EngineClient` in this process: `await start()`, then `async for output in generate(request)`."""
 
     def __init__(
         self,
@@ -44,9 +45,9 @@ class AsyncLLM(InProcessClient):
         progress: Callable[[str, float], None] | None = None,
         **options: Any,
     ) -> None:
-        """`model` is a directory, a .gguf file or a name of the catalogue. `options` are those of `headrace serve` that
-        concern the engine, named as in docs/configuration.md (`max_model_len`, `dtype`, `kv_memory`…); None and `auto`
-        leave the choice to the engine. Raises ModelNotFound, ConfigError, CheckpointError."""
+        """`model` is a directory, a .gguf file or a catalogue name. `options` are the engine options of `headrace
+        serve`, named as in docs/configuration.md (`max_model_len`, `dtype`, `kv_memory`…); with None and `auto` the
+        engine chooses the value. Raises ModelNotFound, ConfigError, CheckpointError."""
         config = make_config(model, options)
         path = resolve_model(model)
         self.tokenizer: Tokenizer = load_tokenizer(path, config.model.chat_template)
@@ -57,13 +58,13 @@ class AsyncLLM(InProcessClient):
 
 
 class LLM:
-    """A model to call from plain Python. Methods block, and may be called from several threads.
+    """A model for plain Python programs. Methods block, and may be called from several threads.
 
         with LLM("smollm2") as llm:
             print(llm.generate("The capital of France is")[0].outputs[0].text)
 
     Keyword arguments are the engine's options, as for `AsyncLLM` (docs/configuration.md).
-    Raises what loading raises: ModelNotFound, CheckpointError, UnsupportedModel, ConfigError, PlatformError.
+    Raises the errors of loading: ModelNotFound, CheckpointError, UnsupportedModel, ConfigError, PlatformError.
     """
 
     def __init__(
@@ -78,16 +79,17 @@ class LLM:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-llm", daemon=True)
         self._thread.start()
-        self._finalizer = self._closing()
+        self._finalizer = self._make_finalizer()
         try:
             self._run(self._client.start())
         except BaseException:
             self.close()
             raise
-        self._places = Places(self._client.config.scheduler.max_waiting)
-        # Once more: when the interpreter ends, the newest finalizer comes first, and the engine must end before its device does.
+        self._places = SequenceLimiter(self._client.config.scheduler.max_waiting)
+        # Registered again: when the interpreter ends, the newest finalizer runs first, and the engine must end before
+        # its device.
         self._finalizer.detach()
-        self._finalizer = self._closing()
+        self._finalizer = self._make_finalizer()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -104,19 +106,20 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """One answer for each prompt, in their order, computed together.
+        """One answer for each prompt, in the order of the prompts, which are computed together.
 
-        A prompt is a text, a list or array of token ids, or a dict with one of both as `prompt` or `prompt_token_ids`; one may
-        stand alone. There may be any number: they enter the engine's queue as places come free. `params` holds for all, or is
-        a list with one for each prompt. `progress` draws a bar on a terminal's stderr; None: for more than one prompt.
+        A prompt is a text, a list or array of token ids, or a dict with one of both as `prompt` or `prompt_token_ids`.
+        A single prompt needs no list. There may be any number: they enter the engine's queue when it has room. `params`
+        applies to all prompts, or is a list with one for each prompt. `progress` draws a bar on a terminal's stderr;
+        None: only for more than one prompt.
 
-        Every prompt is checked before the first is computed: raises InvalidRequest and its kinds for the first that cannot be
-        served. What goes wrong with one later is told by its own choices (`finish_reason` is `error`, and `error` says why),
-        and the others have their answers. Raises EngineDead.
+        All prompts are checked before the first is computed: raises InvalidRequest and its subclasses for the first
+        invalid one. A prompt that fails later has an answer with the error (`finish_reason` is `error`, and `error` has
+        the reason), and the other prompts have their answers. Raises EngineDead.
         """
         self._check_open()
         texts, ids = read_prompts(prompts, self.tokenizer.encode)
-        return self._answer(texts, ids, one_each(params, len(ids)), progress)
+        return self._answer(texts, ids, params_per_prompt(params, len(ids)), progress)
 
     def chat(
         self,
@@ -127,25 +130,25 @@ class LLM:
         template_kwargs: dict[str, Any] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """The next message of one conversation, or of several. Without `params` at most 512 tokens are generated; for errors
-        and `progress` see `generate`."""
+        """The next message of one conversation, or of several. Without `params` at most 512 tokens are generated; for
+        errors and `progress` see `generate`."""
         talks = [messages] if messages and isinstance(messages[0], dict) else messages
         texts: list[str | None] = []
         ids: list[list[int]] = []
         for talk in talks:
             text = self.tokenizer.apply_chat_template(list(talk), tools=tools, kwargs=template_kwargs)  # type: ignore[arg-type]
-            texts.append(text)
-            ids.append(self.tokenizer.encode(text, add_special_tokens=False))
+            texts.append(without_marks(text))
+            ids.append(self.tokenizer.encode_chat(text))
         if params is None:
             room = [max(1, min(_CHAT_TOKENS, self.info.room(len(prompt)))) for prompt in ids]
             params = [SamplingParams(max_tokens=tokens) for tokens in room]
-        return self._answer(texts, ids, one_each(params, len(ids)), progress)
+        return self._answer(texts, ids, params_per_prompt(params, len(ids)), progress)
 
     def stats(self) -> EngineStats:
         return self._run(self._client.stats())
 
     def close(self) -> None:
-        """Ends what runs and releases the device. Twice is harmless."""
+        """End running requests and release the device. A second call has no effect."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -156,8 +159,8 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _closing(self) -> weakref.finalize[[AsyncLLM, asyncio.AbstractEventLoop, threading.Thread, int], Self]:
-        """Closes when nobody refers to this any more, and when the interpreter ends."""
+    def _make_finalizer(self) -> weakref.finalize[[AsyncLLM, asyncio.AbstractEventLoop, threading.Thread, int], Self]:
+        """A finalizer that closes the engine when this object is no longer referenced or the interpreter ends."""
         return weakref.finalize(self, _close, self._client, self._loop, self._thread, os.getpid())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -196,14 +199,15 @@ class LLM:
         for index, request in enumerate(requests):
             self._check(request, f"prompts[{index}]: " if len(requests) > 1 else "")
         shown = len(requests) > 1 if progress is None else progress
-        with generating_bar(len(requests), shown) as tell:
-            answers = self._run(answer_all(self._client, requests, self._places, tell))
+        with generating_bar(len(requests), shown) as report:
+            answers = self._run(answer_all(self._client, requests, self._places, report))
         for answer, text in zip(answers, texts, strict=True):
             answer.prompt = text
         return answers
 
     def _with_special_stops(self, params: SamplingParams) -> SamplingParams:
-        """A stop that is a special token's text is not seen in the output where those are left out: the token itself stops."""
+        """Add the special tokens whose text is a stop string: if the output leaves special tokens out, it never has
+        their text, so the token itself must stop."""
         if not params.stop or not params.skip_special_tokens:
             return params
         found = special_stops(params.stop, self.tokenizer)
@@ -218,13 +222,13 @@ class LLM:
 
 
 def _end_with_the_interpreter() -> None:
-    """Where the interpreter ends, a daemon thread ends with it: an error would only be printed after the script's last word."""
+    """Block a daemon thread while the interpreter ends: an error would only be printed after the script's output."""
     if threading.current_thread().daemon and not threading.main_thread().is_alive():
         threading.Event().wait()
 
 
-# Handlers at exit run in the reverse order of their registration. Finalizers have one handler, registered with the first of them:
-# with this one, so that what a script registers from here on still finds its engine.
+# Handlers at exit run in the reverse order of their registration. All finalizers have one handler, which is registered
+# with the first finalizer: with this one, so that the engine still runs when a script's own handlers are called.
 weakref.finalize(LLM, lambda: None)
 
 
@@ -232,7 +236,7 @@ def _close(client: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.
     if os.getpid() != process:  # Forked: the threads are the parent's.
         return
     if threading.current_thread() is thread or client.is_own_thread():
-        # The collector runs in any thread, and these two cannot wait for themselves.
+        # The garbage collector runs in any thread, and these two threads cannot wait for themselves.
         threading.Thread(target=_close, args=(client, loop, thread, process), name="headrace-close").start()
         return
     asyncio.run_coroutine_threadsafe(client.close(), loop).result()

@@ -1,7 +1,7 @@
 """The options of Headrace by flat names, derived from the fields of `config.py`.
 
 A field of a configuration model is an option of the command line, a keyword argument of `LLM` and `AsyncLLM`, and a row
-of docs/configuration.md. Nothing else has to be written for a new one.
+of docs/configuration.md. A new option needs nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.errors import ConfigError
 __all__ = ["ENGINE", "SERVER", "Option", "make_config"]
 
 _QUALIFIED = frozenset({"index", "options"})
-"""Fields whose name says too little without their section's."""
+"""Fields whose name is not clear without the name of their section."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Option:
 
     @property
     def kinds(self) -> tuple[Any, ...]:
-        """The types of the value, None left out; `Bytes` stands for itself, a literal for its choices."""
+        """The types of the value without None; `Bytes` and literals are kept as they are."""
         annotation = self.info.annotation
         parts = typing.get_args(annotation) if typing.get_origin(annotation) in (Union, types.UnionType) else ()
         found = tuple(part for part in parts or (annotation,) if part is not type(None))
@@ -57,22 +57,22 @@ class Option:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The strings that a literal admits; empty for other options."""
+        """The strings that a literal allows; empty for other options."""
         return tuple(typing.get_args(self.kinds[0])) if typing.get_origin(self.kinds[0]) is Literal else ()
 
     @property
     def is_switch(self) -> bool:
-        """True for what is on by default and can only be turned off on the command line."""
+        """True for an option that is on by default and can only be turned off on the command line."""
         return self.info.annotation is bool
 
     @property
     def is_mapping(self) -> bool:
-        """True for NAME=VALUE, given any number of times."""
+        """True for an option NAME=VALUE, which may be given any number of times."""
         return typing.get_origin(self.info.annotation) is dict
 
     @property
     def default_text(self) -> str:
-        """The default as a user writes it; empty if the description says what is chosen."""
+        """The default as a user writes it; empty if the description has it."""
         default = self.info.default
         if default is None or default == "auto" or self.is_mapping:
             return ""
@@ -82,7 +82,7 @@ class Option:
 
     @property
     def unit(self) -> str:
-        """The unit of a number, or what a string names: `tokens`, `seconds`, `file`…; empty where neither is said."""
+        """The unit of a number, or the kind of a string: `tokens`, `seconds`, `file`…; empty if the field has none."""
         extra = self.info.json_schema_extra
         return str(extra.get("unit", "")) if isinstance(extra, dict) else ""
 
@@ -106,9 +106,9 @@ SERVER: Mapping[str, Option] = {option.name: option for option in _options("serv
 
 
 def make_config(model: str, given: Mapping[str, Any], flags: bool = False) -> Config:
-    """The configuration of a model with the options that are given, by their names; the others keep their defaults.
+    """The configuration of a model with the given options, by name; the others keep their defaults.
 
-    Raises ConfigError that names the option, as a flag of the command line if `flags`.
+    Raises ConfigError that names the option; with `flags`, as a flag of the command line.
     """
     values: dict[str, dict[str, Any]] = {section: {} for section in Config.model_fields}
     values["model"]["model"] = model

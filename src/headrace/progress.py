@@ -1,4 +1,4 @@
-"""Progress bars on a terminal's stderr, all of them rich's. Elsewhere nothing is drawn."""
+"""Progress bars on a terminal's stderr, drawn by rich. Without a terminal no bar is drawn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["fetching_bar", "generating_bar", "loading_bar"]
 def loading_bar(out: TextIO | None = None) -> Iterator[Callable[[str, float], None] | None]:
     """A function that takes (stage, done from 0 to 1) and draws a bar; None if `out` (default: stderr) is no terminal.
 
-    The bar is gone once "first step" has been reached, or when the block ends.
+    The bar is removed at the stage "first step", or when the block ends.
     """
     out = out or sys.stderr
     if not out.isatty():
@@ -36,11 +36,11 @@ def loading_bar(out: TextIO | None = None) -> Iterator[Callable[[str, float], No
 
 @contextmanager
 def fetching_bar(out: TextIO | None = None) -> Iterator[Callable[[str, int, int], None]]:
-    """A function that takes (what, bytes done, bytes in all or 0) and draws a bar per file. If `out` (default: stderr)
-    is no terminal, it names each file once."""
+    """A function that takes (file, bytes done, total bytes or 0 if unknown) and draws a bar per file. If `out`
+    (default: stderr) is no terminal, it prints the name of each file once."""
     out = out or sys.stderr
     if not out.isatty():
-        yield _namer(out)
+        yield _name_printer(out)
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -59,7 +59,7 @@ def fetching_bar(out: TextIO | None = None) -> Iterator[Callable[[str, int, int]
 
 @contextmanager
 def generating_bar(total: int, shown: bool, out: TextIO | None = None) -> Iterator[Callable[[int], None] | None]:
-    """A function that is told the tokens of each answer and draws a bar of `total` prompts; None if it is not to be `shown` or
+    """A function that receives the tokens of each answer and draws a bar of `total` prompts; None if not `shown`, or if
     `out` (default: stderr) is no terminal."""
     out = out or sys.stderr
     if not shown or not out.isatty():
@@ -73,15 +73,15 @@ def generating_bar(total: int, shown: bool, out: TextIO | None = None) -> Iterat
         task = bar.add_task("generating", total=total)
         generated = 0
 
-        def tell(tokens: int) -> None:
+        def report(tokens: int) -> None:
             nonlocal generated
             generated += tokens
             bar.update(task, advance=1, description=f"generating ({generated} tokens)")
 
-        yield tell
+        yield report
 
 
-def _namer(out: TextIO) -> Callable[[str, int, int], None]:
+def _name_printer(out: TextIO) -> Callable[[str, int, int], None]:
     named: set[str] = set()
 
     def show(what: str, done: int, total: int) -> None:

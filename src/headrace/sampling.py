@@ -1,7 +1,7 @@
 """The table of sampling parameters: each field of `SamplingParams` is one row.
 
-Checks, the server's schema, the arrays that a step is called with and `docs/sampling.md` all come from here: a parameter is
-added by one row, and by the operator `sample` where the device has to know it.
+Checks, the server's schema, the input arrays of a step and `docs/sampling.md` are all derived from it. A new parameter
+needs one row, and a change of the operator `sample` if the device uses it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _API_LOGPROBS = (0, 20)
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one sequence is sampled. Defaults are OpenAI's, so an empty request samples at temperature 1.
+    """The sampling parameters of one sequence. Defaults are OpenAI's, so an empty request samples at temperature 1.
 
-    Lists, tuples, sets and numpy's arrays and scalars are converted; what is of another type or out of range raises
-    InvalidRequest, which names the field. None stands for the default unless the field says otherwise. Logprobs are those of
-    the model's own distribution: before temperature, penalties, bias and truncation.
+    Lists, tuples, sets and numpy's arrays and scalars are converted. A value of another type or out of range raises
+    InvalidRequest, which names the field. None means the default unless the field's description says otherwise.
+    Logprobs are those of the model's own distribution: before temperature, penalties, bias and truncation.
     """
 
     max_tokens: int | None = row(
@@ -185,11 +185,11 @@ class SamplingParams:
 
 
 SAMPLING_FIELDS: dict[str, Field] = {declared.name: field_of(declared) for declared in fields(SamplingParams)}
-"""The table's rows by name."""
+"""The rows of the table by name."""
 DEVICE_ROWS: dict[str, DeviceRow] = {
     name: field.device for name, field in SAMPLING_FIELDS.items() if field.device is not None
 }
-"""Those that the sampler reads: one array entry for each row of logits."""
+"""The parameters that the sampler reads: one array entry for each row of logits."""
 FLOAT_ROWS = tuple(name for name, row in DEVICE_ROWS.items() if row.dtype == "float32")
 INT_ROWS = tuple(name for name, row in DEVICE_ROWS.items() if row.dtype == "int32")
 _ROWS = [(declared.name, field_of(declared), declared.default) for declared in fields(SamplingParams)]

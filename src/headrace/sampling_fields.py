@@ -1,4 +1,4 @@
-"""Rows of the table of sampling parameters: what each takes, how values are converted, and the errors that name it."""
+"""Rows of the table of sampling parameters: valid values, conversions, and errors that name the parameter."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ _EXPECTED = {
     "structure": "StructuredOutputs or a mapping of its fields",
 }
 _SHOWN = 60
-"""Characters of a wrong value that an error repeats."""
+"""Most characters of an invalid value that an error repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """A parameter that the sampler reads for each row, as an array of the step's inputs with the parameter's name."""
+    """A parameter that the sampler reads for each row: an array among the inputs of a step, with the parameter's
+    name."""
 
     dtype: Literal["float32", "int32"]
     neutral: float
-    """The value that changes nothing: rows of padding have it."""
+    """The value without effect, which padding rows have."""
     trials: tuple[float, ...]
-    """Values with which operators are compared with their reference."""
+    """Values with which tests compare operators with their reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +53,16 @@ class Field:
     longest: int | None = None
     """Entries of a list."""
     none: str | None = None
-    """The meaning of None as a value of its own; where there is none it stands for the default."""
+    """The meaning of None as a separate value; if it has none, None means the default."""
     api: tuple[float | None, float | None] | None = None
     """The server's own range, if it is narrower."""
     api_longest: int | None = None
     device: DeviceRow | None = None
     adjust: Callable[[Any], Any] | None = None
-    """Applied to what was checked: several values may mean the same."""
+    """Applied to the checked value, because several values may mean the same."""
 
     def convert(self, name: str, value: object) -> Any:
-        """The value as `SamplingParams` holds it. Raises InvalidRequest."""
+        """The value in the form of `SamplingParams`. Raises InvalidRequest."""
         try:
             found = _CONVERT[self.kind](_plain(value))
         except (TypeError, ValueError, OverflowError):
@@ -99,7 +100,7 @@ _LONGEST_TEXT = 4096
 
 
 def row(default: object, field: Field) -> Any:
-    """A field of the dataclass `SamplingParams` that carries its row of the table."""
+    """A field of the dataclass `SamplingParams` with its row of the table as metadata."""
     return dataclasses.field(default=default, metadata={"row": field})
 
 
@@ -109,7 +110,8 @@ def field_of(declared: dataclasses.Field[Any]) -> Field:
 
 
 def token_ids(value: object, name: str) -> tuple[int, ...]:
-    """A list, tuple, range or array of token ids as a tuple. Raises InvalidRequest for texts, bytes, bools and fractions."""
+    """A list, tuple, range or array of token ids as a tuple. Raises InvalidRequest for texts, bytes, bools and
+    fractions."""
     try:
         return _ids(_plain(value))
     except (TypeError, ValueError, OverflowError):
@@ -131,7 +133,7 @@ def _show(value: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Scalars and arrays of numpy and its like as Python's own."""
+    """Convert scalars and arrays of numpy and similar libraries to Python values."""
     if type(value).__module__ == "builtins":
         return value
     tolist = getattr(value, "tolist", None)
@@ -165,7 +167,7 @@ def _flag(value: Any) -> bool:
 def _entries(value: Any) -> Iterable[Any]:
     if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
         raise TypeError
-    # A set has no order that would be the same in every run.
+    # The order of a set differs between runs.
     return sorted(value) if isinstance(value, (set, frozenset)) else value
 
 
@@ -178,7 +180,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 def _ids(value: Any) -> tuple[int, ...]:
     ids = tuple(_entries(value))
-    # Long lists of plain integers, which nearly all are, need no second look at each.
+    # Long lists of plain integers, the usual case, need no conversion of each entry.
     return ids if set(map(type, ids)) <= {int} else tuple(map(_whole, ids))
 
 
@@ -189,7 +191,7 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _key(key: Any) -> int:
-    """JSON's keys are texts."""
+    """A token id as a key. Keys of JSON objects are texts."""
     if not isinstance(key, str):
         return _whole(key)
     if not (key.isascii() and key.removeprefix("-").isdecimal() and len(key) <= 20):

@@ -1,7 +1,7 @@
-"""Typed and bounded reading of what a checkpoint's files say: a missing or absurd field is an error that names it.
+"""Reads the fields of a checkpoint's files with types and bounds: a missing or invalid field is an error that names it.
 
-Every value of a config.json, a tokenizer_config.json, a quantization_config or a GGUF's metadata that Headrace uses is taken
-through `Settings`. Nothing is converted on the way: a number that stands in quotes is an error.
+Headrace reads every value of config.json, tokenizer_config.json, quantization_config and a GGUF's metadata through
+`Settings`. Values are not converted: a number in quotes is an error.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ _LARGEST = 1 << 31
 _HUGE = 1e30
 _MOST_LAYERS = 10_000
 LARGEST_ID = _LARGEST - 1
-"""Of a token."""
+"""The largest token id."""
 MOST_POSITIONS = 1 << 24
-"""Of a model's context. The longest that is published has 10 million; tables are made of that length."""
+"""The longest context of a model. The longest published one has 10 million positions; tables of that length are
+allocated."""
 WIDEST_HEAD = 1 << 16
-"""Dimensions of one head of attention."""
+"""Most dimensions of one attention head."""
 
 
 class Settings:
-    """A view of one mapping; `prefix` stands before every key. `within` names the mapping where it lies inside another."""
+    """A view of one mapping. `prefix` is added before every key. `within` is the name of the mapping if it is
+    nested."""
 
     def __init__(self, values: Mapping[str, Any], prefix: str = "", within: str = "") -> None:
         self._values = values
@@ -33,11 +35,11 @@ class Settings:
         self._within = within
 
     def get(self, key: str) -> Any:
-        """The raw value, None where it is absent or null."""
+        """The raw value; None if it is absent or null."""
         return self._values.get(self._prefix + key)
 
     def layers(self, key: str) -> int:
-        """A count of layers. No model has ten thousand; lists of that length are made of it."""
+        """A number of layers, less than ten thousand, because lists of that length are allocated."""
         return self.integer(key, most=_MOST_LAYERS)
 
     def integer(self, key: str, default: int | None = None, most: int = _LARGEST - 1) -> int:
@@ -50,28 +52,28 @@ class Settings:
         return value
 
     def count(self, key: str, default: int) -> int:
-        """A layer count that may be 0."""
+        """A number of layers that may be 0."""
         value = self._present(key, default)
         if not isinstance(value, bool) and isinstance(value, int) and value == 0:
             return 0
         return self.integer(key, default, _MOST_LAYERS)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A float that the arithmetic can work with: finite, and far from the ends of float32's range."""
+        """A float that is valid for arithmetic: finite, and far from the limits of float32."""
         value = self._present(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not -_HUGE <= value <= _HUGE:
             raise self.wrong(key, value, "a number")
         return float(value)
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """As `number`, and above 0."""
+        """A number above 0, as `number`."""
         value = self.number(key, default)
         if value < 1 / _HUGE:
             raise self.wrong(key, value, "a number above 0")
         return value
 
     def base(self, key: str, default: float) -> float:
-        """Of a power whose logarithm is divided by: a finite float above 1."""
+        """The base of a power: a finite float above 1, because its logarithm is a divisor."""
         value = self.number(key, default)
         if value <= 1:
             raise self.wrong(key, value, "a number above 1")
@@ -88,11 +90,11 @@ class Settings:
         return self._text(key, self._present(key, default))
 
     def texts(self, key: str) -> list[str]:
-        """A list of strings, [] where it is absent."""
+        """A list of strings; [] if it is absent."""
         return [self._text(key, value) for value in self.items(key)]
 
     def items(self, key: str) -> list[Any]:
-        """A list of anything, [] where it is absent."""
+        """A list of any values; [] if it is absent."""
         value = self.get(key)
         if value is None:
             return []
@@ -101,7 +103,7 @@ class Settings:
         return value
 
     def pair(self, key: str) -> tuple[int, int] | None:
-        """Two positive ints, None where it is absent."""
+        """Two positive ints; None if they are absent."""
         value = self.items(key)
         if self.get(key) is None:
             return None
@@ -111,7 +113,7 @@ class Settings:
         return first, second
 
     def section(self, key: str) -> Settings | None:
-        """The mapping inside, None where it is absent."""
+        """A nested mapping; None if it is absent."""
         value = self.get(key)
         if value is None:
             return None
@@ -120,14 +122,14 @@ class Settings:
         return Settings(value, within=self.name(key))
 
     def sections(self, key: str) -> dict[str, Settings]:
-        """A mapping of mappings, {} where it is absent."""
-        whole = self.section(key)
-        if whole is None:
+        """A mapping of mappings; {} if it is absent."""
+        outer = self.section(key)
+        if outer is None:
             return {}
-        return {name: found for name in whole.names() if (found := whole.section(name)) is not None}
+        return {name: found for name in outer.names() if (found := outer.section(name)) is not None}
 
     def token_ids(self, key: str) -> list[int]:
-        """One token id or a list of them, [] where it is absent."""
+        """One token id or a list of them; [] if it is absent."""
         value = self.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         for token in ids:
@@ -148,26 +150,26 @@ class Settings:
         return None if self.get(key) is None else self.text(key)
 
     def refuse(self, family: str, neutral: Mapping[str, Any]) -> None:
-        """Raise UnsupportedModel where a feature that is not built has any value but its neutral one (or null)."""
+        """Raise UnsupportedModel if an unsupported feature has another value than its neutral one (or null)."""
         for key, value in neutral.items():
             found = self.get(key)
             if found is not None and not same(found, value):
                 raise UnsupportedModel(f"{family}: {self.name(key)} = {excerpt(found)} is not supported")
 
     def names(self) -> Iterator[str]:
-        """Every key of the mapping, whatever the prefix."""
+        """All keys of the mapping, independently of the prefix."""
         return iter(self._values.keys())
 
     def values(self) -> dict[str, Any]:
-        """A copy of the whole mapping."""
+        """A copy of the complete mapping."""
         return dict(self._values)
 
     def name(self, key: str) -> str:
-        """The field as a reader of the file finds it."""
+        """The full name of a field in the file."""
         return f"{self._within}.{self._prefix}{key}" if self._within else f"{self._prefix}{key}"
 
     def wrong(self, key: str, value: Any, expected: str) -> CheckpointError:
-        """The error for a field whose value is not what it should be."""
+        """The error for a field with an invalid value."""
         return CheckpointError(f"field {excerpt(self.name(key))} is {excerpt(value)}: expected {expected}")
 
     def _text(self, key: str, value: Any) -> str:
@@ -189,5 +191,5 @@ class Settings:
 
 
 def same(found: Any, neutral: Any) -> bool:
-    """Whether a value is the neutral one. An array of a GGUF never is, and cannot be compared with one."""
+    """True if a value is the neutral one. An array of a GGUF never is, and cannot be compared."""
     return isinstance(found, (bool, int, float, str)) and found == neutral

@@ -1,4 +1,4 @@
-"""Standard streams of a process that was started without some of them."""
+"""Opens the standard streams that a process was started without."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def open_missing_streams() -> None:
-    """Put /dev/null in the place of a closed stdin, stdout or stderr.
+    """Replace a closed stdin, stdout or stderr by /dev/null.
 
-    The next socket would take the number of a closed one, and whoever writes to "stderr" would write into that socket: the
-    processes that are started from here, and libraries. Before anything else is opened, therefore.
+    Otherwise the next socket would get the number of a closed stream, and libraries or child processes that write to
+    "stderr" would write into that socket. Therefore this must run before any file is opened.
     """
     for number, (name, mode) in enumerate(_STREAMS):
         try:

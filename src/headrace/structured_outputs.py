@@ -11,7 +11,9 @@ from headrace.errors import InvalidRequest, excerpt
 
 __all__ = ["KINDS", "Constraint", "ConstraintKind", "StructuredOutputs", "Whitespace"]
 
-ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf", "structural_tag"]
+ConstraintKind = Literal[
+    "json_schema", "json_object", "regex", "choice", "lark", "gbnf", "structural_tag", "tool_calls"
+]
 Whitespace = Literal["flexible", "compact"]
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 """The fields of `StructuredOutputs` of which exactly one is given."""
@@ -25,7 +27,8 @@ class Constraint:
     kind: ConstraintKind
     text: str = ""
     """The schema (JSON, its keys in the client's order), the expression, the grammar; a JSON list of strings for
-    `choice`; empty for `json_object`."""
+    `choice`; empty for `json_object`; for `tool_calls` the JSON text of {"lark": …, "schemas": […], "strict": […]}, a
+    grammar that refers to the schemas as `schema_0` and so on."""
     whitespace: Whitespace = "flexible"
     """Between the parts of a JSON text: up to 32 characters, or none."""
     strict: bool = False
@@ -33,7 +36,10 @@ class Constraint:
     field: str = "response_format"
     """The request's field that asked for it, for errors."""
     after: tuple[int, ...] = ()
-    """Token ids that end thinking: the constraint begins after one of them. Empty: it begins at once."""
+    """Token ids that end reasoning: the constraint begins after one of them. Empty: it begins at once."""
+    opens: tuple[int, ...] = ()
+    """Token ids that begin reasoning: the constraint begins at once, unless the first token is one of them. Empty, with
+    `after`: the prompt has begun the reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,8 @@ class StructuredOutputs:
             object.__setattr__(self, "_adapter", adapter)
         elif kind == "choice":
             object.__setattr__(self, "choice", _choices(value))
+        elif kind == "grammar" and isinstance(value, str) and "%json" in value:
+            raise _wrong(kind, "may not hold %json, which would not be checked: give the schema as `json`")
         elif kind != "json_object" and not (isinstance(value, str) and value):
             raise _wrong(kind, f"takes a text that is not empty, got {_shown(value)}")
 

@@ -1,7 +1,7 @@
-"""What crosses the layers: plans, results, layouts, capabilities and the user's sampling parameters.
+"""The data that layers exchange: plans, results, layouts, capabilities and the user's sampling parameters.
 
-Plain data on ints and numpy arrays. No device, no stream and no torch type appears here, so that the core, a simulator and
-a device outside this repository can all speak it.
+Plain data with ints and numpy arrays. It contains no device, stream or torch type, so that the core, a simulator and a
+device outside this repository can all use it.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ API_VERSION = (1, 0)
 """Version of the platform contract: members are appended in a minor, changed in a major."""
 
 NO_TOKEN = -1
-"""In `StepPlan.token_ids`: the token this slot sampled last, which is still on the device. In results: a row that was not sampled."""
+"""In `StepPlan.token_ids`: the token that this slot sampled last, which is still on the device. In results: a row that
+was not sampled."""
 
 NO_CHOICE = -2
-"""In results: bans and masks left this row no token."""
+"""In results: bans and masks exclude every token of this row."""
 NOT_FINITE = -3
 """In results: the row's logits hold NaN, an infinitely large one, or none that is finite."""
 
@@ -59,7 +60,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence as the core sees it (a request of n > 1 has been fanned out before)."""
+    """One sequence for the core (a request with n > 1 has been fanned out before)."""
 
     id: str
     prompt: tuple[int, ...]
@@ -78,7 +79,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Logprobs at one position: the token's own, its rank (1 is the most likely), and the k most likely alternatives."""
+    """Logprobs at one position: the token's own, its rank (1 is the most likely), and the k most likely
+    alternatives."""
 
     token_id: int
     logprob: float
@@ -88,14 +90,14 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class Delta:
-    """What one commit brought for one sequence."""
+    """The new tokens and the state of one sequence after one commit."""
 
     request_id: str
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
-    """One entry a token of `token_ids` where the request asked for logprobs."""
+    """One entry per token of `token_ids` if the request asked for logprobs."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """Given once, whole, with the first token; entry 0 is None."""
+    """Set once, for the complete prompt, with the first token; entry 0 is None."""
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     """The id of the stop or end token that ended the sequence; it is the last of `token_ids`."""
@@ -117,30 +119,31 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Shape of the paged KV cache. Every layer has the same block ids: one block table a sequence."""
+    """Shape of the paged KV cache. Every layer has the same block ids: one block table per sequence."""
 
     layers: tuple[LayerKV, ...]
     block_size: int
-    """Tokens a block."""
+    """Tokens per block."""
     dtype: str
     """`float32`, `bfloat16`, `float16`, `int8` or `float8_e4m3`."""
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers, keys and values (int8 and fp8 carry one float32 scale a token and head)."""
+        """Bytes of one block over all layers, keys and values (int8 and fp8 have one float32 scale per token and
+        head)."""
         size = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3": 1}[self.dtype]
         scale = 4 if size == 1 else 0
         return sum(2 * self.block_size * l.num_kv_heads * (l.head_dim * size + scale) for l in self.layers)
 
     def padded(self, lanes: int) -> KVLayout:
-        """As a device stores it whose rows are whole multiples of so many values."""
+        """The layout of a device that pads rows to a multiple of so many values."""
         layers = (replace(layer, head_dim=-(-layer.head_dim // lanes) * lanes) for layer in self.layers)
         return replace(self, layers=tuple(layers))
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The sizes a step is compiled for: the most it may hold."""
+    """The largest sizes of a step that is compiled for them."""
 
     tokens: int
     seqs: int
@@ -148,9 +151,9 @@ class Bucket:
     blocks: int
     """Length of a block-table row."""
     biases: int = 0
-    """Length of `bias_row`, `bias_token` and `bias_value` where shapes are static; 0 elsewhere: any number."""
+    """Length of `bias_row`, `bias_token` and `bias_value` if shapes are static; otherwise 0: any number."""
     masks: int = 0
-    """Rows of `allowed`, likewise."""
+    """Rows of `allowed` if shapes are static; otherwise 0."""
 
 
 QUANT_FORMATS = frozenset(
@@ -158,23 +161,26 @@ QUANT_FORMATS = frozenset(
     | {f"gguf:{name}" for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "mxfp4")}
     | {f"gguf:q{bits}_k" for bits in range(2, 7)}
 )
-"""Quantised formats of weights, by their names in `Weight.scheme`: containers that checkpoint schemes come to, and GGUF's blocks."""
+"""Quantized formats of weights, by their names in `Weight.scheme`: formats to which checkpoint schemes are converted,
+and the block formats of GGUF."""
 ATTENTION_FEATURES = frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"})
-"""What layers may ask of `attention`: fewer KV heads than query heads, a window, capped scores, sinks, slopes."""
+"""Features of `attention` that layers may need: fewer KV heads than query heads, a window, capped scores, sinks,
+slopes."""
 COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
-"""What a communicator may offer, by the names of its methods."""
+"""Collectives that a communicator may have, by the names of its methods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a device can do, as frozen data. The engine branches on these and never on a platform's name."""
+    """The capabilities of a device, as frozen data. The engine branches on these and never on the name of a
+    platform."""
 
     dtypes: frozenset[str]
     kv_dtypes: frozenset[str]
     quant_formats: frozenset[str] = frozenset()
-    """Out of `QUANT_FORMATS`: those that the device's own operators compute with, from the codes or from what they make of them
-    at load. A weight in any other format never reaches them: the reference takes it, and the log says so once. Where the
-    device's tensors are not torch's there is no reference, and the weight is refused by its name."""
+    """Out of `QUANT_FORMATS`: those that the device's own operators compute with, from the codes or from what they make
+    of them at load. A weight in any other format never reaches them: the reference takes it, and the log says so once.
+    Where the device's tensors are not torch's there is no reference, and the weight is refused by its name."""
     block_sizes: tuple[int, ...] = (16,)
     """Supported KV block sizes, the preferred one first."""
     static_shapes: bool = False
@@ -191,11 +197,11 @@ class Capabilities:
     computes: bool = True
     """False: a simulator, whose operators give shapes and costs but no values."""
     host_memory: bool = False
-    """The device computes in the host's memory: the KV cache is given a share of what is free rather than almost all."""
+    """The device computes in the host's memory: the KV cache gets a share of the free memory instead of almost all."""
     head_sizes: frozenset[int] = frozenset()
-    """Head sizes that attention takes; empty: any. A model with others is refused."""
+    """Head sizes that attention supports; empty: any. A model with others is refused."""
     kv_lanes: int = 1
-    """Values that a head's row of the cache is padded to a multiple of: what a block costs in memory follows from it."""
+    """Rows of a head in the cache are padded to a multiple of so many values, which defines the memory of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,40 +218,40 @@ class DeviceInfo:
 class SamplingBatch:
     """Sampling parameters of the R rows of a plan.
 
-    Bans (min_tokens) and biases stand as triplets (row, token, value); a ban is -inf.
+    Bans (min_tokens) and biases are triplets (row, token, value); a ban is -inf.
     """
 
     params: dict[str, Ints | Floats]
     """[R] each: the parameters of `sampling.DEVICE_ROWS` by name."""
     seed: npt.NDArray[np.uint64]
     position: Ints
-    """Index of the token to be sampled in its sequence: with the seed, the key of the random draw."""
+    """Index of the token to be sampled in its sequence: with the seed, the key of the random number."""
     bias_row: Ints
     bias_token: Ints
     bias_value: Floats
     allowed: npt.NDArray[np.uint32] | None = None
-    """Bit masks [M, ceil(V / 32)], bit t set where token t is allowed; None when no row has one."""
+    """Bit masks [M, ceil(V / 32)], bit t set if token t is allowed; None when no row has one."""
     allowed_row: Ints | None = None
     """[R]: the row of `allowed` that applies, -1 for none."""
     num_logprobs: int = 0
-    """Alternatives to report: the most any row asks for. -1: no logprobs at all."""
+    """Alternatives to report: the largest number that any row requests. -1: no logprobs."""
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step, as the core decided it: T tokens of S sequences, R rows of logits. Unpadded host arrays.
+    """One step that the core decided: T tokens of S sequences, R rows of logits. Unpadded host arrays.
 
-    Sequence s owns tokens `query_start[s]:query_start[s + 1]`, attends `context_lens[s]` keys (those it writes in this step
-    included), and keeps its sampled tokens in device row `slots[s]` while it runs.
+    Sequence s has tokens `query_start[s]:query_start[s + 1]`, attends to `context_lens[s]` keys (including those that
+    it writes in this step), and stores its sampled tokens in device row `slots[s]` while it runs.
     """
 
     step: int
     token_ids: Ints
-    """[T]; NO_TOKEN where the token is the one this sequence sampled last, still on the device."""
+    """[T]; NO_TOKEN for the token that the sequence sampled last, if it is still on the device."""
     positions: Ints
     """[T]; index of the token in its sequence."""
     slot_mapping: Ints
-    """[T]; where the token's key and value go: block * block_size + offset."""
+    """[T]; the slot of the token's key and value: block * block_size + offset."""
     query_start: Ints
     """[S + 1]"""
     context_lens: Ints
@@ -259,20 +265,21 @@ class StepPlan:
     row_seq: Ints
     """[R]; index into S."""
     row_target: Ints
-    """[R]; NO_TOKEN: sample a token. Otherwise the known next token whose logprob is asked for (prompt logprobs)."""
+    """[R]; NO_TOKEN: sample a token. Otherwise the known next token whose logprob is requested (prompt logprobs)."""
     prompt_lens: Ints
     """[S]; tokens of the prompt, for penalties that count output only."""
     sampling: SamplingBatch
     copies: Ints
-    """[C, 2]; block copies (source, destination) to be done before the step."""
+    """[C, 2]; block copies (source, destination) to make before the step."""
     history_slots: Ints
     history_positions: Ints
     history_tokens: Ints
-    """[H]; known tokens that the device's history must hold and that this step does not compute (cached prefixes under penalties)."""
+    """[H]; known tokens that the device's history must contain and that this step does not compute (cached prefixes
+    with penalties)."""
     request_ids: tuple[str, ...] = ()
     """[S]; for logs and errors."""
     tag: Any = None
-    """The core's own bookkeeping, handed back with commit; nobody else reads it."""
+    """The core's own data, which it reads at commit; other layers don't use it."""
 
     @property
     def num_tokens(self) -> int:
@@ -289,7 +296,7 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepResult:
-    """What came back for the R rows of a plan, as host arrays."""
+    """The results of the R rows of a plan, as host arrays."""
 
     tokens: Ints
     """[R]; NO_TOKEN for rows that were only scored, NO_CHOICE and NOT_FINITE for rows that have no token."""
@@ -310,11 +317,11 @@ class SchedulerStats:
     waiting: int
     blocks_free: int
     blocks_cached: int
-    """Held by the radix tree alone, evictable."""
+    """Blocks that only the radix tree uses; they can be evicted."""
     blocks_held: int
-    """Referenced by a sequence."""
+    """Blocks that a sequence uses."""
     kv_tokens: int
-    """Tokens stored in held blocks: divided by held * block_size it is the KV utilisation."""
+    """Tokens stored in held blocks. Divided by held * block_size it is the KV utilization."""
     preemptions: int
     cached_tokens: int
     """Prompt tokens served from the cache, since start."""

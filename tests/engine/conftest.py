@@ -12,11 +12,11 @@ from server_harness import CONTEXT, VOCAB, Server, make_model, running
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that holds an engine up for a while makes no test fail; `patient_server.py` says the same to servers."""
-    monkeypatch.setattr("headrace.client.remote._SILENCE", 600.0)
-    monkeypatch.setattr("headrace.client.remote._KILL_AFTER", 600.0)
-    monkeypatch.setattr("headrace.client.base._STATS_TIMEOUT", 600.0)
-    monkeypatch.setattr("headrace.client.base._FRESH", 600.0)
+    """Raise the timeouts, so that a slow machine makes no test fail; `patient_server.py` does the same for servers."""
+    monkeypatch.setattr("headrace.client.process_client._SILENCE", 600.0)
+    monkeypatch.setattr("headrace.client.process_client._KILL_AFTER", 600.0)
+    monkeypatch.setattr("headrace.client.base_client._STATS_TIMEOUT", 600.0)
+    monkeypatch.setattr("headrace.client.base_client._FRESH_TIMEOUT", 600.0)
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,8 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server for all the edge cases: two slots, chunks of 16 tokens, and a cache of 20 blocks under a context of 512."""
+    """One server for all the edge cases: two slots, chunks of 16 tokens, and a cache of 20 blocks under a context of
+    512."""
     path = tmp_path_factory.mktemp("edges")
     make_model(path)
     options = {

@@ -1,4 +1,4 @@
-"""The real engine on a tiny model, in this process: requests in, whole answers out."""
+"""The real engine on a tiny model, in this process: requests in, complete answers out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.client.api import GenerateRequest, LogprobEntry, Usage
-from headrace.client.in_process import InProcessClient
+from headrace.client.in_process_client import InProcessClient
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from headrace.engine.stats import EngineStats
 from headrace.tokenization.tokenizer import load_tokenizer
@@ -93,7 +93,7 @@ async def in_turn(client: InProcessClient, wanted: Sequence[GenerateRequest]) ->
 
 
 def alone(model: Path, wanted: Sequence[GenerateRequest]) -> list[Answer]:
-    """What everything else is held to: one at a time, each prompt in one chunk, nothing cached."""
+    """The expected answers of all other runs: one request at a time, each prompt in one chunk, nothing cached."""
 
     async def main() -> list[Answer]:
         async with engine(model, caching=False, seqs=1) as client:

@@ -1,4 +1,5 @@
-"""A rank that keeps packed weights of any size: `parallel_follower.py (cold|warm) SOCKET`. A warm one must not read a checkpoint."""
+"""A rank that keeps packed weights of any size: `parallel_follower.py (cold|warm) SOCKET`. A warm one must not read a
+checkpoint."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ def _finish(writer: gguf.GGUFWriter) -> None:
 
 
 def quantized_experts(variant: str, stored: Variant, directory: Path, **more: Any) -> Path:
-    """A mixture of experts whose layers' matrices, but for the routers, are packed; beside it, in `plain`, what they stand for.
+    """A mixture of experts whose layers' matrices, but for the routers, are packed; beside it, in `plain`, what they
+    stand for.
 
     Returns the path of the second.
     """

@@ -1,4 +1,5 @@
-"""Several ranks in one process, a thread each: the native device, its collectives and a recorded step, without an engine."""
+"""Several ranks in one process, a thread each: the native device, its collectives and a recorded step, without an
+engine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A server whose limits of time are a test's: `python patient_server.py MODEL CONFIG LIMITS`, both JSON.
 
-LIMITS: `silence`, `exit` and `at_once` in seconds, as in the modules below; `slow`, a file: while it is there, the first engine
-takes its time (`slow_engine.py`).
+LIMITS: `silence`, `exit` and `at_once` in seconds, as in the modules below; `slow`, a file: while it is there, the
+first engine takes its time (`slow_engine.py`).
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from headrace.client import base as client
+from headrace.client import base_client as client
 from headrace.client import engine_process as spawn
-from headrace.client import remote
+from headrace.client import process_client
 from headrace.config import Config
 from headrace.engine.launch import launch
 from headrace.server import lifecycle, run
 
 if __name__ == "__main__":
     model, config, limits = Path(sys.argv[1]), Config.model_validate_json(sys.argv[2]), json.loads(sys.argv[3])
-    remote._SILENCE = limits.get("silence", 600.0)
-    remote._KILL_AFTER = client._STATS_TIMEOUT = client._FRESH = 600.0
+    process_client._SILENCE = limits.get("silence", 600.0)
+    process_client._KILL_AFTER = client._STATS_TIMEOUT = client._FRESH_TIMEOUT = 600.0
     spawn._EXIT_TIMEOUT = limits.get("exit", spawn._EXIT_TIMEOUT)
     lifecycle._HARD_EXIT = limits.get("at_once", lifecycle._HARD_EXIT)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""HTTP as odd clients speak it: what the framing, the limits and the methods are, on a real connection."""
+"""HTTP from unusual clients, on a real connection: framing, limits and methods."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_body_in_chunks(narrow):
         b"\x00" * 100,
     ],
 )
-def test_what_is_no_http_is_refused_in_the_error_shape(narrow, data):
+def test_invalid_http_is_refused_in_the_error_form(narrow, data):
     status, headers, body = exchange(narrow, data)
     assert status == 400
     assert headers["content-type"] == "application/json"
@@ -96,7 +96,7 @@ def test_headers_without_end_are_refused(narrow, line):
     assert narrow.http.get("/health").status_code == 200
 
 
-def test_what_is_no_http_ends_the_stream_before_it(narrow):
+def test_invalid_http_ends_the_stream_before_it(narrow):
     kept = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
     raw = request(kept, max_tokens=200, stream=True) + b"\x00" * 100
     with socket.create_connection(("127.0.0.1", port(narrow)), PATIENCE) as connection:
@@ -149,7 +149,7 @@ def test_a_forged_host_changes_nothing(narrow, host):
 
 
 @pytest.mark.parametrize("size", [17 * 2**20, 40 * 2**20])
-def test_a_body_that_is_too_large_is_told_while_it_is_sent(narrow, size):
+def test_a_body_that_is_too_large_is_refused_while_it_is_sent(narrow, size):
     response = narrow.http.post("/v1/completions", content=(b" " * 2**16 for _ in range(size >> 16)))
     assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
     assert narrow.complete(max_tokens=1).status_code == 200

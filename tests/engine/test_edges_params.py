@@ -1,4 +1,4 @@
-"""Values at the edge and beyond it, against a real server: 200 with finite numbers or 400 that names the field, and never harm."""
+"""Values at and beyond the limits, against a real server: 200 with finite numbers, or 400 that names the field."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def and_the_next_request_works(narrow):
 
 
 class TestRoom:
-    def test_what_is_left_open_fits_the_cache(self, narrow):
+    def test_a_default_length_fits_the_cache(self, narrow):
         """The context is larger than the cache: nobody who asks for no length may be refused for it."""
         usage = chat(narrow, max_tokens=None, ignore_eos=True).json()["usage"]
         assert usage["total_tokens"] == POOL * BLOCK + 1
@@ -43,7 +43,7 @@ class TestRoom:
         assert usage["completion_tokens"] == 4
 
     @pytest.mark.parametrize("stream", [False, True])
-    def test_what_can_never_fit_is_refused_at_once(self, narrow, stream):
+    def test_requests_that_can_never_fit_are_refused_at_once(self, narrow, stream):
         full = POOL * BLOCK
         assert narrow.complete(prompt=[70] * full, max_tokens=1, stream=stream).status_code == 200
         for prompt, tokens, param, need in (
@@ -77,7 +77,7 @@ class TestRoom:
         assert "at least" in refused(chat(narrow, messages=talk), "messages", "context_length_exceeded")
 
     @pytest.mark.parametrize("value", [-1, 10**9, 2**63, 1.5, "3", True])
-    def test_lengths_that_cannot_be(self, narrow, value):
+    def test_impossible_lengths(self, narrow, value):
         refused(narrow.complete(max_tokens=value), "max_tokens")
         refused(chat(narrow, max_tokens=value), "max_tokens")
 
@@ -148,7 +148,7 @@ def test_wrong_values_are_plain_400_streamed_or_not(narrow, field, value, stream
         (b"", None),
     ],
 )
-def test_json_that_is_none(narrow, raw, param):
+def test_invalid_json(narrow, raw, param):
     response = narrow.http.post("/v1/completions", content=raw)
     error = response.json()["error"]
     assert response.status_code == 400
@@ -171,7 +171,7 @@ EXTREME = [
 
 
 @pytest.mark.parametrize("extreme", EXTREME, ids=[str(e)[:50] for e in EXTREME])
-def test_all_that_leaves_one_token_is_greedy_and_finite(narrow, extreme):
+def test_settings_that_leave_one_token_are_greedy_and_finite(narrow, extreme):
     body = {"max_tokens": 6, "ignore_eos": True, "logprobs": 5, "echo": True}
     greedy = narrow.complete(**body).json()["choices"][0]
     response = narrow.complete(**body, **extreme)
@@ -218,7 +218,7 @@ CONSTRAINTS: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
 
 
 @pytest.mark.parametrize(("constraint", "holds"), CONSTRAINTS, ids=[str(c)[:60] for c, _ in CONSTRAINTS])
-def test_output_is_held_to_its_constraint_whoever_else_runs(narrow, constraint, holds):
+def test_output_follows_its_constraint_in_any_batch(narrow, constraint, holds):
     """Random weights at a high temperature: only the constraint makes sense of them."""
     asked = {"max_tokens": 30, "temperature": 1.5, "n": 4, "seed": 3, "logprobs": True, **constraint}
     alone = chat(narrow, **asked).json()["choices"]
@@ -266,7 +266,7 @@ def test_conversations_with_calls(narrow):
     assert "so\nit is" in narrow.http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
 
 
-def test_a_message_that_goes_on(narrow):
+def test_a_continued_message(narrow):
     talk = [*HI, {"role": "assistant", "content": "It is  "}]
     body = {"messages": talk, "continue_final_message": True}
     tokens = narrow.http.post("/tokenize", json=body).json()["tokens"]
@@ -278,5 +278,5 @@ def test_a_message_that_goes_on(narrow):
 @pytest.mark.parametrize(
     "name", ["messages", "tools", "tokenize", "add_generation_prompt", "chat_template", "bos_token"]
 )
-def test_what_a_template_is_given_cannot_be_replaced(narrow, name):
+def test_reserved_template_variables_cannot_be_replaced(narrow, name):
     refused(chat(narrow, chat_template_kwargs={name: "x"}), f"chat_template_kwargs.{name}")

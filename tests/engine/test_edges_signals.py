@@ -1,4 +1,4 @@
-"""Signals and deaths at bad moments: an exit code, an error for whoever waits, and nothing left behind."""
+"""Signals and killed processes at bad moments: the exit code, errors for waiting clients, and no process left."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_while_the_model_loads(tiny_llama: Path, signals, tmp_path, monkeypatch)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_signal_does_not_wait_for_an_engine_that_stands_still(tiny_llama: Path):
+def test_a_second_signal_does_not_wait_for_a_stopped_engine(tiny_llama: Path):
     with running(tiny_llama, limits={"exit": 600.0}, drain_timeout=600) as served, served.slow():
         engine = served.engine
         begin(served, 2)
@@ -74,7 +74,7 @@ def test_a_second_signal_does_not_wait_for_an_engine_that_stands_still(tiny_llam
         until(lambda: gone(engine.pid))
 
 
-def test_a_killed_server_takes_even_a_stopped_engine_along(tiny_llama: Path):
+def test_a_stopped_engine_ends_with_a_killed_server(tiny_llama: Path):
     with running(tiny_llama) as served, served.slow():
         engine = served.engine
         begin(served)

@@ -1,4 +1,5 @@
-"""Streams and whole answers agree in everything, under any mixture of parameters; crowds and deserters leave nothing behind."""
+"""Streamed and complete answers agree under any mixture of parameters; many clients and disconnected ones leave no
+sequence behind."""
 
 from __future__ import annotations
 
@@ -142,7 +143,7 @@ def check_end(body: dict[str, Any], choice: dict[str, Any], text: str, generated
         assert not any(one in text for one in body.get("stop", ()))
 
 
-def test_any_mixture_streamed_is_whole(narrow):
+def test_a_stream_equals_the_complete_answer_for_any_parameters(narrow):
     rng = random.Random(7)
     tokens = sorted({*ids_of(narrow, "😀éab"), 2})
     wanted = [(path, mixture(rng, path, tokens)) for path in (COMPLETIONS, CHAT) for _ in range(35)]
@@ -181,7 +182,7 @@ def test_bytes_of_tokens_are_exact(narrow):
     assert raw == bytes(known[token] for token in choice["token_ids"])
 
 
-def test_echo_and_logprobs_do_not_know_the_cache(narrow):
+def test_echo_and_logprobs_do_not_depend_on_the_cache(narrow):
     prompt = [FIRST_BYTE + 37 * i % 250 for i in range(64)]
     body = {"prompt": prompt, "echo": True, "logprobs": 3, "max_tokens": 4, "ignore_eos": True, "cache_salt": "cold"}
     cold = narrow.complete(**body).json()["choices"][0]["logprobs"]
@@ -253,7 +254,7 @@ def test_setting_back_changes_nothing(narrow):
         assert answer["usage"]["total_tokens"] == 300
 
 
-def test_deserters_leave_nothing_behind(narrow):
+def test_disconnected_clients_leave_no_sequences(narrow):
     """Fifty clients leave at all moments, streamed and not, behind two slots."""
     rng = random.Random(3)
     until_idle(narrow)
@@ -291,7 +292,7 @@ def test_deserters_leave_nothing_behind(narrow):
     assert after[counted("abort")] > before[counted("abort")]
 
 
-def test_those_who_leave_while_they_wait_are_counted(narrow):
+def test_clients_that_disconnect_while_they_wait_are_counted(narrow):
     until_idle(narrow)
     before = narrow.figures()
     body = {"max_tokens": 200, "ignore_eos": True, "n": 2, "stream": True}
@@ -331,8 +332,8 @@ def test_a_thousand_at_once(narrow):
     until_idle(narrow)
 
 
-def test_slow_readers_hold_nobody_up(narrow):
-    """Thirty-two clients that read fifty bytes and stop: their sequences end all the same, and what they get is whole."""
+def test_slow_readers_do_not_delay_others(narrow):
+    """Thirty-two clients that read fifty bytes and pause: their sequences still end, and their answers are complete."""
     readers = []
     for _ in range(32):
         reader = socket.socket()
@@ -356,7 +357,7 @@ def test_slow_readers_hold_nobody_up(narrow):
     until_idle(narrow)
 
 
-def test_the_urgent_overtakes(narrow):
+def test_urgent_requests_run_first(narrow):
     """Behind two long ones and a queue, a lower priority number is answered before the queue is."""
 
     async def ask() -> list[str]:

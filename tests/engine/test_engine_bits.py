@@ -176,7 +176,7 @@ def test_prompt_logprobs_are_the_models(tiny_llama: Path) -> None:
 
 
 def test_two_conversations_in_turns(tiny_llama: Path) -> None:
-    """Each turn finds its own conversation's past, whole, and never the other's."""
+    """Each request finds the complete history of its own conversation in the cache, and never the other's."""
     talks = {name: random_prompt(30 + at, VOCAB) for at, name in enumerate("ab")}
 
     async def main() -> None:

@@ -1,8 +1,8 @@
 """Every weight format and every type of cache gives the same bits however a request is computed.
 
-Models' shapes and schedules are drawn from fixed seeds. What is held against what: alone, on one thread, whole prompts, no prefix
-cache; and in a crowd, on one thread and on two, in chunks, through a cache too small for all, so that sequences are preempted,
-cold and warm.
+Models' shapes and schedules are drawn from fixed seeds. What is held against what: alone, on one thread, whole prompts,
+no prefix cache; and in a crowd, on one thread and on two, in chunks, through a cache too small for all, so that
+sequences are preempted, cold and warm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine_harness import BLOCK, Answer, idle, in_turn, request, together
 from format_models import FORMATS, drawn_shape, make
 
 from headrace.client.api import GenerateRequest
-from headrace.client.in_process import InProcessClient
+from headrace.client.in_process_client import InProcessClient
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from headrace.engine.stats import EngineStats
 from headrace.platforms.cpu import native
@@ -59,7 +59,8 @@ def run(model: Model, rounds: list[Any], kv_dtype: str, threads: int, **sizes: A
 
 
 def drawn(rng: np.random.Generator) -> list[GenerateRequest]:
-    """Five requests, two of which open alike; greedy and sampled. Each fits a pool of five blocks, no two do in the end."""
+    """Five requests, two of which open alike; greedy and sampled. Each fits a pool of five blocks, no two do in the
+    end."""
     shared = rng.integers(4, 260, 33).tolist()
     requests = []
     for at in range(5):

@@ -17,7 +17,7 @@ from test_engine_packed import check as check_kept
 from tiny_models import load_reference, prompt
 
 from headrace.checkpoints.packed import cache
-from headrace.client.in_process import InProcessClient
+from headrace.client.in_process_client import InProcessClient
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from headrace.errors import UnsupportedModel
 from headrace.platforms.cpu import native
@@ -62,7 +62,7 @@ async def _tokens(client: InProcessClient, wanted: Any) -> list[int]:
 
 
 def quantize_layers(model: Any, kind: str) -> Any:
-    """What `--quantize` makes of every matrix of the layers but the router's."""
+    """The result of `--quantize` for every matrix of the layers except the router's."""
     for name, tensor in model.state_dict().items():
         if ".layers." in name and tensor.dim() > 1 and not name.endswith(("mlp.gate.weight", "expert_gate.weight")):
             rows = tensor.reshape(-1, tensor.shape[-1])

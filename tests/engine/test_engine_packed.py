@@ -17,7 +17,7 @@ from tiny_models import make, prompt, save
 from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.checkpoints.packed import cache
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig
-from headrace.engine import loading
+from headrace.engine import rank_loading
 from headrace.engine.startup import build_engine
 from headrace.errors import CheckpointError
 from headrace.platforms.cpu import native
@@ -43,7 +43,7 @@ def config_of(path: Path, **model: Any) -> Config:
 
 
 def answer(path: Path, **model: Any) -> list[Any]:
-    """Tokens and logprobs of a greedy answer, from an engine of its own."""
+    """Tokens and logprobs of a greedy answer, from a new engine."""
     engine = build_engine(config_of(path, **model), lambda stage, done: None)
     try:
         params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=2)
@@ -64,7 +64,7 @@ def check(path: Path, monkeypatch: pytest.MonkeyPatch, **model: Any) -> None:
     cold = answer(path, **model)
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "build", refuse)
-        patch.setattr(loading, "Packing", refuse)
+        patch.setattr(rank_loading, "Packing", refuse)
         assert answer(path, **model) == cold
     assert cold
 
@@ -106,7 +106,7 @@ def test_two_threads_pack_the_same_bytes(tmp_path: Path, home: Path, monkeypatch
     (path,) = home.glob("*.packed")
     packed = path.read_bytes()
     path.unlink()
-    monkeypatch.setattr(loading, "_PACKING_THREADS", 1)
+    monkeypatch.setattr(rank_loading, "_PACKING_THREADS", 1)
     assert answer(tmp_path / "model.gguf") == plain
     assert path.read_bytes() == packed
 

@@ -1,4 +1,4 @@
-"""The real engine in its own process: the same bits as in this one, and back after it was killed."""
+"""The real engine in a separate process: the same bits as in this one, and a restart after it was killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine_harness import Answer, alone, answer, config_of, idle, request
 from tiny_models import prompt as random_prompt
 
 from headrace.client.api import GenerateRequest
-from headrace.client.remote import ProcessClient
+from headrace.client.process_client import ProcessClient
 from headrace.errors import CheckpointError, EngineDead, Overloaded
 from headrace.tokenization.tokenizer import load_tokenizer
 

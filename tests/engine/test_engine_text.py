@@ -28,7 +28,7 @@ def tokenizer(tiny_llama: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def whole(tiny_llama: Path) -> Answer:
-    """What is generated without a stop."""
+    """The text that is generated without a stop."""
     (found,) = alone(tiny_llama, [request(PROMPT, temperature=1.0, seed=1, **ASCII)])
     assert len(found.text) == 40
     return found

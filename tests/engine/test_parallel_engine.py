@@ -15,7 +15,7 @@ import torch
 from engine_harness import choices, config_of, request
 from parallel_tokens import Letters
 
-from headrace.client.in_process import InProcessClient
+from headrace.client.in_process_client import InProcessClient
 from headrace.config import Config, DeviceConfig, ModelConfig, ParallelConfig
 from headrace.engine import startup
 from headrace.engine.ranks import leader
@@ -63,13 +63,13 @@ async def started(config: Config) -> AsyncIterator[InProcessClient]:
 
 
 async def end_of(client: InProcessClient) -> str:
-    """What a request is told when the engine is gone."""
+    """The error of a request when the engine has exited."""
     found = await choices(client, request(PROMPTS[0], id="long", max_tokens=200, logprobs=None))
     return str(found[0].finish)
 
 
 def test_two_ranks_answer_as_one_and_the_end_of_one_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader, "_LAST_WORDS", 300.0)
+    monkeypatch.setattr(leader, "_ERROR_TIMEOUT", 300.0)
 
     async def run() -> None:
         async with started(parallel(model, 1)) as one:

@@ -1,4 +1,5 @@
-"""Two ranks give what one gives, however the weights are stored: schemes, GGUF types, quantised experts, quantising on load."""
+"""Two ranks give what one gives, however the weights are stored: schemes, GGUF types, quantised experts, quantising on
+load."""
 
 from __future__ import annotations
 
@@ -27,14 +28,15 @@ IDS = [5, 17, 80, 33, 2, 9, 64, 71, 12, 12, 90, 41]
 SAME = 1e-10
 """Sums in another order, in float32."""
 BY_ROW = ("fp8_token", "int8_token", "int8_token_asymmetric")
-"""Inputs under a scale that is drawn from a whole row: each rank draws one from its part of the row."""
+"""Inputs with one scale per row: each rank computes a scale from its part of the row."""
 STORED = (
-    "awq", "gptq", "gptq-3", "gptq-act-order", "int4-g32", "int4-g64", "int4-g128", "int8-row", "fp8-blocks", "mxfp4", "nvfp4",
+    "awq", "gptq", "gptq-3", "gptq-act-order", "int4-g32", "int4-g64", "int4-g128", "int8-row", "fp8-blocks", "mxfp4",
+    "nvfp4",
 )  # fmt: skip
 
 
 def quantized_weights(weights: DecoderWeights, kind: str) -> DecoderWeights:
-    """Every matrix of the layers, quantised after the whole model has been read."""
+    """Every matrix of the layers, quantized after the complete model has been read."""
 
     def narrow(layer: LayerWeights) -> LayerWeights:
         names = ("qkv", "output", "gate_up", "down")
@@ -67,7 +69,7 @@ def test_gguf_types(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("variant", ["llama", "qwen2_moe"])
 def test_weights_quantised_on_load(variant: str, kind: str, tmp_path: Path) -> None:
-    """A row's scale is that of the whole row, though a rank keeps a part of it."""
+    """The scale of a row is computed from the complete row, although a rank only has a part of it."""
     path = tmp_path / "model"
     if variant == "llama":
         tiny_models.save(variant, path, torch.bfloat16)
@@ -90,8 +92,8 @@ def test_what_is_quantised_already_is_refused_on_every_rank(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["fp8", "w8a8", "experts-fp8", "experts-w8a8"])
 def test_inputs_scaled_by_row_are_as_close_on_two_ranks_as_on_one(name: str, tmp_path: Path) -> None:
-    """To what the weights give for inputs that are not rounded: each rank's part of a row has a scale of its own, never a larger
-    one than the row's."""
+    """To what the weights give for inputs that are not rounded: each rank's part of a row has a scale of its own, never
+    a larger one than the row's."""
     path = tmp_path / "model"
     path.mkdir()
     stored = format_models.STORED[name.removeprefix("experts-")]
@@ -113,7 +115,7 @@ def test_inputs_scaled_by_row_are_as_close_on_two_ranks_as_on_one(name: str, tmp
     "name", ["bfloat16", "awq", "gptq-act-order", "int8-row", "fp8-blocks", "Q4_K", "Q6_K", "Q5_0"]
 )
 def test_the_default_arithmetic_is_as_exact_on_two_ranks_as_on_one(name: str, tmp_path: Path) -> None:
-    """Integers where the processor has them. Held to float32, in which the tests above compare."""
+    """Integer products if the processor has them. Compared with float32, in which the tests above compare."""
     (tmp_path / "model").mkdir()
     if name.startswith("Q"):
         path = k_gguf(Type[name], tmp_path / "model.gguf")

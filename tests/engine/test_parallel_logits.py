@@ -19,7 +19,8 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 DATA = Path(__file__).parent.parent / "data" / "checkpoints"
 IDS = [5, 17, 80, 33, 2, 9, 64, 71, 12, 12, 90, 41]
 FAMILIES = (
-    "llama", "llama-tied-bias", "llama-wide-heads", "mistral-window", "qwen2", "qwen3-bias-tied", "gemma3", "gemma3-cap",
+    "llama", "llama-tied-bias", "llama-wide-heads", "mistral-window", "qwen2", "qwen3-bias-tied", "gemma3",
+    "gemma3-cap",
 )  # fmt: skip
 
 
@@ -76,8 +77,8 @@ CONTAINERS = {
     "w8a8-dynamic": 5e-3,
     "w8a8-static": 5e-3,
 }
-"""Largest error by stored checkpoint. A scale that is drawn from a row of inputs is drawn from each rank's part of the row: those
-differ by rounding."""
+"""Largest error by stored checkpoint. A scale that is drawn from a row of inputs is drawn from each rank's part of the
+row: those differ by rounding."""
 
 
 @pytest.mark.parametrize("variant", CONTAINERS)

@@ -18,7 +18,7 @@ from parallel_harness import greedy
 from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.checkpoints.packed import cache
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, ParallelConfig
-from headrace.engine.loading import load_follower, packing_threads
+from headrace.engine.rank_loading import load_follower, packing_threads
 from headrace.engine.ranks.rank_messages import Sizes, Start
 from headrace.engine.startup import build_engine
 from headrace.models.decoder import Decoder

@@ -1,4 +1,5 @@
-"""A server whose engine runs on two ranks: it answers, starts its engine anew when a rank dies, and no rank outlives it."""
+"""A server whose engine runs on two ranks: it answers, starts its engine anew when a rank dies, and no rank outlives
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server in front of a real engine: answers, figures, and what happens when the engine or the server is stopped."""
+"""The server with a real engine: answers, metrics, and the end of the engine or the server."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Reader(threading.Thread):
         return json.loads(self.lines[-2][6:])
 
 
-def test_streamed_equals_whole(server):
+def test_a_stream_equals_the_complete_answer(server):
     body = {
         "prompt": ["Hello", "Good bye"],
         "max_tokens": 24,
@@ -133,14 +133,14 @@ def test_context_to_the_token(server):
     assert server.complete(prompt=[70] * CONTEXT, max_tokens=0, echo=True, logprobs=1).status_code == 200
 
 
-def test_cached_tokens_are_told(server):
+def test_cached_tokens_are_reported(server):
     prompt = [5 + i % 200 for i in range(100)]
     server.complete(prompt=prompt, max_tokens=1)
     usage = server.complete(prompt=prompt, max_tokens=1).json()["usage"]
     assert 90 < usage["prompt_tokens_details"]["cached_tokens"] <= 99
 
 
-def test_a_client_that_leaves_frees_its_blocks(server):
+def test_a_disconnected_client_frees_its_blocks(server):
     until(lambda: idle(server))
     with server.slow():
         for _ in range(5):
@@ -155,7 +155,7 @@ def test_a_client_that_leaves_frees_its_blocks(server):
 
 
 @pytest.mark.slow
-def test_an_engine_that_stands_still_fails_the_health_check(model):
+def test_a_stopped_engine_fails_the_health_check(model):
     with running(model, limits={"silence": 2.0}) as server:
         server.engine.send_signal(signal.SIGSTOP)
         until(lambda: server.http.get("/health").status_code == 503)
@@ -166,7 +166,7 @@ def test_an_engine_that_stands_still_fails_the_health_check(model):
 
 
 @pytest.mark.slow
-def test_a_killed_engine_is_told_and_replaced(server):
+def test_a_killed_engine_is_reported_and_replaced(server):
     with server.slow():
         reader = Reader(server.lines(max_tokens=450, n=8))
         killed = server.engine
@@ -198,7 +198,7 @@ def test_sigterm_drains_and_leaves_no_orphan(model):
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_all_at_once(model):
+def test_a_second_signal_ends_the_server_at_once(model):
     with running(model, limits={"at_once": 600.0}, drain_timeout=600) as served, served.slow():
         engine = served.engine
         reader = Reader(served.lines(max_tokens=500, n=8))

@@ -54,7 +54,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[Tokenizer, Any]:
     return loaded(request.param)
 
 
-def test_encoding_and_decoding_are_theirs(pair: tuple[Tokenizer, Any]) -> None:
+def test_encoding_and_decoding_match_the_reference(pair: tuple[Tokenizer, Any]) -> None:
     ours, theirs = pair
     for text in [*TEXTS, *random_texts(100)]:
         ids = ours.encode(text)
@@ -81,8 +81,9 @@ def test_ends_and_beginnings(pair: tuple[Tokenizer, Any]) -> None:
     assert ours.eos_token_ids == (theirs.eos_token_id,)
 
 
-def test_the_default_models_numerals_are_cut_one_by_one() -> None:
-    """SmolLM2 was trained with every numeral apart, fractions and powers too; transformers' conversion keeps but digits so."""
+def test_the_default_model_splits_digits() -> None:
+    """SmolLM2 was trained with every numeral as a token of its own, fractions and powers too; transformers' conversion
+    does this for digits only."""
     tokenizer, _ = loaded("smollm2")
     for text in ("½ ²", "a٣b"):
         ids = tokenizer.encode(text)
@@ -92,7 +93,7 @@ def test_the_default_models_numerals_are_cut_one_by_one() -> None:
         )
 
 
-def test_the_default_models_chat_template_renders_as_theirs() -> None:
+def test_the_default_models_chat_template_matches_the_reference() -> None:
     ours, theirs = loaded("smollm2")
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello "}]
     for generate in (True, False):

@@ -1,4 +1,4 @@
-"""The defaults of `TorchDevice`, in both orders of work: in the caller's thread and on one of its own."""
+"""The defaults of `TorchDevice` with both work queues: in the caller's thread and on a separate thread."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_threads_are_those_of_the_thread_that_does_the_work(async_exec: bool) ->
 
 
 class Partly(TorchDevice):
-    """A device with a norm of its own, and a reason for one that it lacks."""
+    """A device with its own norm, and a reason for an operator that it lacks."""
 
     packed: list[Any]
 

@@ -69,7 +69,7 @@ def drive(core: EngineCore, prompts: Sequence[Prompt], concurrency: int) -> list
         now = time.perf_counter()
         for delta in deltas:
             _take(delta, running, now)
-        if not deltas and not core.flying:
+        if not deltas and not core.in_flight:
             time.sleep(_STUCK)
     while core.has_work():  # Steps that were launched before the last request ended.
         core.step()

@@ -12,8 +12,8 @@ from typing import Any
 from headrace.bench.machine_limits import MachineLimits, measure_limits
 from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.config import Config
-from headrace.engine.loading import device_options
-from headrace.engine.plans import lone_plan
+from headrace.engine.plans import single_sequence_plan
+from headrace.engine.rank_loading import device_options
 from headrace.engine.startup import Engine, build_on
 from headrace.errors import ConfigError, PlatformError
 from headrace.models.config import DecoderConfig
@@ -109,7 +109,7 @@ def _sized(config: Config, device: Device, tokens: int, context: int) -> Config:
 def _measure(
     engine: Engine, device: _CompileRecorder, tokens: int, context: int, platform: str
 ) -> tuple[list[OpProfile], float]:
-    plan = lone_plan(tokens, context, engine.info.block_size)
+    plan = single_sequence_plan(tokens, context, engine.info.block_size)
     engine.runner.launch(plan).result()
     executable = device.compiled[-1]
     if not isinstance(executable, Profiled):

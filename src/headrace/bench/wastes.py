@@ -27,7 +27,7 @@ class EngineSums:
     slot_shares: float
     steps: float
     kv_shares: float
-    kv_looks: float
+    kv_samples: float
     engine_seconds: float
     server_seconds: float = 0.0
 
@@ -58,7 +58,7 @@ def sums_of_stats(stats: EngineStats) -> EngineSums:
         totals.slot_shares,
         stats.steps,
         totals.kv_shares,
-        totals.kv_looks,
+        totals.kv_samples,
         totals.host_seconds,
     )
 
@@ -77,6 +77,6 @@ def between(before: EngineSums, after: EngineSums, wall: float) -> tuple[dict[st
     wastes = {"device_busy": min(1.0, grown.busy_seconds / wall)}
     if grown.steps:
         wastes["slot_occupancy"] = grown.slot_shares / grown.steps
-    if grown.kv_looks:
-        wastes["kv_utilization"] = grown.kv_shares / grown.kv_looks
+    if grown.kv_samples:
+        wastes["kv_utilization"] = grown.kv_shares / grown.kv_samples
     return wastes, {"engine_host_s": grown.engine_seconds, "server_host_s": grown.server_seconds}

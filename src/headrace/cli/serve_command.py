@@ -8,7 +8,7 @@ from headrace.arguments import add_engine_options, add_server_options
 from headrace.cli.command_options import build_config
 from headrace.cli.logs import set_up_logging
 from headrace.cli.model_fetch import fetch_model
-from headrace.engine.launch import Launched, launch
+from headrace.engine.launch import EngineProcessHandle, launch
 
 __all__ = ["configure", "prepare", "run"]
 
@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser)
 
 
-def prepare() -> Launched:
+def prepare() -> EngineProcessHandle:
     """Start the engine's process, before the options are read: its imports take longer than everything that this
     process does until it is ready. The context ends a process that `run` did not take over."""
     return launch()

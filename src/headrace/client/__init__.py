@@ -1,4 +1,4 @@
-"""The engine as its users see it: requests in, outputs out, with the engine in this process or in one of its own."""
+"""Clients of the engine: requests in, outputs out, with the engine in this process or in a separate one."""
 
 from __future__ import annotations
 

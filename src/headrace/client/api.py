@@ -1,6 +1,7 @@
-"""What the engine offers to the server, the command line and Python: requests in, outputs out.
+"""The engine's interface for the server, the command line and Python: requests in, outputs out.
 
-`EngineClient` has two forms with the same behaviour: the engine in a process of its own (the server) and in this process (`LLM`, `AsyncLLM`).
+`EngineClient` has two implementations with the same behaviour: the engine in a separate process (the server) and in
+this process (`LLM`, `AsyncLLM`).
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ class GenerateRequest:
     salt: str = ""
     adapter: str = ""
     constraint: Constraint | None = None
-    """What the output must look like."""
+    """The constraint on the output."""
     echo: bool = False
-    """The prompt's text, token ids and (where asked for) logprobs come first, in the first output of each choice."""
+    """The first output of each choice starts with the prompt's text, token ids and, if requested, logprobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobEntry:
-    """One token as reported: `token` is valid text (what cannot be decoded alone shows as U+FFFD), `raw` are its bytes."""
+    """One reported token. `token` is valid text (bytes that cannot be decoded alone become U+FFFD), `raw` are its
+    bytes."""
 
     token_id: int
     token: str
@@ -57,16 +59,17 @@ class LogprobEntry:
 class Usage:
     prompt_tokens: int
     completion_tokens: int
-    """Generated tokens, a stop token included, over all choices so far."""
+    """Tokens generated so far for all choices, including a stop token."""
     cached_tokens: int
 
 
 @dataclass(slots=True)
 class Output:
-    """A piece of one choice. The concatenation of `text` over the pieces is the choice's text, whatever the chunking.
+    """A piece of one choice. The texts of all pieces together are the choice's text, independently of the chunking.
 
-    Rule for stops: text ends before a stop string (after it with include_stop_str_in_output); `token_ids` and `logprobs` hold every generated token up to and including the one that completed the stop, and their lengths
-    agree; completion_tokens counts them all.
+    Rule for stops: text ends before a stop string (after it with include_stop_str_in_output). `token_ids` and
+    `logprobs` have the same length: every generated token up to and including the one that completed the stop.
+    completion_tokens counts all of them.
     """
 
     index: int
@@ -81,14 +84,15 @@ class Output:
     """Running totals of the request; always set."""
     error: str | None = None
     queue_time: float | None = None
-    """Seconds from arrival to the first scheduling; set with the first piece of each choice."""
+    """Seconds from arrival to the first scheduling; set in the first piece of each choice."""
     prompt_logprobs: list[LogprobEntry] | None = None
-    """One entry a prompt token, echoed or not; set with the first piece of each choice where the request asked for them."""
+    """One entry per prompt token, echoed or not; set in the first piece of each choice if the request asked for
+    them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a front end must know of the model."""
+    """The facts about the model that a front end needs."""
 
     name: str
     path: str
@@ -98,10 +102,10 @@ class ModelInfo:
     dtype: str
     created: int = 0
     kv_tokens: int | None = None
-    """Token places of the KV cache, in which a sequence with all its output but the last token must fit. None: not known."""
+    """Tokens that fit in the KV cache. A sequence with its output, except the last token, must fit. None: unknown."""
 
     def room(self, prompt_tokens: int) -> int:
-        """How many tokens may follow a prompt, by the context and by the cache; below 1 where not even one may."""
+        """The number of tokens that may follow a prompt, by context and cache; below 1 if not even one may."""
         room = self.max_model_len - prompt_tokens
         return room if self.kv_tokens is None else min(room, self.kv_tokens - prompt_tokens + 1)
 
@@ -116,18 +120,18 @@ class EngineClient(Protocol):
         """Load the model; returns when ready. Raises the loading error."""
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
-        """Stream the choices, interleaved. Closing the iterator aborts what still runs. Raises InvalidRequest, NeverFits and
-        Overloaded before the first output; EngineDead when the engine is lost midway."""
+        """Stream the pieces of all choices, interleaved. Closing the iterator aborts the choices that still run. Raises
+        InvalidRequest, NeverFits and Overloaded before the first output, and EngineDead if the engine is lost later."""
 
     async def abort(self, request_id: str) -> None:
-        """By exact id; unknown ids are ignored."""
+        """Abort the request with this exact id; unknown ids are ignored."""
 
     async def stats(self) -> EngineStats:
-        """The figures; the last known ones during a step that takes long. Raises EngineDead when the engine is dead, restarting or
-        hangs, and when its first figures do not come within a second."""
+        """The engine's stats; the last known ones during a long step. Raises EngineDead if the engine is dead,
+        restarting or hangs, and if its first stats don't arrive within a second."""
 
     async def check_health(self) -> None:
-        """Raises EngineDead when the engine is dead, restarting or has not made progress for seconds."""
+        """Raises EngineDead if the engine is dead, restarting or has made no progress for seconds."""
 
     async def close(self) -> None:
-        """Stop the engine; running requests end with `abort`. Twice is harmless."""
+        """Stop the engine; running requests end with `abort`. Calling it twice is harmless."""

@@ -1,4 +1,5 @@
-"""Many prompts as one call: as many in the engine's queue as it holds, the next when a place is free, answers in order."""
+"""Many prompts in one call: sends as many as the engine's queue holds, the next when one ends; answers keep their
+order."""
 
 from __future__ import annotations
 
@@ -12,25 +13,26 @@ from headrace.client.api import EngineClient, GenerateRequest, LogprobEntry, Out
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest
 from headrace.structured_outputs import StructuredOutputs
 
-__all__ = ["Completion", "Places", "RequestOutput", "answer_all"]
+__all__ = ["Completion", "RequestOutput", "SequenceLimiter", "answer_all"]
 
 
 @dataclass(slots=True)
 class Completion:
-    """One choice. For text, ids and stops the rule of `client.api.Output` holds."""
+    """One choice. Text, ids and stops follow the rule of `client.api.Output`."""
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[LogprobEntry] | None = None
     finish_reason: str | None = None
-    """`stop`, `length`, `abort`, or `error`: then `error` says why, and the other prompts have their answers."""
+    """`stop`, `length`, `abort`, or `error`: then `error` is the reason, and the other prompts still have their
+    answers."""
     stop_reason: int | str | None = None
     error: str | None = None
-    """Also says why a complete text is no value of the type that was asked for: a validator of the type refused it."""
+    """Also the reason why a complete text is not a value of the requested type: a validator of the type refused it."""
     parsed: Any = None
-    """The value of the text if `structured_outputs` was given: an instance of the type, the value of other JSON, else the
-    text itself. None if the text was cut."""
+    """The value of the text if `structured_outputs` was given: an instance of the type, the value of other JSON,
+    otherwise the text itself. None if the text was truncated."""
 
 
 @dataclass(slots=True)
@@ -38,22 +40,22 @@ class RequestOutput:
     """The answer to one prompt."""
 
     prompt: str | None
-    """None where token ids were given."""
+    """None if token ids were given."""
     prompt_token_ids: list[int]
     outputs: list[Completion]
     prompt_logprobs: list[LogprobEntry] | None = None
     usage: Usage | None = None
 
 
-class Places:
-    """Sequences that may be in the engine at once, given out in the order of asking. One event loop uses it."""
+class SequenceLimiter:
+    """Limits the sequences that are in the engine at once, first come, first served. One event loop uses it."""
 
     def __init__(self, total: int) -> None:
         self._total = self._free = total
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    async def take(self, count: int) -> int:
-        """Wait for so many places, or for all where there are fewer. Returns how many were taken."""
+    async def acquire(self, count: int) -> int:
+        """Wait for so many free places, or for all if there are fewer. Returns the number of places acquired."""
         count = min(count, self._total)
         if not self._waiting and self._free >= count:
             self._free -= count
@@ -64,14 +66,14 @@ class Places:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                self.give(count)
+                self.release(count)
             else:
                 self._waiting.remove((count, granted))
             raise
         return count
 
-    def give(self, count: int) -> None:
-        """Places back."""
+    def release(self, count: int) -> None:
+        """Release places and grant them to the callers that wait."""
         self._free += count
         while self._waiting and self._free >= self._waiting[0][0]:
             count, granted = self._waiting.popleft()
@@ -83,13 +85,13 @@ class Places:
 async def answer_all(
     client: EngineClient,
     requests: Sequence[GenerateRequest],
-    places: Places,
-    tell: Callable[[int], None] | None = None,
+    places: SequenceLimiter,
+    report: Callable[[int], None] | None = None,
 ) -> list[RequestOutput]:
-    """The answers in the requests' order; `tell` hears the tokens of each that ends.
+    """The answers in the order of the requests; `report` receives the number of tokens of each request that ends.
 
-    What goes wrong with one is the `error` of its own choices. Raises EngineDead, which is the end of all, and InvalidRequest
-    for `structured_outputs` that cannot be enforced.
+    An error of one request becomes the `error` of its choices. Raises EngineDead, which ends all requests, and
+    InvalidRequest for `structured_outputs` that cannot be enforced.
     """
     answers = [_empty(request) for request in requests]
     tasks: set[asyncio.Task[None]] = set()
@@ -98,18 +100,18 @@ async def answer_all(
     async def work(request: GenerateRequest, answer: RequestOutput, taken: int) -> None:
         try:
             await _answer(client, request, answer)
-            if tell is not None:
-                tell(sum(len(choice.token_ids) for choice in answer.outputs))
+            if report is not None:
+                report(sum(len(choice.token_ids) for choice in answer.outputs))
         except (EngineDead, InvalidRequest) as error:
             lost.append(error)
         finally:
-            places.give(taken)
+            places.release(taken)
 
     try:
         for request, answer in zip(requests, answers, strict=True):
-            taken = await places.take(request.params.n)
+            taken = await places.acquire(request.params.n)
             if lost:
-                places.give(taken)
+                places.release(taken)
                 break
             task = asyncio.ensure_future(work(request, answer, taken))
             tasks.add(task)
@@ -146,11 +148,11 @@ async def _answer(client: EngineClient, request: GenerateRequest, answer: Reques
             _parse(choice, request.params.structured_outputs)
 
 
-def _parse(choice: Completion, wanted: StructuredOutputs) -> None:
+def _parse(choice: Completion, outputs: StructuredOutputs) -> None:
     if choice.finish_reason != "stop":
         return
     try:
-        choice.parsed = wanted.parse(choice.text)
+        choice.parsed = outputs.parse(choice.text)
     except ValueError as error:
         choice.error = f"the text is no value of the type that was asked for: {error}"
 

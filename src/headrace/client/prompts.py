@@ -1,4 +1,4 @@
-"""From what a caller of `LLM` gives as prompts and parameters to lists of the same length."""
+"""Converts the prompts and parameters of `LLM`'s callers to lists of the same length."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.errors import InvalidRequest
 from headrace.sampling import SamplingParams
 from headrace.sampling_fields import token_ids
 
-__all__ = ["Prompt", "one_each", "read_prompts"]
+__all__ = ["Prompt", "params_per_prompt", "read_prompts"]
 
 Prompt = Any
 """A text, a sequence or array of token ids, or a mapping with one of both under `prompt` or `prompt_token_ids`."""
@@ -18,7 +18,7 @@ _SHAPES = "a text, token ids, or a mapping with `prompt` or `prompt_token_ids`"
 
 
 def read_prompts(prompts: object, encode: Callable[[str], list[int]]) -> tuple[list[str | None], list[tuple[int, ...]]]:
-    """Texts (None where ids were given) and ids of one prompt or of several. Raises InvalidRequest."""
+    """Texts (None if ids were given) and ids of one or several prompts. Raises InvalidRequest."""
     many = [prompts] if _is_one(prompts) else _entries(prompts)
     texts: list[str | None] = []
     ids: list[tuple[int, ...]] = []
@@ -30,7 +30,7 @@ def read_prompts(prompts: object, encode: Callable[[str], list[int]]) -> tuple[l
     return texts, ids
 
 
-def one_each(params: object, count: int) -> list[SamplingParams]:
+def params_per_prompt(params: object, count: int) -> list[SamplingParams]:
     """Sampling parameters for each prompt: the same for all, or a list. Raises InvalidRequest."""
     if params is None:
         return [SamplingParams()] * count
@@ -49,7 +49,7 @@ def one_each(params: object, count: int) -> list[SamplingParams]:
 
 
 def _is_one(prompts: object) -> bool:
-    """A text, a mapping, or token ids: a sequence whose first entry is a number."""
+    """True for a text, a mapping, or token ids: a sequence whose first entry is a number."""
     if isinstance(prompts, (str, bytes, bytearray, Mapping)):
         return True
     if hasattr(prompts, "ndim"):
@@ -69,7 +69,7 @@ def _entries(prompts: object) -> list[object]:
 
 def _read(prompt: object, name: str, encode: Callable[[str], list[int]]) -> tuple[str | None, tuple[int, ...]]:
     if isinstance(prompt, Mapping):
-        prompt = _of_mapping(prompt, name)
+        prompt = _from_mapping(prompt, name)
     if isinstance(prompt, str):
         return prompt, tuple(encode(prompt))
     if isinstance(prompt, (bytes, bytearray)):
@@ -83,11 +83,12 @@ def _read(prompt: object, name: str, encode: Callable[[str], list[int]]) -> tupl
         raise
 
 
-def _of_mapping(prompt: Mapping[Any, Any], name: str) -> object:
+def _from_mapping(prompt: Mapping[Any, Any], name: str) -> object:
     unknown = [key for key in prompt if key not in _KEYS]
     if unknown:
         raise InvalidRequest(
-            f"`{name}` has the key {str(unknown[0])[:60]!r}, which is not supported: give `prompt` or `prompt_token_ids`",
+            f"`{name}` has the key {str(unknown[0])[:60]!r}, which is not supported: give `prompt` or "
+            "`prompt_token_ids`",
             "prompt",
             "invalid_value",
         )
@@ -100,7 +101,7 @@ def _of_mapping(prompt: Mapping[Any, Any], name: str) -> object:
     key, value = given[0], prompt[given[0]]
     if (key == "prompt") != isinstance(value, str):
         kind = type(value).__name__
-        wanted = "a text" if key == "prompt" else "token ids"
-        raise InvalidRequest(f"`{name}`: `{key}` takes {wanted}, got {kind}", "prompt", "invalid_value")
+        expected = "a text" if key == "prompt" else "token ids"
+        raise InvalidRequest(f"`{name}`: `{key}` takes {expected}, got {kind}", "prompt", "invalid_value")
     result: object = value
     return result

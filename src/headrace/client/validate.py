@@ -1,7 +1,7 @@
-"""What makes a request impossible, found before it costs anything: each check names the field and the value.
+"""Checks a request before it reaches the engine: each error names the field and the value.
 
-Types and ranges were checked when `SamplingParams` was made; here stands what depends on the model. The engine trusts what
-passed: its core only asserts.
+`SamplingParams` itself checks types and ranges; this module checks what depends on the model. The engine relies on it:
+its core only has assertions.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from headrace.client.api import GenerateRequest
 from headrace.errors import ContextOverflow, InvalidRequest, NeverFits
 from headrace.types import SamplingParams
 
-__all__ = ["Limits", "check_ids", "validated"]
+__all__ = ["EngineLimits", "check_ids", "validated"]
 
 
-class Limits(Protocol):
-    """What is known of the engine. `engine.wire.EngineInfo` is one."""
+class EngineLimits(Protocol):
+    """The limits of the engine. `engine.wire.EngineInfo` implements this protocol."""
 
     @property
     def max_model_len(self) -> int: ...
@@ -30,8 +30,9 @@ class Limits(Protocol):
     def kv_tokens(self) -> int: ...
 
 
-def validated(request: GenerateRequest, limits: Limits, ends: Collection[int] = ()) -> GenerateRequest:
-    """The request with `max_tokens` as a number; `ends` are the model's end tokens. Raises InvalidRequest and its kinds."""
+def validated(request: GenerateRequest, limits: EngineLimits, ends: Collection[int] = ()) -> GenerateRequest:
+    """The request with `max_tokens` as a number. `ends`: the model's end tokens. Raises InvalidRequest and its
+    subclasses."""
     if not request.prompt:
         raise InvalidRequest("`prompt` is empty: give at least one token", "prompt", "invalid_value")
     check_ids(request.prompt, limits.vocab_size, "prompt")
@@ -85,33 +86,35 @@ def _check_min_tokens(params: SamplingParams, ends: Collection[int]) -> None:
     if params.min_tokens and params.allowed_token_ids is not None:
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else ends)}
         if stops.issuperset(params.allowed_token_ids):
-            message = f"`min_tokens` {params.min_tokens}: every token of `allowed_token_ids` ends the output, so that none is left"
+            message = (
+                f"`min_tokens` {params.min_tokens}: every token of `allowed_token_ids` ends the output, so none is left"
+            )
             raise InvalidRequest(message, "min_tokens", "invalid_value")
 
 
 def _check_constrained(params: SamplingParams) -> None:
-    """What would cut a constrained text short, or keep it from ending."""
+    """Refuse parameters that would truncate a constrained text, or prevent its end."""
     for name, given in (("min_tokens", params.min_tokens), ("stop", params.stop), ("ignore_eos", params.ignore_eos)):
         if given:
-            message = f"`{name}` cannot be combined with a constraint, which says itself where the output ends"
+            message = f"`{name}` cannot be combined with a constraint, which itself decides where the output ends"
             raise InvalidRequest(message, name, "invalid_value")
 
 
-def _check_room(prompt: int, output: int, limits: Limits) -> None:
+def _check_room(prompt: int, output: int, limits: EngineLimits) -> None:
     if prompt + output > limits.max_model_len:
         raise ContextOverflow(
-            f"this model's maximum context length is {limits.max_model_len} tokens, but {prompt + output} were requested: "
-            f"{prompt} in the prompt and {output} to generate",
+            f"this model's maximum context length is {limits.max_model_len} tokens, but {prompt + output} were "
+            f"requested: {prompt} in the prompt and {output} to generate",
             "prompt" if prompt >= limits.max_model_len else "max_tokens",
         )
 
 
-def _check_cache(prompt: int, output: int, limits: Limits) -> None:
-    # The last token of the output takes no place.
+def _check_cache(prompt: int, output: int, limits: EngineLimits) -> None:
+    # The last token of the output is not stored in the cache.
     need = prompt + max(output - 1, 0)
     if need > limits.kv_tokens:
         raise NeverFits(
-            f"the KV cache holds {limits.kv_tokens} tokens, but the request needs {need}: {prompt} in the prompt and {output} to "
-            "generate; shorten it or serve with a larger cache",
+            f"the KV cache holds {limits.kv_tokens} tokens, but the request needs {need}: {prompt} in the prompt and "
+            f"{output} to generate; shorten it or serve with a larger cache",
             "prompt" if prompt > limits.kv_tokens else "max_tokens",
         )

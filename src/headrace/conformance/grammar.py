@@ -82,6 +82,13 @@ _HARD = [
     ({"type": "string", "format": "nothing-known"}, '"a"'),
     ({"type": "string", "format": "date"}, '"2023-02-29"'),
     ({"type": "string", "minLength": 2, "pattern": "^a"}, '"a"'),
+    ({"properties": {"ab": {"type": "integer"}}}, '{"\\u0061b": "x"}'),
+    ({"properties": {"é": {"type": "integer"}}}, '{"\\u00e9": "x"}'),
+    ({"patternProperties": {"^a": {"type": "integer"}}}, '{"\\u0061b": "x"}'),
+    ({"type": "string", "pattern": r"^\S$"}, '"\ufeff"'),
+    ({"type": "string", "pattern": "^[[a]]$"}, '"a"'),
+    ({"type": "string", "pattern": "^[a&&b]$"}, '"ab"'),
+    ({"type": "string", "pattern": r"^\A$"}, '""'),
     ({"$ref": "#/$defs/a", "maxLength": 1, "$defs": {"a": {"type": "string"}}}, '"ab"'),
 ]
 """Schemas that libraries take and don't enforce, with an invalid text: refused, or the text is not allowed."""

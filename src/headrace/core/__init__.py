@@ -1,8 +1,8 @@
 """The hardware-neutral core: a pure state machine that decides what every step computes.
 
-`Scheduler` is all that others use. Read in this order: `admission` (sizes, refusals), `sequence`, `block_pool`, `radix`,
-`kv_cache` (block tables), `queue` (who is next), `slots` and `constraints` (parameters as arrays), `plan`, `scheduler`;
-`invariants` says what holds between any two calls.
+Other packages only use `Scheduler`. Read in this order: `admission` (sizes, refusals), `sequence`, `block_pool`,
+`radix`, `kv_cache` (block tables), `waiting_queue` (order of requests), `slots` and `constraints` (parameters as
+arrays), `plan_builder`, `scheduler`. `invariants` checks the state between any two calls.
 """
 
 from headrace.core.admission import CoreConfig

@@ -1,4 +1,4 @@
-"""What the core is given to work with, and which requests it refuses at once."""
+"""The sizes of the core, and the check that refuses requests which can never run."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["CoreConfig", "admit"]
 
 @dataclass(frozen=True)
 class CoreConfig:
-    """Sizes of everything. Raises ConfigError where they cannot work together."""
+    """The sizes of the core. Raises ConfigError if they are not valid together."""
 
     num_blocks: int
-    """Of the KV cache, the padding block 0 included."""
+    """Blocks of the KV cache, including the padding block 0."""
     block_size: int
     max_num_seqs: int
     """Device slots. No more than `max_num_batched_tokens` of them are used at a time."""
     max_num_batched_tokens: int
-    """Token budget of a step."""
+    """Token budget per step."""
     max_model_len: int
-    """Prompt and output."""
+    """Most tokens of prompt and output together."""
     vocab_size: int
     prefix_caching: bool = True
     max_waiting: int = 4096
@@ -37,7 +37,8 @@ class CoreConfig:
 
 
 def admit(request: Request, config: CoreConfig) -> None:
-    """Raises NeverFits, with both numbers, for what is larger than the pool. Everything else was checked by the client."""
+    """Raises NeverFits, with both numbers, for a request that is larger than the pool. The client checks everything
+    else."""
     _assert_valid(request, config)
     prompt, output = len(request.prompt), request.params.max_tokens or 0
     need = blocks_for(prompt + max(output - 1, 0), config.block_size)

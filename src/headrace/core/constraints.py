@@ -1,4 +1,4 @@
-"""Bias, bans and masks of the rows that have any."""
+"""Bias, bans and masks of the rows that have them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from headrace.core.matcher import Matcher
 from headrace.sampling import SamplingParams
 
-__all__ = ["Constraints", "Gathered", "gather"]
+__all__ = ["BatchConstraints", "Constraints", "gather"]
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -20,7 +20,7 @@ NO_FLOATS: Floats = np.zeros(0, np.float32)
 
 
 class Constraints(NamedTuple):
-    """One sequence's, ready to be put into a batch."""
+    """The constraints of one sequence, ready for a batch."""
 
     tokens: Ints
     values: Floats
@@ -32,7 +32,7 @@ class Constraints(NamedTuple):
     """The tokens of `allowed_token_ids`."""
     matcher: Matcher | None = None
     other_stops: npt.NDArray[np.uint32] | None = None
-    """Bits of the stop tokens that the grammar does not know as ends: they must wait until the text is complete."""
+    """Bits of the stop tokens that are not ends of the grammar: they are masked until the text is complete."""
 
     @staticmethod
     def of(
@@ -43,7 +43,7 @@ class Constraints(NamedTuple):
         matcher: Matcher | None = None,
         eos_token_ids: Sequence[int] = (),
     ) -> Constraints | None:
-        """None if no row of the sequence needs any."""
+        """The constraints of a request; None if no row of the sequence needs any."""
         listed = params.logit_bias or params.allowed_token_ids is not None
         if not (matcher is not None or listed or (params.min_tokens and stops)):
             return None
@@ -61,7 +61,7 @@ class Constraints(NamedTuple):
         )
 
     def allowed(self) -> npt.NDArray[np.uint32] | None:
-        """The mask for the next token; None if every token may come."""
+        """The mask for the next token; None if every token is allowed."""
         matcher = self.matcher
         if matcher is None or self.other_stops is None:
             return self.mask
@@ -76,8 +76,8 @@ def _bits(tokens: Iterable[int], vocab_size: int) -> npt.NDArray[np.uint32]:
     return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
 
-class Gathered(NamedTuple):
-    """As the fields of `SamplingBatch` have them."""
+class BatchConstraints(NamedTuple):
+    """The constraints of a batch, in the form of the fields of `SamplingBatch`."""
 
     row: Ints
     token: Ints
@@ -86,11 +86,11 @@ class Gathered(NamedTuple):
     allowed_row: Ints | None
 
 
-NOTHING = Gathered(NO_INTS, NO_INTS, NO_FLOATS, None, None)
+NOTHING = BatchConstraints(NO_INTS, NO_INTS, NO_FLOATS, None, None)
 
 
-def gather(rows: list[tuple[int, int, Constraints]], num_rows: int) -> Gathered:
-    """For each (row, index of the token to be sampled, constraints)."""
+def gather(rows: list[tuple[int, int, Constraints]], num_rows: int) -> BatchConstraints:
+    """The constraints of a batch. `rows`: (row, index of the token to be sampled, constraints)."""
     if not rows:
         return NOTHING
     tokens: list[Ints] = []
@@ -110,7 +110,7 @@ def gather(rows: list[tuple[int, int, Constraints]], num_rows: int) -> Gathered:
         if mask is not None:
             allowed_row[row] = len(masks)
             masks.append(mask)
-    return Gathered(
+    return BatchConstraints(
         np.array(owners, np.int32),
         np.concatenate(tokens),
         np.concatenate(values),

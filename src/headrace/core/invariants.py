@@ -1,4 +1,4 @@
-"""What must hold between any two calls."""
+"""The invariants of the core between any two calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import pairwise
 
 from headrace.core.kv_cache import KVCache
-from headrace.core.radix import Node, RadixTree
+from headrace.core.radix import RadixNode, RadixTree
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
 
@@ -14,8 +14,8 @@ __all__ = ["check"]
 
 
 def check(cache: KVCache, slots: Slots, running: list[Sequence]) -> None:
-    """Assert that every block has exactly one owner, that locks are those of the running sequences, and that rows agree with
-    the tree."""
+    """Assert that every block has exactly one owner, that the running sequences hold all locks, and that the block
+    tables agree with the tree."""
     nodes = list(cache.tree)
     _check_tree(cache.tree, nodes, cache.block_size)
     _check_locks(nodes, running)
@@ -39,8 +39,8 @@ def check(cache: KVCache, slots: Slots, running: list[Sequence]) -> None:
     assert not cache.table[slots.free].any()
 
 
-def _path(seq: Sequence) -> list[Node]:
-    path: list[Node] = []
+def _path(seq: Sequence) -> list[RadixNode]:
+    path: list[RadixNode] = []
     node = seq.node
     while node is not None:
         path.append(node)
@@ -48,7 +48,7 @@ def _path(seq: Sequence) -> list[Node]:
     return path[::-1]
 
 
-def _check_tree(tree: RadixTree, nodes: list[Node], block_size: int) -> None:
+def _check_tree(tree: RadixTree, nodes: list[RadixNode], block_size: int) -> None:
     candidates = {(serial, used) for used, serial, _ in tree._leaves}
     for node in nodes:
         assert len(node.keys) == len(node.blocks)
@@ -71,10 +71,10 @@ def _check_tree(tree: RadixTree, nodes: list[Node], block_size: int) -> None:
     assert tree.evictable == sum(len(node.blocks) for node in nodes if not node.lock)
 
 
-def _check_locks(nodes: list[Node], running: list[Sequence]) -> None:
+def _check_locks(nodes: list[RadixNode], running: list[Sequence]) -> None:
     locks = Counter(id(node) for seq in running for node in _path(seq))
     for node in nodes:
         assert node.lock == locks[id(node)]
         if node.parent is None:
-            assert node.lock or node.children, "an empty root stays behind"
+            assert node.lock or node.children, "an empty root was not removed"
     assert locks.keys() <= {id(node) for node in nodes}, "a sequence lost its place in the tree"

@@ -1,8 +1,8 @@
-"""Block tables: how a running sequence gets its blocks, shares them and gives them back.
+"""Block tables: allocates, shares and releases the blocks of running sequences.
 
-Steps execute on the device in the order in which they are launched. Hence a block may be freed and handed to a later step
-while an earlier one that uses it is still under way, and a block may be shared as soon as the step that fills it has been
-planned.
+The device executes steps in the order of their launches. Therefore a block may be released and allocated to a later
+step while an earlier step that uses it is still in flight, and a block may be shared as soon as the step that fills it
+is planned.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core.block_pool import BlockPool, blocks_for
-from headrace.core.radix import Node, RadixTree
+from headrace.core.radix import RadixNode, RadixTree
 from headrace.core.sequence import Sequence
 
-__all__ = ["Attached", "KVCache"]
+__all__ = ["CachedPrefix", "KVCache"]
 
 
-class Attached(NamedTuple):
-    """What a sequence starts with."""
+class CachedPrefix(NamedTuple):
+    """The part of a sequence that was found in the cache."""
 
     cached: int
     """Tokens that need not be computed."""
@@ -29,7 +29,7 @@ class Attached(NamedTuple):
 
 
 class KVCache:
-    """The pool, the tree, and one row of block ids a slot."""
+    """The block pool, the radix tree, and one block table per slot."""
 
     def __init__(self, num_blocks: int, block_size: int, num_slots: int, max_model_len: int, caching: bool) -> None:
         self.block_size = block_size
@@ -41,21 +41,23 @@ class KVCache:
 
     @property
     def available(self) -> int:
-        """Blocks that can be had without taking any from a sequence."""
+        """Blocks that can be allocated without preempting a sequence."""
         return len(self.pool) + self.tree.evictable
 
     def estimate(self, seq: Sequence) -> int:
-        """Blocks of its known tokens that are in the cache now."""
+        """The number of blocks of its known tokens that are in the cache now."""
         root = self.tree.find(seq.namespace) if self.caching else None
         if root is None:
             return 0
-        return self.tree.walk(root, seq.block_keys(self.block_size), 0, seq.reusable // self.block_size).depth
+        return self.tree.match_prefix(root, seq.block_keys(self.block_size), 0, seq.reusable // self.block_size).depth
 
-    def attach(self, seq: Sequence, slot: int, step: int, reserve: int) -> Attached | None:
-        """Give a waiting sequence a slot and blocks for all its known tokens, as many from the cache as match.
+    def attach(self, seq: Sequence, slot: int, step: int, reserve: int) -> CachedPrefix | None:
+        """Allocate blocks for all known tokens of a waiting sequence and bind it to a slot; blocks that match are
+        shared.
 
-        None, and no change, unless `reserve` blocks would remain available. A block is copied only when a step before
-        `step` has filled it, since copies run first; whole blocks are shared even when `step` itself fills them.
+        Returns None, without any change, unless `reserve` blocks would remain available. A partly matching block is
+        copied only if a step before `step` has filled it, because copies run first. Full blocks are shared even if
+        `step` itself fills them.
         """
         size, tree = self.block_size, self.tree
         node = tree.root(seq.namespace)
@@ -63,10 +65,10 @@ class KVCache:
         near: list[tuple[int, int]] = []
         if self.caching:
             limit = seq.reusable
-            match = tree.walk(node, seq.block_keys(size), 0, limit // size)
+            match = tree.match_prefix(node, seq.block_keys(size), 0, limit // size)
             depth = match.depth
-            near = tree.beside(match, tuple(seq.tokens[depth * size : min(limit, (depth + 1) * size)]))
-            node = tree.cut(match)
+            near = tree.partial_matches(match, tuple(seq.tokens[depth * size : min(limit, (depth + 1) * size)]))
+            node = tree.split(match)
         tree.lock(node)
         seq.blocks = blocks_for(len(seq.tokens), size)
         if seq.blocks - depth + reserve > self.available:
@@ -78,100 +80,102 @@ class KVCache:
             path[:0] = node.blocks
             node = node.parent
         near = [(n, block) for n, block in near if self.pool.filled_by[block] < step]
-        mine = [self._take() for _ in range(seq.blocks - depth)]
+        mine = [self._allocate() for _ in range(seq.blocks - depth)]
         self.table[slot, : seq.blocks] = path + mine
         if not near:
             seq.filled = depth * size
-            return Attached(depth * size, None)
+            return CachedPrefix(depth * size, None)
         count, source = near[0]
         seq.filled = depth * size + count
-        return Attached(seq.filled, (source, mine[0]) if source != mine[0] else None)
+        return CachedPrefix(seq.filled, (source, mine[0]) if source != mine[0] else None)
 
-    def adopt(self, seq: Sequence, computed: int) -> int:
-        """Use what others have put in the tree since this sequence was attached, in place of its own blocks.
+    def reuse_cached(self, seq: Sequence, computed: int) -> int:
+        """Replace own blocks of a sequence by blocks that others have inserted in the tree since it was attached.
 
         Returns how many tokens need not be computed: `computed` or more.
         """
         size, tree, node = self.block_size, self.tree, seq.node
         if not self.caching or node is None:
             return computed
-        match = tree.walk(node, seq.keys, seq.shared, seq.reusable // size)
+        match = tree.match_prefix(node, seq.keys, seq.shared, seq.reusable // size)
         if match.depth * size <= computed:
             return computed
-        self._enter(seq, tree.cut(match), match.depth)
+        self._move_to(seq, tree.split(match), match.depth)
         return match.depth * size
 
     def grow(self, seq: Sequence) -> bool:
-        """One more block. False: there is none to be had."""
+        """Allocate one more block. False: none is available."""
         if not self.available:
             return False
-        self.table[seq.slot, seq.blocks] = self._take()
+        self.table[seq.slot, seq.blocks] = self._allocate()
         seq.blocks += 1
         return True
 
     def publish(self, seq: Sequence, tokens: int, step: int) -> None:
-        """Put the full blocks among the first `tokens` in the tree, which `step` fills. Stops where another's are there."""
+        """Insert the full blocks of the first `tokens` in the tree, which `step` fills. Stops at the first block that
+        another sequence has inserted."""
         if not self.caching or seq.node is None:
             return
         keys = seq.block_keys(self.block_size)
         while seq.shared < tokens // self.block_size and keys[seq.shared] not in seq.node.children:
-            self._append(seq, step)
+            self._insert(seq, step)
 
-    def settle(self, seq: Sequence, step: int) -> None:
-        """Put every full block that committed steps have stored in the tree; `step` is the last of them.
+    def commit_blocks(self, seq: Sequence, step: int) -> None:
+        """Insert every full block that committed steps have stored in the tree; `step` is the last of them.
 
-        Where the tree has the same tokens already, the row is rewritten to the tree's block and the duplicate freed.
+        If the tree already has the same tokens, the block table uses the tree's block and the duplicate is released.
         """
         if not self.caching or seq.node is None:
             return
         keys = seq.block_keys(self.block_size)
         full = seq.filled // self.block_size
         while seq.shared < full:
-            match = self.tree.walk(seq.node, keys, seq.shared, full)
+            match = self.tree.match_prefix(seq.node, keys, seq.shared, full)
             if match.depth > seq.shared:
-                self._enter(seq, self.tree.cut(match), match.depth)
+                self._move_to(seq, self.tree.split(match), match.depth)
             else:
-                self._append(seq, step)
+                self._insert(seq, step)
 
     def release(self, seq: Sequence, committed: int, launched: int, keep: bool = True) -> None:
-        """Take everything from a sequence. `keep` leaves in the tree what committed steps have stored."""
+        """Release all blocks of a sequence. `keep`: blocks that committed steps have stored stay in the tree."""
         assert seq.node is not None
         if keep:
-            self.settle(seq, committed)
+            self.commit_blocks(seq, committed)
         row = self.table[seq.slot]
         mine: list[int] = row[seq.shared : seq.blocks].tolist()
         tail = tuple(seq.tokens[seq.shared * self.block_size : seq.filled])
         if keep and self.caching and tail:
-            self.pool.filled_by[mine[0]] = launched  # its start may be a copy that is still under way
-            if self.tree.append_partial(seq.node, tail, mine[0]):
+            self.pool.filled_by[mine[0]] = launched  # its start may be a copy that is still in flight
+            if self.tree.insert_partial(seq.node, tail, mine[0]):
                 del mine[0]
-        self.pool.give(mine)
+        self.pool.release(mine)
         self.tree.unlock(seq.node)
         row[: seq.blocks] = 0
         seq.slot, seq.node, seq.shared, seq.blocks, seq.filled = -1, None, 0, 0, 0
 
-    def _take(self) -> int:
+    def _allocate(self) -> int:
         if not self.pool.free:
             evicted = self.tree.evict()
-            assert evicted, "somebody made sure that there is a block"
-        return self.pool.take()
+            assert evicted, "the caller has checked that a block is available"
+        return self.pool.allocate()
 
-    def _append(self, seq: Sequence, step: int) -> None:
+    def _insert(self, seq: Sequence, step: int) -> None:
         assert seq.node is not None
         block = int(self.table[seq.slot, seq.shared])
         self.pool.filled_by[block] = step
-        seq.node = self.tree.append(seq.node, seq.keys[seq.shared], block)
+        seq.node = self.tree.insert(seq.node, seq.keys[seq.shared], block)
         seq.shared += 1
 
-    def _enter(self, seq: Sequence, node: Node, depth: int) -> None:
-        """Move down the tree to `node`, at `depth` blocks, dropping the sequence's own blocks on the way."""
+    def _move_to(self, seq: Sequence, node: RadixNode, depth: int) -> None:
+        """Move a sequence down the tree to `node`, at `depth` blocks, and release its own blocks that the path
+        replaces."""
         self.tree.lock(node, above=seq.node)
         path: list[int] = []
-        at: Node | None = node
+        at: RadixNode | None = node
         while at is not None and at is not seq.node:
             path[:0] = at.blocks
             at = at.parent
         row = self.table[seq.slot]
-        self.pool.give(row[seq.shared : depth].tolist())
+        self.pool.release(row[seq.shared : depth].tolist())
         row[seq.shared : depth] = path
         seq.node, seq.shared = node, depth

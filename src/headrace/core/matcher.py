@@ -1,4 +1,4 @@
-"""What the scheduler needs of a grammar: which tokens may come next, one token after another."""
+"""The scheduler's interface to a grammar: the tokens that are allowed next."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ __all__ = ["Matcher", "advance"]
 
 
 class Matcher(Protocol):
-    """The state of one constrained sequence. It holds the mask for the position that is sampled next.
+    """The state of one constrained sequence, with the mask for the position that is sampled next.
 
-    Called by the engine's thread alone once it has been handed over.
+    Only the engine's thread calls it after it has been passed to the scheduler.
     """
 
     @property
     def mask(self) -> npt.NDArray[np.uint32]:
-        """[ceil(V / 32)]; bit t % 32 of word t // 32 is set if token t may come next. End tokens are set only if the text so
-        far is complete. Valid until the next `advance`; empty of bits once `stopped`."""
+        """[ceil(V / 32)]; bit t % 32 of word t // 32 is set if token t is allowed next. End tokens are only set if the
+        text so far is complete. Valid until the next `advance`; no bits are set after `stopped`."""
 
     @property
     def accepting(self) -> bool:
-        """The text so far is complete: an end may follow."""
+        """True if the text so far is complete: an end is allowed."""
 
     @property
     def stopped(self) -> bool:
-        """The text is complete and nothing but an end may follow."""
+        """True if the text is complete and only an end is allowed."""
 
     def advance(self, token: int) -> str | None:
-        """Take in the token that was sampled, and make the next mask. Returns the reason if the sequence cannot go on: the
-        token was not allowed, or a limit of the grammar was hit. An end token that was allowed stops it."""
+        """Add the sampled token and compute the next mask. Returns the reason if the sequence cannot continue: the
+        token was not allowed, or the grammar reached a limit. An allowed end token stops it."""
 
 
 def advance(matcher: Matcher, token: int) -> str | None:

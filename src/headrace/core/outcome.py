@@ -1,4 +1,4 @@
-"""What the scheduler reports: logprobs as they were asked for, and its own state."""
+"""The scheduler's reports: requested logprobs, and its own stats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def scheduler_stats(
     cached_tokens: int,
     prompt_tokens: int,
 ) -> SchedulerStats:
-    """A snapshot of the scheduler."""
+    """A snapshot of the scheduler's stats."""
     tree = cache.tree
     private = sum(int(slots.computed[seq.slot]) - seq.shared * cache.block_size for seq in running)
     return SchedulerStats(
@@ -38,7 +38,7 @@ def scheduler_stats(
 
 
 def token_logprobs(result: StepResult, row: int, token: int, count: int) -> TokenLogprobs:
-    """One row's, with `count` alternatives. The device must have reported logprobs for this step."""
+    """The logprobs of one row, with `count` alternatives. The device must have reported logprobs for this step."""
     assert result.logprobs is not None
     assert result.ranks is not None
     top: tuple[tuple[int, float], ...] = ()

@@ -1,11 +1,11 @@
-"""A radix tree over token blocks: which prefixes are in the KV cache, who uses them, and what goes first.
+"""A radix tree over token blocks: the prefixes in the KV cache, their users, and the order of eviction.
 
-An edge holds a run of blocks, each keyed by its own tokens. Nodes split where sequences part and merge again when one of
-the branches is gone. A node is locked by each running sequence that uses it; an unlocked subtree is evicted leaf by leaf,
-the least recently used first (SGLang's RadixAttention, arXiv:2312.07104, on whole blocks).
+A node holds a run of blocks, each with its tokens as the key. A node splits where sequences diverge, and merges again
+when one of the branches has been removed. Each running sequence locks the nodes that it uses. An unlocked subtree is
+evicted leaf by leaf, the least recently used first (SGLang's RadixAttention, arXiv:2312.07104, on full blocks).
 
-The last block of an ended sequence may be partly filled: it stands as a leaf with a short key. Such leaves, and blocks that
-match only at their start, are never shared but copied.
+The last block of an ended sequence may be partly filled: it is a leaf with a short key. Such leaves, and blocks of
+which only the start matches, are never shared but copied.
 """
 
 from __future__ import annotations
@@ -17,82 +17,83 @@ from typing import NamedTuple
 
 from headrace.core.block_pool import BlockPool
 
-__all__ = ["Key", "Match", "Namespace", "Node", "RadixTree"]
+__all__ = ["BlockKey", "Namespace", "PrefixMatch", "RadixNode", "RadixTree"]
 
-Key = tuple[int, ...]
+BlockKey = tuple[int, ...]
 """The tokens of one block."""
 
 
 class Namespace(NamedTuple):
-    """Prefixes are shared only within one adapter and one salt."""
+    """The scope of sharing: prefixes are only shared within one adapter and one salt."""
 
     adapter: str
     salt: str
 
 
-class Node:
+class RadixNode:
     """A run of blocks. The root of a namespace has none."""
 
     __slots__ = ("blocks", "children", "keys", "lock", "namespace", "order", "parent", "retired", "serial", "used")
 
-    def __init__(self, parent: Node | None, keys: list[Key], blocks: list[int], serial: int) -> None:
+    def __init__(self, parent: RadixNode | None, keys: list[BlockKey], blocks: list[int], serial: int) -> None:
         self.parent = parent
         self.keys = keys
         self.blocks = blocks
-        self.children: dict[Key, Node] = {}
-        self.order: list[Key] = []
-        """Keys of the children, sorted: the longest common prefix with any key is at one of its two neighbours."""
+        self.children: dict[BlockKey, RadixNode] = {}
+        self.order: list[BlockKey] = []
+        """Sorted keys of the children: the child with the longest common prefix of a key is one of its two
+        neighbours."""
         self.lock = 0
-        """Running sequences that use this node, those of its subtree included."""
+        """The number of running sequences that use this node or its subtree."""
         self.used = 0
         self.serial = serial
         self.namespace: Namespace | None = None
-        """Of a root."""
+        """Only of a root."""
         self.retired = False
-        """Of a root: it is no longer searched, and its blocks are freed as soon as they are unlocked."""
+        """Only of a root: it is no longer searched, and its blocks are released as soon as they are unlocked."""
 
 
-class Match(NamedTuple):
-    """Where a walk ended: inside or at the end of `node`'s run."""
+class PrefixMatch(NamedTuple):
+    """The longest matching prefix. It ends inside or at the end of the run of `node`."""
 
-    node: Node
+    node: RadixNode
     offset: int
     """Blocks of `node` that match."""
     depth: int
-    """Blocks that match in all, from the root."""
+    """All blocks that match, from the root."""
 
 
 class RadixTree:
-    """The tree of every namespace. Blocks it lets go of return to the pool."""
+    """The trees of all namespaces. Evicted blocks return to the pool."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self.roots: dict[Namespace, Node] = {}
-        self.retired: list[Node] = []
+        self.roots: dict[Namespace, RadixNode] = {}
+        self.retired: list[RadixNode] = []
         self.size = 0
         """Blocks in the tree."""
         self.evictable = 0
-        """Those of them that no sequence uses."""
+        """Blocks in the tree that no sequence uses."""
         self._clock = 0
         self._serial = 0
-        self._leaves: list[tuple[int, int, Node]] = []
-        """Heap of (last use, serial, unlocked leaf). Entries go stale and are skipped when they come up."""
+        self._leaves: list[tuple[int, int, RadixNode]] = []
+        """Heap of (last use, serial, unlocked leaf). Stale entries are skipped when they are popped."""
 
-    # Looking up
+    # Search
 
-    def find(self, namespace: Namespace) -> Node | None:
+    def find(self, namespace: Namespace) -> RadixNode | None:
         return self.roots.get(namespace)
 
-    def root(self, namespace: Namespace) -> Node:
-        """The namespace's root, made if need be. It stays while it is locked or has children."""
+    def root(self, namespace: Namespace) -> RadixNode:
+        """The root of a namespace, created if needed. It stays while it is locked or has children."""
         root = self.roots.get(namespace)
         if root is None:
             root = self.roots[namespace] = self._node(None, [], [])
             root.namespace = namespace
         return root
 
-    def walk(self, node: Node, keys: Sequence[Key], start: int, stop: int) -> Match:
-        """Follow keys[start:stop] down from the end of `node`, which lies `start` blocks deep."""
+    def match_prefix(self, node: RadixNode, keys: Sequence[BlockKey], start: int, stop: int) -> PrefixMatch:
+        """Match keys[start:stop] from the end of `node`, whose depth is `start` blocks."""
         at = start
         while at < stop and (child := node.children.get(keys[at])) is not None:
             run = child.keys
@@ -103,11 +104,12 @@ class RadixTree:
             at += n
             node = child
             if n < len(run):
-                return Match(node, n, at)
-        return Match(node, len(node.keys), at)
+                return PrefixMatch(node, n, at)
+        return PrefixMatch(node, len(node.keys), at)
 
-    def beside(self, match: Match, tail: Key) -> list[tuple[int, int]]:
-        """Blocks after the match whose first tokens are those of `tail`: (tokens in common, block), the longest first."""
+    def partial_matches(self, match: PrefixMatch, tail: BlockKey) -> list[tuple[int, int]]:
+        """Blocks after the match that share their first tokens with `tail`: (common tokens, block), the longest
+        first."""
         node, offset, _ = match
         if offset < len(node.keys):
             near = [(node.keys[offset], node.blocks[offset])]
@@ -119,40 +121,41 @@ class RadixTree:
 
     # Locking
 
-    def cut(self, match: Match) -> Node:
-        """The node that ends where the match ends; splits a run to get it."""
+    def split(self, match: PrefixMatch) -> RadixNode:
+        """The node that ends where the match ends; splits a node if needed."""
         node, offset, _ = match
-        return node if offset == len(node.keys) else self._split(node, offset)
+        return node if offset == len(node.keys) else self._split_node(node, offset)
 
-    def lock(self, node: Node, above: Node | None = None) -> None:
-        """Count one more user of the path from `node` up to the root, or up to `above`, which it has locked already."""
-        at: Node | None = node
+    def lock(self, node: RadixNode, above: RadixNode | None = None) -> None:
+        """Add one user to the path from `node` up to the root, or up to `above`, which the user has already locked."""
+        at: RadixNode | None = node
         while at is not above and at is not None:
             if at.lock == 0:
                 self.evictable -= len(at.blocks)
             at.lock += 1
             at = at.parent
 
-    def unlock(self, node: Node) -> None:
-        """Undo `lock(node)`. What nobody uses any more becomes evictable, used just now."""
+    def unlock(self, node: RadixNode) -> None:
+        """Undo `lock(node)`. Nodes without users become evictable, with the current time as their last use."""
         root = node
-        at: Node | None = node
+        at: RadixNode | None = node
         while at is not None:
             root, parent = at, at.parent
             at.lock -= 1
             if at.lock == 0:
                 self.evictable += len(at.blocks)
-                self._touch(at)
+                self._mark_used(at)
             self._merge(at)
             at = parent
         if root.retired:
             self._prune(root)
-        self._forget(root)
+        self._remove_empty_root(root)
 
-    # Growing
+    # Insertion
 
-    def append(self, node: Node, key: Key, block: int) -> Node:
-        """Put a block after `node`, for a sequence that holds a lock ending there. Returns the node that it ends at now."""
+    def insert(self, node: RadixNode, key: BlockKey, block: int) -> RadixNode:
+        """Insert a block after `node`, for a sequence whose lock ends there. Returns the node at which the sequence
+        ends now."""
         self.size += 1
         if node.parent is not None and node.lock == 1 and not node.children:
             node.keys.append(key)
@@ -160,47 +163,49 @@ class RadixTree:
             return node
         child = self._child(node, key, block)
         child.lock = 1
-        self._supersede(node, key)
+        self._remove_partial(node, key)
         return child
 
-    def append_partial(self, node: Node, key: Key, block: int) -> bool:
-        """Keep a partly filled block after `node`, unlocked. False: what is there already says as much, or more."""
+    def insert_partial(self, node: RadixNode, key: BlockKey, block: int) -> bool:
+        """Insert a partly filled block after `node`, unlocked. False: another block already has these tokens."""
         root = node
         while root.parent is not None:
             root = root.parent
-        near = self.beside(Match(node, len(node.keys), 0), key)
+        near = self.partial_matches(PrefixMatch(node, len(node.keys), 0), key)
         if root.retired or (near and near[0][0] == len(key)):
             return False
         self.size += 1
         self.evictable += 1
-        self._touch(self._child(node, key, block))
+        self._mark_used(self._child(node, key, block))
         return True
 
-    # Shrinking
+    # Eviction
 
     def evict(self) -> bool:
-        """Return one block to the pool: the last one of the leaf whose use lies furthest back. False: all are in use."""
+        """Return one block to the pool: the last block of the least recently used leaf. False: all blocks are in
+        use."""
         while self._leaves:
             used, _, node = self._leaves[0]
             if node.parent is None or node.lock or node.children or node.used != used:
                 heapq.heappop(self._leaves)
                 continue
-            self._trim(node, len(node.blocks) - 1)
+            self._truncate(node, len(node.blocks) - 1)
             return True
         return False
 
     def reset(self) -> None:
-        """Forget every prefix. Blocks in use stay until their sequences let go, but nothing finds them any more."""
+        """Remove all prefixes. Blocks in use stay until their sequences release them, but are not found any more."""
         for root in list(self.roots.values()):
             root.retired = True
             self.retired.append(root)
         self.roots.clear()
         for root in list(self.retired):
             self._prune(root)
-            self._forget(root)
+            self._remove_empty_root(root)
 
     def drop(self, step: int) -> None:
-        """Drop the blocks that this step or a later one was to fill, and all that follow them. None of them may be locked."""
+        """Remove the blocks that this step or a later one should have filled, and all blocks after them. None may be
+        locked."""
         filled = self._pool.filled_by
         for root in [*self.roots.values(), *self.retired]:
             for node in self.nodes(root):
@@ -208,42 +213,42 @@ class RadixTree:
                 if bad is None or node.parent is None:
                     continue
                 if bad:
-                    self._split(node, bad)
-                for doomed in reversed(self.nodes(node)):
-                    if doomed.parent is not None:
-                        self._trim(doomed, 0)
-            self._forget(root)
+                    self._split_node(node, bad)
+                for below in reversed(self.nodes(node)):
+                    if below.parent is not None:
+                        self._truncate(below, 0)
+            self._remove_empty_root(root)
 
-    def nodes(self, root: Node) -> list[Node]:
-        """The subtree, parents before children."""
+    def nodes(self, root: RadixNode) -> list[RadixNode]:
+        """The nodes of a subtree, parents before children."""
         found = [root]
         for node in found:
             found.extend(node.children.values())
         return found
 
-    def __iter__(self) -> Iterator[Node]:
+    def __iter__(self) -> Iterator[RadixNode]:
         for root in [*self.roots.values(), *self.retired]:
             yield from self.nodes(root)
 
     # Parts
 
-    def _node(self, parent: Node | None, keys: list[Key], blocks: list[int]) -> Node:
+    def _node(self, parent: RadixNode | None, keys: list[BlockKey], blocks: list[int]) -> RadixNode:
         self._serial += 1
-        return Node(parent, keys, blocks, self._serial)
+        return RadixNode(parent, keys, blocks, self._serial)
 
-    def _child(self, node: Node, key: Key, block: int) -> Node:
+    def _child(self, node: RadixNode, key: BlockKey, block: int) -> RadixNode:
         child = node.children[key] = self._node(node, [key], [block])
         insort(node.order, key)
         return child
 
-    def _supersede(self, node: Node, key: Key) -> None:
-        """A full block makes a partly filled one with the same start useless."""
+    def _remove_partial(self, node: RadixNode, key: BlockKey) -> None:
+        """Remove a partly filled block that is the start of a full block."""
         at = bisect_left(node.order, key) - 1
         if at >= 0 and node.order[at] == key[: len(node.order[at])]:
-            self._trim(node.children[node.order[at]], 0)
+            self._truncate(node.children[node.order[at]], 0)
 
-    def _split(self, node: Node, offset: int) -> Node:
-        """The upper part is the new node, so that sequences which end at `node` still do."""
+    def _split_node(self, node: RadixNode, offset: int) -> RadixNode:
+        """Split a node. The upper part is the new node, so that sequences which end at `node` still end there."""
         assert node.parent is not None
         upper = self._node(node.parent, node.keys[:offset], node.blocks[:offset])
         upper.lock, upper.used = node.lock, node.used
@@ -253,8 +258,8 @@ class RadixTree:
         upper.order.append(node.keys[0])
         return upper
 
-    def _merge(self, node: Node) -> None:
-        """Join a node with its only child where no sequence ends between them. The child survives, as in `_split`."""
+    def _merge(self, node: RadixNode) -> None:
+        """Merge a node into its only child if no sequence ends between them. The child remains, as in `_split_node`."""
         if node.parent is None or len(node.children) != 1:
             return
         child = next(iter(node.children.values()))
@@ -264,12 +269,12 @@ class RadixTree:
         node.parent.children[node.keys[0]] = child
         node.parent = None
 
-    def _touch(self, node: Node) -> None:
+    def _mark_used(self, node: RadixNode) -> None:
         self._clock += 1
         node.used = self._clock
-        self._offer(node)
+        self._add_candidate(node)
 
-    def _offer(self, node: Node) -> None:
+    def _add_candidate(self, node: RadixNode) -> None:
         """Make an unlocked leaf a candidate for eviction."""
         if node.parent is None or node.children or node.lock:
             return
@@ -278,35 +283,35 @@ class RadixTree:
             heapq.heapify(self._leaves)
         heapq.heappush(self._leaves, (node.used, node.serial, node))
 
-    def _trim(self, node: Node, length: int) -> None:
-        """Cut an unlocked, childless node to `length` blocks; one without blocks goes."""
+    def _truncate(self, node: RadixNode, length: int) -> None:
+        """Truncate an unlocked node without children to `length` blocks; a node without blocks is removed."""
         assert node.lock == 0
         assert not node.children
         assert node.parent is not None
-        gone = node.blocks[length:]
-        self._pool.give(gone)
-        self.size -= len(gone)
-        self.evictable -= len(gone)
+        evicted = node.blocks[length:]
+        self._pool.release(evicted)
+        self.size -= len(evicted)
+        self.evictable -= len(evicted)
         first = node.keys[0]
         del node.blocks[length:], node.keys[length:]
         if length:
-            self._offer(node)
+            self._add_candidate(node)
             return
         parent, node.parent = node.parent, None
         del parent.children[first]
         del parent.order[bisect_left(parent.order, first)]
-        self._offer(parent)
+        self._add_candidate(parent)
         self._merge(parent)
-        self._forget(parent)
+        self._remove_empty_root(parent)
 
-    def _prune(self, root: Node) -> None:
-        """Free the unlocked part of a tree."""
+    def _prune(self, root: RadixNode) -> None:
+        """Release the unlocked part of a tree."""
         for node in reversed(self.nodes(root)):
             if node.parent is not None and node.lock == 0 and not node.children:
-                self._trim(node, 0)
+                self._truncate(node, 0)
 
-    def _forget(self, root: Node) -> None:
-        """Let go of an empty, unused root."""
+    def _remove_empty_root(self, root: RadixNode) -> None:
+        """Remove a root that is empty and not in use."""
         if root.parent is not None or root.children or root.lock:
             return
         if root in self.retired:
@@ -315,7 +320,7 @@ class RadixTree:
             del self.roots[root.namespace]
 
 
-def _common(a: Key, b: Key) -> int:
+def _common(a: BlockKey, b: BlockKey) -> int:
     n = 0
     for x, y in zip(a, b, strict=False):
         if x != y:

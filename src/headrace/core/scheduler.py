@@ -1,4 +1,4 @@
-"""What every step computes: schedule → (the device executes) → commit."""
+"""Decides what every step computes: schedule → (the device executes) → commit."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import Matcher, advance
 from headrace.core.outcome import scheduler_stats, token_logprobs
-from headrace.core.plan import Chunk, Decodes, Extras, Launched, build
-from headrace.core.queue import WaitingQueue
+from headrace.core.plan_builder import Decodes, PrefillChunk, StepExtras, StepRecord, build
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
+from headrace.core.waiting_queue import WaitingQueue
 from headrace.errors import Overloaded
 from headrace.types import NOT_FINITE, Delta, Request, SchedulerStats, StepPlan, StepResult
 
@@ -28,9 +28,9 @@ _log = logging.getLogger(__name__)
 class Scheduler:
     """A pure state machine. Not thread-safe: one thread calls everything.
 
-    There are no phases: every running sequence has a number of computed tokens that chases its number of tokens, under one
-    token budget a step; decodes come first, then prefill in chunks. Plans may be scheduled before earlier ones are
-    committed; they are executed and committed in order.
+    There are no phases: each step computes tokens of running sequences that are not computed yet, within one token
+    budget. Decodes come first, then prefill in chunks. Plans may be scheduled before earlier ones are committed; they
+    are executed and committed in order.
     """
 
     def __init__(self, config: CoreConfig) -> None:
@@ -40,12 +40,13 @@ class Scheduler:
         self._slots = Slots(slots)
         self._waiting = WaitingQueue()
         self._requests: dict[str, Sequence] = {}
-        """Everything that has not ended."""
+        """All sequences that have not ended."""
         self._running: dict[str, Sequence] = {}
-        """Everything that has a slot."""
+        """All sequences that have a slot."""
         self._prefilling: list[Sequence] = []
         self._decoding: list[Sequence] = []
-        """What computes one token in the next step. Running sequences on neither list wait for their last commit."""
+        """Sequences that compute one token in the next step. Running sequences in neither list wait for their last
+        commit."""
         self._decodes: Decodes | None = None
         """`_decoding` as arrays; None when the list has changed."""
         self._in_flight: deque[int] = deque()
@@ -53,27 +54,28 @@ class Scheduler:
         self._committed = 0
         self._outbox: list[Delta] = []
         self.broken: dict[str, list[int]] = {}
-        """Known tokens of sequences that commits have ended because their logits were not finite, until somebody takes them."""
+        """Known tokens of sequences that commits have ended because their logits were not finite, until the engine
+        reads them."""
         self._arrivals = self._preemptions = self._cached_tokens = self._prompt_tokens = 0
 
-    # Requests come and go
+    # Requests
 
     def add(self, request: Request, matcher: Matcher | None = None) -> None:
-        """Queue a request; its output follows the grammar of `matcher`. Raises NeverFits or Overloaded, and has no effect
-        then."""
+        """Queue a request; its output follows the grammar of `matcher`. If it raises NeverFits or Overloaded, it has no
+        effect."""
         assert request.id not in self._requests, "ids are the client's, one for each sequence"
         admit(request, self.config)
         if len(self._waiting) >= self.config.max_waiting:
             raise Overloaded(f"{len(self._waiting)} requests are waiting and max_waiting is {self.config.max_waiting}")
-        # Whatever this request brings may only fail here, where nothing has been changed for it.
+        # An invalid request may only fail here, before any state has changed.
         seq = Sequence.of(request, self._arrivals + 1, self.config.vocab_size, matcher)
         self._arrivals += 1
         self._requests[request.id] = seq
         self._waiting.push(seq)
 
     def abort(self, request_id: str) -> bool:
-        """End a request now; its blocks are free for the next step, and tokens under way are dropped. One delta with reason
-        `abort` follows from the next commit or drain. False: no such request."""
+        """End a request now; its blocks are free for the next step, and tokens in flight are dropped. The next commit
+        or drain returns one delta with reason `abort`. False: no such request."""
         seq = self._requests.get(request_id)
         if seq is None:
             return False
@@ -82,7 +84,7 @@ class Scheduler:
         return True
 
     def finish(self, request_id: str) -> bool:
-        """As `abort`, for a request whose end the caller has seen (a stop string): no delta follows."""
+        """End a request as `abort` does, but without a delta: the caller has found its end (a stop string)."""
         seq = self._requests.get(request_id)
         if seq is None:
             return False
@@ -90,26 +92,27 @@ class Scheduler:
         return True
 
     def drain(self) -> list[Delta]:
-        """Deltas that came about outside of a commit (aborts), where no commit may follow."""
+        """Deltas that were made outside of a commit (aborts), in case no commit follows."""
         deltas, self._outbox = self._outbox, []
         return deltas
 
     def has_work(self) -> bool:
-        """Something waits, runs or is under way."""
+        """True if a sequence waits or runs, or a plan is in flight."""
         return bool(self._requests or self._in_flight)
 
     # A step
 
     def schedule(self, now: float) -> StepPlan | None:
-        """Decide the next step; `now` in monotonic seconds. None: nothing can be computed before another commit or request.
+        """Decide the next step. `now`: monotonic seconds. None: nothing can be computed before another commit or
+        request.
 
         The plan's arrays are read-only and stay valid until it is committed.
         """
         step = self._launched + 1
         self._grow_constrained()
         decodes = self._grow()
-        chunks: list[Chunk] = []
-        extras = Extras()
+        chunks: list[PrefillChunk] = []
+        extras = StepExtras()
         self._prefill(step, now, self.config.max_num_batched_tokens - len(decodes), chunks, extras)
         if not chunks and not len(decodes):
             return None
@@ -120,14 +123,14 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]:
-        """Take in what a plan has brought; plans are committed in the order in which they were scheduled.
+        """Process the result of a plan; plans are committed in the order in which they were scheduled.
 
         Returns a delta for each sequence that got a token or ended, earlier aborts first.
         """
-        assert self._in_flight, "no plan is under way"
+        assert self._in_flight, "no plan is in flight"
         assert self._in_flight[0] == plan.step, "plans are committed in order"
         self._retire(plan)
-        launched: Launched = plan.tag
+        launched: StepRecord = plan.tag
         deltas = self.drain()
         tokens: list[int] = result.tokens.tolist()
         decodes = launched.decodes
@@ -141,7 +144,7 @@ class Scheduler:
             for at in np.flatnonzero(launched.offsets == self.config.block_size - 1).tolist():
                 seq = decodes.seqs[at]
                 if seq.slot >= 0:
-                    self._cache.settle(seq, self._committed)
+                    self._cache.commit_blocks(seq, self._committed)
         for chunk in launched.chunks:
             if chunk.seq.epoch == chunk.epoch:
                 try:
@@ -151,14 +154,15 @@ class Scheduler:
         return deltas
 
     def fail(self, plan: StepPlan, message: str) -> list[Delta]:
-        """The device failed on a plan, in place of its commit: its sequences end with reason `error`.
+        """Replaces the commit of a plan on which the device failed: its sequences end with reason `error`.
 
-        It may be any plan under way: the oldest, or one that could not be launched. What it or a later plan was to store in
-        the cache is dropped, and all other running sequences are computed anew from their committed tokens; the other plans
-        under way bring nothing any more, but must still be committed or failed.
+        It may be any plan in flight: the oldest, or one that could not be launched. Blocks that it or a later plan
+        should have filled are removed from the cache, and all other running sequences are computed again from their
+        committed tokens. The results of the other plans in flight are ignored, but they must still be committed or
+        failed.
         """
         self._retire(plan)
-        launched: Launched = plan.tag
+        launched: StepRecord = plan.tag
         deltas = self.drain()
         taking_part = [*zip(launched.decodes.seqs, launched.decodes.epochs, strict=True)]
         taking_part += [(chunk.seq, chunk.epoch) for chunk in launched.chunks]
@@ -166,7 +170,7 @@ class Scheduler:
             if seq.epoch == epoch:
                 deltas.append(self._fail(seq, message))
         for seq in list(self._running.values()):
-            self._leave(seq, keep=False)
+            self._release(seq, keep=False)
             self._waiting.push(seq)
         for seq in self._waiting:
             seq.epoch += 1
@@ -175,25 +179,26 @@ class Scheduler:
         self._cache.tree.drop(plan.step)
         return deltas
 
-    # Watching
+    # Inspection
 
     def stats(self) -> SchedulerStats:
         counts = (len(self._waiting), self._preemptions, self._cached_tokens, self._prompt_tokens)
         return scheduler_stats(self._cache, self._slots, self._running.values(), *counts)
 
     def reset_cache(self) -> None:
-        """Forget every cached prefix; what running sequences use is freed when they end."""
+        """Remove all cached prefixes; blocks of running sequences are released when they end."""
         self._cache.tree.reset()
 
     def check(self) -> None:
-        """Assert every invariant. Slow: for tests."""
+        """Assert all invariants. Slow: for tests."""
         check(self._cache, self._slots, list(self._running.values()))
         assert len(self._requests) == len(self._running) + len(self._waiting)
 
     # Parts of schedule
 
     def _grow(self) -> Decodes:
-        """Give every decode that starts a block one, preempting where there is none. Returns those that go on."""
+        """Allocate a block for every decode that starts one; preempt if there is none. Returns the decodes that
+        continue."""
         decodes = self._decodes
         if decodes is None:
             decodes = self._decodes = Decodes(list(self._decoding), self._slots, self.config.block_size)
@@ -208,15 +213,15 @@ class Scheduler:
         return self._decodes
 
     def _grow_constrained(self) -> None:
-        """Give every constrained sequence a block for its newest token, preempting if there is none. Before the decodes of
-        the step are settled: one of them may be preempted."""
+        """Allocate a block for the newest token of every constrained sequence; preempt if there is none. This runs
+        before the decodes of the step are fixed, because one of them may be preempted."""
         for seq in sorted((seq for seq in self._prefilling if seq.matcher is not None), key=_rank):
             while seq.slot >= 0 and seq.blocks < blocks_for(len(seq.tokens), self.config.block_size):
                 if not self._cache.grow(seq):
                     self._preempt(max(self._running.values(), key=_rank))
 
-    def _prefill(self, step: int, now: float, budget: int, chunks: list[Chunk], extras: Extras) -> None:
-        """Spend the rest of the budget on prompts, those that wait and those that have begun in one order."""
+    def _prefill(self, step: int, now: float, budget: int, chunks: list[PrefillChunk], extras: StepExtras) -> None:
+        """Spend the rest of the budget on prefill: waiting sequences and those already running, in one order."""
         begun = deque(sorted(self._prefilling, key=_rank)) if self._prefilling else deque[Sequence]()
         full = not self._slots.free
         while budget:
@@ -232,14 +237,16 @@ class Scheduler:
                 return
 
     def _preempt(self, seq: Sequence) -> None:
-        """Back to the queue. What it has computed stays in the tree while there is room, and is computed anew otherwise."""
-        self._leave(seq)
+        """Put a sequence back in the queue. Its computed blocks stay in the tree while there is room; the rest is
+        computed again."""
+        self._release(seq)
         seq.hold = self._launched
         self._waiting.push(seq)
         self._preemptions += 1
 
-    def _admit(self, step: int, now: float, extras: Extras) -> Sequence | None:
-        """Let the next waiting sequence in, if its known tokens fit. One block a running sequence is left for them to grow."""
+    def _admit(self, step: int, now: float, extras: StepExtras) -> Sequence | None:
+        """Start the next waiting sequence, if its known tokens fit. One block per running sequence is reserved for
+        growth."""
         seq = self._waiting.pick(self._committed, lambda seq: self._estimate(seq, step))
         if seq is None:
             return None
@@ -247,7 +254,7 @@ class Scheduler:
         if attached is None:
             return None
         self._waiting.remove(seq)
-        self._slots.enter(seq, attached.cached)
+        self._slots.assign(seq, attached.cached)
         self._running[seq.id] = seq
         self._prefilling.append(seq)
         if attached.copy is not None:
@@ -265,10 +272,10 @@ class Scheduler:
             seq.estimate, seq.estimated_at = self._cache.estimate(seq), step
         return seq.estimate
 
-    def _chunk(self, seq: Sequence, step: int, budget: int, chunks: list[Chunk], extras: Extras) -> int:
-        """Compute as many known tokens of a sequence as the budget allows. Returns how many."""
+    def _chunk(self, seq: Sequence, step: int, budget: int, chunks: list[PrefillChunk], extras: StepExtras) -> int:
+        """Compute as many known tokens of a sequence as the budget allows. Returns their number."""
         before = int(self._slots.computed[seq.slot])
-        start = self._cache.adopt(seq, before)
+        start = self._cache.reuse_cached(seq, before)
         if seq.penalised and start > before:
             extras.history.append((seq.slot, before, seq.array(before, start)))
         known = len(seq.tokens)
@@ -278,24 +285,24 @@ class Scheduler:
         if score_to > score_from:
             seq.scored = score_to
         samples = end == known < seq.end
-        chunks.append(Chunk(seq, seq.epoch, start, end, score_from, score_to, samples))
+        chunks.append(PrefillChunk(seq, seq.epoch, start, end, score_from, score_to, samples))
         self._slots.computed[seq.slot] = end
         self._cache.publish(seq, end, step)
         return end - start
 
-    def _advance(self, decodes: Decodes, chunks: list[Chunk]) -> None:
+    def _advance(self, decodes: Decodes, chunks: list[PrefillChunk]) -> None:
         """Move sequences between the lists, as if the plan had been executed."""
         if len(decodes):
             self._slots.computed[decodes.index] = decodes.positions
             if decodes.until_end < 0:
                 ended = decodes.positions > decodes.last
-                gone = {id(decodes.seqs[at]) for at in np.flatnonzero(ended).tolist()}
-                self._decoding = [seq for seq in self._decoding if id(seq) not in gone]
+                finished = {id(decodes.seqs[at]) for at in np.flatnonzero(ended).tolist()}
+                self._decoding = [seq for seq in self._decoding if id(seq) not in finished]
                 self._decodes = None
         for chunk in chunks:
             if chunk.end == len(chunk.seq.tokens):
                 self._prefilling.remove(chunk.seq)
-                # A constrained sequence goes on once its token is known: the grammar decides what may follow it.
+                # A constrained sequence continues when its token is known: the grammar needs it for the next mask.
                 if chunk.end < chunk.seq.end - 1 and chunk.seq.matcher is None:
                     self._decoding.append(chunk.seq)
                     self._decodes = None
@@ -307,7 +314,7 @@ class Scheduler:
         self._committed = max(self._committed, plan.step)
 
     def _accept(self, seq: Sequence, row: int, token: int, result: StepResult) -> Delta:
-        """Append a sampled token, and end the sequence where it is the last."""
+        """Append a sampled token, and end the sequence if it is the last."""
         if token < 0:
             return self._without_token(seq, token)
         tokens = seq.tokens
@@ -324,11 +331,11 @@ class Scheduler:
             delta.finish_reason = "length"
             self._end(seq)
         elif seq.matcher is not None:
-            self._follow(seq, seq.matcher, token, delta)
+            self._advance_matcher(seq, seq.matcher, token, delta)
         return delta
 
-    def _follow(self, seq: Sequence, matcher: Matcher, token: int, delta: Delta) -> None:
-        """Let the grammar take in a token, and the sequence go on, or end if nothing may follow."""
+    def _advance_matcher(self, seq: Sequence, matcher: Matcher, token: int, delta: Delta) -> None:
+        """Advance the grammar by a token; the sequence continues, or ends if no token is allowed next."""
         why = advance(matcher, token)
         if why is not None:
             delta.finish_reason, delta.error = "error", f"the constraint cannot be followed any further: {why}"
@@ -339,7 +346,7 @@ class Scheduler:
         elif seq.slot >= 0:
             self._prefilling.append(seq)
 
-    def _commit_chunk(self, chunk: Chunk, tokens: list[int], result: StepResult) -> list[Delta]:
+    def _commit_chunk(self, chunk: PrefillChunk, tokens: list[int], result: StepResult) -> list[Delta]:
         seq = chunk.seq
         seq.filled = chunk.end
         row = chunk.row
@@ -358,7 +365,7 @@ class Scheduler:
         else:
             delta = None
         if seq.slot >= 0:
-            self._cache.settle(seq, self._committed)
+            self._cache.commit_blocks(seq, self._committed)
         if delta is None:
             return []
         if chunk.end == seq.prompt_len:
@@ -367,17 +374,17 @@ class Scheduler:
         return [delta]
 
     def _fault(self, seq: Sequence, error: Exception) -> Delta:
-        """End a sequence whose result could not be taken in: a fault of ours, which is nobody else's."""
+        """End a sequence whose result could not be processed: an internal error must not affect other sequences."""
         _log.error("request %s failed in the engine", seq.id, exc_info=error)
         return self._fail(seq, f"the engine failed on this request: {type(error).__name__}: {error}")
 
     def _without_token(self, seq: Sequence, why: int) -> Delta:
-        """End a sequence that the device found no token for."""
+        """End a sequence for which the device found no token."""
         if why != NOT_FINITE:
             return self._fail(seq, "no token is left to sample: bans and `allowed_token_ids` exclude every one")
         self.broken[seq.id] = list(seq.tokens)
         delta = self._fail(seq, "the model's logits are not finite")
-        # Prefixes that were computed with this one may hold the same numbers.
+        # Cached prefixes of this sequence may hold the same invalid numbers.
         self.reset_cache()
         return delta
 
@@ -387,19 +394,19 @@ class Scheduler:
         return Delta(seq.id, finish_reason="error", error=message, cached_tokens=cached)
 
     def _end(self, seq: Sequence, keep: bool = True) -> None:
-        """Forget a sequence; results under way for it are void."""
+        """Remove a sequence; its results in flight become invalid."""
         if seq.slot >= 0:
-            self._leave(seq, keep)
+            self._release(seq, keep)
         else:
             self._waiting.remove(seq)
         del self._requests[seq.id]
         seq.epoch += 1
 
-    def _leave(self, seq: Sequence, keep: bool = True) -> None:
-        """Take slot and blocks."""
+    def _release(self, seq: Sequence, keep: bool = True) -> None:
+        """Release the slot and the blocks of a sequence."""
         slot = seq.slot
         self._cache.release(seq, self._committed, self._launched, keep)
-        self._slots.leave(slot)
+        self._slots.release(slot)
         del self._running[seq.id]
         if seq in self._decoding:
             self._decoding.remove(seq)

@@ -1,4 +1,4 @@
-"""One request on its way through the core."""
+"""The state of one request in the core."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ import numpy.typing as npt
 
 from headrace.core.constraints import Constraints
 from headrace.core.matcher import Matcher
-from headrace.core.radix import Key, Namespace, Node
+from headrace.core.radix import BlockKey, Namespace, RadixNode
 from headrace.types import Request, SamplingParams, TokenLogprobs
 
 __all__ = ["AGEING", "Sequence", "stop_ids"]
 
 AGEING = 10.0
-"""Seconds of waiting that make up for one level of priority. Since all age alike, the order of any two never changes."""
+"""Seconds of waiting that count as one level of priority. All sequences age equally, so the order of two never
+changes."""
 
 
 def stop_ids(request: Request) -> frozenset[int]:
-    """Tokens that end it."""
+    """Tokens that end a request."""
     return frozenset(request.params.stop_token_ids + (() if request.params.ignore_eos else request.eos_token_ids))
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Waiting (slot -1), running (a slot, blocks and a place in the tree), or ended.
+    """A sequence that waits (slot -1), runs (with a slot, blocks and a node of the tree), or has ended.
 
-    Its row of the block table holds `blocks` blocks: the first `shared` belong to the tree, on the path to `node`, the rest
-    to this sequence alone. It only ever writes to the latter.
+    Its block table holds `blocks` blocks: the first `shared` belong to the tree, on the path to `node`, the others only
+    to this sequence. It only writes to its own blocks.
     """
 
     request: Request
     order: int
-    """Number of arrival: breaks ties."""
+    """Arrival number; breaks ties."""
     tokens: list[int]
     """Prompt and committed output."""
     prompt_len: int
@@ -47,18 +48,18 @@ class Sequence:
     """Bias, bans and mask of its rows."""
     penalised: bool
     matcher: Matcher | None = None
-    """The grammar that its output follows. It has taken in every committed token of the output."""
-    keys: list[Key] = field(default_factory=list)
-    """Tokens of each full block, made when first needed."""
+    """The grammar that its output follows, advanced by every committed token of the output."""
+    keys: list[BlockKey] = field(default_factory=list)
+    """Tokens of each full block, computed when first needed."""
 
     slot: int = -1
-    node: Node | None = None
+    node: RadixNode | None = None
     shared: int = 0
     blocks: int = 0
     filled: int = 0
-    """Positions whose keys and values committed steps have stored."""
+    """The number of positions whose keys and values committed steps have stored."""
     epoch: int = 0
-    """Rises when results under way become void."""
+    """Increases when results in flight become invalid."""
     hold: int = -1
     """After a preemption: the step that must be committed before the sequence may run again."""
 
@@ -66,13 +67,13 @@ class Sequence:
     """Prompt tokens found in the cache when first scheduled; -1 before that."""
     first_scheduled: float = 0.0
     scored: int = 0
-    """Prompt positions whose logprobs were asked of the device."""
+    """The number of prompt positions whose logprobs were requested from the device."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     passed: int = 0
-    """Times that another was taken from the queue's front before this one."""
+    """How often another sequence has overtaken this one at the front of the queue."""
     estimate: int = 0
     estimated_at: int = -1
-    """Cached blocks as seen when this step was scheduled, for the queue's order."""
+    """`estimate` is the number of cached blocks when this step was scheduled, for the order of the queue."""
 
     @staticmethod
     def of(request: Request, order: int, vocab_size: int, matcher: Matcher | None = None) -> Sequence:
@@ -104,22 +105,23 @@ class Sequence:
 
     @property
     def to_score(self) -> int:
-        """Prompt positions whose logits are needed for prompt logprobs: all but the last."""
+        """The number of prompt positions whose logits are needed for prompt logprobs: all but the last."""
         return 0 if self.prompt_logprobs is None else self.prompt_len - 1
 
     @property
     def reusable(self) -> int:
-        """Tokens that may come from the cache: one must be computed, and all those whose logits are still needed."""
+        """The number of tokens that may come from the cache: at least one must be computed, and all whose logits are
+        needed."""
         if self.scored < self.to_score:
             return self.scored
         return len(self.tokens) - 1
 
-    def block_keys(self, block_size: int) -> list[Key]:
+    def block_keys(self, block_size: int) -> list[BlockKey]:
         keys, tokens = self.keys, self.tokens
         for at in range(len(keys) * block_size, len(tokens) - block_size + 1, block_size):
             keys.append(tuple(tokens[at : at + block_size]))
         return keys
 
     def array(self, start: int, stop: int) -> npt.NDArray[np.int32]:
-        """Known tokens as the device takes them."""
+        """Known tokens as an array for the device."""
         return np.array(self.tokens[start:stop], np.int32)

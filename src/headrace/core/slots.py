@@ -1,4 +1,4 @@
-"""What the running sequences are, as arrays: one column a device slot."""
+"""The parameters of the running sequences as arrays, with one column per device slot."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ SEED_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Slots:
-    """A plan's parameter arrays are gathered from here by slot."""
+    """The parameter arrays from which plans gather columns by slot."""
 
     def __init__(self, num_slots: int) -> None:
         self.free = list(range(num_slots - 1, -1, -1))
         self.floats: npt.NDArray[np.float32] = np.zeros((len(FLOAT_ROWS), num_slots), np.float32)
         self.ints: npt.NDArray[np.int32] = np.zeros((len(INT_ROWS) + 3, num_slots), np.int32)
-        """The parameters of `INT_ROWS`, prompt length, alternatives to report (-1: no logprobs), and the last position to be computed."""
+        """The parameters of `INT_ROWS`, prompt length, alternatives to report (-1: no logprobs), and the last position
+        to compute."""
         self.seeds: npt.NDArray[np.uint64] = np.zeros(num_slots, np.uint64)
         self.computed: npt.NDArray[np.int32] = np.zeros(num_slots, np.int32)
-        """Positions that launched steps compute."""
+        """The number of positions that launched steps compute."""
         self.constraints: list[Constraints | None] = [None] * num_slots
 
-    def enter(self, seq: Sequence, computed: int) -> None:
-        """Describe a sequence that has just been given the slot at the end of `free`."""
+    def assign(self, seq: Sequence, computed: int) -> None:
+        """Assign the slot at the end of `free` to a sequence and store its parameters."""
         slot, params = self.free.pop(), seq.params
         assert slot == seq.slot
         self.floats[:, slot] = _float_values(params)
@@ -43,5 +44,5 @@ class Slots:
         self.computed[slot] = computed
         self.constraints[slot] = seq.constraints
 
-    def leave(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         self.free.append(slot)

@@ -1,4 +1,5 @@
-"""Messages between two processes over a stream socket, each after its length. Neither end ever waits for the other."""
+"""Messages between two processes over a stream socket, each with a length prefix. Neither end ever waits for the
+other."""
 
 from __future__ import annotations
 
@@ -12,17 +13,18 @@ __all__ = ["Channel"]
 
 _LENGTH = struct.Struct("<Q")
 _PIECE = 1 << 18
-"""Bytes read at once: more than a socket holds as a rule."""
+"""Bytes read at once: usually more than a socket holds."""
 
 
 class Channel:
-    """One end. What the kernel does not take at once is kept, without a limit, and leaves first. Any thread may send; one receives.
+    """One end of a connection. Any thread may send; one thread receives.
 
-    A process that ends closes its end: this one then reads what was sent before, and is `closed` after that.
+    Data that the kernel does not accept at once is queued, without a limit, and sent first. When the other process
+    ends, its end closes: this end then reads what was sent before, and is `closed` after that.
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        """Takes the connected stream socket over."""
+        """Takes ownership of the connected stream socket."""
         sock.setblocking(False)
         self._socket = sock
         self._lock = threading.Lock()
@@ -31,13 +33,14 @@ class Channel:
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
         self.closed = False
-        """The other end is gone, and everything that it sent has been received."""
+        """The other end has closed, and everything that it sent has been received."""
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, message: bytes) -> bool:
-        """False: something of it is left; `flush` once the socket is writable. Dropped where the other end is gone."""
+        """Send a message. False: a part is left; call `flush` when the socket is writable. Dropped if the other end has
+        closed."""
         data = _LENGTH.pack(len(message)) + message
         with self._lock:
             if self._unsent:
@@ -50,14 +53,14 @@ class Channel:
             return self._flush()
 
     def flush(self) -> bool:
-        """Send what is left. True: nothing is."""
+        """Send queued data. True: none is left."""
         if not self._unsent:
             return True
         with self._lock:
             return self._flush()
 
     def flush_for(self, seconds: float) -> bool:
-        """Send what is left, for at most so many seconds. True: nothing is left."""
+        """Send queued data, for at most so many seconds. True: none is left."""
         end = time.monotonic() + seconds
         writable = select.poll()
         writable.register(self._socket, select.POLLOUT)
@@ -66,7 +69,7 @@ class Channel:
         return sent
 
     def receive(self, wait: float = 0.0) -> list[bytes]:
-        """All messages that have arrived, waiting up to so many seconds where there is none."""
+        """All messages that have arrived. Waits up to so many seconds for the first."""
         if not self._wait(wait):
             return []
         while self._read() == _PIECE:
@@ -74,17 +77,18 @@ class Channel:
         return self._messages()
 
     def other_end_closed(self, wait: float) -> bool:
-        """Whether the other end is gone, with messages of it to receive or not; looks for up to so many seconds."""
-        gone = select.poll()
-        gone.register(self._socket, 0)
-        return bool(gone.poll(wait * 1000))
+        """True if the other end has closed, independently of messages that are left to receive. Waits up to so many
+        seconds."""
+        closed = select.poll()
+        closed.register(self._socket, 0)
+        return bool(closed.poll(wait * 1000))
 
     def close(self) -> None:
-        """Twice is harmless."""
+        """Close the socket. Calling it twice is harmless."""
         self._socket.close()
 
     def _wait(self, wait: float) -> bool:
-        """True where there is something to read. Sends what is left meanwhile."""
+        """True if there is data to read. Sends queued data meanwhile."""
         if self.flush():
             return bool(self._readable.poll(wait * 1000))
         both = select.poll()
@@ -126,7 +130,7 @@ class Channel:
         return True
 
     def _write(self, data: bytes | bytearray) -> int:
-        """Bytes taken. Where the other end is gone: all, for nobody to read."""
+        """The number of bytes sent. If the other end has closed, all bytes count as sent."""
         try:
             return self._socket.send(data)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The engine as an object: requests in, deltas out, one step at a time. Values in, values out; no thread, no socket."""
+"""The engine as a plain object: requests in, deltas out, one step at a time, without threads or sockets."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Protocol
 
 from headrace.core.matcher import Matcher
 from headrace.engine.stats import EngineStats
-from headrace.engine.usage import Figures
+from headrace.engine.usage_stats import UsageStats
 from headrace.errors import DeviceLost, HeadraceError, InvalidRequest, PlatformError
 from headrace.types import Constraint, Delta, Request, SchedulerStats, StepPlan, StepResult
 
-__all__ = ["EngineCore", "GrammarSource", "LaunchedStep", "StepRunner", "StepScheduler"]
+__all__ = ["EngineCore", "GrammarSource", "PendingStep", "StepRunner", "StepScheduler"]
 
 _log = logging.getLogger(__name__)
 
@@ -24,26 +24,26 @@ _DEPTH = 2
 """Steps in flight: one runs, one waits behind it."""
 
 
-class LaunchedStep(Protocol):
+class PendingStep(Protocol):
     def done(self) -> bool: ...
 
     def result(self) -> StepResult: ...
 
 
 class StepRunner(Protocol):
-    """What the loop needs of a runner."""
+    """The members of a runner that the loop uses."""
 
-    def launch(self, plan: StepPlan) -> LaunchedStep: ...
+    def launch(self, plan: StepPlan) -> PendingStep: ...
 
     def recover(self) -> bool:
-        """Called after a step that failed. True if the cache had to be made again: it holds nothing any more."""
+        """Called after a step that failed. True if the cache had to be allocated again and is empty."""
 
     def where_not_finite(self, tokens: Sequence[int]) -> str:
-        """A slow second look at a sequence whose logits were not finite: where that begins, in words."""
+        """Compute a sequence whose logits were not finite again, slowly, and describe where that begins."""
 
 
 class StepScheduler(Protocol):
-    """What the loop needs of `core.Scheduler`."""
+    """The members of `core.Scheduler` that the loop uses."""
 
     def add(self, request: Request, matcher: Matcher | None = None) -> None: ...
 
@@ -69,7 +69,7 @@ class StepScheduler(Protocol):
 
 
 class GrammarSource(Protocol):
-    """What the loop needs of `grammar.compiler.GrammarCompiler`."""
+    """The members of `grammar.compiler.GrammarCompiler` that the loop uses."""
 
     def matchers(self, constraint: Constraint, count: int) -> Future[list[Matcher]]: ...
 
@@ -98,19 +98,19 @@ class EngineCore:
         lost: Callable[[], DeviceLost | None] | None = None,
         grammars: GrammarSource | None = None,
     ) -> None:
-        """`busy_seconds`: the time in which the device has worked since it was opened, from the device itself; without
-        it the time is guessed from when steps are launched and resolved. `lost`: why no step can be launched any more,
-        for an engine that can lose a part of itself while it is idle. `grammars`: makes matchers of constraints."""
+        """`busy_seconds`: the device's counter of its working time; without it the time is estimated from the launch
+        and the end of steps. `lost`: why no step can be launched any more, for an engine that can lose a rank while it
+        is idle. `grammars`: makes matchers for constraints."""
         self._scheduler = scheduler
         self._runner = runner
         self._block_size = block_size
         self._clock = clock
-        self._flying: deque[tuple[StepPlan, LaunchedStep, float]] = deque()
-        self._figures = Figures(max_num_seqs, clock())
+        self._in_flight: deque[tuple[StepPlan, PendingStep, float]] = deque()
+        self._usage = UsageStats(max_num_seqs, clock())
         self._free_at = clock()
-        """When the device ended the last step that was resolved."""
+        """The time at which the device ended the last resolved step."""
         self._duration: float | None = None
-        """Of the last step that was waited for."""
+        """Duration of the last step that the loop waited for."""
         self._lost = lost or _never
         self._grammars = grammars
         self._compiling: list[_Compiling] = []
@@ -121,8 +121,8 @@ class EngineCore:
     def add(self, requests: Sequence[Request]) -> None:
         """Admit all sequences of one request, or none. Raises InvalidRequest, NeverFits, ContextOverflow, Overloaded.
 
-        Sequences with a constraint are admitted by a later `step`, once their grammar is compiled; what is refused then
-        is in `take_refused`.
+        Sequences with a constraint are admitted by a later `step`, after their grammar is compiled; `take_refused` then
+        returns those that were refused.
         """
         constraint = requests[0].constraint
         if constraint is None:
@@ -148,7 +148,7 @@ class EngineCore:
             raise
 
     def _admit_compiled(self) -> None:
-        """Admit what has got its grammar since the last step."""
+        """Admit sequences whose grammar has been compiled since the last step."""
         waiting, self._compiling = self._compiling, []
         for one in waiting:
             if not one.matchers.done():
@@ -161,61 +161,61 @@ class EngineCore:
                     self._refused.append(([request.id for request in one.requests], error))
 
     def abort(self, ids: Sequence[str]) -> None:
-        """Their blocks are free from the next step on. Unknown ids are ignored."""
+        """End sequences; their blocks are free from the next step on. Unknown ids are ignored."""
         for request_id in ids:
             self._scheduler.abort(request_id)
         for one in self._compiling:
             one.requests = [request for request in one.requests if request.id not in ids]
-        # Who aborts knows; nobody waits for these deltas.
+        # The caller doesn't need the deltas of its own aborts.
         self._scheduler.drain()
 
     def finish(self, request_id: str) -> None:
-        """A stop string was found."""
+        """End a sequence because a stop string was found."""
         self._scheduler.finish(request_id)
 
     @property
-    def flying(self) -> int:
-        """Steps launched and not yet brought in."""
-        return len(self._flying)
+    def in_flight(self) -> int:
+        """The number of steps that are launched and not yet resolved."""
+        return len(self._in_flight)
 
     def has_work(self) -> bool:
-        """Work to be scheduled, or a loss to be raised by `step`."""
-        return bool(self._flying or self._compiling) or self._scheduler.has_work() or self._lost() is not None
+        """True if there is work to schedule, or a loss for `step` to raise."""
+        return bool(self._in_flight or self._compiling) or self._scheduler.has_work() or self._lost() is not None
 
     def step(self) -> list[Delta]:
-        """Launch one step and resolve the one before it. Raises DeviceLost; after that the engine is of no more use."""
-        lost = None if self._flying else self._lost()
+        """Launch one step and resolve the one before it. Raises DeviceLost; the engine cannot be used after that."""
+        lost = None if self._in_flight else self._lost()
         if lost is not None:
             raise lost
         if self._compiling:
             self._admit_compiled()
         deltas: list[Delta] = []
-        launched = len(self._flying) < _DEPTH and self._launch(deltas)
-        if len(self._flying) == _DEPTH or (self._flying and not launched):
+        launched = len(self._in_flight) < _DEPTH and self._launch(deltas)
+        if len(self._in_flight) == _DEPTH or (self._in_flight and not launched):
             self._resolve(deltas)
         return deltas
 
     def stats(self) -> EngineStats:
-        """Called by the thread that steps: its processor time is among the figures."""
+        """The engine's stats. Called by the thread that steps, because they include its processor time."""
         now = self._clock()
         return EngineStats(
             scheduler=self._scheduler.stats(),
             block_size=self._block_size,
-            steps=self._figures.steps,
-            device_busy=self._figures.device_busy(now),
-            slot_occupancy=self._figures.slot_occupancy(now),
-            kv_utilization=self._figures.kv_utilization(now),
-            totals=self._figures.totals(time.thread_time()),
+            steps=self._usage.steps,
+            device_busy=self._usage.device_busy(now),
+            slot_occupancy=self._usage.slot_occupancy(now),
+            kv_utilization=self._usage.kv_utilization(now),
+            totals=self._usage.totals(time.thread_time()),
         )
 
-    def _look_at_memory(self, now: float) -> None:
+    def _sample_memory(self, now: float) -> None:
         stats = self._scheduler.stats()
         places = stats.blocks_held * self._block_size
         if places:
-            self._figures.record_memory(now, stats.kv_tokens / places)
+            self._usage.record_memory(now, stats.kv_tokens / places)
 
     def _launch(self, deltas: list[Delta]) -> bool:
-        """True where a step was launched, or failed to be, so that another may be tried at once."""
+        """Launch a step. True if a step was launched or its launch failed, so that another may be tried at once."""
         plan = self._scheduler.schedule(self._clock())
         if plan is None:
             return False
@@ -225,11 +225,11 @@ class EngineCore:
         except Exception as error:
             deltas += self._failed(plan, error)
             return True
-        self._flying.append((plan, launched, now))
+        self._in_flight.append((plan, launched, now))
         return True
 
     def _resolve(self, deltas: list[Delta]) -> None:
-        plan, launched, start = self._flying.popleft()
+        plan, launched, start = self._in_flight.popleft()
         waited = not launched.done()
         try:
             result = launched.result()
@@ -238,33 +238,39 @@ class EngineCore:
             deltas += self._failed(plan, error)
             return
         now = self._clock()
-        worked = self._guess(start, now, waited) if self._busy_seconds is None else self._measure(self._busy_seconds)
-        self._figures.record(now, worked, plan.num_seqs)
-        if self._figures.wants_memory(now):
-            self._look_at_memory(now)
+        worked = (
+            self._estimate_busy(start, now, waited)
+            if self._busy_seconds is None
+            else self._measure_busy(self._busy_seconds)
+        )
+        self._usage.record(now, worked, plan.num_seqs)
+        if self._usage.memory_sample_due(now):
+            self._sample_memory(now)
         deltas += self._scheduler.commit(plan, result, now)
         if self._scheduler.broken:
             self._explain(deltas)
 
     def _explain(self, deltas: list[Delta]) -> None:
-        """Say where the numbers that are not finite come from. One look serves all requests of the step."""
+        """Add to the errors where the numbers that are not finite come from. One check serves all requests of the
+        step."""
         broken, self._scheduler.broken = self._scheduler.broken, {}
         try:
             where = self._runner.where_not_finite(next(iter(broken.values())))
         except Exception as error:
-            where = f"a second look at where that begins failed with {type(error).__name__}: {error}"
+            where = f"the search for their origin failed with {type(error).__name__}: {error}"
         for delta in deltas:
             if delta.request_id in broken:
                 delta.error = f"{delta.error}: {where}"
         _log.error("the model's logits are not finite: %s (requests %s)", where, ", ".join(broken))
 
-    def _measure(self, busy_seconds: Callable[[], float]) -> float:
-        """What the device has worked since it was last asked: mostly on the step that has just ended."""
+    def _measure_busy(self, busy_seconds: Callable[[], float]) -> float:
+        """The device's working time since the last call: mostly for the step that has just ended."""
         before, self._busy_before = self._busy_before, busy_seconds()
         return self._busy_before - before
 
-    def _guess(self, start: float, now: float, waited: bool) -> float:
-        """A step that had ended before it was asked for doesn't say when: the one before it is the best guess."""
+    def _estimate_busy(self, start: float, now: float, waited: bool) -> float:
+        """An estimate of a step's time on the device. If the step had ended before it was resolved, its end is unknown:
+        the duration of the last step that was waited for is the best estimate."""
         began = max(start, self._free_at)
         if waited or self._duration is None:
             self._duration = now - began
@@ -272,7 +278,7 @@ class EngineCore:
         return self._free_at - began
 
     def _failed(self, plan: StepPlan, error: Exception) -> list[Delta]:
-        """Ends the requests of a step that the device could not do, or that we could not give it, and those alone."""
+        """End the requests of a step that could not be launched or failed on the device, and only those."""
         what = str(error) if isinstance(error, PlatformError) else f"{type(error).__name__}: {error}"
         message = f"step {plan.step} failed on the device: {what}"
         trace = None if isinstance(error, PlatformError) else error
@@ -281,11 +287,11 @@ class EngineCore:
             raise error
         deltas = self._scheduler.fail(plan, message)
         if self._runner.recover():
-            # Nothing runs now: what ran with the failed step has been sent back to be computed again.
+            # Nothing runs now: the other sequences of the failed step wait to be computed again.
             self._scheduler.reset_cache()
-            _log.warning("the KV cache was donated to that step: it has been made again, and cached prefixes are gone")
+            _log.warning("the KV cache was donated to that step: it was allocated again, and cached prefixes are lost")
         return deltas
 
 
 def _never() -> None:
-    """A device that is only lost by a step."""
+    """For an engine that only loses its device in a step."""

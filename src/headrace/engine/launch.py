@@ -1,6 +1,6 @@
-"""Starting an engine's process before there is a configuration for it: its imports take longer than everything else.
+"""Starts an engine's process before its configuration is known, because its imports take longer than everything else.
 
-Nothing but the standard library is imported here, so that the start is the first thing a command does.
+Only the standard library is imported here, so that a command can start the process first.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from types import TracebackType
 
 from headrace.engine.spawn import python_module, spawn
 
-__all__ = ["COMMAND", "Launched", "launch"]
+__all__ = ["COMMAND", "EngineProcessHandle", "launch"]
 
 COMMAND = python_module("headrace.engine.process")
 
 
 @dataclass(slots=True)
-class Launched:
-    """A process that imports and then waits for its configuration. As a context manager it ends a process that nobody took over."""
+class EngineProcessHandle:
+    """A process that does its imports and then waits for its configuration. As a context manager it kills a process
+    that was not configured."""
 
     process: subprocess.Popen[bytes]
     link: socket.socket
-    """The other end is the process's: the kernel closes an end when its process dies, however it dies."""
+    """The other end belongs to the process: the kernel closes it when the process exits for any reason."""
     taken: bool = False
 
     def configure(self, text: str) -> None:
-        """Its configuration as JSON, once; with that, whoever calls is the one to end it."""
+        """Send the configuration as JSON, once. From then on the caller is responsible for ending the process."""
         self.taken = True
         assert self.process.stdin is not None
-        # A process that has died already is told of by its end of the link.
+        # The link reports a process that has already exited.
         with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
             pipe.write(text.encode())
 
-    def __enter__(self) -> Launched:
+    def __enter__(self) -> EngineProcessHandle:
         return self
 
     def __exit__(
@@ -52,6 +53,6 @@ class Launched:
             self.link.close()
 
 
-def launch(command: Sequence[str] = COMMAND) -> Launched:
-    """Raises OSError where no process can be started. The process ends with the thread that calls this."""
-    return Launched(*spawn(command, str(os.getpid()), stdin=subprocess.PIPE))
+def launch(command: Sequence[str] = COMMAND) -> EngineProcessHandle:
+    """Start a process. Raises OSError if it cannot be started. The process ends with the thread that calls this."""
+    return EngineProcessHandle(*spawn(command, str(os.getpid()), stdin=subprocess.PIPE))

@@ -1,4 +1,4 @@
-"""Plans of the runner's own: those that no scheduler makes."""
+"""Plans that the runner makes itself, without a scheduler."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy.typing as npt
 from headrace.sampling import DEVICE_ROWS
 from headrace.types import NO_TOKEN, SamplingBatch, StepPlan
 
-__all__ = ["dummy_plan", "history_plan", "lone_plan"]
+__all__ = ["dummy_plan", "history_plan", "single_sequence_plan"]
 
 _Ints = npt.NDArray[np.int32]
 
 
 def dummy_plan() -> StepPlan:
-    """One token of one sequence, sampled greedily. It touches block 0 alone, which is never handed out."""
+    """One token of one sequence, sampled greedily. It only uses block 0, which is never allocated."""
     return _plan(_ints(0), _ints(0), _ints(0), _ints(0), _ints(0))
 
 
-def lone_plan(tokens: int, context: int, block_size: int) -> StepPlan:
-    """`tokens` of one sequence after `context` others, whatever the cache holds there; the last one is sampled greedily. It
-    touches blocks from 1 on."""
+def single_sequence_plan(tokens: int, context: int, block_size: int) -> StepPlan:
+    """`tokens` of one sequence after `context` others, with any content of the cache; the last token is sampled
+    greedily. It uses blocks from 1 on."""
     plan = _plan(
         np.ones(tokens, np.int32),
         context + np.arange(tokens, dtype=np.int32),
@@ -41,7 +41,7 @@ def lone_plan(tokens: int, context: int, block_size: int) -> StepPlan:
 
 
 def history_plan(tokens: _Ints, positions: _Ints, slots: _Ints) -> StepPlan:
-    """Known tokens with the history's rows they belong to, in any order; nothing is sampled."""
+    """Known tokens with their rows of the history, in any order; nothing is sampled."""
     rows, seq = np.unique(slots, return_inverse=True)
     order = np.argsort(seq, kind="stable")
     return _plan(tokens[order], positions[order], seq[order].astype(np.int32), rows.astype(np.int32), _ints())
@@ -56,7 +56,7 @@ def _ints(*values: int) -> _Ints:
 
 
 def _plan(token_ids: _Ints, positions: _Ints, token_seq: _Ints, slots: _Ints, rows: _Ints) -> StepPlan:
-    """Tokens stand in the order of their sequences."""
+    """A plan of tokens that are ordered by sequence."""
     start = np.zeros(len(slots) + 1, np.int32)
     start[1:] = np.bincount(token_seq, minlength=len(slots)).cumsum()
     return StepPlan(

@@ -1,7 +1,7 @@
 """The engine's own process: `python -m headrace.engine.process LINK PARENT`, started by `EngineProcess`.
 
-LINK is a socket's file descriptor, PARENT a process. It imports what an engine needs, reads its configuration (JSON) from
-standard input, and ends when told to, when its device is lost or when its parent is gone.
+LINK is the file descriptor of a socket, PARENT a process id. The process imports the engine's libraries and reads its
+configuration (JSON) from standard input. It ends on Shutdown, when its device is lost or when its parent has exited.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 
 from headrace.config import Config, read_environment
 from headrace.engine.channel import Channel
-from headrace.engine.service import Build, Pulse, serve
-from headrace.engine.spawn import obey_the_parent
+from headrace.engine.service import Build, StallClock, serve
+from headrace.engine.spawn import ignore_terminal_signals
 from headrace.engine.wire import (
     Beat,
     Command,
@@ -40,32 +40,33 @@ from headrace.errors import ConfigError, HeadraceError
 __all__ = ["BEAT_INTERVAL", "main"]
 
 BEAT_INTERVAL = 0.5
-"""Seconds between two beats."""
+"""Seconds between two heartbeats."""
 _PR_SET_PDEATHSIG = 1
-_LINGER = 1.0
-"""Seconds for the last words to leave."""
+_FLUSH_TIMEOUT = 1.0
+"""Seconds to send the last messages."""
 
 _log = logging.getLogger(__name__)
 
 
 def main(arguments: list[str], build: Build | None = None) -> int:
-    """0: told to end. 1: could not load, or the device was lost; the client has been told why."""
-    _die_with(int(arguments[1]))
+    """Run the process. Returns its exit code: 0 after Shutdown; 1 if loading failed or the device was lost, which has
+    been reported to the client."""
+    _end_with_parent(int(arguments[1]))
     channel = Channel(socket.socket(fileno=int(arguments[0])))
-    obey_the_parent()
+    ignore_terminal_signals()
     try:
         logging.basicConfig(level=read_environment().log_level.upper(), format="%(levelname)s engine: %(message)s")
     except ConfigError:
-        return 1  # Whoever started us reads the same variables, and tells what is wrong with them.
-    pulse = Pulse()
+        return 1  # The parent reads the same variables and reports the error.
+    pulse = StallClock()
     threading.Thread(target=_beat, args=(channel, pulse), name="beat", daemon=True).start()
     try:
         return _run(channel, pulse, build)
     finally:
-        channel.flush_for(_LINGER)
+        channel.flush_for(_FLUSH_TIMEOUT)
 
 
-def _run(channel: Channel, pulse: Pulse, build: Build | None) -> int:
+def _run(channel: Channel, pulse: StallClock, build: Build | None) -> int:
     def send(event: Event) -> None:
         channel.send(encode(event))
 
@@ -76,7 +77,7 @@ def _run(channel: Channel, pulse: Pulse, build: Build | None) -> int:
     try:
         chosen = build or _default_build()
         text = sys.stdin.buffer.read()
-        if not text:  # The parent has changed its mind, or is gone.
+        if not text:  # The parent doesn't need the engine any more, or has exited.
             return 0
         engine = chosen(Config.model_validate_json(text), _throttled(send))
     except Exception as error:
@@ -84,7 +85,7 @@ def _run(channel: Channel, pulse: Pulse, build: Build | None) -> int:
             _log.exception("the engine could not load")
         send(Failed(to_wire(error)))
         return 1
-    # What is loaded lives as long as the process: the collector need not look at it again.
+    # Loaded objects live as long as the process: the garbage collector need not scan them again.
     gc.collect()
     gc.freeze()
     send(Ready(engine.info))
@@ -100,9 +101,10 @@ def _run(channel: Channel, pulse: Pulse, build: Build | None) -> int:
 
 
 def _default_build() -> Build:
-    """The heavy imports come after the first beat, and their failure is told like any other."""
+    """Import the engine. The heavy imports start after the first heartbeat, and their failure is reported like any
+    other."""
     threading.Thread(target=_load_libraries, name="libraries", daemon=True).start()
-    # What is imported stays; the collector would look at it again and again, for a tenth of the time that it takes.
+    # Imported objects stay. The garbage collector would scan them repeatedly, which adds a tenth to the import time.
     gc.disable()
     from headrace.engine.startup import build_engine
 
@@ -112,8 +114,11 @@ def _default_build() -> Build:
 
 
 def _load_libraries() -> None:
-    """A thread: torch's shared libraries, as its import will load them, while Python modules are imported. Loading them through
-    `import` would hold the interpreter's lock for a sixth of the time that torch takes. What fails here fails there, and is told."""
+    """Load torch's shared libraries on a thread, in the same way as its import, while Python modules are imported.
+
+    Loading them through `import` would hold the interpreter's lock for a sixth of torch's import time. An error here
+    also occurs there, and is reported there.
+    """
     found = importlib.util.find_spec("torch") if sys.platform == "linux" else None
     if found is None or found.origin is None:
         return
@@ -126,7 +131,7 @@ def _load_libraries() -> None:
 
 
 def _throttled(send: Callable[[Event], None]) -> Callable[[str, float], None]:
-    """A message for each stage and each hundredth of it."""
+    """A progress function that sends one message per stage and per percent of it."""
     last = ("", -1)
 
     def progress(stage: str, done: float) -> None:
@@ -139,16 +144,17 @@ def _throttled(send: Callable[[Event], None]) -> Callable[[str, float], None]:
     return progress
 
 
-def _die_with(parent: int) -> None:
-    """Linux kills this process with its parent, even while it is stopped. Elsewhere the end of the link has to do."""
+def _end_with_parent(parent: int) -> None:
+    """Let Linux kill this process with its parent, even while it is stopped. Other systems rely on the end of the
+    link."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(0)
 
 
-def _beat(channel: Channel, pulse: Pulse) -> None:
-    """A thread: tells the client that this process runs, and ends it when the client's process is gone."""
+def _beat(channel: Channel, pulse: StallClock) -> None:
+    """Send heartbeats to the client, on a thread, and end this process when the client's process has exited."""
     while True:
         channel.send(encode(Beat(pulse.stalled())))
         if channel.other_end_closed(BEAT_INTERVAL):
@@ -158,5 +164,5 @@ def _beat(channel: Channel, pulse: Pulse) -> None:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     logging.shutdown()
-    # Threads of a device's runtime must not keep a process alive whose work is over.
+    # Threads of a device's runtime must not keep the process alive after its work has ended.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Puts plans on a device and brings results back. Nothing in here waits for the device but `Launched.result`."""
+"""Launches plans on a device and reads results back. Only `LaunchedStep.result` waits for the device."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from headrace.kernels.ops import Batch, Ops
 from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor
 from headrace.types import Bucket, KVLayout, StepPlan, StepResult
 
-__all__ = ["Launched", "Model", "Runner", "RunnerConfig"]
+__all__ = ["LaunchedStep", "Model", "Runner", "RunnerConfig"]
 
 _LOGPROB_STEPS = (-1, 0, 8, 32, 128)
-"""Numbers of alternatives that steps are compiled for."""
+"""Numbers of logprob alternatives that steps are compiled for."""
 
 
 class Model(Protocol):
-    """What the runner needs of a model."""
+    """The members of a model that the runner uses."""
 
     def forward(self, batch: Batch, kv: Any, history: Any) -> Any:
         """Logits [R, V]."""
@@ -40,8 +40,8 @@ class RunnerConfig:
     vocab_size: int
 
 
-class Launched:
-    """A step under way."""
+class LaunchedStep:
+    """A step in flight."""
 
     def __init__(self, plan: StepPlan, outputs: Mapping[str, Pending], failed: Callable[[], None]) -> None:
         """`failed` is called before an error of the device is raised."""
@@ -54,7 +54,8 @@ class Launched:
         return all(pending.done() for pending in self._outputs.values())
 
     def result(self) -> StepResult:
-        """Blocks until the device has finished. Raises PlatformError where the device's work failed."""
+        """The result of the step. Blocks until the device has finished. Raises PlatformError if the device's work
+        failed."""
         try:
             arrays = {name: pending.result() for name, pending in self._outputs.items()}
         except PlatformError:
@@ -69,8 +70,8 @@ class Launched:
 class Runner:
     """Owns the cache, the token history and the compiled steps of one device.
 
-    The history is int32 [max_num_seqs, max_model_len] on the device: each running sequence's tokens by position. A step reads
-    from it what the host does not know yet, so step N+1 can be launched before N is read back.
+    The history is int32 [max_num_seqs, max_model_len] on the device: the tokens of each running sequence by position. A
+    step reads from it the tokens that the host does not have yet, so step N+1 can be launched before N is read back.
     """
 
     def __init__(self, device: Device, model: Model, ops: Ops, config: RunnerConfig) -> None:
@@ -84,30 +85,31 @@ class Runner:
         self._kv: KV = None
         self._history: Tensor = None
         self._allocate()
-        self._times_made = 1
-        """How often the cache has been made: a step that fails late may belong to one that is gone."""
+        self._allocations = 1
+        """The number of times the cache was allocated: a step that fails late may have used an earlier cache."""
         self._donated_to_a_failure = False
         self._blocks = -(-config.max_model_len // config.layout.block_size)
         self._executables: dict[tuple[Bucket, int | None], Executable] = {}
         self._resident: dict[str, tuple[npt.NDArray[Any], bytes, Tensor]] = {}
 
-    def launch(self, plan: StepPlan) -> Launched:
-        """Start a step, in order behind those launched before. Raises PlatformError."""
-        made = self._times_made
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Launch a step after all earlier ones. Raises PlatformError."""
+        made = self._allocations
         try:
-            return Launched(plan, self._launch(plan), lambda: self._failed(made))
+            return LaunchedStep(plan, self._launch(plan), lambda: self._failed(made))
         except PlatformError:
             self._failed(made)
             raise
 
     def recover(self) -> bool:
-        """To be called after a step that failed. True if the cache has been made again: where buffers are donated, those of the
-        failed step are gone, and what the cache held with them. Raises DeviceLost if there is no memory for another."""
+        """Must be called after a step that failed. True if the cache had to be allocated again: with donated buffers
+        the failed step has lost them, with the content of the cache. Raises DeviceLost if there is no memory for
+        another cache."""
         if not self._donated_to_a_failure:
             return False
         self._donated_to_a_failure = False
-        self._times_made += 1
-        # Freed before their successors are allocated.
+        self._allocations += 1
+        # Free the old buffers before the new ones are allocated.
         self._kv = self._history = None
         try:
             self._allocate()
@@ -126,12 +128,12 @@ class Runner:
     def _allocate(self) -> None:
         config = self.config
         self._kv = self._device.alloc_kv(config.layout, config.num_blocks)
-        # Rows of padding write somewhere: the row behind the last.
+        # Padding rows write to an extra row after the last.
         shape = (config.max_num_seqs + self._static, config.max_model_len)
         self._history = self._device.put(np.zeros(shape, np.int32))
 
     def _failed(self, made: int) -> None:
-        self._donated_to_a_failure |= not self._capabilities.in_place_kv and made == self._times_made
+        self._donated_to_a_failure |= not self._capabilities.in_place_kv and made == self._allocations
 
     def _launch(self, plan: StepPlan) -> dict[str, Pending]:
         if len(plan.copies):
@@ -148,7 +150,7 @@ class Runner:
         return {name: self._device.get(outputs[name]) for name in names}
 
     def _call(self, plan: StepPlan, top: int | None) -> Mapping[str, Tensor]:
-        """`top` alternatives of logprobs; None only writes the plan's tokens into the history."""
+        """Launch a plan with `top` logprob alternatives; None only writes the plan's tokens to the history."""
         bucket = self._bucket(plan)
         arrays = plan_arrays(plan, self.config.vocab_size)
         if self._static:
@@ -164,7 +166,7 @@ class Runner:
         return outputs
 
     def _step_fn(self, top: int | None) -> StepFn:
-        # Where buffers are donated the history changes its identity, as the cache does.
+        # With donated buffers the history becomes a new tensor at each step, like the cache.
         carry = not self._capabilities.in_place_kv
 
         def history_of(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -184,8 +186,8 @@ class Runner:
         return load if top is None else step
 
     def _put(self, name: str, array: npt.NDArray[Any]) -> Tensor:
-        """Most inputs are the same from one decode step to the next: those stay where they are. Arrays of plans are read-only,
-        so the same object is known to be the same without a look at it."""
+        """The input on the device. Most inputs don't change from one decode step to the next, so their tensors are
+        reused. Arrays of plans are read-only, so the same object needs no comparison."""
         kept = self._resident.get(name)
         if kept is not None and kept[0] is array:
             return kept[2]
@@ -198,7 +200,8 @@ class Runner:
         return tensor
 
     def _bucket(self, plan: StepPlan) -> Bucket:
-        """Without static shapes there are two: rows for sampling, and rows for a logprob of every prompt token."""
+        """The bucket of a plan. Without static shapes there are two: one for sampling, one for logprobs of all prompt
+        tokens."""
         config = self.config
         many = plan.num_rows > config.max_num_seqs
         if not self._static:
@@ -212,7 +215,7 @@ class Runner:
         return Bucket(tokens, seqs, rows, self._blocks, _bias_size(len(plan.sampling.bias_row)), _next_power(masks))
 
     def _load_history(self, plan: StepPlan) -> None:
-        """Known tokens that no step computes go into the history with the operator that writes a step's tokens there."""
+        """Write known tokens that no step computes to the history, with the operator that writes a step's tokens."""
         size = self.config.max_num_batched_tokens
         for start in range(0, len(plan.history_tokens), size):
             part = slice(start, start + size)
@@ -229,7 +232,7 @@ def _next_power(value: int) -> int:
 
 
 def _bias_size(count: int) -> int:
-    """8, 64, 512, …: a step is compiled for each, and one bias in a batch of many is usual."""
+    """The padded number of biases: 8, 64, 512, … A step is compiled for each size, and most batches have few biases."""
     size = 8
     while size < count:
         size *= 8

@@ -1,4 +1,5 @@
-"""Where numbers that are not finite come from: the tokens once more, operator by operator, beside the engine's own cache."""
+"""Finds the origin of numbers that are not finite: computes the tokens again, operator by operator, in a separate
+cache."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.engine.plans import lone_plan
+from headrace.engine.plans import single_sequence_plan
 from headrace.kernels.inputs import batch_of, pad_arrays, plan_arrays
 from headrace.kernels.weight import Weight
 from headrace.platforms.interface import Device
@@ -27,15 +28,15 @@ def first_not_finite(
 ) -> str | None:
     """The layer and the operator whose result is the first that is not finite; None if every result is.
 
-    It computes the tokens as one sequence in a cache of its own, and is slow: every result is looked at on the host. Raises what
-    the device raises.
+    It computes the tokens as one sequence in a separate cache, and is slow: every result is checked on the host.
+    Raises what the device raises.
     """
     probe = _Probe(device, ops, _names(model), len(tokens))
     probed = copy.copy(model)
     for name, value in vars(model).items():
         if value is ops:
             setattr(probed, name, probe)
-    plan = replace(lone_plan(len(tokens), 0, layout.block_size), token_ids=np.array(tokens, np.int32))
+    plan = replace(single_sequence_plan(len(tokens), 0, layout.block_size), token_ids=np.array(tokens, np.int32))
     arrays = plan_arrays(plan, vocab_size)
     if device.capabilities().static_shapes:
         arrays = pad_arrays(arrays, Bucket(len(tokens), 1, len(tokens), plan.block_tables.shape[1]), 1)
@@ -50,7 +51,7 @@ def first_not_finite(
 
 
 class _Probe:
-    """The operators, each with a look at what it gives."""
+    """The operators, with a check of every result."""
 
     def __init__(self, device: Device, ops: Any, names: Mapping[int, str], count: int) -> None:
         self._device, self._ops, self._names, self._count = device, ops, names, count
@@ -86,7 +87,7 @@ class _Probe:
 
 
 def _names(model: Any) -> dict[int, str]:
-    """Where each weight lies, by its identity."""
+    """Identity of each weight → its name."""
     found: dict[int, str] = {}
     _walk(getattr(model, "weights", model), "", found)
     return found

@@ -1,4 +1,4 @@
-"""The loop around an engine: commands in, events out, until it is told to stop. The same in a thread and in a process."""
+"""The loop around an engine: commands in, events out, until Shutdown. It is the same in a thread and in a process."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from headrace.engine.wire import (
 )
 from headrace.errors import HeadraceError, PlatformError
 
-__all__ = ["Build", "BuiltEngine", "Progress", "Pulse", "serve"]
+__all__ = ["Build", "BuiltEngine", "Progress", "StallClock", "serve"]
 
 Receive = Callable[[float], list[Command]]
-"""Commands that have come, waiting up to so many seconds for the first."""
+"""Returns the commands that have arrived; waits up to so many seconds for the first."""
 Send = Callable[[Event], None]
 
 Progress = Callable[[str, float], None]
-"""Told while an engine loads: (stage, done from 0 to 1)."""
+"""Called while an engine loads: (stage, done from 0 to 1)."""
 
 _log = logging.getLogger(__name__)
 
@@ -59,8 +59,8 @@ class BuiltEngine(Protocol):
 Build = Callable[[Config, Progress], BuiltEngine]
 
 
-class Pulse:
-    """When the loop last came round. Written by the loop, read by the thread that tells of it."""
+class StallClock:
+    """Measures how long the loop has made no progress. The loop writes it, the heartbeat thread reads it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -70,13 +70,13 @@ class Pulse:
         self._since = self._clock() if busy else None
 
     def stalled(self) -> float:
-        """Seconds since then; 0 where the loop had nothing to do."""
+        """Seconds since the last iteration; 0 if the loop had nothing to do."""
         since = self._since
         return 0.0 if since is None else self._clock() - since
 
 
-def serve(core: EngineCore, receive: Receive, send: Send, pulse: Pulse) -> None:
-    """Runs until Shutdown. Raises DeviceLost, after a Failed has been sent."""
+def serve(core: EngineCore, receive: Receive, send: Send, pulse: StallClock) -> None:
+    """Run until Shutdown. Raises DeviceLost after a Failed event has been sent."""
     wait = 0.0
     while True:
         for command in receive(wait):
@@ -98,8 +98,8 @@ def serve(core: EngineCore, receive: Receive, send: Send, pulse: Pulse) -> None:
             send(Refused(ids, to_wire(reason)))
         if deltas:
             send(Deltas(deltas))
-        # Work that cannot be scheduled while nothing runs waits for a command, not for the processor.
-        wait = 0.0 if core.flying or deltas else _STUCK
+        # If nothing runs and no work can be scheduled, wait for a command instead of using the processor.
+        wait = 0.0 if core.in_flight or deltas else _STUCK
 
 
 def _handle(core: EngineCore, command: Command, send: Send) -> None:
@@ -121,7 +121,7 @@ def _add(core: EngineCore, command: Add, send: Send) -> None:
     except HeadraceError as error:
         send(Refused([child.id for child in children], to_wire(error)))
     except Exception as error:
-        # A fault of ours ends this request, not the engine.
-        _log.exception("request %s could not be taken", request.id)
+        # An internal error ends this request, not the engine.
+        _log.exception("request %s could not be added", request.id)
         what = WireError("HeadraceError", f"the engine failed on this request: {type(error).__name__}: {error}")
         send(Refused([child.id for child in children], what))

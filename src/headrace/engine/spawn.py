@@ -1,6 +1,6 @@
-"""Starting a process of the engine's: Python with a module, a socket to its parent, and logs as its only output.
+"""Starts a process of the engine: Python with a module, a socket to its parent, and logs as its only output.
 
-Nothing but the standard library is imported here, so that the start is the first thing a command does.
+Only the standard library is imported here, so that a command can start the process first.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 
 from headrace.streams import open_missing_streams
 
-__all__ = ["obey_the_parent", "python_module", "spawn"]
+__all__ = ["ignore_terminal_signals", "python_module", "spawn"]
 
 _STDERR = 2
 _SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
-"""Without the working directory among the folders of modules: a `random.py` there is the user's, not Python's."""
+"""Leaves the working directory out of the module path: a `random.py` there must not replace Python's."""
 
 
 def python_module(name: str) -> tuple[str, ...]:
@@ -26,14 +26,15 @@ def python_module(name: str) -> tuple[str, ...]:
 
 
 def spawn(command: Sequence[str], *arguments: str, stdin: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """The process, and this end of its link. Its arguments are the descriptor of the other end, then `arguments`. Raises OSError.
+    """Start a process and return it with this end of its link. Raises OSError.
 
-    SIGINT and SIGTERM reach the process only once `obey_the_parent` has been called there: a terminal signals the whole group, and
-    an interrupt in the middle of its imports would be a traceback.
+    The arguments of the process are the descriptor of the other end, then `arguments`. SIGINT and SIGTERM are blocked
+    in the process until it calls `ignore_terminal_signals`: a terminal signals the complete process group, and an
+    interrupt during the imports would print a traceback.
     """
     open_missing_streams()
     ours, theirs = socket.socketpair()
-    # Its output would mix with the answers of a command-line client: logs belong on stderr.
+    # Its output must not mix with the answers of a command-line client: logs go to stderr.
     output = subprocess.DEVNULL if sys.__stderr__ is None else _STDERR
     try:
         with theirs, _signals_held():
@@ -47,8 +48,9 @@ def spawn(command: Sequence[str], *arguments: str, stdin: int) -> tuple[subproce
     return process, ours
 
 
-def obey_the_parent() -> None:
-    """For the started process: a terminal or a supervisor signals the whole group, and the parent says when to end."""
+def ignore_terminal_signals() -> None:
+    """Ignore SIGINT and SIGTERM in the started process. A terminal or supervisor signals the complete process group,
+    but only the parent decides when this process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
@@ -57,7 +59,8 @@ def obey_the_parent() -> None:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """A process inherits which signals are held back. Here they come a moment later."""
+    """Block the signals while a process is started, because it inherits the mask. This process receives them
+    afterwards."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows has none.
         yield
         return

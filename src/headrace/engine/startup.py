@@ -1,4 +1,4 @@
-"""Builds an engine from a configuration. One path for one rank and for many: one rank is a group without followers."""
+"""Builds an engine from a configuration. One rank and many use the same code: one rank is a group without followers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.config import Config, Resolved, resolve
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.core_loop import EngineCore
-from headrace.engine.loading import LoadedRank, load_rank, open_rank
 from headrace.engine.plans import dummy_plan
+from headrace.engine.rank_loading import LoadedRank, load_rank, open_rank
 from headrace.engine.ranks.leader import COMMAND, Followers
 from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
 from headrace.engine.runner import Runner
@@ -58,15 +58,15 @@ class Engine:
 
 
 def build_engine(config: Config, progress: Progress, follower: tuple[str, ...] = COMMAND) -> Engine:
-    """Load everything, on every rank. `config.model.model` is a path or a name of the catalogue; `follower` starts a
-    process of another rank.
+    """Load everything, on every rank. `config.model.model` is a path or a name of the catalogue; `follower` is the
+    command that starts another rank.
 
-    A device learns the arithmetic from the options that the user set, `threads` and `dtype` (a platform without threads
-    refuses the option). Otherwise the device follows `weight.scheme`, as `resolve` does; the KV dtype stands in the
-    layout that `alloc_kv` is given.
+    A device gets its arithmetic from the options that the user set, `threads` and `dtype` (a platform without threads
+    refuses the option). Otherwise the device follows `weight.scheme`, as `resolve` does. The KV dtype is in the layout
+    that `alloc_kv` receives.
 
-    Raises what the parts raise, whichever rank it was: ModelNotFound, CheckpointError, UnsupportedModel, ConfigError,
-    PluginError, PlatformError; ConfigError also for a number of ranks that the model or the platform has no room for.
+    Raises the errors of every rank: ModelNotFound, CheckpointError, UnsupportedModel, ConfigError, PluginError,
+    PlatformError; ConfigError also if the model or the platform cannot have so many ranks.
     """
     progress("checkpoint", 0.0)
     size = config.parallel.tensor_parallel_size
@@ -99,7 +99,7 @@ def build_on(
     progress: Progress,
     followers: Followers | None = None,
 ) -> Engine:
-    """Build on a device that is open; it stays open when this raises. `followers` have been started; default: none."""
+    """Build on an open device, which stays open if this raises. `followers` have been started; default: none."""
     followers = followers or Followers("", 1, lambda rank: 0)
     make_backend = find_backend(config.model.grammar_backend)
     resolved, reasons = _resolve(config, checkpoint, device, f"{platform} device {config.device.index}", followers.size)
@@ -111,9 +111,9 @@ def build_on(
     followers.await_all(Loaded)
     runner = followers.runner(own.runner)
     progress("first step", 0.0)
-    # What is compiled or bound on first use is ready after this. Block 0 is never handed out.
+    # This step compiles and binds everything that is made on first use. Block 0 is never allocated.
     runner.launch(dummy_plan()).result()
-    own.keep_weights()
+    own.save_packed()
     vocab = checkpoint.decoder_config.vocab
     grammars = GrammarCompiler(lambda: open_backend(make_backend, checkpoint.path, vocab, checkpoint.eos_token_ids))
     core = EngineCore(
@@ -129,7 +129,7 @@ def build_on(
 
 
 def busy_seconds(device: Device) -> Callable[[], float] | None:
-    """The device's own count of the seconds in which it has worked; None if it keeps none."""
+    """The device's counter of the seconds in which it has worked; None if it has none."""
     found = device.extension(BusySeconds)
     return None if found is None else found.busy_seconds
 
@@ -137,7 +137,7 @@ def busy_seconds(device: Device) -> Callable[[], float] | None:
 def _resolve(
     config: Config, checkpoint: Checkpoint, device: Device, name: str, size: int
 ) -> tuple[Resolved, list[str]]:
-    """The choices for every rank: as much as rank 0 has room for, of which ranks of one host get a share each."""
+    """The choices for every rank, from the free memory of rank 0, which ranks of one host share."""
     capabilities, (free, _) = device.capabilities(), device.memory()
     if capabilities.host_memory:
         free = max(0, free - checkpoint.total_bytes) // size
@@ -194,7 +194,7 @@ def _engine_info(
 
 
 def _device_index(platform: Platform, config: Config, rank: int) -> int:
-    """Each rank has a device of its own, unless the platform's one device is the machine."""
+    """The device of a rank: each rank has its own, unless the platform's only device is the host."""
     count = len(platform.devices())
     return config.device.index + (rank if count > 1 else 0)
 

@@ -1,4 +1,4 @@
-"""What an engine reports about itself: a snapshot for `/metrics`, and totals since its start."""
+"""The stats of an engine: a snapshot for `/metrics`, and totals since its start."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ __all__ = ["EngineStats", "EngineTotals"]
 
 @dataclass(frozen=True, slots=True)
 class EngineTotals:
-    """Since the engine's start; none ever falls. Two readings give the means of what lay between them, whatever was before."""
+    """Totals since the engine's start; they never decrease. The difference of two readings gives the means between
+    them."""
 
     busy_seconds: float = 0.0
-    """In which the device worked on steps."""
+    """Seconds in which the device worked on steps."""
     slot_shares: float = 0.0
     """Running sequences over max_num_seqs, summed over the steps."""
     kv_shares: float = 0.0
-    """Tokens stored over token places in held blocks, summed over looks at the memory."""
-    kv_looks: int = 0
+    """Stored tokens over the capacity of held blocks, summed over the samples of the memory."""
+    kv_samples: int = 0
     host_seconds: float = 0.0
     """Processor time of the thread that schedules, plans, launches and commits."""
     peak_bytes: int = 0
-    """The most memory that the engine's process has held, other ranks' not among it; 0 where the system does not tell."""
+    """Peak memory of the engine's process, without other ranks; 0 if the system does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,6 @@ class EngineStats:
     slot_occupancy: float
     """Running sequences over max_num_seqs, mean over the last window's steps."""
     kv_utilization: float
-    """Tokens stored over token places in held blocks, mean over the last window; 0 when nothing ran in it."""
+    """Stored tokens over the capacity of held blocks, mean over the last window; 0 when nothing ran in it."""
     restarts: int = 0
     totals: EngineTotals = EngineTotals()

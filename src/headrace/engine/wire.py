@@ -1,6 +1,6 @@
-"""The messages between a client and its engine: msgspec structs in MessagePack. There is no pickle anywhere.
+"""The messages between a client and its engine: msgspec structs in MessagePack. Pickle is never used.
 
-The client sends commands, the engine events. In one process the same objects pass without being encoded.
+The client sends commands, the engine sends events. Within one process the same objects are passed without encoding.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ __all__ = [
 ]
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of all: an array whose first entry is the type's name."""
+class WireMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all messages: an array whose first entry is the name of the type."""
 
 
-class WireError(Message, frozen=True):
-    """An error of `errors.py` on its way."""
+class WireError(WireMessage, frozen=True):
+    """An error of `errors.py` as a message."""
 
     kind: str
     message: str
@@ -57,8 +57,8 @@ class WireError(Message, frozen=True):
     tensor: str | None = None
 
 
-class EngineInfo(Message, frozen=True):
-    """What the engine resolved while it loaded."""
+class EngineInfo(WireMessage, frozen=True):
+    """The values that the engine resolved while it loaded."""
 
     path: str
     max_model_len: int
@@ -71,81 +71,81 @@ class EngineInfo(Message, frozen=True):
     num_blocks: int
     max_num_seqs: int
     reasons: tuple[str, ...] = ()
-    """Why each open choice was made as it was."""
+    """The reason of each automatic choice."""
 
     @property
     def kv_tokens(self) -> int:
-        """Token places of the KV cache. Block 0 is padding."""
+        """Capacity of the KV cache in tokens. Block 0 is padding."""
         return (self.num_blocks - 1) * self.block_size
 
 
-class Add(Message, frozen=True):
-    """Sequences of one request, which differ in id and seed alone: all are admitted or none."""
+class Add(WireMessage, frozen=True):
+    """Adds the sequences of one request, which only differ in id and seed: all or none are admitted."""
 
     request: Request
     children: list[tuple[str, int]]
     """(id, seed) of each; they replace the request's own."""
 
 
-class Abort(Message, frozen=True):
-    """End sequences by exact id; unknown ones are ignored. Nothing more is sent for them."""
+class Abort(WireMessage, frozen=True):
+    """Ends sequences by exact id; unknown ids are ignored. No more deltas are sent for them."""
 
     ids: list[str]
 
 
-class Finish(Message, frozen=True):
-    """A stop string was found: the sequence ended well. Nothing more is sent for it."""
+class Finish(WireMessage, frozen=True):
+    """Ends a sequence normally, because a stop string was found. No more deltas are sent for it."""
 
     id: str
 
 
-class GetStats(Message, frozen=True):
+class GetStats(WireMessage, frozen=True):
     number: int
 
 
-class Shutdown(Message, frozen=True):
-    """End the engine at once."""
+class Shutdown(WireMessage, frozen=True):
+    """Ends the engine at once."""
 
 
-class Loading(Message, frozen=True):
+class Loading(WireMessage, frozen=True):
     stage: str
     done: float
     """0 to 1."""
 
 
-class Ready(Message, frozen=True):
+class Ready(WireMessage, frozen=True):
     info: EngineInfo
 
 
-class Failed(Message, frozen=True):
-    """The engine cannot load, or its device is lost. Nothing follows."""
+class Failed(WireMessage, frozen=True):
+    """The engine cannot load, or its device is lost. This is the last event."""
 
     error: WireError
 
 
-class Deltas(Message, frozen=True):
-    """What one step brought."""
+class Deltas(WireMessage, frozen=True):
+    """The deltas of one step."""
 
     deltas: list[Delta]
 
 
-class Refused(Message, frozen=True):
+class Refused(WireMessage, frozen=True):
     """An Add that was not admitted; no sequence of it exists."""
 
     ids: list[str]
     error: WireError
 
 
-class StatsReply(Message, frozen=True):
+class StatsReply(WireMessage, frozen=True):
     number: int
     stats: EngineStats
 
 
-class Beat(Message, frozen=True):
-    """Sent every half second by a thread of its own, also while a step runs or the model loads."""
+class Beat(WireMessage, frozen=True):
+    """A heartbeat. A separate thread sends it every half second, also while a step runs or the model loads."""
 
     stalled: float
-    """Seconds since the loop last made progress with work to do; 0 when it is idle."""
+    """Seconds since the loop last made progress; 0 when it is idle."""
 
 
 Command = Add | Abort | Finish | GetStats | Shutdown
@@ -153,7 +153,7 @@ Event = Loading | Ready | Failed | Deltas | Refused | StatsReply | Beat
 
 
 def _plain(value: Any) -> Any:
-    """numpy scalars as Python's."""
+    """Convert a numpy scalar to a Python number."""
     return value.item()
 
 
@@ -180,21 +180,21 @@ _NO_MEMORY = re.compile("(can't|cannot) allocate memory|failed to map segment|ca
 
 
 def as_ours(error: Exception) -> Exception:
-    """A library's error for memory or threads that a limit refuses, as OutOfMemory; any other error as it is."""
+    """OutOfMemory for a library's error about a limit of memory or threads; any other error unchanged."""
     if isinstance(error, HeadraceError) or not (isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))):
         return error
     return errors.OutOfMemory(
-        f"{type(error).__name__}: {error}: a limit of this process's memory or threads is reached; raise it (ulimit -v, "
-        "ulimit -u, a container's memory), or choose a smaller model or less --kv-memory"
+        f"{type(error).__name__}: {error}: a limit of this process's memory or threads was reached; raise it (ulimit "
+        "-v, ulimit -u, a container's memory), or choose a smaller model or less --kv-memory"
     )
 
 
 def to_wire(error: Exception) -> WireError:
-    """What is not of `errors.py` travels as EngineDead with its type in the message."""
+    """An error as a message. An error that is not in `errors.py` becomes EngineDead with its type in the text."""
     error = as_ours(error)
     if not isinstance(error, HeadraceError):
         return WireError("EngineDead", f"{type(error).__name__}: {error}")
-    # A plugin may raise a class of its own: it arrives as the nearest of ours.
+    # A plugin may raise its own class: the client receives the nearest base class of `errors.py`.
     kind = next(base.__name__ for base in type(error).__mro__ if base.__name__ in errors.__all__)
     return WireError(
         kind,
@@ -208,7 +208,7 @@ def to_wire(error: Exception) -> WireError:
 
 
 def from_wire(wire: WireError) -> HeadraceError:
-    """The error again, of the same class with the same fields."""
+    """The error of a message, with the same class and fields."""
     kind = getattr(errors, wire.kind, EngineDead)
     if issubclass(kind, Overloaded):
         return kind(wire.message, 1.0 if wire.retry_after is None else wire.retry_after)

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from headrace.core.matcher import Matcher
 from headrace.errors import HeadraceError, InvalidRequest, Overloaded, PluginError
 from headrace.grammar.backend import CompiledGrammar, GrammarBackend
+from headrace.grammar.dormant import with_reasoning
 from headrace.types import Constraint
 
 __all__ = ["GrammarCompiler"]
@@ -96,7 +97,7 @@ class GrammarCompiler:
             raise InvalidRequest(str(found), constraint.field, found.code)
         try:
             with self._lock:
-                return [found.matcher() for _ in range(count)]
+                return [with_reasoning(found.matcher(), constraint) for _ in range(count)]
         except Exception as error:
             raise PluginError(f"the grammar backend failed: {type(error).__name__}: {error}") from error
 

@@ -20,6 +20,12 @@ _MAX_TEXT = 256 << 10
 _WHITESPACE = r"[ \n\t]{1,32}"
 """Bounded: unbounded whitespace lets a model spin until max_tokens."""
 _NORMAL_STOPS = ("NotStopped", "NoExtension", "EndOfSentence")
+_ALWAYS: dict[str, Any] = {
+    "lenient": False,
+    "coerce_one_of": False,
+    # Without `u`: a free key could spell a listed property's name by escapes, and hold any value.
+    "json_allowed_escapes": 'nrbtf\\"',
+}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "flexible": {"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE},
     "compact": {"whitespace_flexible": False},
@@ -82,10 +88,12 @@ class LlguidanceBackend:
         try:
             if kind in ("json_schema", "json_object"):
                 schema = {"type": "object"} if kind == "json_object" else checked_schema(text, constraint.strict)
-                overrides: Any = {"lenient": False, "coerce_one_of": False, **_OPTIONS[constraint.whitespace]}
+                overrides: Any = {**_ALWAYS, **_OPTIONS[constraint.whitespace]}
                 return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides))
             if kind == "regex":
                 return str(llguidance.LLMatcher.grammar_from_regex(text))
+            if kind == "tool_calls":
+                return _tool_calls(text, constraint.whitespace)
             if kind == "choice":
                 return str(llguidance.grammar_from("choice", _choices(text)))
             if "x-guidance" in text:
@@ -129,6 +137,18 @@ class _LlguidanceMatcher:
         matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
         # In error the mask admits ends alone: unnoticed, it would look like a clean stop.
         return _first_line(matcher.get_error()) if matcher.is_error() else None
+
+
+def _tool_calls(text: str, whitespace: str) -> str:
+    """The server's own grammar, with the tools' schemas checked and added."""
+    given = json.loads(text)
+    rules = [given["lark"]]
+    for at, (schema, strict) in enumerate(zip(given["schemas"], given["strict"], strict=True)):
+        checked = checked_schema(json.dumps(schema), strict)
+        if isinstance(checked, dict):
+            checked = checked | {"x-guidance": {"lenient": False, "coerce_one_of": False, **_OPTIONS[whitespace]}}
+        rules.append(f"schema_{at}: %json {json.dumps(checked)}")
+    return str(llguidance.grammar_from("lark", "\n".join(rules)))
 
 
 def _choices(text: str) -> str:

@@ -10,7 +10,7 @@ from headrace.grammar.backend import GrammarBackend, GrammarVocabulary, MakeGram
 from headrace.plugins import PluginSet, discover
 from headrace.tokenization.tokenizer import load_tokenizer
 
-__all__ = ["find_backend", "open_backend"]
+__all__ = ["find_backend", "open_backend", "read_vocabulary"]
 
 _HOOK = "headrace_grammar_backends"
 
@@ -36,16 +36,20 @@ def open_backend(
 ) -> GrammarBackend:
     """Read the vocabulary of a checkpoint and set the backend up for it; takes about a second. `width`: columns of the
     logits. Raises what `load_tokenizer` does."""
+    return make(read_vocabulary(checkpoint, width, eos_token_ids))
+
+
+def read_vocabulary(checkpoint: Path, width: int, eos_token_ids: tuple[int, ...]) -> GrammarVocabulary:
+    """The tokens of a checkpoint. Raises what `load_tokenizer` does."""
     tokenizer = load_tokenizer(checkpoint)
     size = min(tokenizer.vocab_size, width)
-    vocabulary = GrammarVocabulary(
+    return GrammarVocabulary(
         token_bytes=[tokenizer.token_bytes(i) for i in range(size)],
         special_ids=frozenset(token for token in tokenizer.special_ids if token < size),
         eos_token_ids=tuple(token for token in eos_token_ids if token < size),
         width=width,
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
     )
-    return make(vocabulary)
 
 
 def _llguidance(vocabulary: GrammarVocabulary) -> GrammarBackend:

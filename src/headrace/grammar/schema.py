@@ -6,10 +6,12 @@ Source of the rules: JSON Schema draft 2020-12, and the library's behaviour over
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.errors import InvalidRequest
+from headrace.errors import InvalidRequest, excerpt
+from headrace.grammar.pattern import translated
 
 __all__ = ["checked_schema"]
 
@@ -23,6 +25,8 @@ _LARGEST_DIVISOR = 100_000
 _NUMBERS = ("const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _DATA = ("const", "enum", "default", "examples")
 """Keywords whose values are data, not schemas."""
+_CONSTANTS = ("/const", "/enum")
+_ESCAPED = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
 _DATE = (
     rf"(?:{_LEAP}|[0-9]{{4}}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|"
@@ -66,10 +70,17 @@ def _checked(value: Any, strict: bool, where: str, depth: int) -> Any:
             continue
         if name in _DATA:
             found[name] = item
+        elif name == "pattern" and isinstance(item, str):
+            found[name] = _translated(item, f"{where}/{name}")
         elif name in ("properties", "patternProperties", "$defs", "definitions") and isinstance(item, dict):
             found[name] = {
-                key: _checked(part, strict, f"{where}/{name}/{key}", depth + 1) for key, part in item.items()
+                (_translated(key, f"{where}/{name}") if name == "patternProperties" else key): _checked(
+                    part, strict, f"{where}/{name}/{key}", depth + 1
+                )
+                for key, part in item.items()
             }
+            if len(found[name]) != len(item):
+                raise _refusal(f"at {where}/{name}: two patterns mean the same")
         else:
             found[name] = _checked(item, strict, f"{where}/{name}", depth + 1)
     return _with_exact_format(found, where)
@@ -91,6 +102,13 @@ def _with_exact_format(schema: dict[str, Any], where: str) -> dict[str, Any]:
     }
 
 
+def _translated(pattern: str, where: str) -> str:
+    try:
+        return translated(pattern)
+    except ValueError as error:
+        raise _refusal(f"at {where}: {error}") from None
+
+
 def _check_numbers(schema: Mapping[str, Any], where: str) -> None:
     for name in _NUMBERS:
         _check_exact(schema.get(name), f"{where}/{name}")
@@ -98,6 +116,8 @@ def _check_numbers(schema: Mapping[str, Any], where: str) -> None:
     if isinstance(divisor, (int, float)) and divisor > _LARGEST_DIVISOR:
         raise _refusal(f"at {where}/multipleOf: {divisor} is above {_LARGEST_DIVISOR}: too many states")
     _check_exact(schema.get("enum"), f"{where}/enum")
+    for name in ("const", "enum", "properties", "required"):
+        _check_characters(schema.get(name), f"{where}/{name}")
 
 
 def _check_exact(value: Any, where: str) -> None:
@@ -109,6 +129,15 @@ def _check_exact(value: Any, where: str) -> None:
     if isinstance(value, (list, dict)):
         for at, item in enumerate(value.values() if isinstance(value, dict) else value):
             _check_exact(item, f"{where}/{at}")
+
+
+def _check_characters(value: Any, where: str) -> None:
+    """Texts have no escapes with `\\u`, so that no name can be written in two ways; these characters need one."""
+    if isinstance(value, str) and _ESCAPED.search(value):
+        raise _refusal(f"at {where}: {excerpt(value, 60)} has a control character that cannot be written")
+    if isinstance(value, (list, dict)):
+        for item in (*value, *(value.values() if isinstance(value, dict) and where.endswith(_CONSTANTS) else ())):
+            _check_characters(item, where)
 
 
 def _check_properties(schema: Mapping[str, Any], where: str) -> None:

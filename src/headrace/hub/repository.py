@@ -1,7 +1,7 @@
-"""Models from a hub's repositories, through huggingface_hub: resumable, cached, and only the files that are needed.
+"""Fetches models from a hub's repositories through huggingface_hub: resumable, cached, and only the files needed.
 
-The library reads HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE itself, and keeps what it fetches where other programs
-that use it look too. Weights are taken as safetensors or GGUF alone: a pickle can run code when it is loaded.
+The library reads HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE itself, and its cache is shared with other programs
+that use it. Only safetensors and GGUF files are accepted: a pickle can run code when it is loaded.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _SHOWN = 8
 def fetch_repository(wanted: Repository, progress: Progress, endpoint: str | None = None) -> Path:
     """The directory of the model, or its GGUF file; fetched unless it is in the cache. `endpoint`: default HF_ENDPOINT.
 
-    `progress(what, done, total)` counts bytes. Without a connection the cached copy serves, and a log line says so. Raises
-    ModelNotFound that says whether the repository, the revision or the file is missing, or the access.
+    `progress(what, done, total)` counts bytes. Without a connection the cached copy is used, and a log line reports it.
+    Raises ModelNotFound that names the cause: the repository, the revision or the file is missing, or access is denied.
     """
-    # Late: it takes a while to import, and only fetching needs it.
+    # Late: the import takes long, and only fetching needs it.
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     unreachable: tuple[type[BaseException], ...] = (
@@ -70,22 +70,23 @@ def _fetch(wanted: Repository, progress: Progress, endpoint: str | None) -> Path
     file = _gguf_file(wanted, names)
     if file is not None:
         path = Path(hf_hub_download(filename=file, tqdm_class=_reporter(file, progress), **common))
-        _remember_revision(wanted, path.parents[file.count("/")])
+        _store_revision(wanted, path.parents[file.count("/")])
         return path
     chosen = {*_SETTINGS & names}
     if _INDEX in names:
         index = Path(hf_hub_download(filename=_INDEX, tqdm_class=_reporter(_INDEX, progress), **common))
         chosen |= {_INDEX, *_shards(wanted, index)}
     else:
-        chosen |= _whole_files(wanted, names)
+        chosen |= _weight_files(wanted, names)
     bars = _reporter(wanted.id, progress)
     folder = Path(snapshot_download(allow_patterns=sorted(chosen), tqdm_class=bars, **common))
-    _remember_revision(wanted, folder)
+    _store_revision(wanted, folder)
     return folder
 
 
 def _gguf_file(wanted: Repository, names: Collection[str]) -> str | None:
-    """The GGUF file to take, None for a directory of safetensors. Raises ModelNotFound if that is not clear."""
+    """The GGUF file to fetch, or None for a directory of safetensors. Raises ModelNotFound if there is not exactly
+    one."""
     files = sorted(name for name in names if name.endswith(".gguf"))
     if wanted.file is not None:
         if wanted.file not in names:
@@ -101,8 +102,8 @@ def _gguf_file(wanted: Repository, names: Collection[str]) -> str | None:
         )
     if "config.json" in names and any(name.endswith(_PICKLES) for name in names):
         raise ModelNotFound(
-            f"{wanted.id} has its weights as pickles only, which can run code when they are loaded: choose a repository "
-            "with safetensors or GGUF files"
+            f"{wanted.id} has its weights as pickles only, which can run code when they are loaded: choose a "
+            "repository with safetensors or GGUF files"
         )
     raise ModelNotFound(
         f"{wanted.id} has neither a config.json with safetensors nor a GGUF file; {_listed(sorted(names))}"
@@ -122,8 +123,8 @@ def _shards(wanted: Repository, index: Path) -> set[str]:
     return {name for name in files if name.endswith(".safetensors") and "/" not in name}
 
 
-def _whole_files(wanted: Repository, names: Collection[str]) -> set[str]:
-    """Files beside the config; `consolidated*` hold the same weights in another layout."""
+def _weight_files(wanted: Repository, names: Collection[str]) -> set[str]:
+    """The weight files beside the config. Files `consolidated*` hold the same weights in another layout."""
     files = {name for name in names if name.endswith(".safetensors") and "/" not in name}
     chosen = {name for name in files if not name.startswith("consolidated")} or files
     if not chosen:
@@ -131,8 +132,9 @@ def _whole_files(wanted: Repository, names: Collection[str]) -> set[str]:
     return chosen
 
 
-def _remember_revision(wanted: Repository, folder: Path) -> None:
-    """Note which commit a branch was, so that `folder` is found without a connection: a download by commit doesn't."""
+def _store_revision(wanted: Repository, folder: Path) -> None:
+    """Store the commit of a branch, so that `folder` is found without a connection; a download by commit doesn't store
+    it."""
     if wanted.revision == folder.name:
         return
     reference = folder.parent.parent / "refs" / (wanted.revision or "main")
@@ -151,7 +153,7 @@ def _cached(wanted: Repository) -> Path | None:
 
 
 def _transport_errors() -> Iterator[type[BaseException]]:
-    """Of the HTTP library under huggingface_hub, which changed with its versions."""
+    """The transport errors of huggingface_hub's HTTP library, which differs between its versions."""
     for name in ("httpx", "httpx2"):
         with contextlib.suppress(ImportError):
             yield importlib.import_module(name).TransportError
@@ -174,7 +176,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _reporter(what: str, progress: Progress) -> type[Any]:
-    """A class in place of tqdm's that reports bytes to `progress` and draws nothing."""
+    """A replacement for tqdm's class that reports bytes to `progress` and draws nothing."""
     from tqdm import tqdm
 
     class Reporter(tqdm):  # type: ignore[misc]

@@ -1,7 +1,7 @@
-"""Limits of the control groups that this process is in: its own group's and those of the groups above, versions 1 and 2.
+"""Limits of the control groups (versions 1 and 2) that this process belongs to: its own group and all groups above it.
 
-/proc/self/cgroup names the group within each hierarchy; /proc/self/mountinfo says where a hierarchy is mounted, and with which of its
-groups as the root (a container often sees its own group as the root).
+/proc/self/cgroup names the group within each hierarchy. /proc/self/mountinfo names the mount point of a hierarchy and
+the group that is mounted there as the root (a container often sees its own group as the root).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from pathlib import Path
 __all__ = ["memory_limits", "processor_limits"]
 
 _LARGEST = 1 << 60
-"""Version 1 writes "no limit" as a number near the largest there is."""
+"""Version 1 writes "no limit" as a number near the largest possible one."""
 
 
 def memory_limits(proc: Path) -> list[tuple[int, int]]:
-    """(limit, used) in bytes of each group that has a limit. Page cache that can be reclaimed at once is not used."""
+    """(limit, used) in bytes of each group that has a limit. Page cache that can be reclaimed at once doesn't count as
+    used."""
     found = []
     for group in _groups(proc, "memory"):
         limits = [_number(group / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
@@ -29,7 +30,7 @@ def memory_limits(proc: Path) -> list[tuple[int, int]]:
 
 
 def processor_limits(proc: Path) -> list[float]:
-    """Processors that each limit is worth."""
+    """The number of processors that each limit allows."""
     found = []
     for group in _groups(proc, "cpu"):
         words = _text(group / "cpu.max").split() or [
@@ -42,7 +43,7 @@ def processor_limits(proc: Path) -> list[float]:
 
 
 def _groups(proc: Path, controller: str) -> Iterator[Path]:
-    """Folders of this process's group and of every group above it that can be seen, in each hierarchy with the controller."""
+    """Folders of this process's group and of every visible group above it, in each hierarchy with the controller."""
     entries = [line.split(":", 2) for line in _text(proc / "self/cgroup").splitlines()]
     paths = {entry[1]: entry[2] for entry in entries if len(entry) == 3}
     for kind, root, mounted, names in _mounts(proc):
@@ -52,7 +53,7 @@ def _groups(proc: Path, controller: str) -> Iterator[Path]:
         path = paths.get("") if unified else next((p for n, p in paths.items() if controller in n.split(",")), None)
         if path is None:
             continue
-        # Below the mount's root; a group outside of it ("/..") leaves the root alone to be looked at.
+        # Paths are relative to the mount's root. Of a group outside of it ("/..") only the root can be read.
         inside = path.removeprefix(root.rstrip("/")) if (path + "/").startswith(root.rstrip("/") + "/") else ""
         parts = [part for part in inside.split("/") if part]
         parts = [] if ".." in parts else parts
@@ -60,7 +61,7 @@ def _groups(proc: Path, controller: str) -> Iterator[Path]:
 
 
 def _mounts(proc: Path) -> Iterator[tuple[str, str, Path, list[str]]]:
-    """(file system, root, mount point, its options) of the hierarchies. The format: proc(5), /proc/pid/mountinfo."""
+    """(file system, root, mount point, options) of the hierarchies. Format: proc(5), /proc/pid/mountinfo."""
     for line in _text(proc / "self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         place, kind = before.split(" "), after.split(" ")
@@ -73,14 +74,14 @@ def _plain(escaped: str) -> str:
 
 
 def _reclaimable(group: Path) -> int:
-    """Bytes of `inactive_file`; version 1 has a total that includes the groups below."""
+    """Bytes of `inactive_file`. Version 1 has a total that includes the groups below."""
     fields = dict(line.split(" ", 1) for line in _text(group / "memory.stat").splitlines() if " " in line)
     value = fields.get("total_inactive_file") or fields.get("inactive_file") or "0"
     return int(value) if value.strip().isdigit() else 0
 
 
 def _number(path: Path) -> int | None:
-    """None where there is no such file, or it says `max`."""
+    """The number in a file; None if there is no such file or it contains `max`."""
     text = _text(path).strip()
     return int(text) if text.isdigit() else None
 

@@ -1,4 +1,4 @@
-"""What a platform asks of the machine it runs on: memory, processor, cores."""
+"""Facts about the host: memory, processor, cores."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _PROC = Path("/proc")
 _CPUINFO = Path("/proc/cpuinfo")
 _PAGE = 4096
 _STRICT = "2"
-"""vm.overcommit_memory: every mapping that can be written counts, touched or not."""
+"""Value of vm.overcommit_memory with which every writable mapping counts, touched or not."""
 
 
 def host_memory(proc: Path = _PROC) -> tuple[int, int]:
-    """(free, total) bytes for this process: the machine's, within the limits of its control groups and of its address space."""
+    """(free, total) bytes for this process: those of the machine, within the limits of control groups and address
+    space."""
     memory = psutil.virtual_memory()
     limits = [(limit - used, limit) for limit, used in memory_limits(proc)]
     space = address_space(proc)
@@ -32,7 +33,7 @@ def host_memory(proc: Path = _PROC) -> tuple[int, int]:
 
 
 def address_space(proc: Path = _PROC) -> tuple[int, int] | None:
-    """(left, limit) bytes of memory that this process may map, whether it touches it or not; None where nothing limits that.
+    """(left, limit) bytes of memory that this process may map, touched or not; None if there is no limit.
 
     Limits: `ulimit -v`, `ulimit -d`, and strict overcommit, under which all processes share one limit.
     """
@@ -49,20 +50,20 @@ def address_space(proc: Path = _PROC) -> tuple[int, int] | None:
 
 
 def host_name(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor as it calls itself."""
+    """The name that the processor reports."""
     lines = _text(cpuinfo).splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
 
 def cpu_quota(proc: Path = _PROC) -> int | None:
-    """Processors that the control groups' limits are worth, rounded up; None where there is no limit."""
+    """The number of processors that the limits of the control groups allow, rounded up; None if there is no limit."""
     limits = processor_limits(proc)
     return math.ceil(min(limits)) if limits else None
 
 
 def physical_cores() -> int:
-    """Cores that this process may use, hyper-threads not counted."""
+    """The number of physical cores that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed, cpu_quota() or allowed))
 

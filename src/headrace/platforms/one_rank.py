@@ -1,4 +1,4 @@
-"""Collectives of a group of one."""
+"""Collectives of a group with one rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["OneRank"]
 
 
 class OneRank:
-    """An `interface.Communicator` that gives back what it is given."""
+    """An `interface.Communicator` that returns its inputs."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x

@@ -1,7 +1,7 @@
 """Collectives over torch's process groups, without torch's process-wide default group.
 
-The ranks of a world meet at a rendezvous that the platform's options name. A group is some of those ranks; all its members
-ask for it, in the same order among the groups they share, and each member gets its `Communicator`.
+The ranks of a world connect through a rendezvous that the platform's options name. A group is a subset of those ranks.
+All its members create it, in the same order among the groups that they share, and each member gets its `Communicator`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ __all__ = ["TorchCommunicator", "World"]
 T = TypeVar("T")
 Store = Any
 """A `torch.distributed.Store`."""
-distributed: Any = torch.distributed  # half of what is used here is missing from its types
+distributed: Any = torch.distributed  # its types lack many of the members that are used here
 _CLASSES = {"nccl": "ProcessGroupNCCL", "xccl": "ProcessGroupXCCL"}
 
 
 class TorchCommunicator:
-    """One group. Inputs are left as they are. Host collectives block; a device's are in order with its launched work."""
+    """One group. Inputs are not changed. Collectives on the host block; those of a device run in order with launched
+    work."""
 
     def __init__(self, backend: Any, rank: int, size: int, timeout: float) -> None:
-        """`backend` is a process group of torch; `rank` counts within the group."""
+        """`backend`: a process group of torch. `rank`: the rank within the group."""
         self._backend, self._rank, self._size, self._timeout = backend, rank, size, timeout
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -44,13 +45,13 @@ class TorchCommunicator:
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         """Every rank's x, in rank order along `dim`."""
-        source = x.contiguous().view(-1)  # gloo takes flat tensors only
+        source = x.contiguous().view(-1)  # gloo only accepts flat tensors
         out = torch.empty(self._size * source.numel(), dtype=x.dtype, device=x.device)
         self._wait("all_gather", lambda: self._backend._allgather_base(out, source))
         return torch.cat(out.view(self._size, *x.shape).unbind(0), dim)
 
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
-        """This rank's share of the sum along `dim`. Raises PlatformError where the dimension doesn't divide."""
+        """This rank's share of the sum along `dim`. Raises PlatformError if the dimension is not divisible."""
         if x.shape[dim] % self._size:
             raise PlatformError(
                 f"reduce_scatter: dimension {dim} of {x.shape[dim]} does not divide among {self._size} ranks"
@@ -69,7 +70,8 @@ class TorchCommunicator:
         return out
 
     def meet(self) -> None:
-        """Returns once every rank of the group has connected: one that leaves at once would break off another's connecting."""
+        """Wait until every rank of the group has connected: a rank that ends earlier would abort another's
+        connection."""
         self._wait("connecting", lambda: self._backend.allreduce([torch.zeros(1)]))
 
     def _wait(self, name: str, launch: Callable[[], Any]) -> None:
@@ -77,20 +79,20 @@ class TorchCommunicator:
             launch().wait()
         except (RuntimeError, ValueError) as error:
             raise PlatformError(
-                f"{name}: rank {self._rank} of {self._size}: {error} (a rank that is gone is given up "
-                f"after {self._timeout:.0f} s)"
+                f"{name}: rank {self._rank} of {self._size}: {error} (the timeout for a lost rank is "
+                f"{self._timeout:.0f} s)"
             ) from error
 
 
 class World:
-    """The ranks that a device is opened among. Connects on first use; one rank never does.
+    """All ranks of a model. Connects on first use; a single rank never connects.
 
-    `rendezvous`: `tcp://host:port`, where rank 0 listens on that address and no other, or `file:///path` of a file that does
-    not exist yet, on one machine or a shared file system.
+    `rendezvous`: `tcp://host:port` (rank 0 listens on exactly that address), or `file:///path` of a file that does not
+    exist yet, on one machine or a shared file system.
     """
 
     def __init__(self, rank: int, size: int, rendezvous: str, timeout: float = 60.0) -> None:
-        """Raises PlatformError for numbers that don't fit, without connecting."""
+        """Raises PlatformError for invalid values, without connecting."""
         for name, value, least in (("rank", rank, 0), ("world_size", size, 1)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise PlatformError(f"option {name} is {value!r}: give a count of at least {least}")
@@ -106,12 +108,12 @@ class World:
 
     @property
     def local(self) -> bool:
-        """Whether all ranks are known to be on this machine."""
+        """True if all ranks are known to be on this machine."""
         return self._address.hostname in ("127.0.0.1", "localhost", "::1")
 
     def store(self, group: Sequence[int]) -> Store:
-        """Keys of one group, the same for all its members. Connects where that has not been done. Raises PlatformError for a
-        group that this rank is not in."""
+        """The key-value store of one group, shared by all its members. Connects first if needed. Raises PlatformError
+        if this rank is not in the group."""
         ranks = tuple(group)
         outside = [rank for rank in ranks if not 0 <= rank < self.size]
         if outside or self.rank not in ranks or len(set(ranks)) != len(ranks):
@@ -122,8 +124,8 @@ class World:
         return distributed.PrefixStore(f"{'-'.join(map(str, ranks))}/{self._made[ranks]}", self._store)
 
     def communicator(self, group: Sequence[int], backend: str) -> TorchCommunicator:
-        """`backend` is torch's name: gloo, nccl or xccl. Every member of the group must call, and over gloo none returns before
-        all are connected (the others connect at their first collective)."""
+        """The communicator of a group. `backend`: torch's name, gloo, nccl or xccl. Every member of the group must call
+        this. Over gloo it returns after all are connected; the other backends connect at their first collective."""
         store = self.store(group)
         rank, size = tuple(group).index(self.rank), len(group)
         made = self._make(backend, store, rank, size)
@@ -134,7 +136,7 @@ class World:
         return found
 
     def close(self) -> None:
-        """Leave the groups. Other ranks may still be working: nobody is waited for."""
+        """Leave the groups, without waiting for other ranks."""
         for backend in self._backends:
             with contextlib.suppress(RuntimeError, AttributeError):
                 backend.abort()
@@ -146,7 +148,7 @@ class World:
         if backend == "gloo":
             options: Any = distributed.ProcessGroupGloo._Options()
             options._timeout = period
-            # Left to itself, gloo looks up the machine's name, which containers often lack.
+            # By default gloo looks up the machine's name, which often fails in containers.
             name = "127.0.0.1" if self.local or self._address.scheme == "file" else ""
             create: Any = distributed.ProcessGroupGloo.create_device
             options._devices = [create(hostname=name) if name else distributed.ProcessGroupGloo.create_default_device()]
@@ -171,7 +173,7 @@ class World:
 
 
 def _listening(host: str, port: int, size: int, period: timedelta) -> Store:
-    """Torch itself would listen on every address of the machine."""
+    """A store that listens on one address. Torch by itself would listen on every address of the machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

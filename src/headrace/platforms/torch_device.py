@@ -1,7 +1,8 @@
-"""The default base of every device that torch knows: all eleven members of `interface.Device`, from a `torch.device`.
+"""The default base class of devices that torch supports: all eleven members of `interface.Device` for a `torch.device`.
 
-A platform passes its capabilities and overrides what it does better: `op` for its kernels, `compile` for graphs, `get` for
-copies on a stream. Where `async_exec` is declared, launched work runs on one thread of the device's own, in order.
+A platform passes its capabilities and overrides members with better versions: `op` for its kernels, `compile` for
+graphs, `get` for copies on a stream. If `async_exec` is declared, launched work runs in order on one thread of the
+device.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ class TorchDevice:
         threads: int | None = None,
         queue: WorkQueue | None = None,
     ) -> None:
-        """`threads` of torch's own pool for the thread that runs the work; None leaves torch's choice. `queue`: what orders
-        the work of a device that returns before it has finished by its own means; None: a thread, or none."""
+        """`threads`: size of torch's pool for the thread that runs the work; None leaves torch's choice. `queue`: the
+        work queue of a device that is asynchronous by itself; None: a thread if `async_exec` is declared, otherwise
+        none."""
         self.torch_device = device
         self._capabilities = capabilities
         self._threads = threads
@@ -50,13 +52,13 @@ class TorchDevice:
             ThreadQueue(f"headrace-{device}", self._start) if on_thread else InlineQueue()
         )
         if not on_thread:
-            self._start()  # this thread will do the work
+            self._start()  # this thread runs the work
 
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
     def memory(self) -> tuple[int, int]:
-        """(free, total) bytes, from the device's own module where it tells, else the host's."""
+        """(free, total) bytes from the device's module of torch if it reports them, otherwise those of the host."""
         query = getattr(torch.get_device_module(self.torch_device), "mem_get_info", None)
         if query is None:
             return host_memory()
@@ -64,12 +66,12 @@ class TorchDevice:
         return int(free), int(total)
 
     def put(self, array: npt.NDArray[Any]) -> Tensor:
-        """A new tensor, so that nothing launched before can be disturbed."""
+        """Copy an array to a new tensor, which no launched work uses yet."""
         self._check_open()
         return torch.from_numpy(np.array(array, copy=True)).to(self.torch_device)
 
     def get(self, tensor: Tensor) -> Pending:
-        """Copied behind what was launched before. 16-bit floats that numpy lacks come as float32."""
+        """Copy to the host after all launched work. 16-bit floats that numpy lacks become float32."""
         return FuturePending(self.submit(lambda: _to_host(resolve(tensor))))
 
     def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
@@ -84,7 +86,7 @@ class TorchDevice:
         return self.submit(lambda: paged.alloc(layout, num_blocks, self.torch_device)).result()
 
     def copy_blocks(self, kv: KV, src: Sequence[int], dst: Sequence[int]) -> KV:
-        """In place. The right-hand side is gathered before anything is written."""
+        """Copy in place. All sources are gathered before any destination is written."""
         index = torch.tensor([list(src), list(dst)], dtype=torch.int64)
 
         def work() -> None:
@@ -97,19 +99,19 @@ class TorchDevice:
         return kv
 
     def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
-        """The step as it is, operator by operator."""
+        """An executable that runs the step operator by operator."""
         self._check_open()
         return EagerExecutable(self, step_fn)
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
-        """None: every operator by reference."""
+        """None: the reference serves every operator."""
         return None
 
     def communicator(self, group: Sequence[int]) -> Communicator:
-        """One rank. Raises PlatformError for a larger group."""
+        """The communicator of a single rank. Raises PlatformError for a larger group."""
         if len(group) != 1:
             raise PlatformError(
-                f"{self.torch_device}: no collectives here, but a group of {len(group)} ranks was asked for"
+                f"{self.torch_device}: no collectives here, but a group of {len(group)} ranks was requested"
             )
         return OneRank()
 
@@ -118,16 +120,16 @@ class TorchDevice:
         return own_extension(self, kind)
 
     def close(self) -> None:
-        """Waits for what was launched."""
+        """Wait for launched work and close the queue."""
         if not self._closed:
             self._closed = True
             self._queue.close()
 
     def submit(self, work: Callable[[], T], lasting: bool = False) -> Future[T]:
-        """Run work behind what was launched before; its errors become PlatformErrors. For subclasses and executables.
+        """Run work after all launched work; its errors become PlatformErrors. For subclasses and executables.
 
-        `lasting`: nobody reads the result and later work relies on it, so its error is raised by all that follows. The loss of
-        the device always is.
+        `lasting`: no caller reads the result and later work depends on it, so all later work raises its error. The loss
+        of the device is always raised by all later work.
         """
         self._check_open()
 

@@ -1,4 +1,4 @@
-"""Work in launch order: on one thread of its own, or at once in the caller's."""
+"""Queues that run work in launch order: on a separate thread, or at once in the caller's thread."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ T = TypeVar("T")
 
 
 class WorkQueue(Protocol):
-    """Runs what is submitted, one after the other."""
+    """Runs submitted work, one item after the other."""
 
     def submit(self, work: Callable[[], T]) -> Future[T]: ...
 
     def close(self) -> None:
-        """Waits for what was submitted."""
+        """Wait for all submitted work."""
 
 
 _Jobs = queue.SimpleQueue["tuple[Future[Any], Callable[[], Any]] | None"]
 
 
 class ThreadQueue:
-    """One thread; `submit` returns at once. `start` runs on the thread before anything else.
+    """A queue with one thread; `submit` returns at once. `start` runs first on the thread.
 
-    No ThreadPoolExecutor, which takes no work any more once the main thread has ended: engines are closed after that.
+    This is not a ThreadPoolExecutor, which accepts no work after the main thread has ended: engines are closed later.
     """
 
     def __init__(self, name: str, start: Callable[[], None]) -> None:
@@ -56,7 +56,7 @@ class ThreadQueue:
 
 
 def _work(jobs: _Jobs, start: Callable[[], None]) -> None:
-    """The thread."""
+    """Run the jobs, on the queue's thread."""
     start()
     while (job := jobs.get()) is not None:
         future, work = job
@@ -65,19 +65,19 @@ def _work(jobs: _Jobs, start: Callable[[], None]) -> None:
                 future.set_result(work())
             except BaseException as error:
                 future.set_exception(error)
-        # Waiting for the next job must not keep alive what this one held.
+        # Waiting for the next job must not keep the objects of this one alive.
         del job, future, work
 
 
 def _finish(jobs: _Jobs, thread: threading.Thread, process: int) -> None:
-    """Waits for what was submitted; a forked process has no such thread."""
+    """Wait for all submitted work. A forked process doesn't have the thread."""
     jobs.put(None)
     if os.getpid() == process and thread is not threading.current_thread():
         thread.join()
 
 
 class InlineQueue:
-    """The caller's thread; what is submitted has ended when `submit` returns."""
+    """A queue on the caller's thread: the work has ended when `submit` returns."""
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
@@ -92,25 +92,25 @@ class InlineQueue:
 
 
 class DeferredTensor:
-    """A tensor that launched work will have made."""
+    """A tensor that launched work will make."""
 
     def __init__(self, step: Future[Mapping[str, Tensor]], name: str) -> None:
         self._step = step
         self._name = name
 
     def value(self) -> Tensor:
-        """Blocks outside the queue's own order. Raises what the work raised."""
+        """The tensor. Blocks, except on the queue itself. Raises what the work raised."""
         return self._step.result()[self._name]
 
 
 def resolve(tensor: Tensor) -> Tensor:
-    """The tensor itself, for work that runs behind the work that makes it."""
+    """The actual tensor, for work that runs after the work that makes it."""
     return tensor.value() if isinstance(tensor, DeferredTensor) else tensor
 
 
 class DeferredOutputs(Mapping[str, Tensor]):
-    """What a launched step returns. Names are learnt from the first run of an executable, which is waited for when they are
-    asked for; that may raise what the step raised."""
+    """The outputs of a launched step. Their names are only known after the first run of an executable: reading them
+    waits for that run and may raise what the step raised."""
 
     def __init__(self, step: Future[Mapping[str, Tensor]], names: tuple[str, ...] | None) -> None:
         self._step = step
@@ -135,7 +135,7 @@ class DeferredOutputs(Mapping[str, Tensor]):
 
 
 class FuturePending:
-    """A host copy that a queue makes."""
+    """A `Pending` for a host copy that a queue makes."""
 
     def __init__(self, future: Future[npt.NDArray[Any]]) -> None:
         self._future = future
@@ -145,7 +145,7 @@ class FuturePending:
         return self._future.done()
 
     def result(self) -> npt.NDArray[Any]:
-        """Raises PlatformError where the copy or what it waited for failed."""
+        """Raises PlatformError if the copy or the work before it failed."""
         if self._future.cancelled():
             raise PlatformError("the device was closed before the copy was made")
         return self._future.result()

@@ -1,6 +1,6 @@
 """Plugins: hook specifications, discovery by entry point (group `headrace.plugins`), and the choice of a platform.
 
-Platforms with a score below `AUTO_SCORE` (10) are used only where they are named.
+Platforms with a score below `AUTO_SCORE` (10) are used only if the user names them.
 """
 
 from headrace.plugins.contract_version import version_fault

@@ -17,7 +17,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 class Hooks:
-    """What a plugin may offer. Called once, at discovery; must load no driver and no heavy library."""
+    """The hooks that a plugin may implement. They must not load a driver or a heavy library."""
 
     @hookspec
     def headrace_platforms(self) -> Iterable[Platform]:  # type: ignore[empty-body]
@@ -25,16 +25,22 @@ class Hooks:
 
     @hookspec
     def headrace_models(self) -> Mapping[str, str]:  # type: ignore[empty-body]
-        """Architecture as `config.json` or a GGUF names it → `module:attribute` of its `models.family.Family`."""
+        """Architecture, as named in `config.json` or a GGUF file → `module:attribute` of its `models.family.Family`."""
 
     @hookspec
     def headrace_quant_schemes(self) -> Mapping[str, str]:  # type: ignore[empty-body]
-        """`quant_method` of a config.json → `module:attribute` of what makes a `quant.scheme.Scheme` of the `quantization_config`."""
+        """`quant_method` of a config.json → `module:attribute` of a function from the `quantization_config` to a
+        `quant.scheme.Scheme`."""
 
     @hookspec
     def headrace_weight_loaders(self) -> Mapping[str, str]:  # type: ignore[empty-body]
-        """Suffix of files with its dot → `module:attribute` of `open(directory: Path) -> models.assemble.Source`. Asked where a
-        directory with a config.json has no safetensors in it."""
+        """File suffix with its dot → `module:attribute` of `open(directory: Path) -> models.assemble.Source`. Used if a
+        directory with a config.json contains no safetensors files."""
+
+    @hookspec
+    def headrace_formats(self) -> Mapping[str, str]:  # type: ignore[empty-body]
+        """Name for `--tool-format` or `--reasoning-format` → `module:attribute` of a `formats.states.ToolFormat` or
+        `ReasoningFormat`."""
 
     @hookspec
     def headrace_grammar_backends(self) -> Mapping[str, str]:  # type: ignore[empty-body]

@@ -1,4 +1,4 @@
-"""What is known of one plugin."""
+"""The description of one plugin."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class PluginInfo:
 
     name: str
     target: str
-    """What the entry point names: a module, or `module:object`."""
+    """The target of the entry point: a module, or `module:object`."""
     distribution: str
-    """`unknown` where the entry point belongs to none."""
+    """`unknown` if the entry point belongs to none."""
     version: str
     hooks: tuple[str, ...] = ()
     error: PluginError | None = None

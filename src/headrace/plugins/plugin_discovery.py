@@ -1,4 +1,4 @@
-"""Finds plugins by entry point, loads each, and keeps what went wrong."""
+"""Finds plugins by entry point, loads each, and records their errors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ GROUP = "headrace.plugins"
 
 
 def discover(found: Iterable[EntryPoint] | None = None) -> PluginSet:
-    """Load every plugin of the group `headrace.plugins`. Never raises: what fails to load is kept with its PluginError, which
-    is raised when a choice might depend on it."""
+    """Load every plugin of the group `headrace.plugins`. Never raises: a plugin that fails to load is recorded with its
+    PluginError, which is raised when a choice might depend on it."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(Hooks)
     points = entry_points(group=GROUP) if found is None else found
-    # A distribution that is on the path twice shows its entry points twice.
+    # A distribution that is on the path twice has every entry point twice.
     distinct = {(point.name, point.value): point for point in points}
     return PluginSet(manager, tuple(_load(manager, point) for point in distinct.values()))
 
@@ -40,7 +40,7 @@ def _load(manager: pluggy.PluginManager, point: EntryPoint) -> PluginInfo:
 
 
 def _register(manager: pluggy.PluginManager, point: EntryPoint, info: PluginInfo) -> tuple[str, ...]:
-    """The hooks that it implements."""
+    """Load and register a plugin. Returns the names of the hooks that it implements."""
     try:
         plugin = point.load()
     # A plugin's import may fail in any way, a missing driver library's OSError included.
@@ -52,7 +52,7 @@ def _register(manager: pluggy.PluginManager, point: EntryPoint, info: PluginInfo
         raise info.fault(f"does not fit a hook: {error}") from error
     except ValueError as error:
         raise info.fault(f"is registered already: {error}") from error
-    # Its members are looked at, and may be properties.
+    # Registration reads its members, which may be properties.
     except Exception as error:
         raise info.fault(f"cannot be registered: {type(error).__name__}: {error}") from error
     callers = manager.get_hookcallers(plugin) or []

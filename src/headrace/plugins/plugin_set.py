@@ -1,4 +1,4 @@
-"""The plugins that were found, and the choice among their platforms."""
+"""The installed plugins, and the choice among their platforms."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["AUTO_SCORE", "PlatformProbe", "PluginSet"]
 
 _T = TypeVar("_T")
 AUTO_SCORE = 10
-"""The least score with which a platform is chosen without being named. Below it stand simulators and experiments."""
+"""The lowest score of a platform that is chosen automatically. Simulators and experiments have lower scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlatformProbe:
-    """What a platform says of this machine."""
+    """The result of a platform's probe on this machine."""
 
     platform: Platform
     plugin: PluginInfo
@@ -32,7 +32,7 @@ class PlatformProbe:
 
 
 class PluginSet:
-    """Plugins in the order of their entry points. `plugins` holds those that failed to load, too."""
+    """Plugins in the order of their entry points. `plugins` also contains those that failed to load."""
 
     def __init__(self, manager: pluggy.PluginManager, plugins: tuple[PluginInfo, ...]) -> None:
         self._manager = manager
@@ -43,16 +43,18 @@ class PluginSet:
         return tuple(info.error for info in self.plugins if info.error is not None)
 
     def platforms(self) -> dict[str, Platform]:
-        """By name. Raises PluginError where a hook fails, or a platform breaks the contract or takes another's name."""
+        """Platforms by name. Raises PluginError if a hook fails, or a platform violates the contract or uses another's
+        name."""
         return {name: platform for name, (platform, _) in self._platforms().items()}
 
     def probes(self) -> list[PlatformProbe]:
-        """Every platform's score and reason, the best first. Raises as `platforms` does, and where a probe raises."""
+        """Every platform's score and reason, the best first. Raises as `platforms` does, and if a probe raises."""
         probes = [_probe(platform, info) for platform, info in self._platforms().values()]
         return sorted(probes, key=lambda probe: (-probe.score, probe.platform.name))
 
     def survey(self) -> tuple[list[PlatformProbe], list[PluginError]]:
-        """As `probes`, of all that answer; and the faults of those that do not. For reports: a choice past a fault is none."""
+        """The probes that succeed, and the errors of the other plugins. For reports only: a choice must not ignore
+        errors."""
         found: dict[str, tuple[Platform, PluginInfo]] = {}
         faults: list[PluginError] = []
         hook = "headrace_platforms"
@@ -68,10 +70,10 @@ class PluginSet:
         return sorted(probes, key=lambda probe: (-probe.score, probe.platform.name)), faults
 
     def select_platform(self, name: str | None = None) -> tuple[Platform, str]:
-        """The platform of that name, or the one with the highest score of at least AUTO_SCORE; and why.
+        """The platform of that name, or the one with the highest score of at least AUTO_SCORE; and the reason.
 
-        Raises ConfigError for an unknown name, PlatformError where it cannot be used here, and PluginError where a plugin that
-        failed to load may be the one that was wanted: by an unknown name, or by none.
+        Raises ConfigError for an unknown name, PlatformError if it cannot be used here, and PluginError if a plugin
+        that failed to load may provide the platform: for an unknown name, or without a name.
         """
         if name is None:
             return self._best()
@@ -96,22 +98,26 @@ class PluginSet:
         """File suffix → `module:attribute`."""
         return self._merged("headrace_weight_loaders")
 
+    def formats(self) -> dict[str, str]:
+        """Name of a tool or reasoning format → `module:attribute`."""
+        return self._merged("headrace_formats")
+
     def grammar_backends(self) -> dict[str, str]:
         """Name → `module:attribute`."""
         return self._merged("headrace_grammar_backends")
 
     def find(self, hook: str, key: str) -> object | None:
-        """What a plugin names under a key of one of the hooks above, loaded; None where nobody offers it.
+        """The object that a plugin provides for a key of one of the hooks above; None if no plugin does.
 
-        Raises PluginError that names the plugin where it cannot be loaded, where two differ, and, for a key that nobody offers,
-        where a plugin that failed to load may have been the one.
+        Raises PluginError that names the plugin if the object cannot be loaded, if two plugins differ, and, for a key
+        that no plugin provides, if a plugin that failed to load may provide it.
         """
         self._merged(hook)
         for info, table in self._call(hook, dict):
             if key in table:
                 return _load(info, f"hook {hook}, {key!r}", table[key])
         if self.failures:
-            raise PluginError(f"{self.failures[0]}. Repair or uninstall it: {key!r} may have been its")
+            raise PluginError(f"{self.failures[0]}. Repair or uninstall it: it may provide {key!r}")
         return None
 
     def _best(self) -> tuple[Platform, str]:
@@ -119,8 +125,9 @@ class PluginSet:
         probes = self.probes()
         usable = [probe for probe in probes if probe.score >= AUTO_SCORE]
         if not usable:
-            said = "; ".join(f"{probe.platform.name}: {probe.reason}" for probe in probes) or "no platform is installed"
-            raise PlatformError(f"no platform can be used here ({said}): install one, or name one")
+            reasons = "; ".join(f"{probe.platform.name}: {probe.reason}" for probe in probes)
+            reasons = reasons or "no platform is installed"
+            raise PlatformError(f"no platform can be used here ({reasons}): install one, or name one")
         best = usable[0]
         others = ", ".join(f"{probe.platform.name} {probe.score}" for probe in probes[1:])
         return best.platform, f"{best.platform.name}: score {best.score}, {best.reason}" + (
@@ -128,7 +135,7 @@ class PluginSet:
         )
 
     def _raise_failure(self) -> None:
-        """Choosing past a plugin that failed would be a silent fall to another device."""
+        """Raise the error of a plugin that failed: ignoring it could choose another device silently."""
         if self.failures:
             raise PluginError(f"{self.failures[0]}. Repair or uninstall it, or choose a platform by name")
 
@@ -147,20 +154,20 @@ class PluginSet:
         return merged
 
     def _call(self, hook: str, read: Callable[[Any], Any]) -> list[tuple[PluginInfo, Any]]:
-        """Each plugin's answer, in entry-point order; an exception becomes a PluginError that names plugin and hook."""
+        """Each plugin's result, in entry-point order; an exception becomes a PluginError that names plugin and hook."""
         return [(info, _call_hook(info, hook, function, read)) for info, function in self._implementations(hook)]
 
     def _implementations(self, hook: str) -> Iterator[tuple[PluginInfo, Callable[[], Any]]]:
-        # A plugin that failed half-way may have left hooks behind.
-        sound: Mapping[str, PluginInfo] = {info.name: info for info in self.plugins if info.error is None}
+        # A plugin that failed may have registered some of its hooks.
+        loaded: Mapping[str, PluginInfo] = {info.name: info for info in self.plugins if info.error is None}
         for implementation in getattr(self._manager.hook, hook).get_hookimpls():
-            info = sound.get(implementation.plugin_name)
+            info = loaded.get(implementation.plugin_name)
             if info is not None:
                 yield info, implementation.function
 
 
 def _collecting(faults: list[PluginError], ask: Callable[..., _T], *values: Any) -> _T | None:
-    """What is asked for; None where a plugin is at fault, which is then in `faults`."""
+    """The result of a call; None if it raises a PluginError, which is added to `faults`."""
     try:
         return ask(*values)
     except PluginError as fault:
@@ -176,25 +183,25 @@ def _call_hook(info: PluginInfo, hook: str, function: Callable[[], Any], read: C
 
 
 def _admit(found: dict[str, tuple[Platform, PluginInfo]], info: PluginInfo, platforms: Iterable[Any]) -> None:
-    """Adds what a plugin offers. Raises PluginError for what breaks the contract or takes another's name."""
+    """Add the platforms of a plugin. Raises PluginError for one that violates the contract or uses another's name."""
     for platform in platforms:
         try:
-            sound = isinstance(platform, Platform)
-            fault = version_fault(platform.api_version) if sound else None
+            valid = isinstance(platform, Platform)
+            fault = version_fault(platform.api_version) if valid else None
         # Members may be properties that fail in any way.
         except Exception as error:
             raise info.fault(f"hook headrace_platforms: {type(error).__name__}: {error}") from error
-        if not sound:
-            raise info.fault(f"hook headrace_platforms gave {platform!r}, which lacks members of Platform")
+        if not valid:
+            raise info.fault(f"hook headrace_platforms returned {platform!r}, which lacks members of Platform")
         if fault is not None:
             raise info.fault(f"platform {platform.name!r}: {fault}")
         if platform.name in found:
-            raise info.fault(f"platform {platform.name!r} is offered by {found[platform.name][1]} already")
+            raise info.fault(f"platform {platform.name!r} is already provided by {found[platform.name][1]}")
         found[platform.name] = platform, info
 
 
 def _load(info: PluginInfo, what: str, path: str) -> object:
-    """`module:attribute` of a plugin."""
+    """Load `module:attribute` of a plugin."""
     module, _, name = str(path).partition(":")
     try:
         found: object = getattr(importlib.import_module(module), name)
@@ -209,5 +216,5 @@ def _probe(platform: Platform, info: PluginInfo) -> PlatformProbe:
         score, reason = platform.probe()
         return PlatformProbe(platform, info, int(score), str(reason))
     except Exception as error:
-        what = f"platform {platform.name!r}: probe raised {type(error).__name__}: {error}; it must answer (0, reason)"
+        what = f"platform {platform.name!r}: probe raised {type(error).__name__}: {error}; it must return (0, reason)"
         raise info.fault(what) from error

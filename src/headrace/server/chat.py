@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import msgspec
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output
+from headrace.client.api import GenerateRequest, ModelInfo
 from headrace.errors import InvalidRequest
+from headrace.formats.parser import Parser
+from headrace.server.answer_reader import AnswerReader, ReadingOptions
+from headrace.server.chat_dialect import ChatDialect
 from headrace.server.context import Context
-from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, event
-from headrace.server.generation import GeneratedChoice, GenerationRun
-from headrace.server.logprobs import chat_logprobs, prompt_logprobs
+from headrace.server.exchange import Exchange, ExchangeOptions
+from headrace.server.generation import GenerationRun
 from headrace.server.output_constraint import constraint_of
-from headrace.server.replies import (
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatDelta,
-    ChatLogprobs,
-    ChatMessage,
-    UsageReply,
-)
+from headrace.server.parsed_chat import ParsedChatDialect
+from headrace.server.prompted_tools import prompted_messages
 from headrace.server.request_body import read_json
 from headrace.server.request_ids import new_request_id
 from headrace.server.request_params import (
@@ -41,11 +34,13 @@ from headrace.server.request_params import (
 )
 from headrace.server.schemas import ChatRequest, Message, TokenizeRequest
 from headrace.server.template_call import template_call
+from headrace.server.tool_use import ToolUse, after_reasoning, prompt_reasons, tool_use
+from headrace.types import Constraint
 
 __all__ = ["answer_chat", "render_chat"]
 
 _SMALL = 1 << 16
-"""Bytes of a body whose messages are looked through in the event loop."""
+"""Bytes. The messages of a smaller body are checked in the event loop, those of a larger one in a thread."""
 
 
 async def answer_chat(context: Context, request: Request) -> Response:
@@ -54,11 +49,15 @@ async def answer_chat(context: Context, request: Request) -> Response:
     context.check_model(body.model)
     _refuse_unenforced(body)
     check_stream_options(body)
+    use = tool_use(body, context.formats)
     info = context.client.info
     context.check_choices(1, body.n or 1)
     check = partial(check_size, param="messages", limit=info.max_model_len)
     text = await render_chat(context, body, sent, check)
-    job = await context.workers.run(len(sent), partial(_job, context, info, body, text))
+    reasons = prompt_reasons(context.formats, text, _continued(body))
+    job = await context.workers.run(len(sent), partial(_job, context, info, body, text, _constraint(body, use)))
+    if job.constraint is not None:
+        job = replace(job, constraint=after_reasoning(job.constraint, context.formats, reasons))
     options = body.stream_options
     exchange = ExchangeOptions(
         request_id=job.id,
@@ -68,14 +67,50 @@ async def answer_chat(context: Context, request: Request) -> Response:
         continuous_usage=bool(options and options.continuous_usage_stats),
     )
     run = GenerationRun(context.client, [job])
-    return Exchange(context, run, _ChatDialect(context.model, body, job, run), exchange)
+    return Exchange(context, run, _dialect(context, body, job, run, use, reasons), exchange)
+
+
+def _dialect(
+    context: Context, body: ChatRequest, job: GenerateRequest, run: GenerationRun, use: ToolUse, reasons: bool | None
+) -> ChatDialect:
+    machine, formats = use.machine, context.formats
+    if machine is None:
+        return ChatDialect(context.model, body, job, run)
+    options = ReadingOptions(
+        markers=formats.markers,
+        counts=machine.can_reason,
+        prompt_tail=job.prompt[-8:],
+        skip_special_tokens=job.params.skip_special_tokens,
+        shows_stops=job.params.include_stop_str_in_output,
+        single=use.single,
+        short_ids=formats.tools is not None and formats.tools.short_ids,
+    )
+
+    def new_reader() -> AnswerReader:
+        return AnswerReader(Parser(machine, use.schemas, bool(reasons)), options, context.tokenizer)
+
+    return ParsedChatDialect(context.model, body, job, run, new_reader, machine.can_reason)
+
+
+def _constraint(body: ChatRequest, use: ToolUse) -> Constraint | None:
+    """Of the output's form, or of the tools."""
+    found = constraint_of(body)
+    if found is not None and use.constraint is not None:
+        message = (
+            "tools that are `strict` or forced cannot be combined with a constraint of the output: give one of them"
+        )
+        raise InvalidRequest(message, found.field.partition(".")[0], "invalid_value")
+    return found or use.constraint
+
+
+def _continued(body: ChatRequest) -> str | None:
+    """The text of the message that the answer continues."""
+    content = body.messages[-1].content if body.continue_final_message else None
+    return content if isinstance(content, str) else None
 
 
 def _refuse_unenforced(body: ChatRequest) -> None:
-    """What would have to be guaranteed and cannot be yet is refused, never ignored."""
-    if body.tool_choice not in (None, "auto", "none"):
-        message = "`tool_choice` can be auto or none: a call cannot be forced yet"
-        raise InvalidRequest(message, "tool_choice", "unsupported_value")
+    """Refuse fields that the server cannot apply yet, instead of ignoring them."""
     if body.chat_template is not None:
         message = "`chat_template` is refused: templates come from the checkpoint or the server's own options"
         raise InvalidRequest(message, "chat_template", "unsupported_value")
@@ -86,19 +121,21 @@ def _refuse_unenforced(body: ChatRequest) -> None:
         raise InvalidRequest(message, "max_tokens", "invalid_value")
 
 
-def _job(context: Context, info: ModelInfo, body: ChatRequest, text: str) -> GenerateRequest:
-    """In any thread. Raises ContextOverflow where it is plain that the text does not fit."""
+def _job(
+    context: Context, info: ModelInfo, body: ChatRequest, text: str, constraint: Constraint | None
+) -> GenerateRequest:
+    """The engine's request. Runs in any thread. Raises ContextOverflow if the text clearly does not fit."""
     special = bool(body.add_special_tokens)
-    prompt = encode_within(context.tokenizer.encode, text, special, "messages", info.max_model_len)
-    return _request(info, body, prompt, stop_tokens(body, context.tokenizer))
+    prompt = encode_within(context.tokenizer.encode_chat, text, special, "messages", info.max_model_len)
+    return _request(info, body, prompt, stop_tokens(body, context.tokenizer), constraint)
 
 
 async def render_chat(
     context: Context, body: ChatRequest | TokenizeRequest, sent: bytes, check: Callable[[int], None]
 ) -> str:
-    """The conversation as the model reads it. `sent` is the body that was decoded. `check` is given the number of
-    characters: of the messages before the template sees them, and of the text."""
-    prepare = partial(_prepare, body, sent, check)
+    """The conversation as the model's prompt. `sent` is the body that was decoded. `check` is called with the number of
+    characters: of the messages before the template is rendered, and of the rendered text."""
+    prepare = partial(_prepare, body, sent, check, context.formats.prompted)
     messages, arguments = prepare() if len(sent) < _SMALL else await context.workers.run(len(sent), prepare)
     text = await context.tokenizer.apply_chat_template_async(messages, **arguments)
     check(len(text))
@@ -106,19 +143,24 @@ async def render_chat(
 
 
 def _prepare(
-    body: ChatRequest | TokenizeRequest, sent: bytes, check: Callable[[int], None]
+    body: ChatRequest | TokenizeRequest, sent: bytes, check: Callable[[int], None], prompted: bool
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     check(sum(map(_text_length, body.messages or ())))
-    return template_call(body, sent)
+    messages, arguments = template_call(body, sent)
+    if prompted and arguments["tools"]:
+        messages, arguments["tools"] = prompted_messages(messages, arguments["tools"]), None
+    return messages, arguments
 
 
 def _text_length(message: Message) -> int:
-    """Characters that a template shows; what a model thought earlier, some leave out."""
+    """Characters that every template shows; some leave out earlier reasoning."""
     content = message.content or ""
     return len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
 
 
-def _request(info: ModelInfo, body: ChatRequest, prompt: list[int], stops: tuple[int, ...]) -> GenerateRequest:
+def _request(
+    info: ModelInfo, body: ChatRequest, prompt: list[int], stops: tuple[int, ...], constraint: Constraint | None
+) -> GenerateRequest:
     if not prompt:
         raise InvalidRequest("`messages` render to an empty prompt", "messages", "invalid_value")
     wanted = ("max_tokens", body.max_tokens)
@@ -134,80 +176,5 @@ def _request(info: ModelInfo, body: ChatRequest, prompt: list[int], stops: tuple
         params=params,
         priority=body.priority or 0,
         salt=body.cache_salt or "",
-        constraint=constraint_of(body),
+        constraint=constraint,
     )
-
-
-class _ChatDialect:
-    def __init__(self, model: str, body: ChatRequest, job: GenerateRequest, run: GenerationRun) -> None:
-        self._model, self._job, self._run = model, job, run
-        self._created = int(time.time())
-        self._count = job.params.logprobs
-        self._ids = bool(body.return_token_ids)
-        # One chunk, filled in anew for each piece: only the delta changes.
-        self._delta = ChatDelta()
-        self._choice = ChatChunkChoice(0, self._delta)
-        self._chunk = ChatChunk(job.id, "chat.completion.chunk", self._created, model, [self._choice])
-        self._roles: set[int] = set()
-
-    def chunk(self, output: Output, usage: ChunkUsage) -> bytes:
-        self._chunk.usage = usage
-        self._choice.index = output.index
-        events = b""
-        if output.index not in self._roles:
-            self._roles.add(output.index)
-            events = self._role(output.index)
-        if output.text or output.logprobs or (self._ids and output.token_ids):
-            events += self._content(output)
-        if output.finish_reason is not None:
-            events += self._finish(output)
-        return events
-
-    def _role(self, index: int) -> bytes:
-        first = ChatChunkChoice(index, ChatDelta("assistant", ""))
-        chunk = ChatChunk(self._job.id, "chat.completion.chunk", self._created, self._model, [first], self._chunk.usage)
-        if self._ids:
-            chunk.prompt_token_ids = list(self._job.prompt)
-        if index in self._run.prompt_entries and len(self._roles) == 1:
-            chunk.prompt_logprobs = self._prompt_logprobs(self._run.prompt_entries[index])
-        return event(chunk)
-
-    def _content(self, output: Output) -> bytes:
-        self._delta.content = output.text
-        if self._count is not None:
-            self._choice.logprobs = chat_logprobs(output.logprobs or (), self._count)
-        if self._ids:
-            self._choice.token_ids = output.token_ids
-        return event(self._chunk)
-
-    def _finish(self, output: Output) -> bytes:
-        last = ChatChunkChoice(output.index, ChatDelta(), None, output.finish_reason, output.stop_reason)
-        return event(msgspec.structs.replace(self._chunk, choices=[last]))
-
-    def usage_chunk(self, usage: UsageReply) -> bytes:
-        return event(msgspec.structs.replace(self._chunk, choices=[], usage=usage))
-
-    def whole(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
-        rendered = [
-            ChatChoice(
-                choice.index,
-                ChatMessage("assistant", choice.text),
-                self._logprobs(choice.entries),
-                choice.finish_reason,
-                choice.stop_reason,
-                choice.token_ids if self._ids else UNSET,
-            )
-            for choice in choices
-        ]
-        whole = ChatCompletion(self._job.id, "chat.completion", self._created, self._model, rendered, usage)
-        if self._ids:
-            whole.prompt_token_ids = list(self._job.prompt)
-        if self._run.prompt_entries:
-            whole.prompt_logprobs = self._prompt_logprobs(self._run.prompt_entries[0])
-        return msgspec.json.encode(whole)
-
-    def _logprobs(self, entries: Sequence[LogprobEntry]) -> ChatLogprobs | None:
-        return None if self._count is None else chat_logprobs(entries, self._count)
-
-    def _prompt_logprobs(self, entries: Sequence[LogprobEntry]) -> list[dict[str, Any] | None]:
-        return prompt_logprobs(entries, self._job.params.prompt_logprobs or 0)

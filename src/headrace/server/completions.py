@@ -184,11 +184,11 @@ class _TextDialect:
     def usage_chunk(self, usage: UsageReply) -> bytes:
         return event(msgspec.structs.replace(self._chunk, choices=[], usage=usage))
 
-    def whole(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
-        rendered = [self._whole_choice(choice) for choice in choices]
+    def complete(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
+        rendered = [self._complete_choice(choice) for choice in choices]
         return msgspec.json.encode(msgspec.structs.replace(self._chunk, choices=rendered, usage=usage))
 
-    def _whole_choice(self, choice: GeneratedChoice) -> TextChoice:
+    def _complete_choice(self, choice: GeneratedChoice) -> TextChoice:
         logprobs = None if self._count is None else self._logprobs(choice.index, choice.entries)
         rendered = TextChoice(choice.index, choice.text, logprobs, choice.finish_reason, choice.stop_reason)
         if self._ids:

@@ -9,12 +9,14 @@ from typing import Any, Protocol
 from starlette.responses import Response
 
 from headrace.client.api import EngineClient
+from headrace.client.request_outputs import TextStream
 from headrace.config import Config
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.server.cancel_scope import CancelScope
 from headrace.server.cors import Cors
 from headrace.server.http_errors import HttpError, error_response
 from headrace.server.metrics import ServerMetrics
+from headrace.server.model_formats import ModelFormats, find_formats
 from headrace.server.workers import TextWorkers
 
 __all__ = ["Context", "ServerTokenizer", "make_context"]
@@ -25,9 +27,16 @@ class ServerTokenizer(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
+    def encode_chat(self, text: str, add_special_tokens: bool = False) -> list[int]: ...
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def token_text(self, token_id: int) -> str: ...
+
+    def stream(self, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = ()) -> TextStream: ...
+
+    @property
+    def template_source(self) -> str: ...
 
     async def apply_chat_template_async(
         self,
@@ -53,6 +62,7 @@ class Context:
     """Sequences that one request may have: the queue never has room for more."""
     cors: Cors | None = None
     """None: pages of other origins cannot read the answers."""
+    formats: ModelFormats = field(default_factory=ModelFormats)
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     workers: TextWorkers = field(default_factory=TextWorkers)
     active: set[CancelScope] = field(default_factory=set)
@@ -83,7 +93,8 @@ class Context:
 
 
 def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Config) -> Context:
-    """The state of a new server. Raises ConfigError for an API key that is empty or cannot stand in an HTTP header."""
+    """The state of a new server. Raises ConfigError for an API key that is empty or cannot stand in an HTTP header,
+    and for an unknown name of a format."""
     key = config.server.api_key
     if key is not None:
         key = key.strip()
@@ -96,6 +107,7 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
         None if key is None else key.encode(),
         config.scheduler.max_waiting,
         Cors(config.server.cors_origin) if config.server.cors_origin else None,
+        find_formats(tokenizer, config.server),
     )
 
 

@@ -1,4 +1,4 @@
-"""Answers a generation request: whole, or as server-sent events written straight to the connection.
+"""Answers a generation request: complete, or as server-sent events that are written directly to the connection.
 
 This is the hot path: for each streamed token one struct is filled in, encoded and sent.
 """
@@ -32,12 +32,12 @@ _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
 _LINE_ENDS = tuple((char.encode(), b"\\u%04x" % ord(char)) for char in "\u2028\u2029\u0085")
-"""What many readers take for the end of a line, and so of an event, though only CR and LF are. JSON escapes all others
-itself."""
+"""Characters that many clients read as the end of a line, and so of an event, although only CR and LF are. JSON escapes
+all others itself."""
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # Nginx, and what understands it, hands on each piece as it comes.
+    # Nginx, and proxies that support this header, forward each piece at once.
     (b"x-accel-buffering", b"no"),
 )
 
@@ -45,15 +45,15 @@ ChunkUsage = UsageReply | None | UnsetType
 
 
 class Dialect(Protocol):
-    """How one API writes a run down."""
+    """Encodes a run in the form of one API."""
 
     def chunk(self, output: Output, usage: ChunkUsage) -> bytes:
-        """The events for one piece; empty when it brings nothing to show."""
+        """The events for one piece; empty if it has nothing to show."""
 
     def usage_chunk(self, usage: UsageReply) -> bytes:
         """The last event, without choices."""
 
-    def whole(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
+    def complete(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
         """The body of an answer that is not streamed."""
 
 
@@ -99,7 +99,7 @@ class Exchange(Response):
                     await (
                         self._stream(outputs, cancel_scope, send)
                         if self._options.stream
-                        else self._whole(outputs, cancel_scope, send)
+                        else self._complete(outputs, cancel_scope, send)
                     )
                 except asyncio.CancelledError:
                     why = cancel_scope.reason()
@@ -113,24 +113,24 @@ class Exchange(Response):
             self._meter.close(self._run.usage, self._unfinished)
 
     async def _fail(self, error: Exception, send: Send) -> None:
-        """Before the first byte the application's handlers answer; after it, an event does."""
+        """Raise the error before the first byte, for the application's handlers; after it, send it as an event."""
         if isinstance(error, ClientDisconnected):
             self._unfinished = "abort"
             return
         if not self._started:
             raise error
-        told = to_http(error)
-        if told.status == 500 and not isinstance(error, HttpError):
+        answer = to_http(error)
+        if answer.status == 500 and not isinstance(error, HttpError):
             _log.error("request %s failed", self._options.request_id, exc_info=error)
-        await send(_body(event(error_body(told)) + DONE, more=False))
+        await send(_body(event(error_body(answer)) + DONE, more=False))
 
-    async def _whole(self, outputs: AsyncIterator[Output], cancel_scope: CancelScope, send: Send) -> None:
+    async def _complete(self, outputs: AsyncIterator[Output], cancel_scope: CancelScope, send: Send) -> None:
         choices: dict[int, GeneratedChoice] = {}
         async for output in outputs:
             self._meter.note(output)
             choices.setdefault(output.index, GeneratedChoice(output.index)).add(output)
         ordered = [choices[index] for index in sorted(choices)]
-        body = self._dialect.whole(ordered, usage_reply(self._run.usage))
+        body = self._dialect.complete(ordered, usage_reply(self._run.usage))
         cancel_scope.release()
         length = str(len(body)).encode()
         await self._start(send, (b"content-type", b"application/json"), (b"content-length", length))
@@ -160,7 +160,7 @@ class Exchange(Response):
                 await send(_body(data))
 
     async def _comment(self, send: Send) -> None:
-        """From here on a failure is an event, even where no token has come."""
+        """Send a heartbeat comment. After this an error is an event, even if no token has come."""
         if not self._started:
             await self._start(send, *_STREAM_HEADERS)
         await send(_body(COMMENT))

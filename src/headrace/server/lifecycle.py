@@ -27,7 +27,7 @@ import uvicorn
 from headrace import event_loop
 from headrace.client.api import EngineClient
 from headrace.config import Config, read_environment
-from headrace.engine.launch import Launched
+from headrace.engine.launch import EngineProcessHandle
 from headrace.errors import ConfigError
 from headrace.hub.model_reference import display_name
 from headrace.progress import loading_bar
@@ -50,7 +50,9 @@ _KEEP_ALIVE = 75
 just closed."""
 
 
-def run(config: Config, model_path: Path, first_prompt: str | None = None, launched: Launched | None = None) -> int:
+def run(
+    config: Config, model_path: Path, first_prompt: str | None = None, launched: EngineProcessHandle | None = None
+) -> int:
     """Serve until a signal comes; returns the exit code. Raises what the engine raises while it loads, and ConfigError.
     `launched`: the engine's process, if it has been started already.
 
@@ -58,7 +60,7 @@ def run(config: Config, model_path: Path, first_prompt: str | None = None, launc
     don't change the exit code.
     """
     # Here, so that the application can be imported without the engine.
-    from headrace.client.remote import ProcessClient
+    from headrace.client.process_client import ProcessClient
     from headrace.tokenization.tokenizer import load_tokenizer
 
     config = _with_path(config, model_path)

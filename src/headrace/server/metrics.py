@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from headrace.client.api import Output, Usage
 from headrace.engine.stats import EngineStats
-from headrace.engine.usage import peak_memory
+from headrace.engine.usage_stats import peak_memory
 
 __all__ = ["Histogram", "RequestMeter", "ServerMetrics"]
 
@@ -117,7 +117,7 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
     slots = "Share of the slots that held a running sequence, a step each."
     yield SummaryMetricFamily("headrace_slot_share", slots, stats.steps, totals.slot_shares)
     places = "Share of the token places in held blocks that held a token, a look each."
-    yield SummaryMetricFamily("headrace_kv_share", places, totals.kv_looks, totals.kv_shares)
+    yield SummaryMetricFamily("headrace_kv_share", places, totals.kv_samples, totals.kv_shares)
     host = "Processor seconds: of the engine's loop, and of the server's process."
     family = CounterMetricFamily("headrace_host_cpu_seconds", host, labels=["part"])
     family.add_metric(["engine"], totals.host_seconds)

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 __all__ = [
+    "CalledFunction",
     "ChatAlternative",
     "ChatChoice",
     "ChatChunk",
@@ -16,6 +17,7 @@ __all__ = [
     "ChatLogprob",
     "ChatLogprobs",
     "ChatMessage",
+    "CompletionDetails",
     "DetokenizeReply",
     "ErrorDetail",
     "ErrorReply",
@@ -27,6 +29,8 @@ __all__ = [
     "TextCompletion",
     "TextLogprobs",
     "TokenizeReply",
+    "ToolCall",
+    "ToolCallDelta",
     "UsageReply",
     "VersionReply",
 ]
@@ -38,11 +42,17 @@ class PromptDetails(Struct):
     cached_tokens: int
 
 
+class CompletionDetails(Struct):
+    reasoning_tokens: int
+
+
 class UsageReply(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
+    """For models that mark their reasoning."""
 
 
 class ChatAlternative(Struct):
@@ -63,10 +73,35 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
+class CalledFunction(Struct):
+    arguments: str
+    """JSON text; in a stream a piece of it."""
+    name: str | UnsetType = UNSET
+
+
+class ToolCall(Struct):
+    id: str
+    type: str
+    function: CalledFunction
+
+
+class ToolCallDelta(Struct):
+    """A piece of a call: the first has the id and the name, further ones have more of the arguments."""
+
+    index: int
+    function: CalledFunction
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class ChatMessage(Struct):
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    """The same text again: clients read either field."""
 
 
 class ChatChoice(Struct):
@@ -92,6 +127,9 @@ class ChatCompletion(Struct):
 class ChatDelta(Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -115,7 +153,8 @@ class ChatChunk(Struct):
 
 
 class TextLogprobs(Struct):
-    """OpenAI's completions form. `bytes` goes beyond it: what each token is where its text cannot show it."""
+    """The form of OpenAI's completions, with `bytes` in addition: the bytes of each token, since its text may not show
+    them."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -136,7 +175,7 @@ class TextChoice(Struct):
 
 
 class TextCompletion(Struct):
-    """Whole answer and stream chunk alike."""
+    """A complete answer, or a chunk of a stream."""
 
     id: str
     object: str
@@ -182,11 +221,11 @@ class ErrorDetail(Struct):
     message: str
     type: str
     param: str | None
-    """The field that is at fault, as the client wrote it."""
+    """The path of the wrong field, as the client wrote it."""
     code: str | None
 
 
 class ErrorReply(Struct):
-    """Every answer other than 200, and the event that ends a stream which fails."""
+    """Every answer other than 200, and the event that ends a failed stream."""
 
     error: ErrorDetail

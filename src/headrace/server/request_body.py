@@ -88,19 +88,19 @@ def _parse(body: bytes, kind: type[B]) -> B:
         if "got `float`" not in str(error):
             raise
         # Lists of a large body would hold up the event loop.
-        parsed = msgspec.convert(_whole_numbers(msgspec.json.decode(body), lists=len(body) <= SMALL), kind)
+        parsed = msgspec.convert(_as_integers(msgspec.json.decode(body), lists=len(body) <= SMALL), kind)
     return parsed
 
 
-def _whole_numbers(body: Any, lists: bool) -> Any:
+def _as_integers(body: Any, lists: bool) -> Any:
     """The body with 2.0 as 2 in its own fields, and in lists too: JSON has one kind of number (RFC 8259, 6), and some
     clients write every number with a decimal point. A field that takes fractions takes 2 as well."""
-    return {name: _whole(value, lists) for name, value in body.items()} if isinstance(body, dict) else body
+    return {name: _as_integer(value, lists) for name, value in body.items()} if isinstance(body, dict) else body
 
 
-def _whole(value: Any, lists: bool) -> Any:
+def _as_integer(value: Any, lists: bool) -> Any:
     if lists and isinstance(value, list):
-        return [_whole(item, True) for item in value]
+        return [_as_integer(item, True) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

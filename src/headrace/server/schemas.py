@@ -35,24 +35,24 @@ Inert = Meta(description="Accepted for compatibility; without effect.")
 
 
 class Body(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Base: fields by name, none beyond those declared."""
+    """Base of request bodies: unknown fields are refused."""
 
     MOST_PARTS: ClassVar[int] = 2**16
-    """Lists, objects and keys that a body may hold, in all."""
+    """Lists, objects and keys that a body may hold, in total."""
     MOST_VALUES: ClassVar[int] = 2**17
-    """The same of values, by their commas."""
+    """Values that a body may hold, counted by their commas."""
 
 
 class StreamOptions(Body):
     include_usage: bool | None = None
-    """A last chunk with the usage of the whole request."""
+    """A last chunk with the usage of the complete request."""
     continuous_usage_stats: bool | None = None
     """Running totals in every chunk."""
     include_obfuscation: Annotated[bool, Inert] | None = None
 
 
 class StructuredOutputsBody(Body):
-    """What the output must look like: exactly one of the first six."""
+    """A constraint on the output: exactly one of the first six."""
 
     json: str | dict[str, Any] | None = None
     """A JSON schema."""
@@ -67,8 +67,8 @@ class StructuredOutputsBody(Body):
 
 
 class GenerationRequest(Body):
-    """What completions and chat share. Those of the table of sampling parameters that stand here are read by name; all
-    others are added to the bodies as they stand in the table."""
+    """Fields of both completions and chat. The sampling parameters that are declared here are read by name; all others
+    of the table are added to the bodies by `with_sampling_fields`."""
 
     model: str | None = None
     max_tokens: Annotated[int, limits("max_tokens")] | None = None
@@ -187,7 +187,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: Annotated[str, Meta(description="Refused: templates come from the checkpoint.")] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    parallel_tool_calls: Annotated[bool, Inert] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class TokenizeRequest(Body):

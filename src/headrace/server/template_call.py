@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import InvalidRequest
-from headrace.server.schemas import ChatRequest, Message, TokenizeRequest, Tool
+from headrace.server.schemas import ChatRequest, Message, TokenizeRequest
 from headrace.tokenization.reserved import RESERVED_TEMPLATE_ARGUMENTS
 
 __all__ = ["template_call"]
@@ -73,7 +73,6 @@ def _arguments(body: ChatRequest | TokenizeRequest, tools: list[dict[str, Any]] 
     if resume and messages and messages[-1].role != "assistant":
         message = f"`continue_final_message` continues an assistant's message, but the last is a {messages[-1].role}'s"
         raise InvalidRequest(message, "continue_final_message", "invalid_value")
-    _check_tools(body.tools)
     unused = isinstance(body, ChatRequest) and body.tool_choice == "none"
     return {
         "tools": None if unused else tools or None,
@@ -81,15 +80,6 @@ def _arguments(body: ChatRequest | TokenizeRequest, tools: list[dict[str, Any]] 
         "continue_final_message": resume,
         "kwargs": _kwargs(body),
     }
-
-
-def _check_tools(tools: list[Tool] | None) -> None:
-    """Refuse `strict`, since nothing enforces it."""
-    for i, tool in enumerate(tools or ()):
-        if tool.function.strict:
-            param = f"tools[{i}].function.strict"
-            message = f"`{param}`: arguments cannot be held to a schema yet; leave it out or set it to false"
-            raise InvalidRequest(message, param, "unsupported_value")
 
 
 def _kwargs(request: ChatRequest | TokenizeRequest) -> dict[str, Any]:

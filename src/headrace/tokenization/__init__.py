@@ -1,1 +1,1 @@
-"""Parts of the tokenizer: vocabularies of both checkpoint kinds, detokenisation, chat templates."""
+"""The tokenizer: vocabularies of both checkpoint formats, detokenisation, chat templates."""

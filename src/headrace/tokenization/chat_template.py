@@ -1,6 +1,6 @@
-"""A checkpoint's chat template: a conversation as the model wants to read it.
+"""A checkpoint's chat template: renders a conversation as the model's prompt.
 
-A template is a program from anywhere, so it is rendered in a process of its own (`renderer`).
+A template is an untrusted program, so it is rendered in a separate process (`renderer`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from headrace.errors import ConfigError, InvalidRequest, Overloaded, cut
 from headrace.tokenization.conversation import normalize_messages
+from headrace.tokenization.quoting import Quoting
 from headrace.tokenization.render_frames import REFUSAL, TEXT, Frame
 from headrace.tokenization.renderer import Job, Renderer, RenderLimits, RenderStopped
 from headrace.tokenization.reserved import RESERVED_TEMPLATE_ARGUMENTS
@@ -28,27 +29,34 @@ _MARK = "\ue000the final message goes on here\ue000"
 
 @dataclass(slots=True)
 class _Talk:
-    """A conversation on its way through the template."""
+    """A conversation to render."""
 
     template: int
     variables: dict[str, Any]
-    """All but the messages."""
-    goes_on: bool
-    """The last message is continued."""
+    """All variables but the messages."""
+    continues: bool
+    """True if the last message is continued."""
     final: str = ""
-    """Its text."""
+    """Text of the last message, if it is continued."""
 
 
 class ChatTemplate:
     """The templates of one checkpoint. May be called from several threads."""
 
     def __init__(
-        self, templates: Mapping[str, str], special_tokens: Mapping[str, str], limits: RenderLimits | None = None
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        limits: RenderLimits | None = None,
+        quoting: Quoting | None = None,
     ) -> None:
-        """`templates` by name, `default` the usual one. Nothing is rendered or compiled yet."""
+        """`templates` by name; the usual one is `default`. Nothing is rendered or compiled yet."""
+        self.source = "\n".join(templates.values())
+        """The text of all of them."""
         self._names = list(templates)
         self._too_long = {name: len(text) for name, text in templates.items() if len(text) > _MAX_SOURCE}
         self._special_tokens = dict(special_tokens)
+        self._quoting = quoting or Quoting((), (), "")
         sources = ["" if name in self._too_long else text for name, text in templates.items()]
         self._renderer = Renderer(sources, limits or RenderLimits())
         self._forms: dict[int, TemplateForms] = {}
@@ -62,14 +70,14 @@ class ChatTemplate:
             raise ConfigError(str(error)) from error
 
     def warm(self) -> None:
-        """Do in the background what the first render would wait for."""
+        """Start the process and examine the template in the background, so that the first render doesn't wait."""
         threading.Thread(target=self._warm, name="headrace-render-warm", daemon=True).start()
 
     def _warm(self) -> None:
-        # What is wrong is told to those who ask for a render.
+        # An error is raised again by the first render.
         with contextlib.suppress(InvalidRequest, Overloaded, RuntimeError):
             template = self._chosen(False)
-            self._learn(template, self._render(self._probes(template)))
+            self._store_forms(template, self._render(self._probes(template)))
 
     def render(
         self,
@@ -83,7 +91,7 @@ class ChatTemplate:
         """See `Tokenizer.apply_chat_template`."""
         talk = self._talk(tools, add_generation_prompt, continue_final_message, kwargs)
         if talk.template not in self._forms:
-            self._learn(talk.template, self._render(self._probes(talk.template)))
+            self._store_forms(talk.template, self._render(self._probes(talk.template)))
         return self._finished(talk, self._render(self._job(talk, messages)))
 
     async def render_async(
@@ -95,10 +103,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """As `render`, for an event loop."""
+        """As `render`, without blocking the event loop."""
         talk = self._talk(tools, add_generation_prompt, continue_final_message, kwargs)
         if talk.template not in self._forms:
-            self._learn(talk.template, await self._render_async(self._probes(talk.template)))
+            self._store_forms(talk.template, await self._render_async(self._probes(talk.template)))
         return self._finished(talk, await self._render_async(self._job(talk, messages)))
 
     def _talk(
@@ -113,16 +121,17 @@ class ChatTemplate:
 
     def _job(self, talk: _Talk, messages: Sequence[Mapping[str, Any]]) -> Job:
         def renders() -> list[dict[str, Any]]:
-            uniform = normalize_messages(messages, self._forms[talk.template])
-            if talk.goes_on:
+            uniform = self._quoting.messages(normalize_messages(messages, self._forms[talk.template]))
+            if talk.continues:
                 talk.final = _take_final(uniform)
-            return [talk.variables | {"messages": uniform}]
+            tools = self._quoting.value(talk.variables["tools"])
+            return [talk.variables | {"messages": uniform, "tools": tools}]
 
         return Job(talk.template, renders)
 
     def _finished(self, talk: _Talk, frames: Sequence[Frame]) -> str:
-        text = _text(frames[0])
-        return _open_end(text, talk.final) if talk.goes_on else text
+        text = self._quoting.rendered(_text(frames[0]))
+        return _with_open_end(text, talk.final) if talk.continues else text
 
     def _variables(
         self,
@@ -131,14 +140,14 @@ class ChatTemplate:
         continue_final_message: bool,
         kwargs: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
-        """All but the messages."""
+        """All variables of the template but the messages."""
         if continue_final_message and add_generation_prompt:
             message = "`continue_final_message` and `add_generation_prompt` exclude each other"
             raise InvalidRequest(message, "continue_final_message", "invalid_value")
         for name in kwargs or ():
             if name in RESERVED_TEMPLATE_ARGUMENTS or name in self._special_tokens or name.endswith("_token"):
                 param = f"chat_template_kwargs.{name}"
-                raise InvalidRequest(f"`{param}` may not be set: it has a meaning of its own", param, "invalid_value")
+                raise InvalidRequest(f"`{param}` may not be set: it is reserved", param, "invalid_value")
         return {
             **self._special_tokens,
             **(kwargs or {}),
@@ -162,8 +171,8 @@ class ChatTemplate:
         variables = self._variables(PROBE_TOOLS, False, False, None)
         return Job(index, lambda: [variables | {"messages": messages} for messages in PROBES.values()])
 
-    def _learn(self, template: int, frames: Sequence[Frame]) -> None:
-        """Raises InvalidRequest if the process had to end before the last probe: nothing is known then."""
+    def _store_forms(self, template: int, frames: Sequence[Frame]) -> None:
+        """Store the forms that the probes show. Raises InvalidRequest if the process ended before the last probe."""
         kind, ended, _ = frames[-1]
         if ended and kind != TEXT:
             _text(frames[-1])
@@ -194,7 +203,7 @@ def _text(frame: Frame) -> str:
 
 
 def _take_final(messages: list[dict[str, Any]]) -> str:
-    """The last message's text, or its last part's, with a mark left in its place."""
+    """The text of the last message, or of its last part; a mark replaces it in the message."""
     last = messages[-1]
     if last["role"] != "assistant" or last.get("tool_calls"):
         message = "`continue_final_message` needs an assistant's message without tool calls at the end"
@@ -208,8 +217,8 @@ def _take_final(messages: list[dict[str, Any]]) -> str:
     return final["text"]
 
 
-def _open_end(text: str, final: str) -> str:
-    """Templates trim, and close a message: so cut at the mark, and put the text there as it was."""
+def _with_open_end(text: str, final: str) -> str:
+    """Cut the text at the mark and append the last message's text unchanged: templates trim it, and close a message."""
     at = text.rfind(_MARK)
     if at < 0:
         raise InvalidRequest(

@@ -1,7 +1,7 @@
-"""Chat messages given to a template in the form that it takes.
+"""Converts chat messages into the form that a template accepts.
 
-As transformers' `apply_chat_template` does, keys without a value are left out and reasoning is given under each name
-that templates read. The rest depends on the template (`template_forms`); what it takes as it is stays as it is.
+As in transformers' `apply_chat_template`, keys without a value are left out, and reasoning is given under each name
+that templates read. The rest depends on the template (`template_forms`); a form that it accepts is not changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]], forms: TemplateForms) -> list[dict[str, Any]]:
-    """New dicts; the caller's are left alone. Raises InvalidRequest with the path of what is wrong."""
+    """The messages as new dicts; the caller's stay unchanged. Raises InvalidRequest with the path of a wrong field."""
     if not messages:
         raise _wrong("messages", "give at least one message")
     return [_message(message, f"messages[{i}]", forms) for i, message in enumerate(messages)]
@@ -95,7 +95,7 @@ def _call(call: Any, path: str, forms: TemplateForms) -> dict[str, Any]:
 
 
 def _arguments(arguments: Any, path: str, forms: TemplateForms) -> dict[str, Any] | str:
-    """Checked in either form."""
+    """The arguments in the template's form. They are checked in both forms."""
     given = arguments
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         given = arguments = {}
@@ -112,7 +112,7 @@ def _arguments(arguments: Any, path: str, forms: TemplateForms) -> dict[str, Any
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _wrong(path: str, why: str) -> InvalidRequest:

@@ -11,9 +11,9 @@ __all__ = ["Pieces", "StreamDecoder", "decode_all"]
 
 
 class Pieces(dict[int, "str | None"]):
-    """Each token's text by id, made when first asked for; None where its bytes are no whole characters.
+    """Text of each token by id, made at the first access; None if its bytes are not complete characters.
 
-    Ids that the vocabulary doesn't have (a model's head may be padded) have no text.
+    Ids beyond the vocabulary have an empty text (a model's head may be padded).
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -33,10 +33,11 @@ class Pieces(dict[int, "str | None"]):
 
 
 class StreamDecoder:
-    """Incremental detokenisation. What `push` and `flush` return, joined, is what `decode_all` gives for the same ids.
+    """Incremental detokenisation. The joined results of `push` and `flush` are what `decode_all` returns for the same
+    ids.
 
-    A character is given out when its last byte is there. Bytes that are no UTF-8 become U+FFFD, by the longest-prefix rule of
-    the Unicode standard (3.9), as Python's `errors="replace"` has it.
+    A character is returned when its last byte has come. Bytes that are not UTF-8 become U+FFFD, by the longest-prefix
+    rule of the Unicode standard (3.9), as in Python's `errors="replace"`.
     """
 
     __slots__ = ("_pending", "_pieces", "_skip", "_strip")
@@ -57,7 +58,7 @@ class StreamDecoder:
         return text
 
     def flush(self) -> str:
-        """What is left of a character that never became whole: U+FFFD, or nothing. Then the stream begins anew."""
+        """The rest of an incomplete character: U+FFFD, or nothing. After this the stream can be used again."""
         pending, self._pending = self._pending, b""
         return pending.decode("utf-8", "replace")
 
@@ -72,6 +73,6 @@ class StreamDecoder:
 
 
 def decode_all(pieces: Pieces, ids: Iterable[int], skip: frozenset[int], strip_space: bool) -> str:
-    """The text of a whole sequence."""
+    """The text of a complete sequence."""
     data = b"".join(pieces.raw(token) for token in ids if token not in skip)
     return (data.removeprefix(b" ") if strip_space else data).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Tokenizers from a GGUF file's own metadata: byte-level BPE (`gpt2`) and SentencePiece BPE (`llama`).
+"""Builds a tokenizer from a GGUF file's metadata: byte-level BPE (`gpt2`) and SentencePiece BPE (`llama`).
 
 The keys are those of ggml's `docs/gguf.md`, section "Tokenizer".
 """
@@ -25,19 +25,19 @@ _KEY = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _SPACE = "▁"
 _LONGEST_PIECE = 512
-"""Characters; every way to halve a piece is looked at."""
+"""Characters; every split of a piece into two is tried."""
 _TURN_ENDS = frozenset(
     """<|im_end|> <|eot_id|> <|eom_id|> <end_of_turn> <turn|> <|end|> <|end_of_turn|> <|END_OF_TURN_TOKEN|> <|eot|>
     <|endofturn|> <end_of_utterance> <|end_of_text|> <|endoftext|> <|return|> <|call|> <EOT>""".split()
 )
-"""Texts with which templates end a turn, and models a text."""
+"""Tokens with which templates end a turn, or models end a text."""
 _HARMONY = frozenset({"<|return|>", "<|call|>"})
-"""In a vocabulary that has both, `<|end|>` ends one message of several in a turn."""
+"""In a vocabulary with both, `<|end|>` ends a message, and a turn may have several messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Typed access to the metadata; every complaint names the key."""
+    """Typed access to the metadata; every error names the key."""
 
     metadata: Mapping[str, Any]
 
@@ -57,16 +57,16 @@ class _Fields:
         return value
 
     def numbers(self, name: str, count: int, default: float | None = None) -> list[Any]:
-        """Plain Python numbers, one a token."""
+        """Plain Python numbers, one per token."""
         value = self.metadata.get(_KEY + name)
         if value is None and default is not None:
             return [default] * count
         if value is None or isinstance(value, (str, int, float)) or len(value) != count:
             have = "missing" if value is None else f"of length {len(value)}" if hasattr(value, "__len__") else "no list"
-            raise CheckpointError(f"metadata {_KEY + name!r} is {have}: expected {count} numbers, one a token")
+            raise CheckpointError(f"metadata {_KEY + name!r} is {have}: expected {count} numbers, one per token")
         numbers = value.tolist() if hasattr(value, "tolist") else list(value)
         if isinstance(value, Strings) or not all(isinstance(number, (int, float)) for number in numbers):
-            raise CheckpointError(f"metadata {_KEY + name!r} holds text: expected {count} numbers, one a token")
+            raise CheckpointError(f"metadata {_KEY + name!r} holds text: expected {count} numbers, one per token")
         return numbers
 
     def token(self, name: str, count: int) -> int | None:
@@ -76,13 +76,16 @@ class _Fields:
 
 
 def gguf_vocab(metadata: Mapping[str, Any]) -> Vocab:
-    """Arrays may be numpy's or lists. Raises UnsupportedModel for a model or pre-tokeniser that isn't built, CheckpointError
-    for metadata that is missing or inconsistent; neither names the file."""
+    """The vocabulary of a GGUF file. Arrays may be numpy's or lists.
+
+    Raises UnsupportedModel for an unsupported model or pre-tokeniser, CheckpointError for missing or inconsistent
+    metadata; neither names the file.
+    """
     fields = _Fields(metadata)
     model = fields.get("model", str)
     if model not in ("gpt2", "llama"):
         raise UnsupportedModel(
-            f"tokenizer.ggml.model is {excerpt(model)}: gpt2 (byte-level BPE) and llama (SentencePiece) work"
+            f"tokenizer.ggml.model is {excerpt(model)}: gpt2 (byte-level BPE) and llama (SentencePiece) are supported"
         )
     tokens = fields.strings("tokens")
     types = fields.numbers("token_type", len(tokens), 1)
@@ -100,14 +103,14 @@ def gguf_vocab(metadata: Mapping[str, Any]) -> Vocab:
 
 
 def gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name, `default` the usual one."""
+    """Chat templates by name; the usual one is `default`."""
     key = "tokenizer.chat_template"
     found = {name.removeprefix(key + "."): text for name, text in metadata.items() if name.startswith(key + ".")}
     if key in metadata:
         found["default"] = metadata[key]
     for name, text in found.items():
         if not isinstance(text, str):
-            raise CheckpointError(f"metadata '{key}' ({name}) is no text")
+            raise CheckpointError(f"metadata '{key}' ({name}) is not text")
     return found
 
 
@@ -157,7 +160,8 @@ def _merge(line: str) -> tuple[str, str]:
 
 
 def _merges(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose piece scores best: as merges, every way to make a piece of two, best first."""
+    """Merges for SentencePiece, which joins the neighbours whose piece has the best score: every split of a piece into
+    two, ordered by the piece's score."""
     usable = {
         t for t, kind in zip(tokens, types, strict=True) if kind not in (_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE)
     }
@@ -201,8 +205,8 @@ def _vocab(
 
 
 def _ends(fields: _Fields, tokens: Sequence[str], types: Sequence[int]) -> tuple[int, ...]:
-    """Those of the metadata, and control tokens whose text ends a turn in every template that has it: converters name one end
-    alone. A token of such a text that is no control token is text."""
+    """End tokens of the metadata, and control tokens whose text ends a turn in every template that uses it: converters
+    write one end token alone. A token with such a text that is not a control token is text."""
     texts = _TURN_ENDS
     control = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _CONTROL}
     if control.keys() >= _HARMONY:

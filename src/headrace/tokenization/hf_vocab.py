@@ -1,4 +1,4 @@
-"""Tokenizers from a Hugging Face directory: tokenizer.json and the settings beside it."""
+"""Builds a tokenizer from a Hugging Face directory: tokenizer.json and the settings beside it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ _LARGEST_FILE = 256 << 20
 _LONGEST_ID = 10
 """Digits."""
 _MOST_HOLES = 1 << 16
-"""Ids without a token that a small vocabulary may have; a table has a place for each."""
+"""Unused ids that a small vocabulary may have; each takes an entry in a table."""
 
 
 def hf_vocab(path: Path) -> Vocab:
-    """Raises ModelNotFound without a tokenizer.json, CheckpointError for a file that is wrong, UnsupportedModel for a decoder
-    that isn't built."""
+    """The vocabulary of a directory.
+
+    Raises ModelNotFound without a tokenizer.json, CheckpointError for an invalid file, UnsupportedModel for an
+    unsupported decoder.
+    """
     file = path / "tokenizer.json"
     if not present(file):
         raise ModelNotFound(f"{path}: has no tokenizer.json: convert its tokenizer to that format")
@@ -69,7 +72,7 @@ def hf_vocab(path: Path) -> Vocab:
 
 
 def hf_templates(path: Path) -> dict[str, str]:
-    """Chat templates by name, `default` the usual one; files of their own go before the configuration."""
+    """Chat templates by name; the usual one is `default`. Template files override the configuration."""
     file = path / "tokenizer_config.json"
     with located(file):
         templates = _templates(Settings(optional_json(file)))
@@ -101,7 +104,7 @@ def _check_size(file: Path) -> None:
 
 
 def _special_ids(backend: Tokenizer, config: Settings) -> frozenset[int]:
-    """Also adds the tokens that the configuration knows and tokenizer.json doesn't."""
+    """Ids of the special tokens. Also adds the tokens that are in the configuration and not in tokenizer.json."""
     special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
     entries = config.sections("added_tokens_decoder")
     for key in entries:
@@ -133,10 +136,10 @@ def _named_tokens(source: Settings) -> dict[str, str]:
 def _wrapping(
     backend: Tokenizer, flags: Mapping[str, bool], ids: Mapping[str, int | None]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What tokenizer.json's post-processor puts around a text, unless the configuration says otherwise."""
-    whole = backend.encode("a", add_special_tokens=True)
-    inside = [i for i, mark in enumerate(whole.special_tokens_mask) if not mark] or [0]
-    prefix, suffix = tuple(whole.ids[: inside[0]]), tuple(whole.ids[inside[-1] + 1 :])
+    """(prefix, suffix) that tokenizer.json's post-processor adds to a text, changed by the configuration."""
+    encoded = backend.encode("a", add_special_tokens=True)
+    inside = [i for i, mark in enumerate(encoded.special_tokens_mask) if not mark] or [0]
+    prefix, suffix = tuple(encoded.ids[: inside[0]]), tuple(encoded.ids[inside[-1] + 1 :])
     bos, eos = ids.get("bos_token"), ids.get("eos_token")
     if (wanted := flags.get("add_bos_token")) is not None and bos is not None and wanted != (bos in prefix):
         prefix = (bos, *prefix) if wanted else tuple(token for token in prefix if token != bos)
@@ -146,7 +149,7 @@ def _wrapping(
 
 
 def _ends(path: Path, eos: int | None) -> tuple[int, ...]:
-    """Those of the settings and the tokenizer's own: any of the three may be the one that chats end with."""
+    """End tokens of the settings files and of the tokenizer: any of the three may name the one that ends a chat."""
     files = [path / name for name in ("config.json", "generation_config.json")]
     stated = hf_end_ids([(file, optional_json(file)) for file in files])
     return tuple(sorted(stated if eos is None else stated | {eos}))
@@ -154,7 +157,7 @@ def _ends(path: Path, eos: int | None) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class _Decoding:
-    """What a chain of the library's decoders amounts to."""
+    """The combined effect of a sequence of the library's decoders."""
 
     byte_level: bool = False
     byte_fallback: bool = False
@@ -173,7 +176,7 @@ def _token_bytes(backend: Tokenizer, file: Path) -> tuple[list[bytes], bool]:
     for token, i in by_token.items():
         tokens[i] = token
     if backend.decoder is None:
-        # Words without marks: they're joined by spaces.
+        # Words without a mark for the space: they are joined by spaces.
         return [b" " + token.encode() if token else b"" for token in tokens], True
     decoding = _Decoding()
     _read_decoder(json.loads(backend.decoder.__getstate__()), decoding, file)
@@ -200,4 +203,4 @@ def _read_decoder(spec: Mapping[str, Any], found: _Decoding, file: Path) -> None
     elif kind == "Strip" and spec["content"] == " " and (spec["start"], spec["stop"]) == (1, 0):
         found.strip = True
     elif kind != "Fuse":
-        raise UnsupportedModel(f"{file}: its decoder has a part {kind} ({excerpt(dict(spec))}) that is not built")
+        raise UnsupportedModel(f"{file}: its decoder has a part {kind} ({excerpt(dict(spec))}) that is not supported")

@@ -1,4 +1,4 @@
-"""Calls into the tokenizers library, whose faults come as bare Exceptions and whose panics come as less than that."""
+"""Guards calls into the tokenizers library, whose errors are bare Exceptions and whose panics are BaseExceptions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["guarded"]
 
 @contextlib.contextmanager
 def guarded(what: str, path: Path | None = None) -> Iterator[None]:
-    """Turn whatever the library raises into a CheckpointError of one line: `what`, then the reason.
+    """Turn every error of the library into a CheckpointError of one line: `what`, then the reason.
 
-    A panic in the library is a BaseException; those by which Python itself ends a program pass.
+    A panic in the library is a BaseException. The BaseExceptions by which Python itself ends a program are not changed.
     """
     try:
         yield

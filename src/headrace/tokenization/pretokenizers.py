@@ -1,7 +1,7 @@
-"""How a byte-level vocabulary of a GGUF file cuts text into words, by the name in `tokenizer.ggml.pre`.
+"""Pre-tokenisers of GGUF files, by the name in `tokenizer.ggml.pre`: they split text into words for byte-level BPE.
 
-A GGUF file names its pre-tokeniser and doesn't carry it, so the patterns behind the names stand here. A pre-tokeniser is a
-sequence of patterns: each cuts what the one before left into matches and the text between them.
+A GGUF file names its pre-tokeniser but doesn't contain it, so the patterns of each name are here. A pre-tokeniser is a
+sequence of patterns: each splits the pieces of the one before into matches and the text between them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["PRE_TOKENIZERS", "PreTokenizer", "pre_tokenizer"]
 class PreTokenizer:
     patterns: tuple[str, ...]
     ignore_merges: bool = False
-    """A word that is a token of its own is taken whole, whatever the merges say."""
+    """A word that is a token is encoded as this token, independently of the merges."""
     add_bos: bool = False
-    """What holds where the file doesn't say."""
+    """The default if the file doesn't set it."""
 
 
 _SUFFIX = "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
@@ -69,7 +69,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for names, pre in _BY_PRE f
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
-    """Raises UnsupportedModel for a name that isn't known: guessing would tokenise wrongly without a sign."""
+    """The pre-tokeniser of a name. Raises UnsupportedModel for an unknown one: a guess could tokenise wrongly, without
+    an error."""
     found = PRE_TOKENIZERS.get(name)
     if found is None:
         known = ", ".join(sorted(PRE_TOKENIZERS))

@@ -1,4 +1,4 @@
-"""Frames between the process that renders chat templates and the one that asks it. Standard library only."""
+"""Frames between the process that renders chat templates and its client. Standard library only."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MAX_FRAME = 1 << 28
 
 
 def send_frame(link: socket.socket, content: bytes, kind: int = TEXT, last: bool = False) -> None:
-    """Raises OSError if the other end is gone or, on a socket with a timeout, too slow."""
+    """Send one frame. Raises OSError if the other end closed the link or, on a socket with a timeout, is too slow."""
     link.sendall(_HEADER.pack(kind, last, len(content)) + content)
 
 
 def read_frame(link: socket.socket) -> Frame | None:
-    """None at the end of the stream. Raises OSError as `send_frame` does."""
+    """Receive one frame; None at the end of the stream. Raises OSError as `send_frame` does."""
     header = _read(link, _HEADER.size)
     if header is None:
         return None

@@ -1,12 +1,13 @@
 """The process that renders chat templates: `python -m headrace.tokenization.render_process LINK PARENT`.
 
 LINK is a connected stream socket's file descriptor, PARENT the process that started this one. A template comes with a
-checkpoint from anywhere. It may compute for ever or fill the memory in ways that no check inside the interpreter
-catches, such as one comparison of nested lists. Here the kernel holds the limits: each job has an amount of processor
-time, after which the process is killed, and the address space is bounded.
+checkpoint from any source. It may run forever or fill the memory in ways that no check inside the interpreter catches,
+such as one comparison of nested lists. Here the kernel enforces the limits: each job has an amount of processor time,
+after which the process is killed, and the address space is limited.
 
-The first frame holds the templates and the limit of memory, each further one a job; the answers are one frame per text.
-Only what rendering needs is imported: a killed process is replaced, and the next request may wait for its start.
+The first frame holds the templates and the memory limit, each further frame a job; the answer has one frame per text.
+Only the modules that rendering needs are imported: a killed process is replaced, and the next request may wait for the
+start of the new one.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _PR_SET_PDEATHSIG = 1
 _LONGEST = 300
 """Characters of an error's text that are passed on."""
 _KEEP = 256 << 20
-"""Bytes of memory; a process that holds more after a job ends, and with it what the allocator keeps."""
+"""Bytes of memory. A process that uses more after a job ends, which also releases what the allocator holds."""
 
 
 def main(arguments: list[str]) -> None:
     """Serve jobs until the other end closes the link."""
     _die_with(int(arguments[1]))
-    # A terminal or a supervisor signals the whole group; the parent ends this process when it no longer needs it.
+    # A terminal or a supervisor signals all processes of the group; the parent ends this one when it needs it no more.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     link = socket.socket(fileno=int(arguments[0]))
@@ -63,7 +64,7 @@ def _serve(link: socket.socket, setup: Mapping[str, Any]) -> None:
         except (RecursionError, MemoryError):
             send_frame(link, b"the messages are too large or nest too deeply", FAULT, last=True)
             return
-        # The default action of SIGPROF ends the process, in the middle of a native call too.
+        # The default action of SIGPROF ends the process, even in the middle of a native call.
         signal.setitimer(signal.ITIMER_PROF, job["seconds"])
         for left, variables in zip(range(len(job["renders"]) - 1, -1, -1), job["renders"], strict=True):
             kind, text = templates.render(job["template"], variables)
@@ -85,7 +86,7 @@ class Templates:
         self.compiled = lru_cache(lambda index: sandbox.from_string(sources[index]))
 
     def render(self, index: int, variables: Mapping[str, Any] | None) -> tuple[int, str | None]:
-        """(kind, text). Without variables the template is only compiled. No text: the memory did not suffice."""
+        """(kind, text). Without variables the template is only compiled. The text is None if memory ran out."""
         try:
             template = self.compiled(index)
             text = "" if variables is None else template.render(variables)
@@ -111,14 +112,14 @@ def _reason(error: Exception) -> str:
 
 
 class _Memory:
-    """This process's memory, where the system tells of it at little cost."""
+    """Reads this process's memory use, on systems that report it at little cost."""
 
     def __init__(self) -> None:
         self._file = os.open("/proc/self/statm", os.O_RDONLY) if sys.platform == "linux" else None
 
     def used(self) -> tuple[int, int]:
-        """Bytes: of address space, and of memory that is resident now. (The greatest size that `getrusage` knows may be
-        the parent's.)"""
+        """Bytes of address space, and of memory that is resident now. (The peak that `getrusage` reports may be the
+        parent's.)"""
         if self._file is None:
             return 0, 0
         size, resident, *_ = os.pread(self._file, 100, 0).split()
@@ -127,13 +128,13 @@ class _Memory:
 
 def _limit(limit: int, wanted: int) -> None:
     hard = resource.getrlimit(limit)[1]
-    # Some systems refuse a bound of the address space; the time is limited there all the same.
+    # Some systems refuse a limit of the address space; the time limit still applies there.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(limit, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 def _die_with(parent: int) -> None:
-    """Linux kills this process with its parent, even while it is stopped. Elsewhere the end of the link does."""
+    """End this process with its parent. Linux kills it, even while it is stopped; elsewhere it ends with the link."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

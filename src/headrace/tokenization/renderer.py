@@ -1,9 +1,9 @@
 """Renders chat templates in processes that can be killed (`render_process` is the other side).
 
-Every job first runs in the fast lane, with an amount of processor time that is ample for most conversations. A job that
-uses it up is killed, and runs again in the slow lane, with the full amount and a low priority. So a request hardly
-waits for another one's slow render: only slow ones wait for slow ones. (Some published templates look at every message
-for every message, and take seconds for a thousand.)
+Every job first runs in the fast lane, with an amount of processor time that is enough for most conversations. A job
+that uses it up is killed, and runs again in the slow lane, with the full amount and a low priority. So a slow render
+delays other slow ones, but not the fast ones. (Some published templates visit every message for every message, and take
+seconds for a thousand messages.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COMMAND = (sys.executable, "-m", "headrace.tokenization.render_process")
 _FAST, _SLOW = 4, 2
 """Processes of each lane, at most."""
 _SHORT = 0.03
-"""Seconds for which a job waits for a process that is at work before it starts another."""
+"""Seconds for which a job waits for a busy process before it starts another."""
 _NICE = 5
 _STDERR = 2
 
@@ -44,16 +44,16 @@ class RenderLimits:
     first_seconds: float = 0.1
     """Of processor time, in the fast lane."""
     seconds: float = 4.0
-    """Of processor time, in the slow lane; there is none if this is not more."""
+    """Of processor time, in the slow lane; there is no slow lane if this is not more than `first_seconds`."""
     memory: int = 512 << 20
-    """Bytes beside those that the process has when it starts."""
+    """Bytes in addition to those that the process has when it starts."""
     stuck: float = 20.0
-    """Seconds without an answer, beside ten times those of processor time, after which a process is killed as well."""
+    """Seconds without an answer, in addition to ten times the processor time, after which a process is killed too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Renders of one template. Its answers are frames in the same order."""
+    """Renders of one template. The answers are frames in the same order."""
 
     template: int
     renders: Callable[[], Sequence[Mapping[str, Any] | None]]
@@ -61,11 +61,11 @@ class Job:
 
 
 class RenderStopped(Exception):
-    """A render was killed, because of its limits or from outside. The text says why."""
+    """A render was killed, because of its limits or from outside. The message has the reason."""
 
 
 class Renderer:
-    """The renders of one checkpoint's templates. Any thread may call; processes start with the first job."""
+    """Renders one checkpoint's templates. May be called from any thread; processes start with the first job."""
 
     def __init__(self, sources: Sequence[str], limits: RenderLimits) -> None:
         self._setup = {"templates": list(sources), "memory": limits.memory}
@@ -80,7 +80,7 @@ class Renderer:
         self._slow = _Lane(self._setup | {"nice": _NICE}, _SLOW, limits.seconds, limits.stuck) if slow else None
 
     def _first(self, job: Job) -> Future[list[Frame]]:
-        if os.getpid() != self._owner:  # A fork has neither the threads nor, for itself, the processes.
+        if os.getpid() != self._owner:  # A forked process doesn't have the threads, and must not share the processes.
             self._open()
         return self._fast.submit(job)
 
@@ -95,7 +95,7 @@ class Renderer:
             return self._slow.submit(job).result()
 
     async def render_async(self, job: Job) -> list[Frame]:
-        """As `render`, without a thread of the caller's waiting."""
+        """As `render`, without blocking a thread of the caller."""
         try:
             return await asyncio.wrap_future(self._first(job))
         except RenderStopped:
@@ -105,9 +105,9 @@ class Renderer:
 
 
 class _Lane:
-    """Threads that each hold a process while they work for a job. The process that was used last is taken first.
+    """Threads that each use a process while they run a job. The process that was used last is taken first.
 
-    The threads are daemons, which a `ThreadPoolExecutor`'s are not: the end of the program waits for no render.
+    The threads are daemons, unlike a `ThreadPoolExecutor`'s, so that the end of the program doesn't wait for a render.
     """
 
     def __init__(self, setup: Mapping[str, Any], processes: int, seconds: float, stuck: float) -> None:
@@ -130,7 +130,7 @@ class _Lane:
         return future
 
     def work(self, job: Job, future: Future[list[Frame]]) -> None:
-        """In one of its threads."""
+        """Run a job and set its future. Called in a thread of the lane."""
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(self._run(job))
@@ -144,7 +144,7 @@ class _Lane:
         content = json.dumps(fields, separators=(",", ":")).encode()
         process = self._take()
         try:
-            frames = process.ask(content, len(renders), self._stuck)
+            frames = process.run(content, len(renders), self._stuck)
         except OSError as error:
             why = self._end(process, error)
             self._replace()
@@ -155,11 +155,11 @@ class _Lane:
         if frames[-1][1]:
             self._end(process)
         else:
-            self._keep(process)
+            self._release(process)
         return frames
 
     def _take(self) -> _Process:
-        """An idle process that lives, or a new one. Raises OSError if none can be started."""
+        """An idle process that still runs, or a new one. Raises OSError if none can be started."""
         with self._changed:
             if self._count and not self._idle:
                 self._changed.wait(_SHORT)
@@ -173,7 +173,7 @@ class _Lane:
         return self._start()
 
     def _start(self) -> _Process:
-        """A process that has been counted already."""
+        """Start a process that is already counted."""
         try:
             return _Process(self._setup)
         except BaseException:
@@ -181,20 +181,20 @@ class _Lane:
                 self._count -= 1
             raise
 
-    def _keep(self, process: _Process) -> None:
+    def _release(self, process: _Process) -> None:
         with self._changed:
             self._idle.append(process)
             self._changed.notify()
 
     def _replace(self) -> None:
-        """Start the last process that was there again: the next job should not wait for that."""
+        """Start a process if the last one has ended, so that the next job doesn't wait for the start."""
         with self._changed:
             if self._count:
                 return
             self._count = 1
-        # If it cannot be started now, the next job says so.
+        # If it cannot be started now, the next job raises the error.
         with contextlib.suppress(OSError):
-            self._keep(self._start())
+            self._release(self._start())
 
     def _end(self, process: _Process, error: OSError | None = None) -> str:
         with self._changed:
@@ -204,7 +204,7 @@ class _Lane:
 
 
 class _Process:
-    """One process. It compiles and renders for whoever holds it."""
+    """One render process, used by one thread at a time."""
 
     def __init__(self, setup: bytes) -> None:
         """Raises OSError if no process can be started."""
@@ -225,10 +225,10 @@ class _Process:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, job: bytes, answers: int, seconds: float) -> list[Frame]:
-        """The frames that answer a job; if the process ends early, its last one stands for those that are missing.
+    def run(self, job: bytes, answers: int, seconds: float) -> list[Frame]:
+        """The frames that answer a job; if the process ends early, its last frame stands for the missing ones.
 
-        Raises OSError: it died, or has not answered for so many seconds.
+        Raises OSError if the process died, or has not answered for `seconds`.
         """
         self._link.settimeout(seconds)
         if self._setup is not None:
@@ -246,9 +246,9 @@ class _Process:
         return frames
 
     def end(self, error: OSError | None = None, seconds: float = 0.0) -> str:
-        """Kill it. The reason for which it could not answer, given what `ask` has raised."""
+        """Kill the process; returns the reason for which it did not answer, given the error that `run` has raised."""
         self._link.close()
-        if os.getpid() != self._owner:  # A fork leaves it to its parent.
+        if os.getpid() != self._owner:  # A forked process leaves this to its parent.
             return "it belongs to another process"
         if not isinstance(error, ConnectionError):
             self._process.kill()
@@ -264,7 +264,7 @@ class _Process:
 
 
 def _work(jobs: SimpleQueue[tuple[_Lane, Job, Future[list[Frame]]] | None]) -> None:
-    """A thread of a lane, which it does not keep alive."""
+    """Main function of a lane's thread. It holds no reference to the lane between jobs."""
     while (given := jobs.get()) is not None:
         lane, job, future = given
         lane.work(job, future)

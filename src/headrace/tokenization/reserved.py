@@ -1,4 +1,4 @@
-"""Names that a request may not give to a chat template. Nothing is imported here: the server asks before it loads a template."""
+"""Reserved names of template variables. Nothing is imported here: the server uses them before it loads a template."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ RESERVED_TEMPLATE_ARGUMENTS = frozenset(
     "add_generation_prompt continue_final_message chat_template add_special_tokens bos_token eos_token raise_exception "
     "strftime_now".split()
 )
-"""Names that a request may not give a chat template: the engine does, or the template's own functions have them."""
+"""Names that a request may not set in a chat template: the engine sets them, or template functions have them."""

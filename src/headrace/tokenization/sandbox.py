@@ -1,8 +1,8 @@
 """The jinja2 environment of chat templates: jinja2's immutable sandbox with the names that templates expect.
 
 The names are those of transformers' documentation ("Chat templates"): `raise_exception`, `strftime_now`, `tojson`, and
-the tags `generation`, `break` and `continue`. The sandbox keeps a template from reaching Python. It does not limit time
-and memory; the process that renders does (`render_process`).
+the tags `generation`, `break` and `continue`. The sandbox prevents a template from accessing Python. It does not limit
+time and memory; the process that renders does (`render_process`).
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _to_json
         self.globals.pop("lipsum", None)
         self.globals |= {
-            "namespace": _Namespace,
+            "namespace": _SafeNamespace,
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
         }
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
-        """jinja2 would go on with an undefined value; here the template is stopped at once."""
+        """Stop the template at once; jinja2 would continue with an undefined value."""
         raise SecurityError(f"access to attribute {attribute!r} of a {type(obj).__name__} is unsafe")
 
 
-class _Namespace(Namespace):
-    """jinja2's `namespace`, closed to names with a leading underscore."""
+class _SafeNamespace(Namespace):
+    """jinja2's `namespace` without names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         for name in dict(*args[1:], **kwargs):
@@ -69,7 +69,7 @@ def _check_name(name: object) -> None:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks an assistant's text for training; for a prompt it is only a scope."""
+    """The tag `{% generation %}`: it marks an assistant's text for training; in a prompt it is only a scope."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -85,7 +85,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: a prompt is not an HTML page, so nothing is escaped for one."""
+    """Plain JSON, without the escapes for HTML, since a prompt is not a page."""
     if isinstance(value, jinja2.Undefined):
         raise jinja2.UndefinedError("tojson of something that is not defined")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,8 +1,8 @@
-"""Finds out in which form a chat template takes messages, by rendering small conversations once.
+"""Detects the form in which a chat template accepts messages, by rendering small conversations once.
 
 Templates differ: some add a tool call's arguments to text and need JSON text, others call `tojson` and need an object;
-some ask whether the content is none, others fail on it; some loop over parts of content, others add it to a string. A
-request is right for all of them, so each gets it in its own form, and unchanged if the template takes it unchanged.
+some test whether the content is none, others fail on it; some loop over parts of content, others add it to a string.
+The same request must work for all of them, so each template gets it in its own form, and unchanged if it accepts that.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TemplateForms:
-    """The forms that one template takes; by default those that most take."""
+    """The forms that one template accepts; the defaults are those that most templates accept."""
 
     content: Mapping[str, Content] = field(default_factory=dict)
-    """By role; a role that is not here takes text."""
+    """By role; for a role that is not here, text."""
     arguments: Arguments = "object"
-    """Of tool calls."""
+    """Arguments of tool calls."""
     no_content: NoContent = "empty"
     """The content of a message with tool calls and no text."""
     empty_hides_calls: bool = False
-    """Calls beside an empty text are not shown: such a text is no content."""
+    """Calls of a message with an empty text are not shown, so an empty text is given as no content."""
     developer: bool = False
-    """The role "developer" has a meaning; to other templates such a message is a system message."""
+    """The template supports the role "developer"; for other templates such a message becomes a system message."""
 
 
 _FIRST, _SECOND = "headrace-first", "headrace-second"
 _PARTS = [{"type": "text", "text": _FIRST}, {"type": "text", "text": _SECOND}]
 _PRINTED_PARTS = ("type': 'text", 'type": "text', 'type":"text', 'type\\": \\"text', 'type\\":\\"text')
-"""Found where a list of parts is printed as such, by Python or as JSON."""
+"""Found in the text if a list of parts is printed as a list, by Python or as JSON."""
 _KEY, _VALUE = "headrace_key", "headrace value"
 _ARGUMENTS: dict[str, Any] = {"text": f'{{"{_KEY}": "{_VALUE}"}}', "object": {_KEY: _VALUE}}
 _NO_CONTENT: dict[NoContent, Message] = {"missing": {}, "null": {"content": None}, "empty": {"content": ""}}
 _UNKNOWN_ROLE = "headrace-role"
 _ID = "a1B2c3D4e"
-"""Some templates want exactly nine letters and digits."""
+"""Some templates require exactly nine letters and digits."""
 _NAME = "headrace_call"
 
 PROBE_TOOLS: list[dict[str, Any]] = [
@@ -68,7 +68,7 @@ def _user(content: Any = "x") -> Message:
 
 
 def _talk(role: str, content: Any) -> list[Message]:
-    """A conversation in which the role says it."""
+    """A conversation with a message of the role."""
     message = {"role": role, "content": content}
     before = [_user()] if role == "assistant" else []
     return [*before, message, *([] if role == "user" else [_user()])]
@@ -95,7 +95,7 @@ PROBES: dict[str, list[Message]] = {
 
 
 def read_forms(texts: Mapping[str, str | None]) -> TemplateForms:
-    """From the rendered PROBES; None for those that failed."""
+    """The forms of a template, from the rendered PROBES; None stands for a probe that failed."""
     no_content = _no_content(texts)
     arguments = _arguments(texts, no_content) or "object"
     with_result = f"{no_content} {'object' if arguments == 'any' else arguments} tool"
@@ -105,7 +105,7 @@ def read_forms(texts: Mapping[str, str | None]) -> TemplateForms:
         arguments=arguments,
         no_content=no_content,
         empty_hides_calls=no_content != "empty" and _arguments(texts, "empty") is None,
-        developer=_knows_developer(texts["developer text"], texts[f"{_UNKNOWN_ROLE} text"]),
+        developer=_supports_developer(texts["developer text"], texts[f"{_UNKNOWN_ROLE} text"]),
     )
 
 
@@ -129,7 +129,7 @@ def _no_content(texts: Mapping[str, str | None]) -> NoContent:
 
 
 def _arguments(texts: Mapping[str, str | None], none: NoContent) -> Arguments | None:
-    """The form in which arguments are shown; None: they are not."""
+    """The form in which arguments are shown; None if they are not shown."""
     as_text, as_object = texts[f"{none} text"], texts[f"{none} object"]
     wanted = (_KEY, _VALUE)  # Some templates show a call's name only as a part of its id.
     takes_text = _shows(as_text, (*wanted, _ARGUMENTS["text"]), ("None",))
@@ -144,8 +144,8 @@ def _shows(text: str | None, wanted: Sequence[str], unwanted: Sequence[str]) -> 
     return text is not None and all(word in text for word in wanted) and not any(word in text for word in unwanted)
 
 
-def _knows_developer(developer: str | None, unknown: str | None) -> bool:
-    """Not so for a template that writes any role's name."""
+def _supports_developer(developer: str | None, unknown: str | None) -> bool:
+    """Whether the template supports the role "developer"; false for one that writes the name of any role."""
     if developer is None or _FIRST not in developer:
         return False
     return unknown is None or developer != unknown.replace(_UNKNOWN_ROLE, "developer")

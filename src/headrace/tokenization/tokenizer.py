@@ -1,4 +1,4 @@
-"""Text to token ids and back, and chat messages to text, by what the checkpoint itself says."""
+"""The tokenizer of a checkpoint: text to token ids and back, and chat messages to text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
 from headrace.checkpoints.files import located, present
 from headrace.checkpoints.gguf_header import map_gguf
 from headrace.errors import CheckpointError, ConfigError, InvalidRequest, ModelNotFound
@@ -16,6 +19,7 @@ from headrace.tokenization.detokenizer import Pieces, StreamDecoder, decode_all
 from headrace.tokenization.gguf_vocab import gguf_templates, gguf_vocab
 from headrace.tokenization.hf_vocab import hf_templates, hf_vocab
 from headrace.tokenization.library import guarded
+from headrace.tokenization.quoting import SPLIT, Quoting, split_quoted
 from headrace.tokenization.vocab import Vocab
 
 __all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer", "tokenizer_from_gguf"]
@@ -32,47 +36,65 @@ class Tokenizer:
         self._prefix, self._suffix = vocab.prefix, vocab.suffix
         self._strip = vocab.strip_space
         self._template = template
+        self._splitting: tuple[Backend, int] | None = None
+        """A second backend with a token for SPLIT, and its id; made when a message first quotes a control token."""
         self.special_ids = vocab.special_ids
         """Ids that `skip_special_tokens` leaves out."""
         self.bos_token_id = vocab.bos
         self.eos_token_ids = vocab.ends
         """Every id that ends a sequence, ascending."""
         self.vocab_size = len(vocab.token_bytes)
-        """The highest id and one; a model's head may have more rows."""
+        """The highest id plus one; a model's head may have more rows."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Special tokens that are written out in the text are taken as such. `add_special_tokens` puts BOS and the like around
-        it where the checkpoint wants them. Raises InvalidRequest for text that is no Unicode (lone surrogates)."""
-        try:
-            with guarded("the tokenizer fails"):
-                ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        except CheckpointError as error:
-            raise InvalidRequest(f"the text cannot be encoded: {error}", "prompt", "invalid_value") from error
+        """The token ids of a text. Special tokens that are written in the text are encoded as such.
+
+        `add_special_tokens` adds tokens such as BOS if the checkpoint requires them. Raises InvalidRequest for text
+        that is not valid Unicode (lone surrogates).
+        """
+        ids = _encoded(self._backend, text)
+        return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+
+    def encode_chat(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """The token ids of a text that `apply_chat_template` has rendered: the template's own markers are special tokens,
+        and what messages only quote is text. Raises as `encode`."""
+        split = split_quoted(text)
+        if split is None:
+            return self.encode(text, add_special_tokens)
+        if self._splitting is None:
+            self._splitting = _splitting(self._backend)
+        backend, mark = self._splitting
+        ids = [token for token in _encoded(backend, split) if token != mark]
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Bytes that are no UTF-8 become U+FFFD. Ids beyond the vocabulary have no text."""
+        """The text of token ids. Bytes that are not UTF-8 become U+FFFD. Ids beyond the vocabulary have no text."""
         return decode_all(self._pieces, ids, self.special_ids if skip_special_tokens else _NONE, self._strip)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The raw bytes a token adds to a text; part of a character, perhaps."""
+        """The raw bytes that a token adds to a text; they may be part of a character."""
         return self._pieces.raw(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """As `token_bytes`, made valid text: U+FFFD stands for what cannot be decoded alone."""
+        """As `token_bytes`, decoded: U+FFFD stands for bytes that cannot be decoded alone."""
         text = self._pieces[token_id]
         return self._pieces.raw(token_id).decode("utf-8", "replace") if text is None else text
 
     def stream(self, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = ()) -> StreamDecoder:
-        """A decoder for one sequence. `prompt_tail`: the last ids before it, where its text continues theirs; then the space
-        that a vocabulary puts before a text's first word is part of the text."""
+        """A decoder for one sequence. `prompt_tail`: the last ids before it, if its text continues theirs; then the
+        space that a vocabulary puts before a text's first word is part of the text."""
         skip = self.special_ids if skip_special_tokens else _NONE
-        begun = any(token not in skip and self._pieces.raw(token) for token in prompt_tail)
-        return StreamDecoder(self._pieces, skip, self._strip and not begun)
+        continues = any(token not in skip and self._pieces.raw(token) for token in prompt_tail)
+        return StreamDecoder(self._pieces, skip, self._strip and not continues)
 
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
+
+    @property
+    def template_source(self) -> str:
+        """The text of the chat templates; empty without one."""
+        return "" if self._template is None else self._template.source
 
     def apply_chat_template(
         self,
@@ -83,11 +105,11 @@ class Tokenizer:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the model wants to read it; encode it without adding special tokens.
+        """The conversation as the model's prompt; encode it with `encode_chat`.
 
-        `continue_final_message` ends the text with the last message's content, unchanged and open, and excludes
-        `add_generation_prompt`. `kwargs` are more variables for the template. Raises InvalidRequest where the messages are
-        wrong, the template refuses them, or it uses more time or room than it may.
+        `continue_final_message` ends the text with the last message's content, unchanged and not closed; it excludes
+        `add_generation_prompt`. `kwargs` are more variables for the template. Raises InvalidRequest if the messages are
+        wrong, the template refuses them, or it exceeds its limits of time and memory.
         """
         return self._chat_template().render(
             messages,
@@ -106,7 +128,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """As `apply_chat_template`, for an event loop, which is not held up."""
+        """As `apply_chat_template`, without blocking the event loop."""
         return await self._chat_template().render_async(
             messages,
             tools=tools,
@@ -130,8 +152,26 @@ class Tokenizer:
         return self._template
 
 
+def _encoded(backend: Backend, text: str) -> list[int]:
+    try:
+        with guarded("the tokenizer fails"):
+            ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    except CheckpointError as error:
+        raise InvalidRequest(f"the text cannot be encoded: {error}", "prompt", "invalid_value") from error
+    return ids
+
+
+def _splitting(backend: Backend) -> tuple[Backend, int]:
+    with guarded("the tokenizer cannot be copied"):
+        copy = Backend.from_str(backend.to_str())
+        copy.add_special_tokens([AddedToken(SPLIT, special=True, normalized=False)])
+        mark = copy.token_to_id(SPLIT)
+    assert mark is not None
+    return copy, mark
+
+
 def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) -> Tokenizer:
-    """From a Hugging Face directory or a .gguf file. `chat_template` is a file that replaces the checkpoint's own.
+    """The tokenizer of a Hugging Face directory or a .gguf file. `chat_template`: a file that replaces the template.
 
     Raises ModelNotFound, CheckpointError and UnsupportedModel; ConfigError for the template's file.
     """
@@ -150,29 +190,40 @@ def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) ->
 
 
 def _check_checkpoint(path: Path) -> None:
-    """A directory without a tokenizer may be no checkpoint at all, or one that is not supported: that is said first."""
-    # Late: it needs torch, which the process that tokenizes does without.
+    """Raise the checkpoint's own error first: a directory without a tokenizer may be no checkpoint, or an unsupported
+    one."""
+    # Late: it imports torch, which the process that tokenizes doesn't need.
     from headrace.checkpoints.checkpoint import open_checkpoint
 
     open_checkpoint(path)
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], chat_template: str | None = None) -> Tokenizer:
-    """From a GGUF file's metadata; arrays may be numpy's or lists. `chat_template` is a template's text."""
+    """The tokenizer of a GGUF file's metadata; arrays may be numpy's or lists. `chat_template` is a template's text."""
     return _build(gguf_vocab(metadata), gguf_templates(metadata), chat_template)
 
 
 def _build(vocab: Vocab, templates: dict[str, str], override: str | None) -> Tokenizer:
     if override is not None:
-        template = ChatTemplate({"default": override}, vocab.named_tokens)
+        template = _template({"default": override}, vocab)
         template.check()
         return Tokenizer(vocab, template)
-    return Tokenizer(vocab, ChatTemplate(templates, vocab.named_tokens) if templates else None)
+    return Tokenizer(vocab, _template(templates, vocab) if templates else None)
+
+
+def _template(templates: dict[str, str], vocab: Vocab) -> ChatTemplate:
+    added = vocab.backend.get_added_tokens_decoder()
+    quoting = Quoting(
+        [token.content for token_id, token in added.items() if token.special or token_id in vocab.special_ids],
+        [token.content for token in added.values()],
+        "\n".join(templates.values()),
+    )
+    return ChatTemplate(templates, vocab.named_tokens, quoting=quoting)
 
 
 @contextlib.contextmanager
 def _naming(chat_template: str | Path | None) -> Iterator[None]:
-    """What is wrong with the template is said with its file."""
+    """Add the template's file to its errors."""
     try:
         yield
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What both kinds of checkpoint give: a backend that encodes, and the bytes of every token."""
+"""A vocabulary, the same for both checkpoint formats: a backend that encodes, and the bytes of every token."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 @dataclass(slots=True)
 class Vocab:
     backend: Tokenizer
-    """Encodes text without special tokens of its own."""
+    """Encodes text without adding special tokens."""
     token_bytes: list[bytes]
-    """By id: what a token adds to a text that has already begun."""
+    """By id: the bytes that a token adds to a text after its start."""
     special_ids: frozenset[int]
     bos: int | None
     ends: tuple[int, ...]
     """Ids that end a sequence, ascending."""
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
-    """What `add_special_tokens` puts around a text."""
+    """Tokens that `add_special_tokens` puts around a text, with `prefix`."""
     strip_space: bool = False
-    """A text's first space belongs to the vocabulary and not to the text."""
+    """The first space of a decoded text was added by the vocabulary, and is removed."""
     named_tokens: dict[str, str] = field(default_factory=dict)
-    """`bos_token` and the like, as chat templates see them."""
+    """Special tokens by name, such as `bos_token`, for chat templates."""
 
 
 def byte_level_bytes(tokens: Iterable[str], whole: Collection[str]) -> list[bytes]:
-    """GPT-2's form, in which each character stands for a byte. Tokens in `whole` are text as it is."""
+    """Bytes of tokens in GPT-2's form, in which each character stands for a byte. Tokens in `whole` are plain text."""
     table = _byte_of_character()
     return [token.encode() if token in whole else _from_characters(token, table) for token in tokens]
 
@@ -42,7 +42,7 @@ def _from_characters(token: str, table: dict[int, str]) -> bytes:
     try:
         return token.translate(table).encode("latin-1")
     except UnicodeEncodeError:
-        # A character that stands for no byte: text that was added as it is.
+        # A character that stands for no byte: a token that was added as plain text.
         return token.encode()
 
 
@@ -51,7 +51,7 @@ def _byte_of_character() -> dict[int, str]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     table = {byte: chr(byte) for byte in printable} | {0x100 + i: chr(byte) for i, byte in enumerate(others)}
-    # These stand for no byte, though they'd pass for one in Latin-1: make them fail there.
+    # These stand for no byte, but Latin-1 would encode them: make them fail there.
     return table | dict.fromkeys(others, "�")
 
 
@@ -60,7 +60,7 @@ def is_byte_token(token: str) -> bool:
 
 
 def sentencepiece_bytes(tokens: Iterable[str], byte_ids: Collection[int], space: str) -> list[bytes]:
-    """SentencePiece's form: a mark for the space, and `<0x0A>` for single bytes."""
+    """Bytes of tokens in SentencePiece's form: a mark for the space, and `<0x0A>` for single bytes."""
     return [
         bytes([int(token[3:5], 16)]) if i in byte_ids else token.replace(space, " ").encode()
         for i, token in enumerate(tokens)

@@ -16,8 +16,8 @@ _ENGINE_TESTS = Path(__file__).parents[2] / "engine"
 
 
 def bench_offline(platform: str, dtype: str, model: Path, reports: Path = REPORTS) -> dict[str, Any]:
-    """`headrace bench offline` of a few requests on the random model in the directory `model`, without a server. The report, which is
-    also in `reports`, under the platform's name."""
+    """`headrace bench offline` of a few requests on the random model in the directory `model`, without a server. The
+    report, which is also in `reports`, under the platform's name."""
     reports.mkdir(parents=True, exist_ok=True)
     out = reports / f"{platform}-{dtype}.json"
     load = ["--workload", "W1", "W2", "--requests", "4", "--concurrency", "4"]

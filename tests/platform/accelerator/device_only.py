@@ -1,5 +1,5 @@
-"""Tests for machines that have a device: the whole kit, every type of activations, captured steps, memory that others use,
-collectives, and a benchmark whose figures stay in `device_bench.REPORTS`."""
+"""Tests for machines that have a device: the whole kit, every type of activations, captured steps, memory that others
+use, collectives, and a benchmark whose figures stay in `device_bench.REPORTS`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from device_bench import bench_offline, random_model
 
-from headrace.conformance import Target, run
+from headrace.conformance import KitTarget, run
 from headrace.conformance.tiny import Answer, Serving, TinyModel, requests
 from headrace.errors import OutOfMemory, PlatformError
 from headrace.platforms.accelerator.device import AcceleratorDevice
@@ -45,11 +45,12 @@ class DeviceOnly:
     @pytest.mark.parametrize("dtype", ["float32", "float16"])
     def test_the_kit_is_green(self, dtype: str) -> None:
         """Operators in every type either way; `dtype` is that of the kit's model."""
-        report = run(Target(self.platform(), options={"dtype": dtype}))
+        report = run(KitTarget(self.platform(), options={"dtype": dtype}))
         assert report.ok, report.table()
 
     def test_bfloat16_is_near_float32_and_the_same_in_any_company(self, opened: Any) -> None:
-        """The kit's model in the kit's place: eight bits of significand move its logprobs by more than the kit allows."""
+        """The kit's model in the kit's place: eight bits of significand move its logprobs by more than the kit
+        allows."""
         device, exact = opened(dtype="bfloat16"), opened(dtype="float32")
         _need(device, "bfloat16")
         found = Serving(device, TinyModel(device)).run(requests(9))

@@ -1,7 +1,8 @@
-"""A device module like `torch.cuda` on CPU tensors: streams and events keep a journal, graphs are kept in recorded form.
+"""A device module like `torch.cuda` on CPU tensors: streams and events keep a journal, graphs are kept in recorded
+form.
 
-What is captured is recorded and undone; `replay` runs the record again on the same tensors. Reading a value on the host while
-capturing is an error, as it is on a device.
+What is captured is recorded and undone; `replay` runs the record again on the same tensors. Reading a value on the host
+while capturing is an error, as it is on a device.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ class Recorder(TorchDispatchMode):
         return found
 
     def operator(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """One operator as a whole, as a kernel is one node of a graph."""
+        """One complete operator, as a kernel is one node of a graph."""
         self._inside += 1
         try:
             found = function(*args, **kwargs)

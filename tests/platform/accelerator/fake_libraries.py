@@ -1,4 +1,5 @@
-"""Stand-ins for vendors' libraries: they take what the real ones' documentation names, keep it, and compute it the plain way."""
+"""Stand-ins for vendors' libraries: they take what the real ones' documentation names, keep it, and compute it the
+plain way."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ class _Decode(_Wrapper):
     def plan(
         self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, num_qo_heads: int, num_kv_heads: int,
         head_dim: int, page_size: int, *, window_left: int = -1, logits_soft_cap: float | None = None,
-        q_data_type: torch.dtype = torch.float16, kv_data_type: torch.dtype | None = None, sm_scale: float | None = None,
+        q_data_type: torch.dtype = torch.float16, kv_data_type: torch.dtype | None = None,
+        sm_scale: float | None = None,
     ) -> None:  # fmt: skip
         self.keep(
             indptr, indices, last_page_len, starts=torch.arange(len(indptr)), num_qo_heads=num_qo_heads,

@@ -51,7 +51,8 @@ def machine(root: Path, files: Mapping[str, str], torch: Path | None = None, **e
 def probed(
     discovery: Any, root: Path, files: Mapping[str, str], build: Any, environ: Mapping[str, str]
 ) -> tuple[int, str]:
-    """What a platform's discovery says of a machine; `build` is torch's (version, builds), or None where it is absent."""
+    """The result of a platform's discovery on a machine; `build` is torch's (version, builds), or None if it is
+    absent."""
     folder = torch_folder(root, build[0], **build[1]) if build else None
     found: tuple[int, str] = discovery.probe(machine(root, files, folder, **environ))
     return found
@@ -60,14 +61,18 @@ def probed(
 NVIDIA = {
     "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15",
     "usr/lib64/libcuda.so.1": "",
-    "proc/driver/nvidia/gpus/0000:1b:00.0/information": "Model: \t\t NVIDIA H200\nIRQ:   \t\t 55\nGPU UUID: \t GPU-aa11",
+    "proc/driver/nvidia/gpus/0000:1b:00.0/information": (
+        "Model: \t\t NVIDIA H200\nIRQ:   \t\t 55\nGPU UUID: \t GPU-aa11"
+    ),
     "proc/driver/nvidia/gpus/0000:3d:00.0/information": "Model: \t\t NVIDIA L4\nGPU UUID: \t GPU-bb22",
 }
 _NODE = "sys/class/kfd/kfd/topology/nodes"
 AMD = {
     "dev/kfd": "",
     f"{_NODE}/0/properties": "cpu_cores_count 96\nsimd_count 0\ngfx_target_version 0",
-    f"{_NODE}/1/properties": "cpu_cores_count 0\nsimd_count 1216\ngfx_target_version 90402\nunique_id 1311768467463790320",
+    f"{_NODE}/1/properties": (
+        "cpu_cores_count 0\nsimd_count 1216\ngfx_target_version 90402\nunique_id 1311768467463790320"
+    ),
     f"{_NODE}/1/mem_banks/0/properties": "heap_type 1\nsize_in_bytes 206141652992\nflags 0",
     f"{_NODE}/10/properties": "simd_count 416\ngfx_target_version 90010\nunique_id 7",
     f"{_NODE}/10/mem_banks/0/properties": "heap_type 1\nsize_in_bytes 68702699520",

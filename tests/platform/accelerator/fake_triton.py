@@ -1,4 +1,5 @@
-"""A Triton driver without a device: kernels are compiled for the chip that the platform names, and a launch is written down."""
+"""A Triton driver without a device: kernels are compiled for the chip that the platform names, and a launch is written
+down."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 
 @dataclass
 class Launch:
-    """What reached the driver of one launch."""
+    """The arguments of one launch that reached the driver."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -27,7 +28,7 @@ class Launch:
 
 @dataclass
 class FakeDriver:
-    """What `triton.runtime.driver.active` must have. `target`: (code generator, architecture, lanes)."""
+    """The members that `triton.runtime.driver.active` must have. `target`: (code generator, architecture, lanes)."""
 
     module: FakeModule
     target: tuple[str, Any, int]
@@ -67,7 +68,7 @@ class FakeDriver:
         return {"max_shared_mem": self.shared}
 
     def _load(self, name: str, code: bytes, shared: int, *place: Any) -> tuple[str | int, ...]:
-        """`place`: the device; Intel's fork puts flags before it, and asks for no number of threads."""
+        """`place`: the device; Intel's fork puts flags before it, and takes no number of threads."""
         assert code
         assert shared <= self.shared
         self.loaded.append(name)
@@ -75,6 +76,6 @@ class FakeDriver:
 
 
 def divisible(kernel: Any, attributes: Mapping[tuple[int, ...], Sequence[Any]]) -> list[str]:
-    """Parameters that the compiler is told 16 divides."""
+    """Parameters that the compiler may assume to be multiples of 16."""
     names = [parameter.name for parameter in kernel.params]
     return [names[place[0]] for place, facts in sorted(attributes.items()) if ["tt.divisibility", 16] in facts]

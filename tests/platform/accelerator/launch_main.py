@@ -1,6 +1,7 @@
 """Launches through a platform's own device and Triton's own dispatch, down to a driver that writes them down.
 
-Usage: launch_main.py cuda|rocm|xpu FOLDER. A process of its own: kernels here are compiled, not interpreted. Prints JSON.
+Usage: launch_main.py cuda|rocm|xpu FOLDER. A process of its own: kernels here are compiled, not interpreted. Prints
+JSON.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Session:
 
 
 def intel_target(lanes: int) -> tuple[str, Any, int]:
-    """For Intel's fork of triton, which takes what the driver says of a chip for its name, and asks the runtime nothing more."""
+    """For Intel's fork of triton, which uses the driver's properties as the chip's name and calls nothing else of the
+    runtime."""
     sys.path.append(str(Path(__file__).parents[3] / "ci"))
     import xpu_spirv
 

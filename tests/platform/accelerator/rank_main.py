@@ -1,4 +1,5 @@
-"""One rank of a world: checks every collective and prints `ok`. Arguments: kind, rank, rendezvous, and where memory is shared.
+"""One rank of a world: checks every collective and prints `ok`. Arguments: kind, rank, rendezvous, and where memory is
+shared.
 
 `kind` is `host` (gloo and shared memory, in one process) or a platform's name, whose own collectives are then checked.
 """
@@ -97,12 +98,12 @@ def mismatch(shared: Communicator, rank: int) -> None:
 
 
 def leave(world: World, rank: int) -> None:
-    """Rank 1 goes; rank 0 is told."""
+    """Rank 1 exits; rank 0 gets an error."""
     shared, gloo = connect(world, [0, 1]), world.communicator([0, 1], "gloo")
     if rank == 0:
         assert isinstance(shared, ShmCommunicator)
         shared._segment._timeout = 1.0
-        refused(lambda: shared.all_reduce(torch.zeros(4)), "rank 1 has not come for 1 s")
+        refused(lambda: shared.all_reduce(torch.zeros(4)), "rank 1 has not arrived within 1 s")
         refused(lambda: gloo.all_reduce(torch.zeros(4)), "all_reduce: rank 0 of 2")
     world.close()
 

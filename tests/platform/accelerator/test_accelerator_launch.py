@@ -1,5 +1,6 @@
-"""How Triton kernels are launched: grid, arguments, specialisation and cache, through Triton's own dispatch and a driver without
-a device. Compiling needs a process of its own: in this one kernels may have been made for the interpreter."""
+"""How Triton kernels are launched: grid, arguments, specialisation and cache, through Triton's own dispatch and a
+driver without a device. Compiling needs a process of its own: in this one kernels may have been made for the
+interpreter."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def test_decodes_and_prompts_of_one_batch_have_a_kernel_each(session: dict[str, 
 
 
 def test_the_compile_report_compiles_what_is_launched(session: dict[str, Any]) -> None:
-    """But for whole numbers that happen to be 1, which it takes for constants."""
+    """Except integers that are 1, which it treats as constants."""
     for launch in launches(session):
         assert launch["reported_divisible"] == launch["divisible"]
         for name, (launched, reported) in launch["differs"].items():

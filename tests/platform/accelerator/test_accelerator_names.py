@@ -1,4 +1,4 @@
-"""Nothing above the waist, and nothing that platforms share, knows a platform's name; and a platform is small."""
+"""The shared code and everything above the platforms contain no platform's name; and a platform is small."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import headrace
 
 ROOT = Path(headrace.__file__).parent
 ABOVE = [
-    "core", "models", "engine", "server", "llm.py", "plugins", "config.py", "types.py", "errors.py", "quant", "cli", "bench",
+    "core", "models", "engine", "server", "llm.py", "plugins", "config.py", "types.py", "errors.py", "quant", "cli",
+    "bench",
     "conformance",
 ]  # fmt: skip
 SHARED = ["platforms/interface.py", "platforms/torch_device.py", "platforms/work_queue.py"]
 PLATFORMS = ("cpu", "cuda", "rocm", "sim", "tpu", "xpu")
 SMALL = 800
-"""Lines of a platform's folder, where its kernels are not in it."""
+"""Lines of a platform's folder, which doesn't contain its kernels."""
 ITS_OWN = {"bench/matmul_bench.py", "bench/machine_limits.py", "bench/verb_roofline.py"}
 """Measure the native library itself, kernel by kernel, below any operator of the contract."""
 NAME = re.compile(r"(?i)(?<![a-z])(is_)?(cuda|rocm|hip|xpu|nvidia|amd|nccl|tpu)(?![a-z])")
@@ -82,8 +83,8 @@ def test_siblings_do_not_know_each_other(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in PLATFORMS if name != "cpu"])
 def test_a_platform_is_small(name: str) -> None:
-    """But for the CPU's, which has no vendor's library, compiler or driver below it: the tape, its threads and shared memory between
-    ranks are its own."""
+    """But for the CPU's, which has no vendor's library, compiler or driver below it: the tape, its threads and shared
+    memory between ranks are its own."""
     assert sum(len(path.read_text().splitlines()) for path in (ROOT / "platforms" / name).rglob("*.py")) < SMALL
 
 

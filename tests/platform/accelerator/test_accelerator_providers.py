@@ -149,12 +149,12 @@ def test_layers_of_a_kind_share_a_plan_and_a_step_makes_new_ones() -> None:
     ("fixed", "said"),
     [
         ({"sinks": torch.zeros(2)}, "the model has attention sinks"),
-        ({"alibi": torch.ones(2)}, "the model has ALiBi slopes of its own"),
-        ({"dtype": "float32"}, "queries are float32, and it computes in 16 bits"),
+        ({"alibi": torch.ones(2)}, "the model has ALiBi slopes"),
+        ({"dtype": "float32"}, "queries are float32, but it computes in 16 bits"),
         ({"store": "int8"}, "the cache is int8 and the queries are bfloat16"),
         ({"store": "float8_e4m3"}, "the cache is float8_e4m3 and the queries are bfloat16"),
         ({"store": "float16"}, "the cache is float16 and the queries are bfloat16"),
-        ({"size": 80}, "heads have 80 elements, and it has kernels for 64, 128, 256"),
+        ({"size": 80}, "heads have 80 elements, but it has kernels for 64, 128, 256"),
     ],
 )
 def test_what_does_not_fit_is_the_others_and_is_said_once(
@@ -212,7 +212,7 @@ def test_a_models_layers_run_through_flashinfer(
 
     def logits(options: dict[str, Any]) -> torch.Tensor:
         module = fake.FakeModule(fake.H200)
-        table, why = fake.operators_of(module)(None, None)  # type: ignore[arg-type]
+        table, why = fake.operators_of(module)(None, None, None)  # type: ignore[arg-type]
         narrow = {**table, "embedding": lambda *call, **more: table["embedding"](*call, **more).bfloat16()}
         device = CUDA.open(tmp_path, module=module, source=lambda able, chip, said: (narrow, why))[0].open(0, options)
         model = open_checkpoint(tmp_path / "model").build(bind(device), 64)
@@ -269,7 +269,7 @@ def test_ipex_serves_norms_and_gates(tmp_path: Path, installed: Any) -> None:
     own = {"rms_norm", "add_rms_norm", "gated_activation"}
     assert {name for name, tag in bound.tags.items() if tag == "ipex"} == own
     assert bound.tags["attention"] == bound.tags["rotary_cache"] == "recorded reference"
-    assert "wants pages of [token, head]" in bound.reasons["attention"]
+    assert "needs pages of [token, head]" in bound.reasons["attention"]
     assert bound.reasons["gated_activation"] == "silu, gelu and gelu_tanh; by recorded reference: other kinds"
     assert device.why_uncaptured() == "", "nothing of it is read on the host"
     device.close()
@@ -311,5 +311,5 @@ def test_ipex_leaves_what_does_not_fit_to_the_other(caplog: pytest.LogCaptureFix
 def test_versions_of_providers_say_how_to_ask_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: {"flashinfer-python": "0.7.4"}[name])
     device = CUDA.open(tmp_path)[0].open(0, {})
-    assert device.provider_versions() == {"FlashInfer": "0.7.4; option operators=flashinfer asks for it"}
+    assert device.provider_versions() == {"FlashInfer": "0.7.4; option operators=flashinfer selects it"}
     device.close()

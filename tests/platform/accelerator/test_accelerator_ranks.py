@@ -47,7 +47,7 @@ class Meeting:
 
 def group_class(meeting: Meeting) -> type:
     class Group:
-        """A vendor's process group: a node of the graph where a step is being captured."""
+        """A vendor's process group: a node of the graph while a step is captured."""
 
         Options = SimpleNamespace
 

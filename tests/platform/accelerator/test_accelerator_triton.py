@@ -1,4 +1,5 @@
-"""The Triton operators on a platform's own code: bound by its data, and captured, which no read on the host would survive."""
+"""The Triton operators on a platform's own code: bound by its data, and captured, which no read on the host would
+survive."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class Busy(World):
 
 
 class Unaware(Busy):
-    """A rank that hears late of what is decided."""
+    """A rank that receives the decision late."""
 
     def store(self, group: Sequence[int]) -> Any:
         return Slow(super().store(group), self.go)
@@ -236,7 +236,7 @@ def test_a_group_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     ("machine", "writable", "said"),
-    [("aarch64", True, "aarch64 does not keep stores in order"), ("x86_64", False, "/dev/shm cannot be written")],
+    [("aarch64", True, "aarch64 may reorder stores"), ("x86_64", False, "/dev/shm cannot be written")],
 )
 def test_where_memory_cannot_be_shared_gloo_serves_and_the_log_says_why(
     machine: str, writable: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
@@ -278,7 +278,7 @@ def test_halves_are_added_in_float32_and_rounded_once() -> None:
 
 def test_a_rank_that_stays_away_or_differs_is_told() -> None:
     first, second = segments_of(2, timeout=0.05)
-    with pytest.raises(PlatformError, match=r"rank 1 has not come for 0 s: did its process end\?"):
+    with pytest.raises(PlatformError, match=r"rank 1 has not arrived within 0 s: did its process end\?"):
         first.exchange(torch.zeros(4))
     with pytest.raises(PlatformError, match="rank 1 shares 8 bytes, but rank 0 16"):
         second.exchange(torch.zeros(2))
@@ -304,14 +304,14 @@ def test_a_rank_that_does_not_see_the_memory_leads_all_to_gloo(
     worlds = [World(rank, 2, f"file://{tmp_path}/meeting", timeout=PATIENCE) for rank in range(2)]
     groups = together(lambda rank: shm_communicator.connect(worlds[rank], [0, 1]), 2)
     assert all(isinstance(group, TorchCommunicator) for group in groups)
-    assert caplog.text.count("not all ranks see one shared memory") == 2
+    assert caplog.text.count("not all ranks share memory") == 2
     assert list(segments.iterdir()) == []
     for world in worlds:
         world.close()
 
 
 def test_ranks_that_do_not_come_leave_no_memory_behind(tmp_path: Path, segments: Path) -> None:
-    with pytest.raises(PlatformError, match="of 2 ranks not all have come within 0 s"):
+    with pytest.raises(PlatformError, match="of 2 ranks not all have arrived within 0 s"):
         shm_communicator.connect(World(0, 2, f"file://{tmp_path}/meeting", timeout=0.1), [0, 1])
     assert list(segments.iterdir()) == []
 

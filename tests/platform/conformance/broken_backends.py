@@ -105,7 +105,7 @@ class CallsAllErrorsAlike(Sound):
 
 
 class CallsALossAnError(Sound):
-    """So that the engine goes on with a device that is gone."""
+    """Makes the engine continue with a device that is lost."""
 
     def _translate(self, error: Exception) -> HeadraceError:
         return _plain(super()._translate(error), DeviceLost)
@@ -164,7 +164,7 @@ class DependsOnTheBatch(Sound):
 
 
 class SamplesBySlot(Sound):
-    """The draw is keyed by where a sequence happens to run."""
+    """The random number depends on the slot in which a sequence runs."""
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
         def fault(reference: Callable[..., Any], inputs: Any, **rest: Any) -> Any:

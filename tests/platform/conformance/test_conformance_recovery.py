@@ -1,4 +1,5 @@
-"""Donated caches and a step that fails: the kit compares the tokens that come afterwards, whatever the device declares."""
+"""Donated caches and a step that fails: the kit compares the following tokens, independently of what the device
+declares."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Calls of the native kernels written to a file, with the results that the references give: `replay.cpp` runs it anywhere.
+"""Calls of the native kernels written to a file, with the results that the references give: `replay.cpp` runs it
+anywhere.
 
-Usage: native_cases.py FILE [share of the cases, 0 to 1]. Operators are called as ever, with a launcher that computes nothing and
-takes down the kernel, its arguments and all memory that they point to. Little-endian, as every processor we know.
+Usage: native_cases.py FILE [share of the cases, 0 to 1]. Operators are called as ever, with a launcher that computes
+nothing and takes down the kernel, its arguments and all memory that they point to. Little-endian, as every processor we
+know.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call of a kernel. `checks`: memory of the call, what it must hold afterwards, and the largest normalised mean squared
-    error; 0 stands for the same bits."""
+    """One call of a kernel. `checks`: memory of the call, what it must hold afterwards, and the largest normalised mean
+    squared error; 0 stands for the same bits."""
 
     label: str
     kernel: str
@@ -83,7 +85,7 @@ def take(label: str, operator: Callable[[Taker], Any], checks: Callable[[Any, Se
 
 
 def operator_case(name: str, rng: np.random.Generator, dtype: str) -> Case:
-    """On the operator's own random inputs. Activations are float32; `dtype` is the cache's, where there is one."""
+    """The operator on its own random inputs. Activations are float32; `dtype` is that of the cache, if there is one."""
     mine = SPECS[name].generate(rng, CPU, dtype)
     mine = {k: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in mine.items()}
     theirs = copy.deepcopy(mine)
@@ -210,7 +212,7 @@ def head_cases(rng: np.random.Generator, name: str) -> Iterator[Case]:
 
 
 def cases(share: float = 1.0) -> Iterator[Case]:
-    """All operators, formats and arithmetics, each with inputs of its own; of a share, evenly chosen ones."""
+    """All operators, formats and arithmetics, each with its own inputs; with a share, evenly chosen ones."""
     rng = np.random.default_rng(1)
     at = 0.0
     for make_case in _makers(rng):

@@ -49,7 +49,7 @@ def test_the_platform_lists_the_machine() -> None:
 @pytest.mark.parametrize(
     ("index", "options", "said"),
     [
-        (1, {}, "index 0, but 1 was asked for"),
+        (1, {}, "index 0, but 1 was requested"),
         (0, {"thread": 1}, "unknown option 'thread'; there are threads, dtype, float32_copies, rank"),
         (0, {"threads": 0}, "option threads is 0"),
         (0, {"threads": "2"}, "option threads is '2'"),

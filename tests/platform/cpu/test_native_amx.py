@@ -1,5 +1,5 @@
-"""Products on tiles, held to the vectors' bits and to the references: the sources with emulated tiles (amx_emulated.h), and the
-library's own code, whose tile instructions are caught and emulated one by one (amx_trap.cpp)."""
+"""Products on tiles, held to the vectors' bits and to the references: the sources with emulated tiles (amx_emulated.h),
+and the library's own code, whose tile instructions are caught and emulated one by one (amx_trap.cpp)."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_rows_of_one_scale_have_the_bits_of_vectors(
     + [(name, inputs) for name in ("fp8-row", "fp8-wide-blocks") for inputs in (None, "fp8_token", "fp8_group128")],
 )
 def test_bfloat16_products(tiles: dict[int, Kernels], vectors: Kernels, name: str, activation: str | None) -> None:
-    """Close to the vectors' sums, and each row the same bits whatever the others are."""
+    """Close to the sums of the vectors; each row has the same bits independently of the other rows."""
     rng = np.random.default_rng(len(name))
     for rows in (1, 20, 130):
         weight = some(rng, name)
@@ -168,7 +168,7 @@ def test_bfloat16_products(tiles: dict[int, Kernels], vectors: Kernels, name: st
 
 @needs_compiler
 def test_bfloat16_sums_have_the_order_of_tiles(tiles: dict[int, Kernels], vectors: Kernels) -> None:
-    """Even columns, where ones are lost beside 2^24, apart from odd ones."""
+    """Even columns, in which ones are lost beside 2^24, are summed separately from odd ones."""
     weight = dense(torch.ones(16, 32).bfloat16())
     x = torch.zeros(1, 32)
     x[0, 0], x[0, 2], x[0, 4], x[0, 6] = 2.0**24, 1, 1, -(2.0**24)

@@ -1,4 +1,5 @@
-"""The same bits alone and in a crowd, whole and in chunks, on one thread and on several, and whatever a cache's blocks held before."""
+"""The same bits alone and in a batch, at once and in chunks, on one thread and on several, with any old content of
+blocks."""
 
 from __future__ import annotations
 
@@ -161,7 +162,7 @@ def test_attention_in_any_company_and_chunking(
 
 
 class Family(Case):
-    """Sequences that begin with the same blocks, each in its own way: the first goes on alone, some share more than others."""
+    """Sequences that share their first blocks in different ways: the first shares none, some share more than others."""
 
     SHARED = ((0, 0), (530, 530), (1040, 1040), (1040, 1040), (300, 300), (1040, 0), (0, 0))
     """By sequence: tokens in common with the second one, and those of them that lie in the same blocks."""

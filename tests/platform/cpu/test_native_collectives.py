@@ -1,4 +1,5 @@
-"""Collectives as kernels: sums in rank order, any size, recorded or not; a rank that ends, hangs or differs fails the step."""
+"""Collectives as kernels: sums in rank order, any size, recorded or not; a rank that ends, hangs or differs fails the
+step."""
 
 from __future__ import annotations
 
@@ -144,7 +145,7 @@ class NativeDeviceOf:
 
 def test_a_rank_that_stays_away_is_told_after_the_timeout() -> None:
     with group(2, timeout=0.05) as ranks:
-        with pytest.raises(DeviceLost, match="cpu: rank 1 has not come for too long; start the engine again"):
+        with pytest.raises(DeviceLost, match="cpu: rank 1 has not arrived in time; start the engine again"):
             ranks[0][1].all_reduce(torch.zeros(4))
         # The one that comes late still finds the part that was left, and learns at its next turn.
         assert ranks[1][1].all_reduce(torch.ones(4)).tolist() == [1, 1, 1, 1]

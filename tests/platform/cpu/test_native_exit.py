@@ -1,4 +1,5 @@
-"""What ends while the team has work: the process, the team's last reference, a fork; and threads that cannot be started."""
+"""Ends while the team has work: of the process, of the last reference to the team, by a fork; and threads that cannot
+start."""
 
 from __future__ import annotations
 

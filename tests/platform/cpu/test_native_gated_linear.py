@@ -100,7 +100,7 @@ def test_unknown_kind_names_the_choices(team: Team) -> None:
 
 
 def test_device_without_a_form_composes_it() -> None:
-    """Out of its own operators, not of references."""
+    """With its own operators, not with references."""
     device = NativeDevice(threads=1)
     try:
         kinds: list[str] = []

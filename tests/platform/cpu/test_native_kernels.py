@@ -1,4 +1,5 @@
-"""Every native kernel against its reference on the operator's own random inputs, for every instruction set that runs here."""
+"""Every native kernel against its reference on the operator's own random inputs, for every instruction set that runs
+here."""
 
 from __future__ import annotations
 

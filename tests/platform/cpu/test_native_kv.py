@@ -1,4 +1,4 @@
-"""The native cache in memory: what a block is, where it lies, and what a few tokens touch."""
+"""The native cache in memory: the size and place of a block, and the pages that a few tokens touch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The device where the address space is limited: it asks for less, and what it cannot have is an error with both numbers."""
+"""The device with a limited address space: it allocates less, and an allocation that fails is an error with both
+numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Packed products against the exact reference: every format, arithmetic and instruction set; and the same bits in any company."""
+"""Packed products against the exact reference: every format, arithmetic and instruction set; and the same bits in any
+company."""
 
 from __future__ import annotations
 

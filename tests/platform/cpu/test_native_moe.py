@@ -97,7 +97,7 @@ def one_by_one(kernels: Kernels, given: dict[str, Any], routing: Routing) -> Ten
 
 
 def native_shares(kernels: Kernels, router: Tensor, routing: Routing) -> Tensor:
-    """[T, E]: expert e of this mixture gives 1 in column e, whatever the input: its down product is a bias alone."""
+    """[T, E]: expert e of this mixture gives 1 in column e for any input: its down product only is a bias."""
     count = router.shape[1]
     zero = {"gate_up": stack([random_zero(16, count)] * (2 * count)), "down": stack([random_zero(count, 16)] * count)}
     zero["down"].bias = torch.eye(count).flatten()
@@ -149,7 +149,7 @@ def test_matches_the_reference_over_its_generator(isa: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", ["q4_1", "bfloat16", "float32", "int8-g0", "int4-act-order"])
 def test_bits_depend_on_the_token_alone(name: str, teams: dict[int, Kernels]) -> None:
-    """On any team; alone, among others, and where others send hundreds of rows to the same expert."""
+    """On any team; alone, among other rows, and when others send hundreds of rows to the same expert."""
     count, routing = 8, Routing(3)
     given: dict[str, Any] = {**experts(name, count), **inputs(300, 256, count)}
     given["router"][100:, 2] += 9.0

@@ -1,4 +1,4 @@
-"""Where packed weights lie on a machine of several nodes: a made-up one, told of by files."""
+"""The placement of packed weights on a machine with several nodes, which the test's files describe."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_experts_are_spread_and_embeddings_stay(tmp_path: Path) -> None:
     ("cpulists", "cpus"), [(("0-3",), [0, 1]), ((), [0, 1]), (("0", "1"), []), (("0", "2"), [0, 1])]
 )
 def test_nothing_happens_elsewhere(tmp_path: Path, cpulists: tuple[str, ...], cpus: list[int]) -> None:
-    """One node, none told of, threads that aren't pinned, and one on no known node."""
+    """One node, no reported node, threads that aren't pinned, and one on an unknown node."""
     moved, move = recorder()
     assert Placement(cpus, machine(tmp_path, *cpulists), move).place([("linear", large(512))]) == 0
     assert not moved
@@ -162,7 +162,7 @@ def test_what_the_system_keeps_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(numa.ctypes, "CDLL", lambda name: SimpleNamespace(madvise=refuse))
     held = torch.arange(4096, dtype=torch.uint8)
-    numa._write_anew([(held.data_ptr(), 4096)])
+    numa._rewrite([(held.data_ptr(), 4096)])
     assert calls == [4096]
     assert torch.equal(held, torch.arange(4096, dtype=torch.uint8))
 

@@ -1,4 +1,4 @@
-"""What the native device lacks it says, with what serves instead."""
+"""The native device reports the operators that it lacks, and what serves instead."""
 
 from __future__ import annotations
 

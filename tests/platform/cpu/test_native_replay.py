@@ -1,4 +1,5 @@
-"""The replay that proves the kernels on processors without Python: here it runs the generic variant, and notices what is wrong."""
+"""The replay that proves the kernels on processors without Python: here it runs the generic variant, and notices what
+is wrong."""
 
 from __future__ import annotations
 

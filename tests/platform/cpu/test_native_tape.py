@@ -95,7 +95,7 @@ def test_replay_equals_eager_for_any_batch(device: NativeDevice) -> None:
 
 
 def test_steps_launched_together_keep_their_order(device: NativeDevice) -> None:
-    """Results of a chain that nobody waits for are those of the same chain with a wait after each step."""
+    """A chain without waits gives the same results as the same chain with a wait after each step."""
     layout = KVLayout((LayerKV(KV_HEADS, DIM),), 16, "float32")
     found = []
     for wait in (True, False):

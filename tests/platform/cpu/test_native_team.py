@@ -18,7 +18,7 @@ from headrace.platforms.cpu.native_team import Team, TicketPending
 
 
 def chain(team: Team, length: int) -> np.ndarray:
-    """x becomes its own norm, `length` times over: each job reads what the one before wrote."""
+    """Replaces x by its norm `length` times: each job reads the result of the previous one."""
     x = np.arange(1, 97, dtype=np.float32).reshape(12, 8)
     weight = np.full(8, 1.25, np.float32)
     args = RmsNormArgs(x.ctypes.data, weight.ctypes.data, x.ctypes.data, Dim(FIXED, 12), 8, 0.5)

@@ -1,4 +1,4 @@
-"""What each NVIDIA chip can do, from its compute capability."""
+"""The capabilities of each NVIDIA chip, from its compute capability."""
 
 from __future__ import annotations
 

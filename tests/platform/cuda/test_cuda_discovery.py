@@ -87,7 +87,7 @@ def test_nothing_is_listed_without_a_driver(tmp_path: Path) -> None:
 
 
 class Nvml:
-    """Two devices of which the second's memory is not told; index 2 has fallen off the bus."""
+    """Two devices, of which the second reports no memory; index 2 has fallen off the bus."""
 
     def __init__(self, fault: str = "") -> None:
         self.fault, self.calls = fault, []

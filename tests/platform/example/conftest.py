@@ -1,4 +1,4 @@
-"""The example, built once a session and installed into a folder of its own; a Python that sees it; a tiny model."""
+"""The example, built once per test run and installed into a separate folder; a Python that finds it; a tiny model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example whose tensors are numpy's: the whole kit, the answers of the CPU, and its faults noticed by the last tier."""
+"""The example with numpy tensors: the complete kit, the answers of the CPU, and its faults found by the last tier."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 import torch
 from example_harness import Run, install, interpreter
 
-from headrace.conformance import Target, run
+from headrace.conformance import KitTarget, run
 from headrace.conformance.checkpoints import KINDS
-from headrace.conformance.loading import LoadingTier
+from headrace.conformance.loading_tier import LoadingTier
 from headrace.errors import PlatformError
 from headrace.kernels.spec import OpSpec
 
@@ -36,7 +36,7 @@ def home() -> Iterator[Any]:
 def test_the_kit_is_green(home: Any) -> None:
     from headrace_numpy import NumpyPlatform
 
-    report = run(Target(NumpyPlatform(), examples=2))
+    report = run(KitTarget(NumpyPlatform(), examples=2))
     assert report.ok, report.table()
     skipped = {outcome.detail for outcome in report.outcomes if outcome.result == "skipped"}
     assert [why for why in skipped if "not declared" not in why] == []
@@ -100,7 +100,7 @@ def faults(home: Any) -> Mapping[str, tuple[type[Any], str]]:
             return attention
 
     class KeepsTheFirstBiases(home.NumpyDevice):
-        """A step that knows eight biases, whatever it was compiled for."""
+        """A step for eight biases, independently of what it was compiled for."""
 
         def op(self, spec: OpSpec) -> Callable[..., Any] | None:
             own = super().op(spec)
@@ -197,7 +197,8 @@ answers = []
 for platform in ("numpy", "cpu"):
     options = {"dtype": "float32", "num_blocks": 40, "max_num_seqs": 4, "threads": 1}
     with LLM(sys.argv[1], platform=platform, **options) as llm:
-        answers.append([one.outputs[0].token_ids for one in llm.generate(["Hello", "a longer prompt of several blocks"], params)])
+        outputs = llm.generate(["Hello", "a longer prompt of several blocks"], params)
+        answers.append([one.outputs[0].token_ids for one in outputs])
 print(json.dumps(answers))
 """
 

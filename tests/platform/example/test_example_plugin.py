@@ -1,4 +1,4 @@
-"""The backend of another distribution: built by pip, found by entry point, chosen by name, a device of its own, served."""
+"""The backend of another distribution: built by pip, found by entry point, chosen by name, and served."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def fault(work):
 
 torch.accelerator.set_device_index(1)
 print(json.dumps({
-    "devices": [str(t.device) for t in (a, b, a + a, b @ b.t(), torch.nn.Parameter(b), torch.empty(1, device="example"))],
+    "devices": [
+        str(t.device) for t in (a, b, a + a, b @ b.t(), torch.nn.Parameter(b), torch.empty(1, device="example"))
+    ],
     "accelerator": [str(torch.accelerator.current_accelerator()), torch.accelerator.device_count()],
     "values": [(a + a).cpu().tolist(), b.to("example:0").cpu().tolist(), own(b, b).cpu().tolist(), b[1, 2].item()],
     "grown": [grown, free - second.memory()[0]],
@@ -120,14 +122,17 @@ from headrace.plugins import discover
 discover().select_platform("example")[0].open(0, {})
 torch.manual_seed(3)
 worst, alone = 0.0, True
-for rows, columns, inner in [(0, 3, 5), (1, 1, 1), (2, 7, 15), (3, 5, 16), (4, 9, 17), (7, 33, 130), (2, 0, 4), (2, 3, 0)]:
+sizes = [(0, 3, 5), (1, 1, 1), (2, 7, 15), (3, 5, 16), (4, 9, 17), (7, 33, 130), (2, 0, 4), (2, 3, 0)]
+for rows, columns, inner in sizes:
     x, w = torch.randn(rows, inner), torch.randn(columns, inner)
     device = torch.ops.headrace_example.matmul(x.to("example"), w.to("example"))
     found = device.cpu().double()
     wanted = x.double() @ w.double().t()
     assert found.shape == wanted.shape
     worst = max(worst, float((found - wanted).square().sum() / wanted.square().sum().clamp(min=1e-30)))
-    alone = alone and all(torch.equal(torch.ops.headrace_example.matmul(x[i:i + 1].to("example"), w.to("example")).cpu()[0], found[i].float()) for i in range(rows))
+    for i in range(rows):
+        row = torch.ops.headrace_example.matmul(x[i:i + 1].to("example"), w.to("example"))
+        alone = alone and torch.equal(row.cpu()[0], found[i].float())
 print(json.dumps([worst, alone]))
 """
 
@@ -169,7 +174,8 @@ answers = []
 for platform, index, ranks in (("example", 0, 1), ("example", 1, 1), ("example", 0, 2), ("cpu", 0, 1)):
     options = {"dtype": "float32", "num_blocks": 40, "max_num_seqs": 4, "threads": 1, "tensor_parallel_size": ranks}
     with LLM(sys.argv[1], platform=platform, device_index=index, **options) as llm:
-        answers.append([one.outputs[0].token_ids for one in llm.generate(["Hello", "a longer prompt of several blocks"], params)])
+        outputs = llm.generate(["Hello", "a longer prompt of several blocks"], params)
+        answers.append([one.outputs[0].token_ids for one in outputs])
 print(json.dumps(answers))
 """
 

@@ -1,4 +1,5 @@
-"""`headrace plugin new`: what it writes installs, is found, passes the kit and serves; what it refuses. And the verb for the kit."""
+"""`headrace plugin new`: what it writes installs, is found, passes the kit and serves; what it refuses. And the verb
+for the kit."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from headrace.errors import ConfigError
 
 @pytest.fixture(scope="module")
 def mill(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The skeleton of a platform `water_mill2`; beside it, `site`: where it is installed."""
+    """The skeleton of a platform `water_mill2`, and the folder `site` beside it, in which it is installed."""
     base = tmp_path_factory.mktemp("mill")
     made = plugin_command.write("water_mill2", base)
     install(made, base / "site")

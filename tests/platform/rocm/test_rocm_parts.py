@@ -24,7 +24,7 @@ NODES = "sys/class/kfd/kfd/topology/nodes"
     ("files", "build", "environ", "said"),
     [
         ({}, None, {}, "no AMD compute driver here"),
-        ({"sys/class/drm/renderD128/device/vendor": "0x1002"}, None, {}, "an AMD device is there, but no /dev/kfd"),
+        ({"sys/class/drm/renderD128/device/vendor": "0x1002"}, None, {}, "there is an AMD device, but no /dev/kfd"),
         ({"dev/kfd": "", f"{NODES}/0/properties": "simd_count 0"}, None, {}, "the driver shows no device"),
         (AMD, None, {"HIP_VISIBLE_DEVICES": ""}, "hides all"),
         (AMD, None, {"ROCR_VISIBLE_DEVICES": "9"}, "hides all"),
@@ -102,7 +102,7 @@ def test_chips(arch: str, bfloat16: bool, codes: str, unit: str, wave: int, shar
 
 
 @pytest.mark.parametrize(
-    ("arch", "said"), [("gfx906", "is gfx906: gfx908 is the least"), ("gfx803", "gfx803"), ("x", "no name of an arch")]
+    ("arch", "said"), [("gfx906", "is gfx906: gfx908 is the least"), ("gfx803", "gfx803"), ("x", "not a known name")]
 )
 def test_what_is_too_old_or_strange_is_refused(arch: str, said: str) -> None:
     with pytest.raises(PlatformError, match=said):

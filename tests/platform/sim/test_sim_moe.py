@@ -1,4 +1,5 @@
-"""The simulator's mixture of experts: shapes of the reference, and a cost that follows what must be read and multiplied."""
+"""The simulator's mixture of experts: shapes of the reference, and a cost that follows what must be read and
+multiplied."""
 
 from __future__ import annotations
 

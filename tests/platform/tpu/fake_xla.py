@@ -1,7 +1,9 @@
-"""torch-xla's modules on the CPU: tensors are plain, tracing is a recording of operators, and donated tensors end as poison.
+"""torch-xla's modules on the CPU: tensors are plain, tracing is a recording of operators, and donated tensors end as
+poison.
 
-Between `sync`, which begins a trace, and `_clear_pending_irs`, which ends it, every operator is written down; running a graph by
-its hash calls them again on other tensors. Nothing of this knows the model: only what is an argument to an operator can change.
+Between `sync`, which begins a trace, and `_clear_pending_irs`, which ends it, every operator is written down; running a
+graph by its hash calls them again on other tensors. Nothing of this knows the model: only what is an argument to an
+operator can change.
 """
 
 from __future__ import annotations

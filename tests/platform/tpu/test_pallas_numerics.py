@@ -16,7 +16,7 @@ import jax.numpy as jnp  # noqa: E402
 from jax._src.pallas.mosaic import interpret as interpreter  # noqa: E402
 from jax.experimental.pallas import tpu as pltpu  # noqa: E402
 
-from headrace.conformance.operators import nmse  # noqa: E402
+from headrace.conformance.operators_tier import nmse  # noqa: E402
 from headrace.kernels import paged, random  # noqa: E402
 from headrace.kernels.attention.pallas import attention, tile_rows  # noqa: E402
 from headrace.kernels.attention.reference import attention as attention_reference  # noqa: E402
@@ -75,7 +75,8 @@ def test_attention(
     tokens, seqs = len(q) + 3, len(shape.fresh) + 2
     found = attention(
         padded(q, tokens), padded(batch.query_start, seqs + 1, len(q)), padded(batch.positions, tokens),
-        padded(batch.block_tables, seqs), *(array(functional.pad(x[0], (0, 16 if watched else 0))) for x in (kv.keys, kv.values)),
+        padded(batch.block_tables, seqs),
+        *(array(functional.pad(x[0], (0, 16 if watched else 0))) for x in (kv.keys, kv.values)),
         *(array(scales[0]) if scales else None for scales in (kv.key_scales, kv.value_scales)),
         array(given["sinks"]), array(given["alibi"]), scale=0.25, head_dim=16, window=given["window"],
         soft_cap=given["soft_cap"], tile=tile, interpret=WATCHED if watched else True,

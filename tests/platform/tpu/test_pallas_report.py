@@ -1,4 +1,5 @@
-"""The report of the compiler's run over the Pallas kernels: what counts as wrong, and what is read of a child's answer."""
+"""The report of the compiler's run over the Pallas kernels: what counts as wrong, and what is read of a child's
+answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a block of the cache costs is what the platform allocates for it: rows of whole lanes for the Pallas kernels."""
+"""The planned size of a block is the size that the platform allocates: rows of full lanes for the Pallas kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TPU platform's own code on a fake torch-xla: compiled steps, donation, copies, faults, the whole kit."""
+"""The TPU platform's own code on a fake torch-xla: compiled steps, donation, copies, faults, the complete kit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from fake_machines import machine, torch_folder
 from fake_xla import GIB, FakeXla
 
-from headrace.conformance import Target, run
+from headrace.conformance import KitTarget, run
 from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.errors import DeviceLost, OutOfMemory, PlatformError
 from headrace.kernels.kv import TorchKV
@@ -61,7 +61,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
 @pytest.mark.slow
 def test_the_kit_is_green(tmp_path: Path) -> None:
     here = platform(tmp_path, FakeXla(), PJRT_DEVICE="CPU")
-    report = run(Target(here, options={"dtype": "float32"}))
+    report = run(KitTarget(here, options={"dtype": "float32"}))
     assert report.ok, report.table()
 
 
@@ -262,7 +262,7 @@ def test_every_operator_is_the_devices_own(opened: Opened, kernels: str, monkeyp
     monkeypatch.setattr(pallas_table, "operators", some)
     device, _ = opened(kernels=kernels, dtype="bfloat16")
     assert device.alloc_kv(LAYOUT, 2).keys[0].shape[-1] == (16 if kernels == "xla" else 128), "whole lanes"
-    assert device.op_reasons() == {spec.name: "there is no form of it for XLA" for spec in OPTIONAL}
+    assert device.op_reasons() == {spec.name: "it is not implemented for XLA" for spec in OPTIONAL}
     assert device.torch_device == torch.device("cpu")
     tags = {spec.name: getattr(device.op(spec), "tag", "") for spec in OPS}
     assert tags.pop("attention") == ("xla" if kernels == "xla" else "pallas")
@@ -308,7 +308,7 @@ def test_collectives_are_part_of_the_step(opened: Opened) -> None:
 
 
 def test_opening_names_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(PlatformError, match="no PCI device of Google's"):
+    with pytest.raises(PlatformError, match="no Google PCI device"):
         TpuPlatform(machine(tmp_path / "none", {})).open(0, {})
     here = platform(tmp_path, FakeXla())
     with pytest.raises(PlatformError, match="there are 1 devices, but index 1"):

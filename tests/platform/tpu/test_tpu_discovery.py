@@ -35,7 +35,7 @@ def found(root: Path, files: Mapping[str, str], torch: str = "", xla: str = "", 
 @pytest.mark.parametrize(
     ("files", "torch", "xla", "said"),
     [
-        ({}, "", "", "no PCI device of Google's here: run on a TPU VM"),
+        ({}, "", "", "no Google PCI device here: run on a TPU VM"),
         (TWO, "", "", "no permission on /dev/vfio or /dev/accel"),
         (TWO | NODES, "", "", "^torch is not installed: install headrace"),
         (TWO | NODES, "2.9.1", "", "torch-xla is not installed: install headrace"),

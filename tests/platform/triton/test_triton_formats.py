@@ -8,12 +8,12 @@ import pytest
 from triton_support import BY_NAME, CPU, operator
 
 from headrace.conformance.formats import allowed
-from headrace.conformance.operators import nmse
+from headrace.conformance.operators_tier import nmse
 from headrace.quant.random_weights import random_form
 from headrace.types import QUANT_FORMATS
 
 _MOST_TOKENS, _MOST_MATRICES = 8, 16
-"""Sizes that the interpreter computes in a second or two."""
+"""Cases that the interpreter runs in a second or two."""
 
 
 @pytest.mark.parametrize("form", sorted(QUANT_FORMATS))

@@ -1,4 +1,4 @@
-"""`mla` by interpreter: over its own generator, over several splits, and to the bit however a token is computed."""
+"""`mla` by interpreter: on its generator's inputs, over several splits, and with the same bits for every chunking."""
 
 from __future__ import annotations
 

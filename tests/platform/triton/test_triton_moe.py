@@ -1,4 +1,4 @@
-"""`moe` by interpreter: with the operator's generator, every packed form, and equal bits in every batch."""
+"""`moe` by interpreter: on its generator's inputs, on every packed form, and with the same bits in any batch."""
 
 from __future__ import annotations
 

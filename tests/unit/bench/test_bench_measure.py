@@ -1,4 +1,4 @@
-"""Workloads are reproducible, figures are right, and a load run reads any OpenAI stream."""
+"""Workloads are reproducible, measurements are right, and a load run reads any OpenAI stream."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 
 async def in_pieces(request: web.Request) -> web.StreamResponse:
-    """Events as a network may deliver them, after a comment; `fail` ends with an error, `broken` with what is no JSON."""
+    """Events as a network may deliver them, after a comment; `fail` ends with an error, `broken` with invalid JSON."""
     body = await request.json()
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)

@@ -1,4 +1,4 @@
-"""One report, three ways."""
+"""The three forms of a report."""
 
 from __future__ import annotations
 

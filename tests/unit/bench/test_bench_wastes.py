@@ -1,4 +1,4 @@
-"""What a run wasted, from what its server tells before and after it."""
+"""Wastes of a run, from its server's metrics before and after it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_our_own_metrics_page_is_parsed() -> None:
         direct.slot_shares,
         direct.steps,
     )
-    assert (found.kv_shares, found.kv_looks, found.engine_seconds) == (direct.kv_shares, direct.kv_looks, 5.0)
+    assert (found.kv_shares, found.kv_samples, found.engine_seconds) == (direct.kv_shares, direct.kv_samples, 5.0)
     assert gauges(parse(page(BEFORE))) == {"device_busy": 0.1, "slot_occupancy": 0.2, "kv_utilization": 0.3}
 
 

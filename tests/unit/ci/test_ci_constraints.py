@@ -1,5 +1,4 @@
-"""What the suite is held to can be installed: on every Python that is promised, and beside a torch that asks for its
-own Triton."""
+"""The constraints can be installed: on every supported Python, and with a torch that requires its own Triton."""
 
 from __future__ import annotations
 
@@ -30,18 +29,18 @@ def test_every_python_gets_one_triton_that_has_wheels_for_it(python: str) -> Non
     assert version != WITHOUT_WHEELS.get(python)
 
 
-def test_no_triton_if_the_dev_extra_requires_none() -> None:
+def test_no_triton_if_the_dev_extra_does_not_require_it() -> None:
     machine = {"python_version": "3.12", "platform_system": "Linux", "platform_machine": "aarch64"}
     assert not [one for one in requirements("triton.txt") if one.marker is None or one.marker.evaluate(machine)]
 
 
-def test_nothing_that_torch_requires_is_constrained_in_the_same_call() -> None:
+def test_no_dependency_of_torch_is_pinned_in_the_same_call() -> None:
     """A build of torch with CUDA requires one exact Triton: a constraint to another leaves nothing to install."""
     assert [one.name for one in requirements("cpu.txt")] == ["torch"]
 
 
 @pytest.mark.parametrize("name", ["Makefile", "ci/torch.sh"])
-def test_triton_is_held_after_the_dev_extra_and_without_dependencies(name: str) -> None:
+def test_triton_is_pinned_after_the_dev_extra_and_without_dependencies(name: str) -> None:
     text = (ROOT / name).read_text()
     assert 0 < text.index("-e '.[dev]'") < text.index("--no-deps -r constraints/triton.txt")
 

@@ -1,5 +1,4 @@
-"""The workflows say what the repository has: scripts that exist, versions that are supported, every extra, chip and
-platform."""
+"""The workflows match the repository: existing scripts, supported versions, every extra, chip and platform."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ def test_there_are_workflows() -> None:
 
 
 @pytest.mark.parametrize("name", jobs())
-def test_a_job_is_bounded_and_checks_the_code_out_first(name: str) -> None:
+def test_a_job_has_a_time_limit_and_checks_the_code_out_first(name: str) -> None:
     job = jobs()[name]
     assert job["timeout-minutes"] <= 60
     assert job["steps"][0]["uses"].startswith("actions/checkout@")
@@ -64,7 +63,7 @@ def test_a_job_is_bounded_and_checks_the_code_out_first(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", jobs())
-def test_every_script_named_is_there_and_can_be_run(name: str) -> None:
+def test_every_named_script_exists_and_is_executable(name: str) -> None:
     job = jobs()[name]
     for line in commands(job):
         for script in re.findall(r"\bci/[\w.-]+", line):
@@ -89,7 +88,7 @@ def test_a_job_that_may_fail_names_the_row_that_may(name: str) -> None:
         assert all(flag is True for flag in values(job, "may_fail"))
 
 
-def test_every_python_and_torch_that_is_promised_is_in_a_matrix() -> None:
+def test_every_supported_python_and_torch_is_in_a_matrix() -> None:
     least = re.search(r'requires-python = ">=(\d+\.\d+)"', PROJECT)
     limits = re.search(r'"torch>=([\d.]+),<([\d.]+)"', PROJECT)
     assert least
@@ -100,7 +99,7 @@ def test_every_python_and_torch_that_is_promised_is_in_a_matrix() -> None:
     assert sorted(set(minors)) == [(first[0], minor) for minor in range(first[1], after[1])]
 
 
-def test_every_python_that_the_package_says_it_runs_on_runs_the_suite() -> None:
+def test_every_declared_python_runs_the_suite() -> None:
     said = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT)
     assert said == values(jobs()["test/suite"], "python")
     assert {"3.10", said[-1]} == set(values(jobs()["test/torch"], "python"))
@@ -122,7 +121,7 @@ def test_every_chip_is_a_compile_target() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_a_script_is_valid_and_documents_its_usage(script: Path) -> None:
+def test_a_script_is_valid_and_describes_its_use(script: Path) -> None:
     subprocess.run(["bash", "-n", str(script)], check=True)
     text = script.read_text()
     assert text.startswith("#!/usr/bin/env bash\n# ")

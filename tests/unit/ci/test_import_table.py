@@ -59,7 +59,7 @@ def test_faults_are_named(table: ModuleType, change: dict[str, list[str]], fault
     assert list(table.faults_of(table.read_table(TABLE), "p", {**SOUND, **change})) == [fault]
 
 
-def test_a_line_lists_only_lines_above_it(table: ModuleType) -> None:
+def test_a_row_lists_only_rows_above_it(table: ModuleType) -> None:
     lines = table.read_table(TABLE.replace("| plain data | |", "| plain data | `core` |"))
     changed = {**SOUND, "p.types": ["p.core.plan"]}
     assert list(table.faults_of(lines, "p", changed)) == ["types imports core, which does not stand above it"]

@@ -1,4 +1,4 @@
-"""An answerer without a model, and a terminal without a person."""
+"""A fake source of answers, and a fake terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.cli.pieces import Pieces
 
 
 class FakeSource:
-    """Says the last message back, letter by letter; `script` may fail instead."""
+    """Repeats the last message, letter by letter; `script` may fail instead."""
 
     def __init__(self, script: Callable[[int], None] = lambda at: None) -> None:
         self.asked: list[Any] = []

@@ -13,7 +13,7 @@ from headrace.arguments import add_engine_options, engine_options
 from headrace.cli.command_options import build_config
 from headrace.cli.doctor_command import configure
 from headrace.cli.doctor_facts import operator_facts
-from headrace.engine.loading import device_options
+from headrace.engine.rank_loading import device_options
 from headrace.errors import PlatformError
 from headrace.options import make_config
 from headrace.platforms.torch_device import TorchDevice

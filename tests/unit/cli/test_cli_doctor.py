@@ -1,4 +1,4 @@
-"""What `doctor` finds, and what it says of it."""
+"""The facts that `doctor` finds, and its report."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_device_that_does_not_open_is_a_fact() -> None:
 def test_missing_native_kernels_are_reported_with_their_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "find", lambda: None)
     report = diagnose("sim")
-    assert "by reference" in report["native"]["problem"]
+    assert "the reference operators run" in report["native"]["problem"]
     assert report["native"]["problem"] in report["remedies"]
     lines = list(render(report))
     assert any("install a compiler" in line for line in lines[lines.index("remedies") :])

@@ -1,5 +1,5 @@
-"""Signals and missing streams: a command ends at once, without a word, and with all that it has started; what it can do without, it
-does without."""
+"""Signals and missing streams: a command ends at once, without a message, with all processes that it has started; it
+runs without the streams that it doesn't need."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MODULES = [
     (["cache"], "headrace.checkpoints.packed.cache", signal.SIGINT),
     (["cache"], "torch", signal.SIGTERM),
     (["doctor"], "headrace.plugins", signal.SIGINT),
-    (["conformance", "sim"], "headrace.conformance.runner", signal.SIGINT),
+    (["conformance", "sim"], "headrace.conformance.kit_runner", signal.SIGINT),
     (["plugin", "new", "some_name"], "importlib.metadata", signal.SIGTERM),
     (["bench", "scheduler"], "headrace.bench.verb_scheduler", signal.SIGINT),
     (["bench", "offline", "{model}"], "headrace.bench.verb_offline", signal.SIGTERM),

@@ -1,4 +1,4 @@
-"""Who is heard at which level."""
+"""Log levels of our loggers and of other libraries."""
 
 from __future__ import annotations
 

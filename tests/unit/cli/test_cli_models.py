@@ -1,4 +1,4 @@
-"""`models`, `pull`, and how a model is obtained."""
+"""`models`, `pull`, and fetching a model for a verb."""
 
 from __future__ import annotations
 

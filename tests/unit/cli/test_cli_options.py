@@ -14,7 +14,7 @@ from headrace.cli import serve_command
 from headrace.cli.command_options import add_sampling_options, build_config, sampling
 from headrace.cli.main import main
 from headrace.config import Config, parse_size
-from headrace.engine.launch import Launched
+from headrace.engine.launch import EngineProcessHandle
 from headrace.errors import ConfigError
 from headrace.options import ENGINE, SERVER, make_config
 from headrace.types import SamplingParams
@@ -61,9 +61,11 @@ def test_nothing_given_is_the_default_configuration() -> None:
 
 
 EVERYTHING = (
-    "m.gguf --platform p --device-index 1 --device-option a=1 --device-option b=c --threads 3 --tensor-parallel-size 2 --dtype float32 --quantize int8 "
-    "--max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 --kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching "
-    "--chat-template t.jinja --grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 --cors-origin https://c.example"
+    "m.gguf --platform p --device-index 1 --device-option a=1 --device-option b=c --threads 3 --tensor-parallel-size 2 "
+    "--dtype float32 --quantize int8 --max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 "
+    "--kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching --chat-template t.jinja "
+    "--grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 "
+    "--cors-origin https://c.example --tool-format hermes --reasoning-format think"
 )
 
 
@@ -89,6 +91,8 @@ def test_every_option_has_its_place() -> None:
             "served_model_name": "n",
             "drain_timeout": 2.5,
             "cors_origin": "https://c.example",
+            "tool_format": "hermes",
+            "reasoning_format": "think",
         },
     }
 
@@ -168,7 +172,7 @@ def test_the_form_of_the_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(None, "No such file"), ("{", "is no JSON"), ("[]", "a schema is an object, not list")]
+    ("text", "message"), [(None, "No such file"), ("{", "is not JSON"), ("[]", "a schema is an object, not list")]
 )
 def test_a_schema_that_cannot_be_read(tmp_path: Path, text: str | None, message: str) -> None:
     parser = argparse.ArgumentParser()
@@ -188,7 +192,7 @@ class TestServe:
         model.touch()
         assert main(["serve", str(model), "--port", "0", "--prompt", "Hello?"]) == 0
         ((config, path, prompt, launched),) = seen
-        assert isinstance(launched, Launched)
+        assert isinstance(launched, EngineProcessHandle)
         assert isinstance(config, Config)
         assert (config.server.port, config.model.model) == (0, str(model))
         assert path == model

@@ -1,4 +1,4 @@
-"""Asking a running server."""
+"""`RemoteSource`: answers from a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`generate` and `chat`: what is asked, what is shown, what an interrupt does."""
+"""`generate` and `chat`: requests, output, and interrupts."""
 
 from __future__ import annotations
 
@@ -197,6 +197,9 @@ class FakeLLM:
         if progress is not None:
             progress("weights", 0.5)
         FakeLLM.made.append(self)
+
+    def encode_chat(self, text: str) -> list[int]:
+        return self.encode(text, add_special_tokens=False)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [*text.encode(), *([255] if add_special_tokens else [])]

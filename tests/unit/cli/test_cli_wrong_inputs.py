@@ -1,4 +1,4 @@
-"""What a user may get wrong on the command line: one line on stderr and exit code 2, whatever the verb."""
+"""Wrong inputs on the command line: one line on stderr and exit code 2, for every verb."""
 
 from __future__ import annotations
 

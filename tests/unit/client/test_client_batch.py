@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from headrace.client.api import EngineClient, GenerateRequest, Output
-from headrace.client.batch import Places, answer_all
+from headrace.client.batch import SequenceLimiter, answer_all
 from headrace.errors import EngineDead, InvalidRequest, Overloaded
 from headrace.progress import generating_bar
 from headrace.structured_outputs import StructuredOutputs
@@ -44,7 +44,7 @@ class Fake:
 
 def run(fake: Fake, count: int = 50, n: int = 1, tell: Any = None) -> Any:
     requests = [GenerateRequest(str(i), (1,), SamplingParams(n=n)) for i in range(count)]
-    return asyncio.run(answer_all(cast(EngineClient, fake), requests, Places(fake.limit), tell))
+    return asyncio.run(answer_all(cast(EngineClient, fake), requests, SequenceLimiter(fake.limit), tell))
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -74,7 +74,7 @@ def test_parsed_values_are_those_of_complete_texts() -> None:
 
     params = SamplingParams(structured_outputs=StructuredOutputs(json=list[int]))
     requests = [GenerateRequest(name, (1,), params) for name in texts]
-    answers = asyncio.run(answer_all(cast(EngineClient, Texts()), requests, Places(4)))
+    answers = asyncio.run(answer_all(cast(EngineClient, Texts()), requests, SequenceLimiter(4)))
     assert [one.outputs[0].parsed for one in answers] == [[1], None, None, None]
     assert [bool(one.outputs[0].error) for one in answers] == [False, False, True, False]
     assert "no value of the type" in str(answers[2].outputs[0].error)
@@ -96,16 +96,16 @@ def test_the_end_of_the_engine_is_the_end_of_all() -> None:
 
 def test_places_of_callers_that_left_are_given_on() -> None:
     async def main() -> None:
-        places = Places(2)
-        await places.take(2)
-        waiting = [asyncio.ensure_future(places.take(n)) for n in (2, 1, 1)]
+        places = SequenceLimiter(2)
+        await places.acquire(2)
+        waiting = [asyncio.ensure_future(places.acquire(n)) for n in (2, 1, 1)]
         await asyncio.sleep(0)
         waiting[0].cancel()
-        places.give(2)
+        places.release(2)
         waiting[1].cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         assert waiting[2].result() == 1
-        assert await places.take(1) == 1
+        assert await places.acquire(1) == 1
 
     asyncio.run(asyncio.wait_for(main(), 60))
 

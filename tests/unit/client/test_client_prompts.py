@@ -1,11 +1,11 @@
-"""The shapes of prompts and parameters that `LLM` takes, and the words for others."""
+"""The shapes of prompts and parameters that `LLM` accepts, and the errors for others."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from headrace.client.prompts import one_each, read_prompts
+from headrace.client.prompts import params_per_prompt, read_prompts
 from headrace.errors import InvalidRequest
 from headrace.types import SamplingParams
 
@@ -81,5 +81,5 @@ def test_other_shapes_are_refused_in_words(prompts: object, match: str) -> None:
 )
 def test_parameters_of_other_shapes(params: object, match: str) -> None:
     with pytest.raises(InvalidRequest, match=match) as caught:
-        one_each(params, 2)
+        params_per_prompt(params, 2)
     assert caught.value.param == "params"

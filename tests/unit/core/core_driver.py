@@ -128,7 +128,7 @@ class Driver:
 
 
 def naive(one: Request, config: CoreConfig = SMALL, eos_every: int = 0) -> Record:
-    """The model: what a request must get, whatever the company. No blocks, no cache, no steps."""
+    """The expected answer of a request, independently of other requests. No blocks, no cache, no steps."""
     params, record = one.params, Record()
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(one.eos_token_ids))
     unlisted = set(range(config.vocab_size)) - set(params.allowed_token_ids or range(config.vocab_size))
@@ -156,7 +156,8 @@ def naive(one: Request, config: CoreConfig = SMALL, eos_every: int = 0) -> Recor
 
 
 def same(got: Record, expected: Record) -> None:
-    """Everything that may not depend on company, cache or chunking. A cut stream is the beginning of the whole."""
+    """Everything that must not depend on other requests, cache or chunking. A truncated stream is the beginning of the
+    full one."""
     if got.reason in ("abort", "error", None):
         assert got.tokens == expected.tokens[: len(got.tokens)]
         assert got.logprobs == expected.logprobs[: len(got.logprobs)]

@@ -1,7 +1,7 @@
 """A device of 80 lines: its KV cache holds token ids, and what it samples is a hash of all that a row attends to.
 
-It reads every context through the block table, so a block that is stale, lost or somebody else's changes the tokens, and it
-executes a plan when it is launched, as a stream would.
+It reads every context through the block table, so a block that is stale, lost or somebody else's changes the tokens,
+and it executes a plan when it is launched, as a stream would.
 """
 
 from __future__ import annotations

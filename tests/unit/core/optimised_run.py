@@ -1,4 +1,5 @@
-"""Runs a crowd through a cache that is too small, and prints what each request got. Under `python -O` no assert runs."""
+"""Runs a crowd through a cache that is too small, and prints what each request got. Under `python -O` no assert
+runs."""
 
 from __future__ import annotations
 

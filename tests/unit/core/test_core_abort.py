@@ -198,7 +198,8 @@ def test_only_a_plan_under_way_can_fail() -> None:
 
 
 def test_a_copy_that_a_failed_step_was_to_make_is_not_found_again() -> None:
-    """The copied start of a block goes back to the tree with its aborted sequence, whose step then fails: nothing was copied."""
+    """The copied start of a block goes back to the tree with its aborted sequence, whose step then fails: nothing was
+    copied."""
     driver = Driver(replace(SMALL, num_blocks=4, max_num_batched_tokens=1))
     driver.add(request("first", range(2, 8), 1))
     driver.run()

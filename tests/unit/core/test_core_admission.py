@@ -1,4 +1,4 @@
-"""What is refused, at once and with the numbers, and that a refusal leaves no trace."""
+"""Requests that are refused at once, with the numbers; a refusal changes no state."""
 
 from __future__ import annotations
 

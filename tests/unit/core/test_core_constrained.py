@@ -1,4 +1,5 @@
-"""Sequences that follow a grammar: every token is one that it allows, in any company, ahead or not, preempted or not."""
+"""Sequences that follow a grammar: every token is one that it allows, in any company, ahead or not, preempted or
+not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks run out: who gives way, and that nobody sees it."""
+"""Preemption: which sequence is preempted, and that the outputs don't change."""
 
 from __future__ import annotations
 

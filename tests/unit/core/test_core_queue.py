@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from core_driver import SMALL, Driver, request
 
-from headrace.core.queue import PATIENCE, WaitingQueue
 from headrace.core.sequence import AGEING, Sequence
+from headrace.core.waiting_queue import PATIENCE, WaitingQueue
 
 ONE = replace(SMALL, max_num_seqs=1)
 

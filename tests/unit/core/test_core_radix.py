@@ -1,14 +1,14 @@
-"""The radix tree on its own."""
+"""The radix tree alone."""
 
 from __future__ import annotations
 
 from headrace.core.block_pool import BlockPool
-from headrace.core.radix import Key, Match, Namespace, Node, RadixTree
+from headrace.core.radix import BlockKey, Namespace, PrefixMatch, RadixNode, RadixTree
 
 HERE = Namespace("", "")
 
 
-def keys(text: str) -> list[Key]:
+def keys(text: str) -> list[BlockKey]:
     """Blocks of two tokens."""
     return [tuple(map(ord, text[i : i + 2])) for i in range(0, len(text), 2)]
 
@@ -20,20 +20,22 @@ class Forest:
         self.pool = BlockPool(blocks, 2)
         self.tree = RadixTree(self.pool)
 
-    def find(self, text: str) -> Match:
+    def find(self, text: str) -> PrefixMatch:
         root = self.tree.find(HERE)
         return (
-            Match(Node(None, [], [], 0), 0, 0) if root is None else self.tree.walk(root, keys(text), 0, len(text) // 2)
+            PrefixMatch(RadixNode(None, [], [], 0), 0, 0)
+            if root is None
+            else self.tree.match_prefix(root, keys(text), 0, len(text) // 2)
         )
 
-    def put(self, text: str) -> Node:
+    def put(self, text: str) -> RadixNode:
         """Insert and stay locked."""
         root = self.tree.root(HERE)
-        match = self.tree.walk(root, keys(text), 0, len(text) // 2)
-        node = self.tree.cut(match)
+        match = self.tree.match_prefix(root, keys(text), 0, len(text) // 2)
+        node = self.tree.split(match)
         self.tree.lock(node)
         for key in keys(text)[match.depth :]:
-            node = self.tree.append(node, key, self.pool.take())
+            node = self.tree.insert(node, key, self.pool.allocate())
         return node
 
     def keep(self, *texts: str) -> None:
@@ -90,7 +92,7 @@ def test_a_sequence_keeps_its_place_through_split_and_merge() -> None:
     while forest.tree.evict():
         pass
     assert forest.runs() == ["aabbcc"]
-    assert forest.tree.append(first, keys("ee")[0], forest.pool.take()) is first
+    assert forest.tree.insert(first, keys("ee")[0], forest.pool.allocate()) is first
     assert forest.find("aabbccee").depth == 4
 
 
@@ -98,7 +100,7 @@ def test_growth_does_not_extend_a_node_that_others_end_at() -> None:
     forest = Forest()
     one, other = forest.put("aabb"), forest.put("aabb")
     assert one is other
-    assert forest.tree.append(one, keys("cc")[0], forest.pool.take()) is not one
+    assert forest.tree.insert(one, keys("cc")[0], forest.pool.allocate()) is not one
     assert forest.runs() == ["aabb", "cc"]
 
 
@@ -132,11 +134,11 @@ def test_use_makes_young() -> None:
 def test_a_partly_filled_block_stands_until_a_fuller_one_comes() -> None:
     forest = Forest()
     node = forest.put("aa")
-    assert forest.tree.append_partial(node, (ord("b"),), forest.pool.take())
-    assert not forest.tree.append_partial(node, (ord("b"),), 39)
+    assert forest.tree.insert_partial(node, (ord("b"),), forest.pool.allocate())
+    assert not forest.tree.insert_partial(node, (ord("b"),), 39)
     assert forest.runs() == ["aa", "b"]
     free = len(forest.pool)
-    forest.tree.append(node, keys("bc")[0], forest.pool.take())
+    forest.tree.insert(node, keys("bc")[0], forest.pool.allocate())
     assert len(forest.pool) == free, "its block came back"
     assert forest.runs() == ["aabc"], "and the rest is one run again"
     forest.tree.unlock(forest.put("aabc"))
@@ -149,14 +151,14 @@ def test_the_best_partly_matching_block_is_beside() -> None:
     tree.lock(root)
     wanted = {}
     for key in ((1, 1, 1, 1), (1, 2, 2, 2), (1, 2, 3, 3), (1, 2, 3, 9), (2, 2, 2, 2)):
-        wanted[key] = pool.take()
-        tree.append(root, key, wanted[key])
-    found = tree.beside(Match(root, 0, 0), (1, 2, 3, 4))
+        wanted[key] = pool.allocate()
+        tree.insert(root, key, wanted[key])
+    found = tree.partial_matches(PrefixMatch(root, 0, 0), (1, 2, 3, 4))
     assert found[0][0] == 3
     assert found[0][1] in (wanted[1, 2, 3, 3], wanted[1, 2, 3, 9])
-    assert tree.beside(Match(root, 0, 0), (1, 9))[0][0] == 1
-    assert tree.beside(Match(root, 0, 0), (7,)) == []
-    assert tree.beside(Match(root, 0, 0), ()) == []
+    assert tree.partial_matches(PrefixMatch(root, 0, 0), (1, 9))[0][0] == 1
+    assert tree.partial_matches(PrefixMatch(root, 0, 0), (7,)) == []
+    assert tree.partial_matches(PrefixMatch(root, 0, 0), ()) == []
 
 
 def test_drop_takes_what_a_step_was_to_fill_and_all_below() -> None:
@@ -177,7 +179,7 @@ def test_reset_hides_what_is_in_use_and_frees_it_at_the_end() -> None:
     forest.tree.reset()
     assert forest.find("aabb").depth == 0
     assert (forest.tree.size, forest.tree.evictable) == (2, 0)
-    held = forest.tree.append(held, keys("ee")[0], forest.pool.take())
+    held = forest.tree.insert(held, keys("ee")[0], forest.pool.allocate())
     forest.keep("aaxx")
     forest.tree.unlock(held)
     assert forest.runs() == ["aaxx"]

@@ -48,7 +48,7 @@ class Fuzz:
         self.number = 0
         self.expected: dict[str, Record] = {}
         self.gone: set[str] = set()
-        """Aborted; the delta that says so may be still to come."""
+        """Aborted; the delta about it may still follow."""
 
     def one(self) -> None:
         driver, rng = self.driver, self.rng
@@ -138,14 +138,14 @@ class CacheFuzz:
         self.slots.computed[seq.slot] = end
 
     def read(self, seq: Sequence) -> None:
-        """All that is said to be computed is there."""
+        """Every token that counts as computed is stored."""
         size = self.cache.block_size
         for at in range(int(self.slots.computed[seq.slot])):
             salt, tokens = self.memory[int(self.cache.table[seq.slot, at // size])]
             assert salt == seq.namespace.salt
             assert tokens[at % size] == seq.tokens[at]
 
-    def enter(self) -> None:
+    def assign(self) -> None:
         rng = self.rng
         self.order += 1
         prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 14))]
@@ -155,7 +155,7 @@ class CacheFuzz:
         if attached is None:
             assert self.cache.available == room
             return
-        self.slots.enter(seq, attached.cached)
+        self.slots.assign(seq, attached.cached)
         assert attached.cached < len(prompt)
         if attached.copy is not None:
             source, target = attached.copy
@@ -168,7 +168,7 @@ class CacheFuzz:
     def compute(self, seq: Sequence) -> None:
         """A chunk: some of the known tokens, filled by this step and committed at once or with the next."""
         before = int(self.slots.computed[seq.slot])
-        start = self.cache.adopt(seq, before)
+        start = self.cache.reuse_cached(seq, before)
         self.slots.computed[seq.slot] = start
         end = min(len(seq.tokens), start + self.rng.randrange(1, 6))
         self.write(seq, end)
@@ -177,12 +177,12 @@ class CacheFuzz:
         self.read(seq)
         if self.rng.random() < 0.7:
             seq.filled = end
-            self.cache.settle(seq, self.step - 1)
+            self.cache.commit_blocks(seq, self.step - 1)
             self.read(seq)
 
     def generate(self, seq: Sequence) -> None:
         seq.filled = len(seq.tokens)
-        self.cache.settle(seq, self.step)
+        self.cache.commit_blocks(seq, self.step)
         if len(seq.tokens) % 2 == 0 and not self.cache.grow(seq):
             assert self.cache.available == 0
             return
@@ -193,7 +193,7 @@ class CacheFuzz:
     def one(self) -> None:
         dice, rng = self.rng.random(), self.rng
         if dice < 0.2 and self.slots.free:
-            self.enter()
+            self.assign()
         elif dice < 0.205:
             self.cache.tree.reset()
         elif self.running:
@@ -203,7 +203,7 @@ class CacheFuzz:
                 self.running.remove(seq)
                 slot = seq.slot
                 self.cache.release(seq, self.step - 1, self.step - 1, keep=dice < 0.33)
-                self.slots.leave(slot)
+                self.slots.release(slot)
             elif not done:
                 self.compute(seq)
             elif len(seq.tokens) < seq.end:

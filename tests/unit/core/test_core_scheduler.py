@@ -273,7 +273,7 @@ def test_times_of_the_first_schedule() -> None:
 
 
 def test_a_stop_token_that_comes_too_early_does_not_end_a_sequence() -> None:
-    """A sampler is told to leave it out; one that has nothing else to choose from, or is wrong, ends nothing all the same."""
+    """The sampler must exclude it; a sampler that has no other token, or is wrong, still ends no request."""
     core = Scheduler(SMALL)
     core.add(request("a", [9, 8], 6, min_tokens=2, stop_token_ids=(7,)))
     reasons = []
@@ -284,8 +284,8 @@ def test_a_stop_token_that_comes_too_early_does_not_end_a_sequence() -> None:
 
 def test_blocks_are_taken_in_the_order_in_which_they_are_likeliest_to_be_in_a_cache() -> None:
     pool = BlockPool(6, 4)
-    taken = [pool.take() for _ in range(4)]
+    taken = [pool.allocate() for _ in range(4)]
     assert taken == [1, 2, 3, 4]
-    pool.give([2])
-    pool.give([3])
-    assert [pool.take() for _ in range(3)] == [3, 2, 5]
+    pool.release([2])
+    pool.release([3])
+    assert [pool.allocate() for _ in range(3)] == [3, 2, 5]

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from headrace.client.api import GenerateRequest
-from headrace.client.in_process import InProcessClient
+from headrace.client.in_process_client import InProcessClient
 from headrace.config import Config
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.core_loop import EngineCore
@@ -78,7 +78,7 @@ def delta(text: str | bytes | list[int] = "", logprobs: bool = False, **fields: 
 
 
 def next_token(previous: int, position: int, seed: int, vocab: int = 256) -> int:
-    """What the fake model says after `previous`, for the token at `position`."""
+    """The token of the fake model after `previous`, at `position`."""
     return (previous * 7 + position * 13 + seed % 101 + 5) % vocab
 
 
@@ -137,8 +137,8 @@ class FakeRunner:
 
 @dataclass
 class HeldRunner(FakeRunner):
-    """Stands still once request `held` has come to its eighth token, until it is released: it is under way for as long as a test
-    wants it to be."""
+    """Stands still once request `held` has come to its eighth token, until it is released: it is under way for as long
+    as a test wants it to be."""
 
     held: str = "r"
     go: threading.Event = field(default_factory=threading.Event)
@@ -196,7 +196,7 @@ def make_engine(runner: FakeRunner | None = None, **sizes: Any) -> FakeEngine:
 
 @asynccontextmanager
 async def in_process(engine: FakeEngine | None = None) -> AsyncIterator[InProcessClient]:
-    """A client of it, and its end, whatever comes."""
+    """A client of the engine, which is closed in any case."""
     made = engine or make_engine()
     found = InProcessClient(Config(), ByteTokenizer(), build=lambda config, progress: made)
     await found.start()
@@ -210,7 +210,7 @@ async def in_process(engine: FakeEngine | None = None) -> AsyncIterator[InProces
 
 
 def expected(prompt: tuple[int, ...], count: int, seed: int = 0, vocab: int = 256) -> list[int]:
-    """What the fake model generates."""
+    """The text that the fake model generates."""
     ids = list(prompt)
     for _ in range(count):
         ids.append(next_token(ids[-1], len(ids), seed, vocab))

@@ -8,7 +8,7 @@ from typing import Any
 from engine_fakes import ByteTokenizer, FakeRunner, make_engine
 
 import headrace.llm
-from headrace.client.in_process import InProcessClient
+from headrace.client.in_process_client import InProcessClient
 from headrace.config import Config
 from headrace.types import SamplingParams
 

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator
 
 from headrace.engine.channel import Channel
-from headrace.engine.ranks.rank_messages import Down, Loaded, Message, Opened, RunStep, Start, decode, encode
+from headrace.engine.ranks.rank_messages import Loaded, Opened, RankFailed, RankMessage, RunStep, Start, decode, encode
 from headrace.engine.wire import to_wire
 from headrace.errors import CheckpointError
 
 
-def received(link: Channel) -> Iterator[Message]:
+def received(link: Channel) -> Iterator[RankMessage]:
     while not link.closed:
         yield from map(decode, link.receive(600))
 
@@ -25,10 +25,10 @@ def main(handle: int) -> int:
     start = next(messages)
     assert isinstance(start, Start)
     if start.config == "fails":
-        link.send(encode(Down(to_wire(CheckpointError("no such tensor", "model.safetensors", "q")))))
+        link.send(encode(RankFailed(to_wire(CheckpointError("no such tensor", "model.safetensors", "q")))))
         return 1
     if start.config == "tells its level":
-        link.send(encode(Down(to_wire(CheckpointError(f"level {start.log_level}")))))
+        link.send(encode(RankFailed(to_wire(CheckpointError(f"level {start.log_level}")))))
         return 1
     if start.config == "dies":
         return 3

@@ -1,4 +1,4 @@
-"""The device's share of time: told by the device where it knows."""
+"""The device's share of time, which the device reports if it can."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_it_is_what_the_device_says() -> None:
     totals = told.stats().totals
     assert totals.busy_seconds == pytest.approx(20 * 0.03)
     assert totals.slot_shares == pytest.approx(20 / 8)
-    assert 0 < totals.kv_shares <= totals.kv_looks
+    assert 0 < totals.kv_shares <= totals.kv_samples
     assert totals.host_seconds > 0
 
 

@@ -1,4 +1,4 @@
-"""Messages between two processes: whole, in order, never waited for, and the other's end."""
+"""Messages between two processes: complete, in order, without waiting, and the exit of the other end."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from engine_fakes import (
 )
 
 from headrace.client.api import GenerateRequest, Output, Usage
-from headrace.client.in_process import InProcessClient
+from headrace.client.in_process_client import InProcessClient
 from headrace.config import Config
 from headrace.errors import (
     CheckpointError,

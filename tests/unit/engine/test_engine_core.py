@@ -1,4 +1,4 @@
-"""The loop: one step ahead of the device, failures that stay where they belong, and the figures."""
+"""The loop: one step ahead of the device, failures that only affect their requests, and the stats."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from engine_fakes import ByteTokenizer, expected, make_request
 
 from headrace.cli import serve_command as serve_verb
 from headrace.cli.main import main
-from headrace.client.remote import ProcessClient
+from headrace.client.process_client import ProcessClient
 from headrace.config import Config, ModelConfig
-from headrace.engine.launch import Launched, launch
+from headrace.engine.launch import EngineProcessHandle, launch
 from headrace.errors import EngineDead, Overloaded
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("engine_fake_process.py")))
@@ -56,7 +56,7 @@ def test_a_client_takes_it_over_and_starts_the_next_itself() -> None:
     asyncio.run(run())
 
 
-def gone(launched: Launched) -> bool:
+def gone(launched: EngineProcessHandle) -> bool:
     return not psutil.pid_exists(launched.process.pid) and launched.link.fileno() < 0
 
 
@@ -96,9 +96,9 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 def test_serve_ends_it_where_it_cannot_serve(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen: list[Launched] = []
+    seen: list[EngineProcessHandle] = []
 
-    def fake_launch() -> Launched:
+    def fake_launch() -> EngineProcessHandle:
         seen.append(launch(COMMAND))
         return seen[0]
 
@@ -122,7 +122,10 @@ def test_a_wrong_variable_is_told_once(tmp_path: Path) -> None:
     ("modules", "absent"),
     [
         ("headrace.cli.main, headrace.cli.serve_command", {"pydantic", "numpy", "msgspec", "fastapi", "torch"}),
-        ("headrace.server, headrace.client.remote, headrace.tokenization.tokenizer", {"torch", "safetensors", "sympy"}),
+        (
+            "headrace.server, headrace.client.process_client, headrace.tokenization.tokenizer",
+            {"torch", "safetensors", "sympy"},
+        ),
         ("headrace.engine.startup", {"fastapi", "sympy", "torch._dynamo", "torch._inductor", "transformers"}),
     ],
 )

@@ -8,12 +8,12 @@ import pytest
 from engine_fakes import EOS, ByteTokenizer, delta, make_request, scored
 
 from headrace.client.api import GenerateRequest, Output, Usage
-from headrace.client.output import Choice, RequestOutputs
+from headrace.client.request_outputs import ChoiceBuilder, RequestOutputs
 from headrace.types import Delta, TokenLogprobs
 
 
-def choice(request: GenerateRequest) -> Choice:
-    return Choice(0, request, ByteTokenizer())
+def choice(request: GenerateRequest) -> ChoiceBuilder:
+    return ChoiceBuilder(0, request, ByteTokenizer())
 
 
 def outputs(request: GenerateRequest, arrival: float = 0.0) -> RequestOutputs:

@@ -1,4 +1,4 @@
-"""The engine in a process of its own: it dies, hangs, cannot load, loses its parent, and is restarted."""
+"""The engine in a separate process: it exits, hangs, cannot load, loses its parent, and is restarted."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ import pytest
 from engine_fakes import ByteTokenizer, expected, make_request
 
 from headrace.client import engine_process as spawn
-from headrace.client import remote
+from headrace.client import process_client
 from headrace.client.api import GenerateRequest
-from headrace.client.remote import ProcessClient
+from headrace.client.process_client import ProcessClient
 from headrace.config import Config, ModelConfig
-from headrace.engine.launch import Launched, launch
+from headrace.engine.launch import EngineProcessHandle, launch
 from headrace.errors import CheckpointError, EngineDead, HeadraceError, InvalidRequest, Overloaded
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("engine_fake_process.py")))
@@ -33,13 +33,15 @@ LONG = {"max_tokens": 4000, "seed": 0}
 
 
 def make_client(
-    model: str = "fake", launched: Launched | None = None, progress: Callable[[str, float], None] | None = None
+    model: str = "fake",
+    launched: EngineProcessHandle | None = None,
+    progress: Callable[[str, float], None] | None = None,
 ) -> ProcessClient:
     return ProcessClient(Config(model=ModelConfig(model=model)), ByteTokenizer(), progress, COMMAND, launched)
 
 
 @asynccontextmanager
-async def running(model: str = "fake", launched: Launched | None = None) -> AsyncIterator[ProcessClient]:
+async def running(model: str = "fake", launched: EngineProcessHandle | None = None) -> AsyncIterator[ProcessClient]:
     client = make_client(model, launched)
     await client.start()
     pid = client.pid
@@ -71,7 +73,7 @@ async def ids_of(client: ProcessClient, request: GenerateRequest) -> list[int]:
 
 
 async def refusal(client: ProcessClient) -> HeadraceError | None:
-    """What a short request is refused with; None where it is answered."""
+    """The error of a short request; None if it is answered."""
     try:
         found = await ids_of(client, make_request("hey", max_tokens=5, seed=0))
     except (EngineDead, Overloaded) as error:
@@ -127,7 +129,7 @@ def test_requests_stats_and_close() -> None:
 def test_figures_are_there_before_anybody_asks() -> None:
     async def main() -> None:
         async with running() as client:
-            await until(lambda: client._figures is not None)
+            await until(lambda: client._last_stats is not None)
 
     asyncio.run(main())
 
@@ -224,7 +226,7 @@ def test_a_lost_device_restarts_the_engine() -> None:
 def test_a_stopped_engine_is_unhealthy_within_seconds_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with running() as client:
-            monkeypatch.setattr(remote, "_SILENCE", 2.0)
+            monkeypatch.setattr(process_client, "_SILENCE", 2.0)
             kill(client, signal.SIGSTOP)
             await until(lambda: ill(client))
             error = await ill(client)
@@ -234,7 +236,7 @@ def test_a_stopped_engine_is_unhealthy_within_seconds_and_recovers(monkeypatch: 
             kill(client, signal.SIGCONT)
             await beaten(client)
             await client.check_health()
-            monkeypatch.setattr(remote, "_SILENCE", 600.0)
+            monkeypatch.setattr(process_client, "_SILENCE", 600.0)
             assert await ids_of(client, make_request("hey", max_tokens=5, seed=0)) == expected(tuple(b"hey"), 5)
 
     asyncio.run(main())
@@ -246,14 +248,14 @@ def test_only_silence_that_was_listened_to_counts(monkeypatch: pytest.MonkeyPatc
     async def main() -> None:
         async with running() as client:
             await beaten(client)
-            monkeypatch.setattr(remote, "_SILENCE", 0.5)
-            monkeypatch.setattr(remote, "_KILL_AFTER", 0.5)
+            monkeypatch.setattr(process_client, "_SILENCE", 0.5)
+            monkeypatch.setattr(process_client, "_KILL_AFTER", 0.5)
             kill(client, signal.SIGSTOP)
             time.sleep(1.0)
             await client.check_health()
             kill(client, signal.SIGCONT)
-            monkeypatch.setattr(remote, "_SILENCE", 600.0)
-            monkeypatch.setattr(remote, "_KILL_AFTER", 600.0)
+            monkeypatch.setattr(process_client, "_SILENCE", 600.0)
+            monkeypatch.setattr(process_client, "_KILL_AFTER", 600.0)
             assert await refusal(client) is None
             assert (await client.stats()).restarts == 0
 
@@ -265,11 +267,11 @@ def test_an_engine_that_hangs_for_long_is_replaced(monkeypatch: pytest.MonkeyPat
         async with running("fake:slow") as client:
             stream = client.generate(make_request("hey", **LONG))
             await anext(stream)
-            monkeypatch.setattr(remote, "_KILL_AFTER", 1.5)
+            monkeypatch.setattr(process_client, "_KILL_AFTER", 1.5)
             kill(client, signal.SIGSTOP)
             with pytest.raises(EngineDead, match="hung"):
                 [output async for output in stream]
-            monkeypatch.setattr(remote, "_KILL_AFTER", 600.0)
+            monkeypatch.setattr(process_client, "_KILL_AFTER", 600.0)
             await answered_again(client)
 
     asyncio.run(main())
@@ -308,8 +310,8 @@ def test_progress() -> None:
 
 
 def test_the_engine_is_given_up_after_some_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.client.remote._MOST_DEATHS", 2)
-    monkeypatch.setattr("headrace.client.remote._LONGEST_DELAY", 0.01)
+    monkeypatch.setattr("headrace.client.process_client._MAX_EXITS", 2)
+    monkeypatch.setattr("headrace.client.process_client._MAX_DELAY", 0.01)
 
     async def main() -> None:
         async with running() as client:
@@ -317,7 +319,7 @@ def test_the_engine_is_given_up_after_some_attempts(monkeypatch: pytest.MonkeyPa
             kill(client, signal.SIGKILL)
 
             async def given_up() -> bool:
-                return "given up" in str(await ill(client))
+                return "could not be restarted in" in str(await ill(client))
 
             await until(given_up)
             assert isinstance(await refusal(client), EngineDead)

@@ -1,4 +1,5 @@
-"""A device that takes the cache with every call, and one step that fails: what comes after is served from a new cache."""
+"""A device that takes the cache with every call, and one step that fails: what comes after is served from a new
+cache."""
 
 from __future__ import annotations
 
@@ -149,8 +150,8 @@ def test_tokens_after_a_failure_are_those_of_a_sound_device(
         name: got for name, got in wanted.items() if name not in errors
     }
     assert serve(device, PROMPTS, core)[0] == wanted, "prefixes of the old cache are forgotten"
-    told = [record.getMessage() for record in caplog.records if "made again" in record.getMessage()]
-    assert told == ["the KV cache was donated to that step: it has been made again, and cached prefixes are gone"]
+    logged = [record.getMessage() for record in caplog.records if "allocated again" in record.getMessage()]
+    assert logged == ["the KV cache was donated to that step: it was allocated again, and cached prefixes are lost"]
 
 
 def test_steps_under_way_on_the_old_cache_do_not_make_it_a_third_time() -> None:

@@ -70,7 +70,7 @@ class Device:
 
 
 class Ops:
-    """Resolves and samples as the contract says; the next token is the last one plus one."""
+    """Resolves and samples according to the contract; the next token is the last one plus one."""
 
     def resolve_tokens(self, batch: Any, history: np.ndarray) -> np.ndarray:
         tokens = int(batch.sizes[0])

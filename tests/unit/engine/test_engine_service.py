@@ -1,4 +1,4 @@
-"""The loop around the engine: what it waits for, and how it tells that it stands still."""
+"""The loop around the engine: what it waits for, and how it reports a step that hangs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator
 import pytest
 from engine_fakes import HeldRunner, expected, in_process, make_engine, make_request
 
-from headrace.engine.service import Pulse, serve
+from headrace.engine.service import StallClock, serve
 from headrace.engine.wire import Abort, Add, Command, Deltas, Event, GetStats, Refused, Shutdown, StatsReply
 from headrace.errors import EngineDead
 from headrace.types import Request, SamplingParams
 
 
 def run(script: list[list[Command]]) -> tuple[list[Event], list[float]]:
-    """Serve a script of what arrives at each turn; then Shutdown once all is done. Returns events and the waits asked for."""
+    """Serve a script of what arrives at each turn; then Shutdown once all is done. Returns events and the waits asked
+    for."""
     engine, sent, waits = make_engine(), [], []
     turns: Iterator[list[Command]] = iter(script)
 
@@ -26,7 +27,7 @@ def run(script: list[list[Command]]) -> tuple[list[Event], list[float]]:
             return commands
         return [Shutdown()] if wait == 1.0 else []
 
-    serve(engine.core, receive, sent.append, Pulse())
+    serve(engine.core, receive, sent.append, StallClock())
     return sent, waits
 
 
@@ -66,7 +67,7 @@ def test_aborted_before_it_ran() -> None:
 
 def test_the_pulse_tells_how_long_the_loop_stands_still() -> None:
     now = [10.0]
-    pulse = Pulse(lambda: now[0])
+    pulse = StallClock(lambda: now[0])
     assert pulse.stalled() == 0
     pulse.beat(busy=True)
     now[0] = 13.5
@@ -91,14 +92,14 @@ def test_a_step_that_never_ends_is_unhealthy(monkeypatch: pytest.MonkeyPatch) ->
             await client.check_health()
             stream = client.generate(make_request("hey", max_tokens=20))
             await anext(stream)
-            monkeypatch.setattr("headrace.client.in_process._STALL", 0.1)
-            monkeypatch.setattr("headrace.client.base._STATS_TIMEOUT", 0.1)
-            await until(lambda: client._pulse.stalled() > 0.1)
+            monkeypatch.setattr("headrace.client.in_process_client._STALL", 0.1)
+            monkeypatch.setattr("headrace.client.base_client._STATS_TIMEOUT", 0.1)
+            await until(lambda: client._stall_clock.stalled() > 0.1)
             with pytest.raises(EngineDead, match="not ended"):
                 await client.check_health()
             with pytest.raises(EngineDead, match="answer"):
                 await client.stats()
-            monkeypatch.setattr("headrace.client.in_process._STALL", 600.0)
+            monkeypatch.setattr("headrace.client.in_process_client._STALL", 600.0)
             runner.go.set()
             assert [output.finish_reason async for output in stream][-1] == "length"
             await client.check_health()
@@ -106,7 +107,7 @@ def test_a_step_that_never_ends_is_unhealthy(monkeypatch: pytest.MonkeyPatch) ->
     asyncio.run(main())
 
 
-def test_a_long_step_gives_the_last_known_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_step_gives_the_last_known_stats(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = HeldRunner()
 
     async def main() -> None:
@@ -117,13 +118,13 @@ def test_a_long_step_gives_the_last_known_figures(monkeypatch: pytest.MonkeyPatc
             sent: list[Command] = []
             put = client._send
             monkeypatch.setattr(client, "_send", lambda command: (sent.append(command), put(command)))
-            await until(lambda: client._pulse.stalled() > 0.1)
-            monkeypatch.setattr("headrace.client.base._FRESH", 0.0)
+            await until(lambda: client._stall_clock.stalled() > 0.1)
+            monkeypatch.setattr("headrace.client.base_client._FRESH_TIMEOUT", 0.0)
             for _ in range(5):
                 assert (await client.stats()).scheduler.running == 0
             # Questions that nobody answers do not pile up.
             assert [type(command) for command in sent] == [GetStats]
-            monkeypatch.setattr("headrace.client.base._FRESH", 600.0)
+            monkeypatch.setattr("headrace.client.base_client._FRESH_TIMEOUT", 600.0)
             runner.go.set()
             assert (await client.stats()).steps > 0
             assert [output.finish_reason async for output in stream][-1] == "length"

@@ -14,9 +14,9 @@ from headrace.engine.spawn import python_module, spawn
 TELL = """
 import os, signal, socket, sys
 link = socket.socket(fileno=int(sys.argv[1]))
-for number in (signal.SIGINT, signal.SIGTERM): os.kill(os.getpid(), number)  # As of a terminal, in the middle of an import
-from headrace.engine.spawn import obey_the_parent
-obey_the_parent()
+for number in (signal.SIGINT, signal.SIGTERM): os.kill(os.getpid(), number)  # As a terminal does, during imports
+from headrace.engine.spawn import ignore_terminal_signals
+ignore_terminal_signals()
 for number in (signal.SIGINT, signal.SIGTERM): os.kill(os.getpid(), number)
 link.sendall(f"{sys.argv[2]} {signal.pthread_sigmask(signal.SIG_BLOCK, [])}".encode())
 """
@@ -60,10 +60,11 @@ def test_an_engine_answers_a_process_without_standard_streams(closed: tuple[int,
 import asyncio, os, sys
 for number in {closed}: os.close(number)
 from engine_fakes import ByteTokenizer, expected, make_request
-from headrace.client.remote import ProcessClient
+from headrace.client.process_client import ProcessClient
 from headrace.config import Config, ModelConfig
 async def main():
-    client = ProcessClient(Config(model=ModelConfig(model="fake")), ByteTokenizer(), command=(sys.executable, "engine_fake_process.py"))
+    command = (sys.executable, "engine_fake_process.py")
+    client = ProcessClient(Config(model=ModelConfig(model="fake")), ByteTokenizer(), command=command)
     await client.start()
     found = [i async for output in client.generate(make_request("hey", max_tokens=5, seed=0)) for i in output.token_ids]
     assert found == expected(tuple(b"hey"), 5)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.client.stops import Match, StopFinder
+from headrace.client.stops import StopFinder, StopMatch
 
 
 def run(stops: tuple[str, ...], pieces: list[str], include: bool = False) -> tuple[str, str | None]:
     finder, text = StopFinder(stops, include), ""
     for piece in pieces:
         found = finder.push(piece)
-        if isinstance(found, Match):
+        if isinstance(found, StopMatch):
             return text + found.text, found.stop
         text += found
     return text + finder.flush(), None

@@ -1,5 +1,5 @@
-"""`LLM` where a script ends without closing it, in forked processes, and where the collector ends it: silence, and the script's
-own exit code."""
+"""`LLM` where a script ends without closing it, in forked processes, and where the collector ends it: silence, and the
+script's own exit code."""
 
 from __future__ import annotations
 
@@ -55,14 +55,15 @@ SCRIPTS = {
         "ended",
     ),
     "collected by the engine": (
-        "llm = LLM(); llm.cycle = llm; pulse, thread = llm._client._pulse, llm._thread\ngc.disable()\n"
+        "llm = LLM(); llm.cycle = llm; pulse, thread = llm._client._stall_clock, llm._thread\ngc.disable()\n"
         "pulse.beat = lambda busy: gc.collect()\nllm.tokenizer; del llm\nthread.join(); print('ended')",
         "ended",
     ),
     "asynchronous, idle and in the middle": (
         "async def main():\n global llm\n llm = FakeAsync(); await llm.start()\n"
         " async for _ in llm.generate(make_request(max_tokens=4000)): break\n"
-        " global stream; stream = llm.generate(make_request(id='x', max_tokens=4000, ignore_eos=True)); await anext(stream)\n"
+        " global stream; stream = llm.generate(make_request(id='x', max_tokens=4000, ignore_eos=True))\n"
+        " await anext(stream)\n"
         "asyncio.run(main()); print('over')",
         "over",
     ),
@@ -105,7 +106,8 @@ llm, client = LLM(), FakeAsync()
 asyncio.run(client.start())
 from headrace.errors import EngineDead
 if not os.fork():
-    for use in (lambda: answer(llm), llm.stats, lambda: asyncio.run(client.check_health()), lambda: asyncio.run(client.stats())):
+    health, stats = (lambda: asyncio.run(client.check_health())), (lambda: asyncio.run(client.stats()))
+    for use in (lambda: answer(llm), llm.stats, health, stats):
         try: use()
         except EngineDead as error: print(error, flush=True)
     sys.exit(5)
@@ -120,7 +122,7 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))
 
 def test_the_main_thread_must_wait_for_the_one_that_opens_a_model() -> None:
     done = run("""
-from headrace.client.in_process import InProcessClient
+from headrace.client.in_process_client import InProcessClient
 from headrace.errors import EngineDead
 def build(config, progress):
     threading.main_thread().join()
@@ -147,7 +149,7 @@ threading.Thread(target=make).start()
 def test_an_interrupt_while_it_loads(loading: str, then: str) -> None:
     done = run(f"""
 import signal
-from headrace.client.in_process import InProcessClient
+from headrace.client.in_process_client import InProcessClient
 def build(config, progress):
     os.kill(os.getpid(), signal.SIGINT)
     {loading}

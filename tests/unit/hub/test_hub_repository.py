@@ -1,4 +1,4 @@
-"""Models from a hub's repositories: the files that are needed, whole, once; errors that say what to do."""
+"""Models from a hub's repositories: only the files needed, complete, fetched once; errors have remedies."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def fetch(hub: Hub, text: str) -> Path:
         ("org/..", None),
     ],
 )
-def test_what_names_a_repository(text: str, repository: Repository | None) -> None:
+def test_repository_names(text: str, repository: Repository | None) -> None:
     assert parse_repository(text) == repository
 
 
@@ -99,7 +99,7 @@ def test_only_what_is_needed_is_fetched(hub: Hub) -> None:
     assert sorted(hub.fetched()) == sorted([*SETTINGS, "model.safetensors"])
 
 
-def test_an_index_says_which_parts(hub: Hub) -> None:
+def test_shards_are_those_of_the_index(hub: Hub) -> None:
     folder = fetch(hub, "org/parts@main")
     assert {file.name for file in folder.glob("*.safetensors")} == {
         "model-00001-of-00002.safetensors",
@@ -107,14 +107,14 @@ def test_an_index_says_which_parts(hub: Hub) -> None:
     }
 
 
-def test_what_is_there_is_not_fetched_again(hub: Hub) -> None:
+def test_cached_files_are_not_fetched_again(hub: Hub) -> None:
     first = fetch(hub, "org/whole")
     hub.asked.clear()
     assert fetch(hub, "org/whole") == first
     assert hub.fetched() == []
 
 
-def test_a_download_that_broke_off_goes_on(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_download_is_resumed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1000)
     monkeypatch.setattr(huggingface_hub.file_download.time, "sleep", lambda seconds: None)
     content = bytes(range(256)) * 1000
@@ -126,7 +126,7 @@ def test_a_download_that_broke_off_goes_on(hub: Hub, monkeypatch: pytest.MonkeyP
     assert second == "bytes=200000-"
 
 
-def test_one_gguf_file_is_taken_and_several_are_asked_about(hub: Hub) -> None:
+def test_one_gguf_file_is_used_and_several_are_an_error(hub: Hub) -> None:
     assert fetch(hub, "org/one-quant").name == "m.gguf"
     assert fetch(hub, "org/quants:m.Q8_0.gguf").read_bytes() == b"Q8_0"
     with pytest.raises(
@@ -146,7 +146,7 @@ def test_one_gguf_file_is_taken_and_several_are_asked_about(hub: Hub) -> None:
         ("org/gated", "org/gated is gated: .*HF_TOKEN"),
     ],
 )
-def test_errors_say_what_to_do(hub: Hub, text: str, message: str) -> None:
+def test_errors_have_remedies(hub: Hub, text: str, message: str) -> None:
     with pytest.raises(ModelNotFound, match=message):
         fetch(hub, text)
     assert hub.fetched() == []

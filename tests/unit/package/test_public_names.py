@@ -35,12 +35,12 @@ def test_all_names_exist_and_are_sorted_once(name: str) -> None:
     assert [n for n in names if not hasattr(module, n)] == []
 
 
-def test_the_package_offers_what_it_says() -> None:
+def test_the_package_exports_its_public_names() -> None:
     assert sorted(headrace.__all__) == ["AsyncLLM", "LLM", "SamplingParams", "StructuredOutputs", "__version__"]
     for name in headrace.__all__:
         assert getattr(headrace, name) is not None
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_stay_readable(path: Path) -> None:
+def test_files_are_not_too_long(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 400

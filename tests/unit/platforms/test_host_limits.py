@@ -1,4 +1,5 @@
-"""Memory and processors that control groups, `ulimit` and strict overcommit leave to this process, from a made-up /proc."""
+"""Memory and processors that control groups, `ulimit` and strict overcommit leave to this process, from a made-up
+/proc."""
 
 from __future__ import annotations
 

@@ -76,7 +76,10 @@ def test_a_plugin_error_names_distribution_and_version() -> None:
 
 def test_a_plugin_without_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     (failure,) = discover([install(monkeypatch, "empty", value=1)]).failures
-    assert "implements no hook (are they marked with hookimpl?); there are headrace_models" in str(failure)
+    assert (
+        "implements no hook (are they marked with hookimpl?); there are headrace_formats, headrace_grammar_backends"
+        in str(failure)
+    )
 
 
 def test_a_hook_that_this_version_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,13 +116,13 @@ def test_a_probe_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PluginError, match="gave 7, which lacks members of Platform"):
+    with pytest.raises(PluginError, match="returned 7, which lacks members of Platform"):
         discover([offering(monkeypatch, "p", 7)]).platforms()
 
 
 def test_two_platforms_of_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [offering(monkeypatch, name, FakePlatform("cpu")) for name in ("first", "second")]
-    with pytest.raises(PluginError, match=r"'second'.*'cpu' is offered by plugin 'first'"):
+    with pytest.raises(PluginError, match=r"'second'.*'cpu' is already provided by plugin 'first'"):
         discover(points).platforms()
 
 
@@ -154,7 +157,7 @@ def test_a_version_that_is_none(version: object) -> None:
 
 def test_a_platform_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plugins = discover([offering(monkeypatch, "p", FakePlatform("gpu", version=(9, 0)))])
-    with pytest.raises(PluginError, match=r"'gpu': it speaks contract 9\.0.*upgrade headrace"):
+    with pytest.raises(PluginError, match=r"'gpu': it has contract 9\.0.*upgrade headrace"):
         plugins.select_platform()
 
 
@@ -177,6 +180,9 @@ def test_tables_that_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_finding_platforms_loads_no_framework() -> None:
-    code = "import sys; from headrace.plugins import discover; discover(); print([m for m in ('torch', 'jax', 'triton') if m in sys.modules])"
+    code = (
+        "import sys; from headrace.plugins import discover; discover(); "
+        "print([m for m in ('torch', 'jax', 'triton') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

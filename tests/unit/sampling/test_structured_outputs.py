@@ -128,6 +128,7 @@ def test_what_is_no_value_is_a_value_error(given: dict[str, Any], text: str) -> 
         ({"regex": ""}, "structured_outputs.regex", "not empty, got ''"),
         ({"regex": 5}, "structured_outputs.regex", "a text"),
         ({"grammar": ["a"]}, "structured_outputs.grammar", "a text"),
+        ({"grammar": 'start: %json {"enum": [9007199254740993]}'}, "structured_outputs.grammar", "may not hold %json"),
         ({"choice": "ab"}, "structured_outputs.choice", "a list of texts, got 'ab'"),
         ({"choice": []}, "structured_outputs.choice", "none of them empty"),
         ({"choice": ["a", 1]}, "structured_outputs.choice", "none of them empty"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ import httpx
 from fastapi import FastAPI
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
+from headrace.client.request_outputs import TextStream
 from headrace.client.validate import validated
 from headrace.config import Config
 from headrace.engine.stats import EngineStats, EngineTotals
@@ -30,10 +32,24 @@ LIMITS = EngineInfo("/nowhere", CONTEXT, VOCAB, (), "fake", "float32", "float32"
 STATS = EngineStats(SchedulerStats(2, 3, 10, 20, 30, 400, 1, 5, 6), 16, 7, 0.5, 0.25, 0.75, totals=TOTALS)
 
 
+class ByteStream:
+    """Whole characters as their bytes come."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return self._decoder.decode(bytes([token_id]))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
 class ByteTokenizer:
     """Token ids are bytes; 256 is the start of a text."""
 
     eos_token_ids: Sequence[int] = ()
+    template_source = '{{ tools }} <tool_call> "arguments"'
 
     def __init__(self) -> None:
         self.rendered: list[dict[str, Any]] = []
@@ -41,12 +57,18 @@ class ByteTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
 
+    def encode_chat(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return self.encode(text, add_special_tokens)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         text = bytes(i for i in ids if i < 256).decode(errors="replace")
         return text if skip_special_tokens or BOS not in ids else f"<s>{text}"
 
     def token_text(self, token_id: int) -> str:
         return "<s>" if token_id == BOS else bytes([token_id]).decode(errors="replace")
+
+    def stream(self, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = ()) -> TextStream:
+        return ByteStream()
 
     async def apply_chat_template_async(
         self,
@@ -65,11 +87,11 @@ class ByteTokenizer:
 
 @dataclass
 class FakeClient:
-    """Answers every prompt with `reply`, one byte a step, and remembers what it was asked."""
+    """Answers every prompt with `reply`, one byte per step, and records the requests."""
 
     reply: str = "Hello"
     hold: int | None = None
-    """Tokens after which every stream stands still until `go`."""
+    """Tokens after which every stream waits for `go`."""
     go: asyncio.Event = field(default_factory=asyncio.Event)
     held: int = 0
     """Streams that have come so far."""

@@ -17,7 +17,7 @@ from headrace.server.descriptor_watch import DescriptorWatch
 from headrace.server.lifecycle import _Server, _server_of
 
 PATIENCE = 300.0
-"""Seconds; for what comes at once, unless the machine stands still."""
+"""Seconds; a generous limit for events that come at once, unless the machine is overloaded."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Line:
         return body
 
     async def closed(self) -> bytes:
-        """What comes until the server closes the connection."""
+        """The bytes received until the server closes the connection."""
         try:
             return await asyncio.wait_for(self.reader.read(), PATIENCE)
         except ConnectionResetError:

@@ -140,7 +140,7 @@ def test_metrics():
         assert line in lines, (line, page.text)
 
 
-def test_two_servers_share_no_figures():
+def test_two_servers_share_no_metrics():
     first, second = serve_fake(), serve_fake()
     asyncio.run(first.complete())
     assert "headrace_prompt_tokens_total 0.0" in get("/metrics", second).text
@@ -191,7 +191,7 @@ def test_every_route_needs_the_key():
         "/metrics",
     ],
 )
-def test_no_spelling_of_a_path_gets_past_the_key(path):
+def test_no_spelling_of_a_path_bypasses_the_key(path):
     served = serve_fake(with_key(KEY))
     for headers in ({}, {"host": "localhost/health"}, {"x-forwarded-path": "/health", "x-original-url": "/health"}):
         response = asyncio.run(served.http.get(f"http://server{path}", headers=headers))
@@ -222,7 +222,7 @@ def test_unknown_routes_and_methods_have_the_error_shape():
     assert "location" not in get("/version/").headers
 
 
-def test_a_server_that_drains_refuses_what_is_new():
+def test_a_draining_server_refuses_new_requests():
     served = serve_fake()
     served.app.state.context.draining = True
     refused = asyncio.run(served.complete())
@@ -268,7 +268,7 @@ def test_openapi_declares_parameters_errors_and_streams():
     assert keyed["paths"]["/health"]["get"]["security"] == []
 
 
-def test_an_unforeseen_error_tells_nothing():
+def test_an_unexpected_error_shows_no_internals():
     told = to_http(ValueError("/secret"))
     assert told.status == 500
     assert "/secret" not in told.message

@@ -1,4 +1,4 @@
-"""What a request may cost before it is refused: parts of its body, characters, tokens; and in which thread."""
+"""Limits on the cost of a request before it is refused: parts of its body, characters, tokens; and its threads."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_count_is_that_of_the_parsed_body(value, size):
         asyncio.run(count())
 
 
-def test_counting_lets_others_run(monkeypatch):
+def test_counting_does_not_block_the_event_loop(monkeypatch):
     monkeypatch.setattr(json_limits, "_SLICE", 1000)
     turns = 0
 
@@ -102,7 +102,7 @@ def test_bodies_of_too_many_parts_are_refused_before_they_are_parsed(path, body,
     assert fault(response, 400)["code"] == "too_many_values"
 
 
-def test_long_text_full_of_marks_is_no_structure():
+def test_marks_inside_strings_are_not_counted():
     response = asyncio.run(serve_fake().post("/v1/completions", prompt='{"[,:' * 20_000))
     assert fault(response, 400, "prompt")["code"] == "context_length_exceeded"
 
@@ -133,7 +133,7 @@ def watched(config: Config | None = None) -> tuple[Served, Watched]:
     return served, tokenizer
 
 
-def test_the_first_text_that_is_refused_spares_the_rest():
+def test_texts_after_a_refused_one_are_not_tokenised():
     served, tokenizer = watched()
     texts = ["a" * 50, "b" * CONTEXT, "c" * 50, "d" * 50]
     fault(asyncio.run(served.complete(prompt=texts)), 400, "prompt")
@@ -142,7 +142,7 @@ def test_the_first_text_that_is_refused_spares_the_rest():
     assert tokenizer.encoded == texts[:2]
 
 
-def test_of_a_text_that_is_plainly_too_long_only_the_beginning_is_tokenised():
+def test_only_the_start_of_a_text_that_is_too_long_is_tokenised():
     tokenizer = Watched()
     long = "x" * 25_000
     with pytest.raises(ContextOverflow, match="25000 characters"):
@@ -171,7 +171,7 @@ def test_no_route_tokenises_much_in_the_event_loop(path):
     assert all(name.startswith(("text", "long-text")) for name in tokenizer.threads)
 
 
-def test_what_tokenize_and_detokenize_take_has_an_end():
+def test_tokenize_and_detokenize_have_limits():
     served, tokenizer = watched()
     most = 2**20
     error = fault(asyncio.run(served.post("/tokenize", prompt="a" * (most + 1))), 400, "prompt")
@@ -185,7 +185,7 @@ def test_what_tokenize_and_detokenize_take_has_an_end():
     assert asyncio.run(served.post("/tokenize", prompt="a" * 2000)).json()["count"] == 2001
 
 
-def test_messages_that_are_too_long_never_reach_the_template():
+def test_messages_that_are_too_long_are_not_rendered():
     served = serve_fake()
     parts = [{"type": "text", "text": "x" * 20_000}] * 3
     error = fault(asyncio.run(served.chat(messages=[{"role": "user", "content": parts}])), 400, "messages")
@@ -203,7 +203,7 @@ def test_more_sequences_than_may_wait_are_refused_with_the_numbers():
     assert asyncio.run(served.chat(n=8, max_tokens=1)).status_code == 200
 
 
-def test_long_work_holds_up_no_short_work_and_does_not_pile_up(monkeypatch):
+def test_long_work_does_not_delay_short_work_and_is_limited(monkeypatch):
     monkeypatch.setattr("headrace.server.workers.LONG", 10)
     monkeypatch.setattr("headrace.server.workers._MOST_WAITING", 100)
     release = threading.Event()

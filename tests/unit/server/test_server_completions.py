@@ -16,7 +16,7 @@ def complete(served: Served | None = None, **body):
     return run((served or serve_fake()).complete(**body))
 
 
-def test_whole_answer():
+def test_complete_answer():
     reply = complete(max_tokens=50).json()
     assert reply["object"] == "text_completion"
     assert reply["id"].startswith("cmpl-")
@@ -128,7 +128,7 @@ def test_batch_of_prompts_with_several_choices():
     assert reply["usage"]["completion_tokens"] == 4 * 5
 
 
-def test_stream_equals_whole():
+def test_a_stream_equals_the_complete_answer():
     whole = complete(prompt=["a", "b"], n=2, logprobs=1, max_tokens=50).json()
     stream = events(complete(prompt=["a", "b"], n=2, logprobs=1, max_tokens=50, stream=True))
     for choice in whole["choices"]:

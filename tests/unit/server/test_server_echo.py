@@ -1,4 +1,4 @@
-"""An error repeats little of what was sent, however much that was, whichever field it stood in."""
+"""An error repeats only a little of a request, for long values in any field."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_paths_and_headers() -> None:
             little(error)
 
 
-def test_what_is_long_loses_its_middle() -> None:
+def test_long_texts_are_shortened_in_the_middle() -> None:
     assert cut("abc", 3) == "abc"
     assert cut("a" * 300) == "a" * 149 + "…" + "a" * 50
     assert len(excerpt(["x" * 1000] * 1000)) <= 120

@@ -1,4 +1,4 @@
-"""Whatever a body holds, the answer is 200 or a 4xx that names what is wrong; the engine never sees nonsense."""
+"""For any body, the answer is 200 or a 4xx that names the error; the engine never receives an invalid request."""
 
 from __future__ import annotations
 

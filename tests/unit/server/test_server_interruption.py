@@ -1,4 +1,4 @@
-"""Clients that go away, clients that read slowly, and servers that stop: on the ASGI interface itself."""
+"""Clients that disconnect, clients that read slowly, and servers that stop: on the ASGI interface itself."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Connection:
 
 
 async def until(condition) -> None:
-    """Turns are counted: a machine that stands still takes none."""
+    """Wait by counting iterations of the event loop, so that an overloaded machine doesn't fail the test."""
     for _ in range(12_000):
         if condition():
             return
@@ -67,7 +67,7 @@ async def until(condition) -> None:
 
 
 async def ended(work) -> None:
-    """A task that would wait for the engine for ever, had nobody ended it."""
+    """A task that would wait for the engine forever if it were not ended."""
     await asyncio.wait_for(work, 300)
 
 
@@ -79,7 +79,7 @@ def state(served: Served):
 @pytest.mark.parametrize(
     "body", [{}, {"n": 3}, {"path": "/v1/completions", "prompt": ["a", "b", "c"], "max_tokens": 90}]
 )
-def test_a_client_that_leaves_ends_its_request(stream, body):
+def test_a_disconnected_client_ends_its_request(stream, body):
     async def main() -> None:
         served = serve_fake(reply="x" * 80, hold=3)
         connection = Connection(served, stream=stream, **body)
@@ -98,7 +98,7 @@ def test_a_client_that_leaves_ends_its_request(stream, body):
     asyncio.run(main())
 
 
-def test_a_client_that_leaves_before_the_first_token():
+def test_a_client_that_disconnects_before_the_first_token():
     async def main() -> None:
         served = serve_fake(hold=0)
         connection = Connection(served, stream=True)
@@ -126,7 +126,7 @@ def test_a_request_that_ends_by_itself_is_not_interrupted():
     asyncio.run(main())
 
 
-def test_a_slow_client_holds_back_its_own_stream_only():
+def test_a_slow_client_delays_only_its_own_stream():
     async def main() -> None:
         served = serve_fake(reply="x" * 80)
         slow, quick = Connection(served, stream=True), Connection(served, stream=True)
@@ -179,7 +179,7 @@ def test_the_end_of_the_drain_before_the_first_token_is_an_http_error(stream):
     asyncio.run(main())
 
 
-def test_a_cancellation_from_elsewhere_goes_through():
+def test_a_cancellation_from_elsewhere_is_raised():
     async def main() -> None:
         served = serve_fake(hold=0)
         task = asyncio.create_task(Connection(served, stream=True).run())

@@ -1,4 +1,4 @@
-"""What a request may ask of the model: the room for its output, its token ids, and each bound from both sides."""
+"""Checks of a request against the model: the room for its output, its token ids, and both sides of each bound."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_one_place_more_is_refused_with_both_numbers(
     assert no.value.param == param
 
 
-def test_a_text_is_refused_by_its_length_only_if_no_vocabulary_could_save_it() -> None:
+def test_a_text_is_refused_by_its_length_only_if_it_cannot_fit_in_any_vocabulary() -> None:
     check_length("x" * (11 * 256 - 1), "prompt", 10)
     with pytest.raises(ContextOverflow, match=r"2816 characters make at least 11") as caught:
         check_length("x" * (11 * 256), "prompt", 10)
@@ -118,7 +118,7 @@ async def both(served: Any, length: int, **body: Any) -> list[Any]:
     ]
 
 
-def test_both_routes_know_the_size_of_the_cache() -> None:
+def test_both_routes_check_the_size_of_the_cache() -> None:
     served = serve_fake(kv_tokens=50)
     for response in asyncio.run(both(served, 20, max_tokens=31)):
         assert response.status_code == 200, response.text
@@ -142,7 +142,7 @@ def sampled(**body: Any) -> SamplingParams:
     return params
 
 
-def test_what_lies_on_a_bound_is_accepted_as_it_is() -> None:
+def test_values_at_a_bound_are_accepted_unchanged() -> None:
     assert sampled(min_tokens=5, max_tokens=5).min_tokens == 5
     assert sampled(max_tokens=CONTEXT - 3).max_tokens == CONTEXT - 3
     assert [sampled(top_k=k).top_k for k in (-1, 0, 1, VOCAB, VOCAB + 1)] == [0, 0, 1, VOCAB, VOCAB + 1]
@@ -155,7 +155,7 @@ def test_what_lies_on_a_bound_is_accepted_as_it_is() -> None:
     assert sampled(temperature=2, top_p=1, min_p=1, repetition_penalty=0.01).repetition_penalty == 0.01
 
 
-def test_what_is_left_out_is_the_default_of_the_protocol() -> None:
+def test_missing_fields_have_the_default_of_the_protocol() -> None:
     given = sampled(**dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "n", "stop", "seed", "logit_bias")))
     assert given == sampled() == SamplingParams(max_tokens=16)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from server_fakes import FakeClient
+from server_fakes import ByteTokenizer, FakeClient
 
 from headrace.client.api import GenerateRequest, LogprobEntry, Output, Usage
 from headrace.config import Config
@@ -65,7 +65,7 @@ def test_errors_become_answers(error, status, code):
     assert told.kind == ("server_error" if status >= 500 else "invalid_request_error")
 
 
-def test_request_ids_are_their_own():
+def test_request_ids_are_unique():
     made = {new_request_id("x") for _ in range(100)}
     assert len(made) == 100
     assert all(name.startswith("x-") and len(name) > 20 for name in made)
@@ -112,7 +112,7 @@ def test_histogram_bounds_are_inclusive():
     assert samples["h_sum", None] == 28
 
 
-def test_meter_spreads_the_time_over_a_pieces_tokens(monkeypatch):
+def test_request_meter_divides_the_time_by_the_tokens_of_a_piece(monkeypatch):
     clock = iter([10.0, 13.0, 14.0])
     metrics = ServerMetrics()
     meter = RequestMeter(metrics, 9.0, choices=3)
@@ -169,7 +169,7 @@ def test_run_turns_failed_choices_into_errors(reason, status):
     assert caught.value.status == status
 
 
-def test_run_that_is_left_closes_every_prompt():
+def test_run_that_is_abandoned_closes_every_prompt():
     async def main() -> None:
         engine = FakeClient(reply="x" * 10, hold=3)
         run = GenerationRun(engine, jobs(1, 2, 3))
@@ -273,10 +273,10 @@ def test_a_model_given_as_a_folder_has_the_folders_name(given, tmp_path, monkeyp
     assert config.server.served_model_name == "here"
 
 
-def test_white_space_around_a_key_is_none_of_it(tmp_path, monkeypatch):
+def test_white_space_around_a_key_is_removed(tmp_path, monkeypatch):
     for key in ("k y\n", " k y", "\tk y\r\n"):
         config = Config.model_validate({"server": {"api_key": key}})
-        assert make_context(FakeClient(), None, config).api_key == b"k y"
+        assert make_context(FakeClient(), ByteTokenizer(), config).api_key == b"k y"
         assert _with_path(config, tmp_path).server.api_key == "k y"
         monkeypatch.setenv("HEADRACE_API_KEY", key)
         assert _with_path(Config(), tmp_path).server.api_key == "k y"
@@ -293,11 +293,14 @@ def test_white_space_around_a_key_is_none_of_it(tmp_path, monkeypatch):
 )
 def test_a_key_that_no_client_can_send_is_refused(key, message):
     with pytest.raises(ConfigError, match=message):
-        make_context(FakeClient(), None, Config.model_validate({"server": {"api_key": key}}))
+        make_context(FakeClient(), ByteTokenizer(), Config.model_validate({"server": {"api_key": key}}))
 
 
 def test_a_server_keeps_running_if_its_ready_line_cannot_be_written():
-    code = "import sys; from headrace.server.lifecycle import _print_line as p; p('ready'); sys.stdout.flush(); sys.exit(5)"
+    code = (
+        "import sys; from headrace.server.lifecycle import _print_line; "
+        "_print_line('ready'); sys.stdout.flush(); sys.exit(5)"
+    )
     reading, writing = os.pipe()
     os.close(reading)
     try:

@@ -29,7 +29,7 @@ from headrace.server.lifecycle import _bind, _url, serve
 
 SCRIPT = Path(__file__).with_name("server_process.py")
 PATIENCE = 300.0
-"""Seconds; for what comes at once, unless the machine stands still."""
+"""Seconds; a generous limit for events that come at once, unless the machine is overloaded."""
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +110,7 @@ class Reader(threading.Thread):
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Turns are counted: a machine that stands still takes none."""
+    """Wait by counting iterations, so that an overloaded machine doesn't fail the test."""
     for _ in range(3000):
         if condition():
             return
@@ -171,7 +171,7 @@ def test_a_stream_that_outlasts_the_drain_ends_with_an_error():
         assert reader.end()["error"]["code"] == "shutting_down"
 
 
-def test_half_a_body_does_not_hold_up_the_end():
+def test_an_incomplete_body_does_not_delay_the_shutdown():
     with server(server={"drain_timeout": 0.2}) as running:
         address = ("127.0.0.1", int(running.url.rpartition(":")[2]))
         with socket.create_connection(address, PATIENCE) as half, socket.create_connection(address, PATIENCE) as silent:

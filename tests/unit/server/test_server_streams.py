@@ -44,7 +44,7 @@ def test_no_text_ends_a_line_of_a_stream():
 
 
 @pytest.mark.parametrize("hold", [0, 3])
-def test_a_silent_stream_says_so(hold, monkeypatch):
+def test_an_idle_stream_gets_comments(hold, monkeypatch):
     monkeypatch.setattr(heartbeat, "_INTERVAL", 0.005)
 
     async def main() -> None:
@@ -65,7 +65,7 @@ def test_a_silent_stream_says_so(hold, monkeypatch):
     asyncio.run(main())
 
 
-def test_what_fails_after_a_comment_is_an_event(monkeypatch):
+def test_an_error_after_a_comment_is_an_event(monkeypatch):
     monkeypatch.setattr(heartbeat, "_INTERVAL", 0.005)
 
     async def main() -> None:
@@ -84,7 +84,7 @@ def test_what_fails_after_a_comment_is_an_event(monkeypatch):
     asyncio.run(main())
 
 
-def test_a_stream_that_speaks_gets_no_comment(monkeypatch):
+def test_an_active_stream_gets_no_comment(monkeypatch):
     monkeypatch.setattr(heartbeat, "_INTERVAL", 0.0)
     written = 0
 
@@ -120,7 +120,7 @@ ASKS = {"access-control-request-method": "POST", "access-control-request-headers
 
 
 @pytest.mark.parametrize("origins", [PAGE, f"http://a.example, {PAGE}", "*"])
-def test_a_browser_asks_ahead_without_a_key(origins):
+def test_a_preflight_request_needs_no_key(origins):
     for path in ("/v1/chat/completions", "/nothing"):
         response = ask(origins, "OPTIONS", path, KEY, headers=ASKS)
         assert response.status_code == 204
@@ -130,7 +130,7 @@ def test_a_browser_asks_ahead_without_a_key(origins):
         assert response.content == b""
 
 
-def test_only_pages_that_were_named_are_answered():
+def test_only_allowed_origins_are_answered():
     for origins in (None, "https://other.example", f"{PAGE}.evil", f"{PAGE}:8443"):
         asked = ask(origins, "OPTIONS", "/v1/chat/completions", KEY, headers=ASKS)
         assert asked.status_code == 401
@@ -162,6 +162,6 @@ def test_every_answer_to_a_page_can_be_read():
 
 
 @pytest.mark.parametrize("origin", ["", "chat.example", "https://chat.example/", "https://a.example,", "* *"])
-def test_what_is_no_origin_is_refused(origin):
+def test_invalid_origins_are_refused(origin):
     with pytest.raises(ValidationError, match="is no origin"):
         ServerConfig(cors_origin=origin)

@@ -1,4 +1,4 @@
-"""What both generation routes refuse: by name, with a reason, and without harm to the next request."""
+"""Requests that both generation routes refuse: with the field's name, a reason, and no effect on the next request."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ BROKEN = [
 
 @pytest.mark.parametrize("raw", BROKEN, ids=range(len(BROKEN)))
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
-def test_bodies_that_are_no_json_object(raw, path):
+def test_bodies_that_are_not_json_objects(raw, path):
     fault(asyncio.run(SERVED.http.post(path, content=raw)), 400)
 
 
@@ -187,13 +187,13 @@ def test_deep_tools_are_parsed_or_refused():
         ("temperature", 1.0, 1.0),
     ],
 )
-def test_whole_numbers_may_have_a_point(field, given, meant):
+def test_integers_may_have_a_decimal_point(field, given, meant):
     for response in both(**{field: given}):
         assert response.status_code == 200
         assert getattr(SERVED.engine.requests[-1].params, field) == meant
 
 
-def test_prompts_may_have_points_and_large_bodies_too():
+def test_prompts_and_large_bodies_may_have_decimal_points_too():
     for prompt in ([1.0, 2.0], [[1.0, 2.0]]):
         assert post("/v1/completions", {"model": MODEL, "prompt": prompt}).status_code == 200
         assert SERVED.engine.requests[-1].prompt == (1, 2)

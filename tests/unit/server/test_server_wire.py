@@ -68,7 +68,7 @@ def test_half_a_second_request_is_refused_too(hasty):
     on_wire(test)
 
 
-def test_a_body_that_is_refused_and_never_ends_is_abort_unread(hasty):
+def test_a_refused_body_that_never_ends_is_closed(hasty):
     async def test(wire: Wire) -> None:
         line = await wire.open()
         await line.send(b"POST /nothing HTTP/1.1\r\nContent-Length: 100\r\n\r\nx")
@@ -97,7 +97,7 @@ def test_a_request_may_come_byte_by_byte():
     on_wire(test)
 
 
-def test_the_end_waits_for_no_reader(caplog):
+def test_the_shutdown_does_not_wait_for_readers(caplog):
     async def test(wire: Wire) -> None:
         line = await wire.open()
         await line.send(request(stream=True, max_tokens=90))
@@ -144,7 +144,7 @@ def clocked(busy: bool = False) -> tuple[Clock, ReceiveTimeout, list[str]]:
     return clock, ReceiveTimeout(clock, lambda awaited: busy, over.append), over  # type: ignore[arg-type]
 
 
-def test_a_slow_upload_lives_as_long_as_it_comes():
+def test_a_slow_upload_is_accepted_while_pieces_come():
     clock, waiting, over = clocked()
     for _ in range(25):
         waiting.wait_for(BODY)
@@ -155,7 +155,7 @@ def test_a_slow_upload_lives_as_long_as_it_comes():
     assert not clock.timers
 
 
-def test_a_body_has_an_end_and_a_head_has_no_grace():
+def test_bodies_and_heads_have_time_limits():
     for awaited, bound in ((BODY, receive_timeout.BODY_TIME), (HEAD, receive_timeout.HEAD_TIME)):
         clock, waiting, over = clocked()
         while not over:
@@ -205,7 +205,7 @@ def test_an_offer_to_upgrade_is_ignored(offer, at, caplog):
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
-def test_an_offer_does_not_hide_what_is_wrong():
+def test_an_offer_does_not_hide_an_invalid_request():
     async def test(wire: Wire) -> None:
         bad = b"POST / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: gzip\r\n\r\n"
         assert (await wire.ask(bad)).status == 501
@@ -241,7 +241,7 @@ def test_exhausted_descriptors_are_logged_once(monkeypatch, caplog):
     assert "file descriptors" in line.getMessage()
 
 
-def test_what_the_event_loop_says_of_descriptors_is_said_once(monkeypatch, caplog):
+def test_descriptor_errors_of_the_event_loop_are_logged_once(monkeypatch, caplog):
     monkeypatch.setattr(descriptor_watch, "_limit", lambda: 1000)
     watch, other = DescriptorWatch(), list[dict]()
 

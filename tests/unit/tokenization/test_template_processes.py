@@ -28,7 +28,9 @@ HOSTILE = {
     "loops": "{% for a in range(100000) %}{% for b in range(100000) %}{{ '' }}{% endfor %}{% endfor %}",
     "loops over text": "{% set s = 'x' * 100000 %}{% for a in s %}{% for b in s %}{% endfor %}{% endfor %}",
     "a tree of macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    "loops in loops": "{% for a in range(9999) recursive %}{% if loop.depth < 9 %}{{ loop(range(9999)) }}{% endif %}{% endfor %}",
+    "loops in loops": (
+        "{% for a in range(9999) recursive %}{% if loop.depth < 9 %}{{ loop(range(9999)) }}{% endif %}{% endfor %}"
+    ),
     "compared lists": "{% set a = [0.5] * 1000000 %}{% set b = [a] * 1000000 %}"
     "{% set c = [0.5] * 1000000 %}{% set d = [c] * 1000000 %}{{ b == d }}",
     "compared trees": "{% set ns = namespace(x=[1.5], y=[1.5]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}"
@@ -92,11 +94,14 @@ def template(source: str, limits: RenderLimits = TIGHT) -> ChatTemplate:
     return ChatTemplate({"default": source}, {}, limits)
 
 
-LONG = "{% if 'work' in messages[0].content %}{% for a in range(N) %}{% for b in range(1000) %}{% endfor %}{% endfor %}{% endif %}hi"
+LONG = (
+    "{% if 'work' in messages[0].content %}"
+    "{% for a in range(N) %}{% for b in range(1000) %}{% endfor %}{% endfor %}{% endif %}hi"
+)
 WORK = [{"role": "user", "content": "work"}]
 
 
-def test_a_stopped_render_is_the_requests_fault() -> None:
+def test_a_stopped_render_is_an_invalid_request() -> None:
     with pytest.raises(InvalidRequest, match="the chat template failed: it was stopped after") as caught:
         template(LONG.replace("N", "100000")).render(WORK)
     assert caught.value.code == "chat_template_error"
@@ -104,7 +109,7 @@ def test_a_stopped_render_is_the_requests_fault() -> None:
         template("{{ 'x' * 10 ** 9 }}").render(USER)
 
 
-def test_a_long_render_has_its_time_in_the_slow_lane() -> None:
+def test_a_long_render_runs_in_the_slow_lane() -> None:
     limits = RenderLimits(first_seconds=0.01, seconds=60)
     assert template(LONG.replace("N", "3000"), limits).render(WORK) == "hi"
 
@@ -137,7 +142,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @linux
-def test_nobody_waits_for_anothers_slow_render() -> None:
+def test_fast_renders_do_not_wait_for_slow_ones() -> None:
     """The slow ones never end by themselves here."""
     slow = template(LONG.replace("N", "100000"), RenderLimits(first_seconds=0.05, seconds=10_000))
     assert slow.render(USER) == "hi"
@@ -197,7 +202,7 @@ END
 
 @linux
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "", "os.kill(os.getpid(), signal.SIGTERM)"])
-def test_no_process_outlives_the_script_that_needs_no_main_guard(end: str, tmp_path: Path) -> None:
+def test_no_process_outlives_a_script_without_a_main_guard(end: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("END", end))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
@@ -231,7 +236,7 @@ print(slow._count)
 
 
 @linux
-def test_the_end_of_a_script_waits_for_no_render(tmp_path: Path) -> None:
+def test_the_end_of_a_script_does_not_wait_for_a_render(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(BUSY)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
@@ -255,7 +260,7 @@ if fork:
 
 
 @linux
-def test_a_fork_has_processes_of_its_own(tmp_path: Path) -> None:
+def test_a_forked_process_starts_its_own_render_processes(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(FORK)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
@@ -263,7 +268,7 @@ def test_a_fork_has_processes_of_its_own(tmp_path: Path) -> None:
 
 
 @linux
-def test_a_large_parent_does_not_count() -> None:
+def test_the_parents_memory_does_not_count() -> None:
     """The system reports the parent's greatest size as the process's own."""
     ballast = bytearray(300 << 20)
     ballast[::4096] = b"x" * len(ballast[::4096])
@@ -296,7 +301,7 @@ def test_renders_from_several_threads() -> None:
     ("kwargs", "text"),
     [({"a": 10**40}, str(10**40)), ({"a": "\ud800"}, "\ud800"), ({"a": (1, 2)}, "[1, 2]"), ({"a": 0.1}, "0.1")],
 )
-def test_what_crosses_to_the_process(kwargs: dict[str, Any], text: str) -> None:
+def test_values_sent_to_the_process(kwargs: dict[str, Any], text: str) -> None:
     assert template("{{ a }}", RenderLimits()).render(USER, kwargs=kwargs) == text
 
 

@@ -174,7 +174,7 @@ def test_parts_stay_parts(name: str) -> None:
     assert "First\nSecond" in shared("Qwen-Qwen3-0.6B").render([{"role": "user", "content": parts("First", "Second")}])
 
 
-def test_a_developers_message_is_a_systems_to_those_that_know_none() -> None:
+def test_a_developer_message_becomes_a_system_message_if_unsupported() -> None:
     talk = [{"role": "developer", "content": "Be kind."}, USER]
     assert "system\nBe kind." in shared("Qwen-Qwen3-0.6B").render(talk)
     assert "system<|im_middle|>Be kind." in shared("Kimi-K2-Instruct").render(talk)

@@ -1,4 +1,4 @@
-"""Damaged tokenizers: each is read, or refused in one line; panics of the tokenizer library are refusals like others."""
+"""Damaged tokenizers: each is read, or refused in one line; panics of the tokenizer library are refused too."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_metadata(make: Any) -> None:
     assert {True, False} == set(outcomes)
 
 
-def test_an_id_beyond_all_others_makes_no_table(tmp_path: Path) -> None:
+def test_a_very_large_id_is_refused(tmp_path: Path) -> None:
     save(byte_level_tokenizer(), tmp_path)
     document = json.loads((tmp_path / "tokenizer.json").read_text())
     document["model"]["vocab"]["far"] = 10**9
@@ -85,7 +85,7 @@ def test_an_id_beyond_all_others_makes_no_table(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-def test_a_piece_that_is_endless_is_not_halved_in_every_way() -> None:
+def test_a_very_long_piece_is_refused() -> None:
     document = llama_metadata()
     document["tokenizer.ggml.tokens"][-1] = "a" * 1_000_000
     with pytest.raises(CheckpointError, match="has 1000000 characters: at most 512"):
@@ -102,7 +102,7 @@ def test_a_panic_is_an_error_of_one_line() -> None:
         raise KeyboardInterrupt
 
 
-def test_a_text_that_the_vocabulary_cannot_hold_is_the_requests_error(tmp_path: Path) -> None:
+def test_a_text_that_cannot_be_encoded_is_an_invalid_request(tmp_path: Path) -> None:
     """A model of whole words without a token for the unknown."""
     save(Tokenizer(WordLevel({"a": 0}, unk_token="<unk>")), tmp_path)
     tokenizer = load_tokenizer(tmp_path)
@@ -128,5 +128,7 @@ def test_a_normalizer_that_writes_terabytes_is_not_run(tmp_path: Path) -> None:
         if sound:
             assert len(load_tokenizer(tmp_path).encode("a")) == 2**replacements
             continue
-        with pytest.raises(CheckpointError, match=r"tokenizer\.json: its normalizer may write \S+ characters for one"):
+        with pytest.raises(
+            CheckpointError, match=r"tokenizer\.json: its normalizer may write \S+ characters per character"
+        ):
             load_tokenizer(tmp_path)

@@ -46,13 +46,13 @@ class TestByteLevel:
         assert tokenizer.special_ids == {0, 1}
         assert tokenizer.decode(tokenizer.encode("<s>hello<end><tool>")) == "hello<tool>"
 
-    def test_the_pre_tokeniser_decides_how_digits_are_cut(self) -> None:
+    def test_the_pre_tokeniser_decides_how_digits_are_split(self) -> None:
         assert pieces(tokenizer_from_gguf(gpt2_metadata(pre="gpt-2")), "1212") == ["12", "12"]
         assert pieces(tokenizer_from_gguf(gpt2_metadata(pre="smollm")), "1212") == ["1", "2", "1", "2"]
         assert pieces(tokenizer_from_gguf(gpt2_metadata(pre="llama-bpe")), "1212") == ["12", "1", "2"]
         assert pieces(tokenizer_from_gguf(gpt2_metadata(pre="qwen2")), "1212") == ["1", "2", "1", "2"]
 
-    def test_without_a_name_the_default_pre_tokeniser_is_taken(self) -> None:
+    def test_without_a_name_the_default_pre_tokeniser_is_used(self) -> None:
         assert tokenizer_from_gguf(gpt2_metadata(pre=None)).encode("hello") == [
             tokenizer_from_gguf(gpt2_metadata()).encode("hello")[0]
         ]
@@ -67,7 +67,7 @@ class TestByteLevel:
         with pytest.raises(UnsupportedModel, match=r"'klingon'.*llama-bpe"):
             tokenizer_from_gguf(gpt2_metadata(pre="klingon"))
 
-    def test_words_that_are_tokens_are_taken_whole_where_merges_are_ignored(self) -> None:
+    def test_words_that_are_tokens_stay_tokens_if_merges_are_ignored(self) -> None:
         tokens = [*gpt2_metadata()["tokenizer.ggml.tokens"], "zap"]
         types = np.ones(len(tokens), dtype=np.int32)
         ids = {
@@ -88,7 +88,7 @@ class TestSentencePiece:
         scored["tokenizer.ggml.scores"][scored["tokenizer.ggml.tokens"].index("ll")] = 1.0
         assert pieces(tokenizer_from_gguf(scored), "hello") == [" ", "he", "ll", "o"]
 
-    def test_what_has_no_piece_becomes_bytes(self) -> None:
+    def test_characters_without_a_piece_become_bytes(self) -> None:
         tokenizer = tokenizer_from_gguf(llama_metadata())
         ids = tokenizer.encode("😀", add_special_tokens=False)
         assert [tokenizer.token_bytes(i) for i in ids] == [b" ", b"\xf0", b"\x9f", b"\x98", b"\x80"]
@@ -110,7 +110,7 @@ class TestSentencePiece:
         assert tokenizer.encode("\n\n", add_special_tokens=False) == [3]
         assert pieces(tokenizer, "a\n\nb") == ["a", "\n\n", "b"]
 
-    def test_the_space_prefix_comes_after_each_token_that_is_cut_out_as_in_other_engines(self) -> None:
+    def test_the_space_prefix_follows_each_added_token_as_in_other_engines(self) -> None:
         assert pieces(tokenizer_from_gguf(llama_metadata()), "a\n\nb") == [" a", "\n\n", " ", "b"]
 
     def test_a_byte_token_of_the_wrong_form_is_an_error(self) -> None:
@@ -161,7 +161,7 @@ class TestSpecialTokens:
         tokenizer = tokenizer_from_gguf(gpt2_with(CONTROL, "<|end|>", "<|return|>", "<|call|>"))
         assert tokenizer.eos_token_ids == (1, tokenizer.vocab_size - 2, tokenizer.vocab_size - 1)
 
-    def test_an_id_that_stands_for_none_is_none(self) -> None:
+    def test_the_id_for_no_token_is_none(self) -> None:
         assert tokenizer_from_gguf(gpt2_metadata(bos_token_id=0xFFFFFFFF)).bos_token_id is None
 
 

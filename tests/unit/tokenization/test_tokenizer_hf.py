@@ -60,7 +60,7 @@ def test_words_without_a_decoder_are_joined_by_spaces(tmp_path: Path) -> None:
     assert ours.decode(ids) == backend.decode(ids) == "red fish red"
 
 
-def test_a_decoder_that_is_not_built_is_named(tmp_path: Path) -> None:
+def test_an_unsupported_decoder_is_named(tmp_path: Path) -> None:
     backend = byte_level_tokenizer()
     backend.decoder = decoders.WordPiece()
     with pytest.raises(UnsupportedModel, match="WordPiece"):
@@ -80,7 +80,7 @@ def test_the_configuration_decides_what_is_added(tmp_path: Path, config: dict[st
     assert load_tokenizer(save(sentencepiece_tokenizer(), tmp_path, tokenizer_config=config)).encode("") == ids
 
 
-def test_bos_can_be_added_where_tokenizer_json_adds_none(tmp_path: Path) -> None:
+def test_bos_can_be_added_if_tokenizer_json_adds_none(tmp_path: Path) -> None:
     config = {"bos_token": "<s>", "add_bos_token": True}
     ours = load_tokenizer(save(byte_level_tokenizer(), tmp_path, tokenizer_config=config))
     assert ours.encode("") == [0]
@@ -115,7 +115,7 @@ def test_tokens_of_the_configuration_are_added(tmp_path: Path) -> None:
         load_tokenizer(save(byte_level_tokenizer(), tmp_path, tokenizer_config=config))
 
 
-def test_templates_are_found_where_checkpoints_keep_them(tmp_path: Path) -> None:
+def test_templates_are_found_in_every_place_that_checkpoints_use(tmp_path: Path) -> None:
     folder = save(byte_level_tokenizer(), tmp_path)
     with pytest.raises(InvalidRequest, match="no chat template"):
         load_tokenizer(folder).apply_chat_template(USER)
@@ -137,7 +137,7 @@ def test_special_tokens_are_known_to_templates(tmp_path: Path) -> None:
     )
 
 
-def test_a_template_that_was_asked_for_must_be_sound(tmp_path: Path) -> None:
+def test_a_template_given_as_an_option_must_be_valid(tmp_path: Path) -> None:
     save(byte_level_tokenizer(), tmp_path)
     (tmp_path / "bad.jinja").write_text("{% for %}")
     with pytest.raises(ConfigError, match="line 1"):
@@ -146,7 +146,7 @@ def test_a_template_that_was_asked_for_must_be_sound(tmp_path: Path) -> None:
         load_tokenizer(tmp_path, tmp_path / "none.jinja")
 
 
-def test_what_is_missing_or_broken_is_named(tmp_path: Path) -> None:
+def test_missing_and_invalid_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="neither a directory"):
         load_tokenizer(tmp_path / "none.gguf")
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -162,7 +162,7 @@ def test_what_is_missing_or_broken_is_named(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_a_tokenizer_may_be_no_checkpoint_at_all(tmp_path: Path) -> None:
-    """What is wrong with the checkpoint itself comes first: nobody looks for a tokenizer of a model that cannot be served."""
+    """The checkpoint's own error comes first: a model that cannot be served needs no tokenizer."""
     with pytest.raises(ModelNotFound, match="the directory is empty"):
         load_tokenizer(tmp_path)
     (tmp_path / "README.md").touch()

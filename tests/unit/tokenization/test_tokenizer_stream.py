@@ -1,4 +1,4 @@
-"""Detokenisation: streamed is the same as whole, and no character is ever cut."""
+"""Detokenisation: the streamed text equals the decoded text, and no character is split."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def streamed(tokenizer: Tokenizer, ids: list[int], skip: bool = True) -> list[st
 @KINDS
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(st.lists(st.integers(-2, 300), max_size=30), st.booleans())
-def test_streamed_equals_whole_for_any_ids(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
+def test_streamed_text_equals_decoded_text_for_any_ids(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
     assert "".join(streamed(tokenizer, ids, skip)) == tokenizer.decode(ids, skip)
 
 
 @KINDS
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(st.text(max_size=30))
-def test_streamed_text_comes_back_in_whole_characters(tokenizer: Tokenizer, text: str) -> None:
+def test_streamed_text_has_complete_characters(tokenizer: Tokenizer, text: str) -> None:
     if "▁" in text or "\ufffd" in text:
         return
     pieces = streamed(tokenizer, tokenizer.encode(text, add_special_tokens=False), skip=False)
@@ -50,7 +50,7 @@ def test_an_unfinished_character_is_flushed_once() -> None:
     assert stream.flush() == ""
 
 
-def test_a_broken_character_shows_as_soon_as_it_is_known() -> None:
+def test_an_invalid_character_is_shown_at_once() -> None:
     head, letter = BYTES.encode("😀")[0], BYTES.encode("a")[0]
     assert streamed(BYTES, [head, letter]) == ["", "\ufffda", ""]
 
@@ -78,7 +78,7 @@ def test_only_the_first_space_of_a_text_belongs_to_the_vocabulary() -> None:
     assert PIECES.decode(PIECES.encode("hello")[0:1] + PIECES.encode("hello")[1:]) == "hello"
 
 
-def test_a_stream_that_goes_on_from_a_prompt_keeps_its_first_space() -> None:
+def test_a_stream_that_continues_a_prompt_keeps_its_first_space() -> None:
     prompt, ids = PIECES.encode("hello"), PIECES.encode(" world", add_special_tokens=False)[-1:]
     assert PIECES.token_text(ids[0]) == " world"
     assert PIECES.stream(prompt_tail=prompt).push(ids[0]) == " world"

@@ -12,12 +12,14 @@ from headrace.errors import ConfigError, InvalidRequest
 
 USER = [{"role": "user", "content": "hi"}]
 CHATML = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] | trim + '<end>\n' }}{% endfor %}"
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] | trim + '<end>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 TOOLS = (
     "{%- for m in messages %}[{{ m.role }}]{{ m.content }}"
-    "{%- for call in m.tool_calls or [] %}<{{ call.function.name }} {{ call.function.arguments | tojson }}>{%- endfor %}"
+    "{%- for call in m.tool_calls or [] %}"
+    "<{{ call.function.name }} {{ call.function.arguments | tojson }}>{%- endfor %}"
     "{%- endfor %}"
 )
 
@@ -35,19 +37,32 @@ class TestWhatTemplatesSee:
         ("source", "text"),
         [
             ("{{ bos_token }}{{ tools }}{{ documents }}", "<s>NoneNone"),
-            ("{% for x in [1, 2, 3, 4] %}{% if x == 2 %}{% continue %}{% elif x == 4 %}{% break %}{% endif %}{{ x }}{% endfor %}", "13"),
+            (
+                "{% for x in [1, 2, 3, 4] %}{% if x == 2 %}{% continue %}{% elif x == 4 %}{% break %}{% endif %}"
+                "{{ x }}{% endfor %}",
+                "13",
+            ),
             ("{% generation %}{{ messages[0].content }}{% endgeneration %}!", "hi!"),
             ("{{ {'a': '<é>', 'b': [1, none]} | tojson }}", '{"a": "<é>", "b": [1, null]}'),
             ("{{ {'b': 1} | tojson(indent=2) }}", '{\n  "b": 1\n}'),
             ("{{ messages | length }}{{ loop is defined }}", "1False"),
-            ("{% for m in messages %}{{ loop.index0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{% endfor %}", "0TrueTrue1"),
+            (
+                "{% for m in messages %}{{ loop.index0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{% endfor %}",
+                "0TrueTrue1",
+            ),
             ("{% for x in 'abc' %}{{ loop.previtem }}{{ loop.nextitem }}{% endfor %}", "bac" + "b"),
-            ("{% set ns = namespace(n=0) %}{% for i in range(5) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "10"),
+            (
+                "{% set ns = namespace(n=0) %}{% for i in range(5) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}",
+                "10",
+            ),
             ("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m('a') ~ m(1) ~ 2 }}", "<a><1>2"),
             ("{% set t %}a{{ 1 }}b{% endset %}{{ t | upper }}", "A1B"),
             ("{% for a, b in {'x': 1, 'y': 2}.items() %}{{ a }}{{ b }}{% endfor %}", "x1y2"),
             ("{{ 'a-b-c'.split('-') | join('+') }}{{ [1, 2] | join }}", "a+b+c12"),
-            ("{{ messages | map(attribute='role') | join(',') }}{{ messages | join('x', attribute='role') }}", "useruser"),
+            (
+                "{{ messages | map(attribute='role') | join(',') }}{{ messages | join('x', attribute='role') }}",
+                "useruser",
+            ),
             ("{{ 'x\ny' | indent(2) }}|{{ 'x\ny' | indent(1, true) }}", "x\n  y| x\n y"),
             ("{{ '%s-%02d' % ('a', 7) }}{{ '{:>4}|{}'.format('b', 2024) }}", "a-07   b|2024"),
             ("{{ '2024 100000%' }}{{ '%d in 2024' % 3 }}", "2024 100000%3 in 2024"),
@@ -56,7 +71,11 @@ class TestWhatTemplatesSee:
             ("{{ messages[1:] }}{{ messages[0].content[::-1] }}", "[]ih"),
             ("{{ undefined_thing is defined }}{{ undefined_thing }}", "False"),
             ("  {% if true %}\n  x\n  {% endif %}\n", "  x\n"),
-            ("{% for x in [[1, [2]], [3]] recursive %}{% if x is iterable %}({{ loop(x) }}){% else %}{{ x }}{% endif %}{% endfor %}", "(1(2))(3)"),
+            (
+                "{% for x in [[1, [2]], [3]] recursive %}{% if x is iterable %}({{ loop(x) }}){% else %}{{ x }}"
+                "{% endif %}{% endfor %}",
+                "(1(2))(3)",
+            ),
         ],
     )  # fmt: skip
     def test_the_language_that_templates_are_written_in(self, source: str, text: str) -> None:
@@ -70,14 +89,17 @@ class TestWhatTemplatesSee:
 
     @pytest.mark.parametrize(
         "name",
-        "messages tools documents tokenize add_generation_prompt chat_template bos_token eos_token raise_exception".split(),
+        (
+            "messages tools documents tokenize add_generation_prompt chat_template bos_token eos_token "
+            "raise_exception".split()
+        ),
     )
     def test_kwargs_override_nothing(self, name: str) -> None:
         with pytest.raises(InvalidRequest, match=name) as caught:
             render(CHATML, kwargs={name: "x"})
         assert caught.value.param == f"chat_template_kwargs.{name}"
 
-    def test_a_template_for_tools_is_taken_with_tools(self) -> None:
+    def test_the_tool_template_is_used_with_tools(self) -> None:
         template = inline_template({"default": "plain", "tool_use": "{{ tools[0].name }}"}, {})
         assert template.render(USER) == "plain"
         assert template.render(USER, tools=[{"name": "f"}]) == "f"
@@ -116,7 +138,7 @@ class TestMessages:
         assert render(source, [{"role": "assistant", "content": "x", "tool_calls": [], "name": None}]) == "FalseFalse"
 
     @pytest.mark.parametrize("content", ["", [], None])
-    def test_an_assistant_may_say_nothing(self, content: object) -> None:
+    def test_an_assistant_message_may_be_empty(self, content: object) -> None:
         assert render(TOOLS, [{"role": "assistant", "content": content}]) == "[assistant]"
 
     def test_an_empty_list_of_parts_is_an_empty_text(self) -> None:
@@ -146,7 +168,7 @@ class TestMessages:
             ),
         ],
     )
-    def test_what_cannot_be_made_uniform_is_named(self, message: dict[str, object], param: str) -> None:
+    def test_invalid_fields_are_named(self, message: dict[str, object], param: str) -> None:
         with pytest.raises(InvalidRequest) as caught:
             render(TOOLS, [message])
         assert caught.value.param == param
@@ -155,8 +177,11 @@ class TestMessages:
         with pytest.raises(InvalidRequest, match="at least one"):
             render(TOOLS, [])
 
-    def test_text_is_a_part_to_templates_that_only_loop_over_parts(self) -> None:
-        source = "{% for m in messages %}{% for p in m.content %}{% if p.type == 'text' %}[{{ p.text }}]{% endif %}{% endfor %}{% endfor %}"
+    def test_text_becomes_a_part_for_templates_that_loop_over_parts(self) -> None:
+        source = (
+            "{% for m in messages %}{% for p in m.content %}"
+            "{% if p.type == 'text' %}[{{ p.text }}]{% endif %}{% endfor %}{% endfor %}"
+        )
         assert render(source) == "[hi]"
         assert render(source, [*USER, {"role": "assistant", "content": "a"}]) == "[hi][a]"
         talk = [
@@ -174,7 +199,7 @@ class TestMessages:
 
 class TestContinue:
     @pytest.mark.parametrize("text", ["The answer is ", "", "  led", "a\n\n", "<think>x</think>", "<end>"])
-    def test_the_final_text_stands_as_it_is_and_open(self, text: str) -> None:
+    def test_the_final_text_is_unchanged_and_not_closed(self, text: str) -> None:
         messages = [*USER, {"role": "assistant", "content": text}]
         rendered = render(CHATML, messages, add_generation_prompt=False, continue_final_message=True)
         assert rendered == "<|user|>hi<end>\n<|assistant|>" + text
@@ -186,7 +211,7 @@ class TestContinue:
         )
 
     @pytest.mark.parametrize("messages", [USER, [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]])
-    def test_only_an_assistants_text_can_go_on(self, messages: list[dict[str, object]]) -> None:
+    def test_only_an_assistants_text_can_be_continued(self, messages: list[dict[str, object]]) -> None:
         with pytest.raises(InvalidRequest, match="assistant's message") as caught:
             render(CHATML, messages, add_generation_prompt=False, continue_final_message=True)
         assert caught.value.param == "continue_final_message"
@@ -195,7 +220,7 @@ class TestContinue:
         with pytest.raises(InvalidRequest, match="exclude each other"):
             render(CHATML, [{"role": "assistant", "content": "x"}], continue_final_message=True)
 
-    def test_a_template_that_drops_the_message_is_told_of(self) -> None:
+    def test_a_template_that_drops_the_message_is_an_error(self) -> None:
         with pytest.raises(InvalidRequest, match="does not show"):
             render(
                 "x", [{"role": "assistant", "content": "x"}], add_generation_prompt=False, continue_final_message=True
@@ -236,14 +261,14 @@ class TestSandbox:
             "{{ (messages[0].items)() .__iter__ }}",
         ],
     )
-    def test_nothing_reaches_out(self, source: str) -> None:
+    def test_a_template_cannot_access_python(self, source: str) -> None:
         attack(source)
 
-    def test_the_complaint_names_what_was_reached_for(self) -> None:
+    def test_the_error_names_the_unsafe_attribute(self) -> None:
         assert "__globals__" in attack("{{ raise_exception.__globals__ }}")
         assert "unsafe" in attack("{{ strftime_now.__globals__ }}")
 
-    def test_a_refusal_of_the_template_is_the_callers_fault(self) -> None:
+    def test_a_refusal_of_the_template_is_an_invalid_request(self) -> None:
         with pytest.raises(InvalidRequest, match="refuses these messages: roles must alternate"):
             render("{{ raise_exception('roles must alternate') }}")
 
@@ -259,6 +284,6 @@ class TestSandbox:
         with pytest.raises(ConfigError, match="line 1"):
             inline_template({"default": "{% nope %}"}, {}).check()
 
-    def test_a_template_without_a_default_says_what_there_is(self) -> None:
+    def test_without_a_default_template_the_error_lists_the_names(self) -> None:
         with pytest.raises(InvalidRequest, match="named rag"):
             inline_template({"rag": "x"}, {}).render(USER)

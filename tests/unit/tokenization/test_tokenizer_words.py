@@ -1,4 +1,4 @@
-"""Where each pre-tokeniser cuts. The expected words follow from the original tokenizers' published patterns."""
+"""Words of each pre-tokeniser. The expected words follow from the original tokenizers' published patterns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def words(name: str, text: str) -> list[str]:
     ("name", "expected"),
     [
         ("gpt-2", ["I", "'m", " It", "'", "S", " 12345", " naïve", "!?", "\n\n ", " x", "=", "α", "½"]),
-        ("smollm", ["I", "'m", " It", "'", "S", " ", "1", "2", "3", "4", "5", " naïve", "!?", "\n\n ", " x", "=", "α", "½"]),
+        (
+            "smollm",
+            ["I", "'m", " It", "'", "S", " ", "1", "2", "3", "4", "5", " naïve", "!?", "\n\n ", " x", "=", "α", "½"],
+        ),
         ("llama-bpe", ["I", "'m", " It", "'S", " ", "123", "45", " naïve", "!?\n\n", " ", " x", "=α", "½"]),
         ("qwen2", ["I", "'m", " It", "'S", " ", "1", "2", "3", "4", "5", " naïve", "!?\n\n", " ", " x", "=α", "½"]),
         ("qwen35", ["I", "'m", " It", "'S", " ", "1", "2", "3", "4", "5", " naïve", "!?\n\n", " ", " x", "=α", "½"]),
@@ -27,26 +30,32 @@ def words(name: str, text: str) -> list[str]:
         ("gpt-4o", ["I'm", " It'S", " ", "123", "45", " naïve", "!?\n\n", " ", " x", "=α", "½"]),
         ("default", ["I", "'", "m", " It", "'", "S", " ", "123", "45", " naïve", "!?", "\n\n ", " x", "=", "α", "½"]),
         ("falcon", ["I", "'", "m", " It", "'", "S", " ", "123", "45", " naïve", "!?", "\n\n ", " x", "=", "α", "½"]),
-        ("deepseek-coder", ["I", "'", "m", " It", "'", "S", " ", "1", "2", "3", "4", "5", " naïve", "!?", "\n", "\n", " ", " x", "=", "α", "½"]),
+        (
+            "deepseek-coder",
+            [
+                "I", "'", "m", " It", "'", "S", " ", "1", "2", "3", "4", "5", " naïve", "!?", "\n", "\n", " ", " x",
+                "=", "α", "½",
+            ],
+        ),
     ],
 )  # fmt: skip
 def test_words(name: str, expected: list[str]) -> None:
     assert words(name, TEXT) == expected
 
 
-def test_letters_keep_their_marks_where_the_pattern_says_so() -> None:
+def test_letters_keep_their_marks_if_the_pattern_includes_them() -> None:
     text = "क\u093fx"
     assert words("qwen35", text) == [text]
     assert words("qwen2", text) == ["क", "\u093fx"]
 
 
-def test_case_begins_a_word_for_those_who_learned_it_so() -> None:
+def test_upper_case_starts_a_word_in_some_pre_tokenisers() -> None:
     assert words("gpt-4o", "camelCaseWord") == ["camel", "Case", "Word"]
     assert words("tekken", "camelCaseWord") == ["camel", "Case", "Word"]
     assert words("llama-bpe", "camelCaseWord") == ["camelCaseWord"]
 
 
-def test_chinese_is_cut_from_latin() -> None:
+def test_chinese_is_split_from_latin() -> None:
     assert words("deepseek-v3", "abc中文def 1234") == ["abc", "中文", "def", " ", "123", "4"]
 
 
@@ -56,7 +65,7 @@ def test_nothing_is_lost(name: str, text: str) -> None:
     assert "".join(words(name, text)) == text
 
 
-def test_what_holds_beside_the_patterns() -> None:
+def test_flags_of_pre_tokenisers() -> None:
     assert {name for name, pre in PRE_TOKENIZERS.items() if pre.ignore_merges} == set(
         "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 tekken".split()
     )

@@ -1,7 +1,7 @@
-"""The process of a rank that is not the first: `python -m headrace.engine.ranks.follower SOCKET`, started by `leader`.
+"""The process of each rank but 0: `python -m headrace.engine.ranks.follower SOCKET`, started by `leader`.
 
-It loads its part of the model and runs the plans that it is sent, in their order. It ends when told to, when a step
-fails, and when rank 0 is gone.
+It loads its part of the model and runs the plans that it receives, in order. It ends on Stop, when a step fails, and
+when rank 0 has exited.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 import msgspec
 
 from headrace.engine.channel import Channel
-from headrace.engine.ranks.rank_messages import Down, Message, RunStep, Start, Stop, decode, encode
-from headrace.engine.runner import Launched, Runner
-from headrace.engine.spawn import obey_the_parent
+from headrace.engine.ranks.rank_messages import RankFailed, RankMessage, RunStep, Start, Stop, decode, encode
+from headrace.engine.runner import LaunchedStep, Runner
+from headrace.engine.spawn import ignore_terminal_signals
 from headrace.engine.wire import as_ours, to_wire
 from headrace.errors import HeadraceError
 
@@ -31,16 +31,17 @@ __all__ = ["follow", "main"]
 _log = logging.getLogger(__name__)
 _DEPTH = 2
 """Steps in flight, as on rank 0."""
-_PATIENCE = 60.0
+_POLL_SECONDS = 60.0
 """Seconds of one wait for messages; another follows."""
 
 
 def main(arguments: list[str]) -> int:
-    """0: told to end. 1: could not load, or a step failed; rank 0 has been told why."""
-    obey_the_parent()
+    """Run the process. Returns its exit code: 0 after Stop; 1 if loading or a step failed, which was reported to rank
+    0."""
+    ignore_terminal_signals()
     logging.basicConfig(format="%(levelname)s rank: %(message)s")
     link = Channel(socket.socket(fileno=int(arguments[0])))
-    messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    messages: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
     reader = threading.Thread(target=_read, args=(link, messages), name="messages", daemon=True)
     reader.start()
     try:
@@ -48,16 +49,16 @@ def main(arguments: list[str]) -> int:
     except Exception as error:
         if not isinstance(as_ours(error), HeadraceError):
             _log.exception("the rank ends")
-        _send(link, Down(to_wire(error)))
-        if link.other_end_closed(0):  # Rank 0 is gone: the reading thread sees it too, clears up and ends this process.
+        _send(link, RankFailed(to_wire(error)))
+        if link.other_end_closed(0):  # Rank 0 has exited: the reading thread cleans up and ends this process.
             reader.join()
         return 1
     return 0
 
 
-def _run(link: Channel, messages: queue.SimpleQueue[Message]) -> None:
+def _run(link: Channel, messages: queue.SimpleQueue[RankMessage]) -> None:
     # The heavy imports come late, and their failure is reported like any other.
-    from headrace.engine.loading import load_follower
+    from headrace.engine.rank_loading import load_follower
 
     start = messages.get()
     assert isinstance(start, Start)
@@ -69,30 +70,31 @@ def _run(link: Channel, messages: queue.SimpleQueue[Message]) -> None:
         loaded.close()
 
 
-def follow(runner: Runner, messages: queue.SimpleQueue[Message]) -> None:
-    """Run steps until told to end. Raises what a step raises."""
-    flying: deque[Launched] = deque()
+def follow(runner: Runner, messages: queue.SimpleQueue[RankMessage]) -> None:
+    """Run steps until Stop. Raises what a step raises."""
+    in_flight: deque[LaunchedStep] = deque()
     while isinstance(message := messages.get(), RunStep):
-        flying.append(runner.launch(message.plan()))
-        while flying and (len(flying) > _DEPTH or flying[0].done()):
-            flying.popleft().result()
+        in_flight.append(runner.launch(message.plan()))
+        while in_flight and (len(in_flight) > _DEPTH or in_flight[0].done()):
+            in_flight.popleft().result()
     assert isinstance(message, Stop)
 
 
-def _send(link: Channel, message: Message) -> None:
-    """Dropped if rank 0 is gone."""
+def _send(link: Channel, message: RankMessage) -> None:
+    """Send a message; it is dropped if rank 0 has exited."""
     if not link.send(encode(message)):
-        while not link.flush_for(_PATIENCE):
+        while not link.flush_for(_POLL_SECONDS):
             pass
 
 
-def _read(link: Channel, messages: queue.SimpleQueue[Message]) -> None:
-    """The reading thread. Without rank 0 this process has no work, and nobody else clears up where the ranks met."""
+def _read(link: Channel, messages: queue.SimpleQueue[RankMessage]) -> None:
+    """Receive messages, on the reading thread. After rank 0 has exited, delete the rendezvous folder and end this
+    process."""
     meeting: Path | None = None
     # Data that rank 0 did not read makes its end an error here.
     with contextlib.suppress(OSError, msgspec.DecodeError):
         while not link.closed:
-            for message in map(decode, link.receive(_PATIENCE)):
+            for message in map(decode, link.receive(_POLL_SECONDS)):
                 if isinstance(message, Start):
                     meeting = Path(message.rendezvous.removeprefix("file://")).parent
                 messages.put(message)
@@ -104,5 +106,5 @@ def _read(link: Channel, messages: queue.SimpleQueue[Message]) -> None:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     logging.shutdown()
-    # Threads of a device's runtime must not keep a process alive whose work is over.
+    # Threads of a device's runtime must not keep the process alive after its work has ended.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""The other ranks as rank 0 sees them: processes that it starts, sends every plan to, and watches until they end."""
+"""Rank 0's handle of the other ranks: it starts their processes, sends them every plan, and monitors them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,18 @@ from pathlib import Path
 import msgspec
 
 from headrace.engine.channel import Channel
-from headrace.engine.core_loop import LaunchedStep, StepRunner
-from headrace.engine.ranks.rank_messages import Down, Loaded, Message, Opened, RunStep, Start, Stop, decode, encode
+from headrace.engine.core_loop import PendingStep, StepRunner
+from headrace.engine.ranks.rank_messages import (
+    Loaded,
+    Opened,
+    RankFailed,
+    RankMessage,
+    RunStep,
+    Start,
+    Stop,
+    decode,
+    encode,
+)
 from headrace.engine.spawn import python_module, spawn
 from headrace.engine.wire import from_wire
 from headrace.errors import ConfigError, DeviceLost, HeadraceError
@@ -25,20 +35,21 @@ __all__ = ["COMMAND", "Followers", "GroupRunner"]
 
 COMMAND = python_module("headrace.engine.ranks.follower")
 _EXIT_TIMEOUT = 3.0
-_LAST_WORDS = 1.0
-"""Seconds that a rank gets to say why it ended."""
-_PATIENCE = 60.0
+_ERROR_TIMEOUT = 1.0
+"""Seconds that a rank has to report why it ended."""
+_POLL_SECONDS = 60.0
 """Seconds of one wait; another follows."""
 
 
 class Follower:
-    """One other rank. A thread reads its messages; the kernel closes its end of the socket when it dies, however it dies."""
+    """One other rank. A thread reads its messages. The kernel closes its end of the socket when it exits for any
+    reason."""
 
     def __init__(self, start: Start, command: Sequence[str], changed: threading.Condition) -> None:
         self.number = start.rank
-        self.received: set[type[Message]] = set()
+        self.received: set[type[RankMessage]] = set()
         self.error: HeadraceError | None = None
-        """Why it is gone, None while it lives."""
+        """Why it ended; None while it runs."""
         self._changed = changed
         self._process, link = spawn(command, stdin=subprocess.DEVNULL)
         self._channel = Channel(link)
@@ -50,12 +61,12 @@ class Follower:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, message: Message) -> None:
-        """Blocks until the kernel has taken all of it. Raises DeviceLost if the rank is gone."""
+    def send(self, message: RankMessage) -> None:
+        """Send a message; blocks until the kernel has accepted all of it. Raises DeviceLost if the rank has exited."""
         if self._deliver(message):
             return
         with self._changed:
-            self._changed.wait_for(lambda: self.error is not None, _LAST_WORDS)
+            self._changed.wait_for(lambda: self.error is not None, _ERROR_TIMEOUT)
         raise DeviceLost(str(self.error or f"rank {self.number} does not listen"))
 
     def close(self) -> None:
@@ -68,21 +79,21 @@ class Follower:
         self._reader.join(_EXIT_TIMEOUT)
         self._channel.close()
 
-    def _deliver(self, message: Message) -> bool:
-        """False if the other end is gone."""
+    def _deliver(self, message: RankMessage) -> bool:
+        """Send a message. False if the other end has closed."""
         if not self._channel.send(encode(message)):
-            while not self._channel.flush_for(_PATIENCE):
+            while not self._channel.flush_for(_POLL_SECONDS):
                 pass
         return not self._channel.other_end_closed(0)
 
     def _read(self) -> None:
-        """The reading thread."""
+        """Receive messages, on the reading thread."""
         error: HeadraceError | None = None
         with contextlib.suppress(OSError, msgspec.DecodeError):
             while error is None and not self._channel.closed:
-                for data in self._channel.receive(_PATIENCE):
+                for data in self._channel.receive(_POLL_SECONDS):
                     message = decode(data)
-                    if isinstance(message, Down):
+                    if isinstance(message, RankFailed):
                         error = from_wire(message.error)
                     with self._changed:
                         self.received.add(type(message))
@@ -97,21 +108,21 @@ class Follower:
 
 
 class Followers:
-    """All ranks but 0; none where the model is on one device. Called by the engine's thread."""
+    """All ranks but 0; none if the model is on one device. Called by the engine's thread."""
 
     def __init__(
         self, config: str, size: int, index_of: Callable[[int], int], command: Sequence[str] = COMMAND
     ) -> None:
-        """Chooses where the ranks meet, and starts nothing yet. `size` counts rank 0 too."""
+        """Chooses the rendezvous of the ranks, and starts no process yet. `size` includes rank 0."""
         self.size = size
         self._config, self._index_of, self._command = config, index_of, command
-        self._directory = _meeting_place() if size > 1 else None
+        self._directory = _rendezvous_folder() if size > 1 else None
         self._changed = threading.Condition()
         self._followers: list[Follower] = []
 
     @property
     def rendezvous(self) -> str:
-        """Where the ranks meet, as `Platform.open` takes it; empty for one rank."""
+        """The rendezvous of the ranks in the format of `Platform.open`; empty for one rank."""
         return "" if self._directory is None else f"file://{self._directory / 'meeting'}"
 
     @property
@@ -124,8 +135,8 @@ class Followers:
             start = Start(self._config, number, self.size, self._index_of(number), self.rendezvous, level)
             self._followers.append(Follower(start, self._command, self._changed))
 
-    def send(self, message: Message) -> None:
-        """Raises DeviceLost if a rank is gone."""
+    def send(self, message: RankMessage) -> None:
+        """Send a message to all ranks. Raises DeviceLost if a rank has exited."""
         for follower in self._followers:
             follower.send(message)
 
@@ -133,41 +144,43 @@ class Followers:
         """Wait until every rank has sent such a message. Raises the error of the first that ended instead."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._gone() is not None or all(kind in follower.received for follower in self._followers)
+                lambda: (
+                    self._first_error() is not None or all(kind in follower.received for follower in self._followers)
+                )
             )
-            error = self._gone()
+            error = self._first_error()
         if error is not None:
             raise error
 
-    def why_gone(self, seconds: float) -> HeadraceError | None:
-        """Why a rank has ended, waiting so long for that to be known; None if all live."""
+    def wait_for_error(self, seconds: float) -> HeadraceError | None:
+        """Why a rank has ended, after waiting up to so many seconds for it; None if all run."""
         with self._changed:
-            self._changed.wait_for(lambda: self._gone() is not None, seconds)
-            return self._gone()
+            self._changed.wait_for(lambda: self._first_error() is not None, seconds)
+            return self._first_error()
 
     def lost(self) -> DeviceLost | None:
-        """Why no step can be launched any more; None while every rank lives."""
-        gone = self._gone()
-        return None if gone is None else DeviceLost(str(gone))
+        """Why no step can be launched any more; None while every rank runs."""
+        error = self._first_error()
+        return None if error is None else DeviceLost(str(error))
 
     def runner(self, own: StepRunner) -> StepRunner:
         """A runner over all ranks: rank 0's own, if it is the only one."""
         return GroupRunner(own, self) if self.size > 1 else own
 
     def close(self) -> None:
-        """End all ranks and wait for them. Twice is harmless."""
+        """End all ranks and wait for them. Calling it twice is harmless."""
         for follower in self._followers:
             follower.close()
         self._followers.clear()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _gone(self) -> HeadraceError | None:
+    def _first_error(self) -> HeadraceError | None:
         return next((follower.error for follower in self._followers if follower.error is not None), None)
 
 
-def _meeting_place() -> Path:
-    """A folder of this user's alone. Raises ConfigError."""
+def _rendezvous_folder() -> Path:
+    """Create a folder that only this user can read. Raises ConfigError."""
     try:
         return Path(tempfile.mkdtemp(prefix="headrace-"))
     except OSError as error:
@@ -177,40 +190,40 @@ def _meeting_place() -> Path:
 
 
 class GroupRunner:
-    """A `core_loop.StepRunner` over all ranks. Ranks that did not all do a step are out of step for good: every failure
-    is a DeviceLost that names the rank."""
+    """A `core_loop.StepRunner` over all ranks. If a step fails on one rank, the ranks can no longer be in step: every
+    failure is a DeviceLost that names the rank."""
 
     def __init__(self, runner: StepRunner, followers: Followers) -> None:
         self._runner, self._followers = runner, followers
 
-    def launch(self, plan: StepPlan) -> LaunchedStep:
+    def launch(self, plan: StepPlan) -> PendingStep:
         """Raises DeviceLost."""
         lost = self._followers.lost()
         if lost is not None:
             raise lost
         self._followers.send(RunStep.of(plan))
         try:
-            return _LaunchedEverywhere(self._runner.launch(plan), self._explain)
+            return _GroupStep(self._runner.launch(plan), self._with_rank)
         except Exception as error:
-            raise self._explain(error) from error
+            raise self._with_rank(error) from error
 
     def recover(self) -> bool:
-        """Never asked for: every failure is the loss of the device."""
+        """Never called: every failure is the loss of the device."""
         return False
 
     def where_not_finite(self, tokens: Sequence[int]) -> str:
         """One rank cannot compute alone."""
         return "several ranks are not looked at again: start with one to see in which layer that begins"
 
-    def _explain(self, error: Exception) -> DeviceLost:
-        # A rank that ended takes the others with it: its own error says more than theirs.
-        why = self._followers.why_gone(_LAST_WORDS if isinstance(error, DeviceLost) else 0)
+    def _with_rank(self, error: Exception) -> DeviceLost:
+        # When one rank ends, the others fail, too: its own error is the most useful one.
+        why = self._followers.wait_for_error(_ERROR_TIMEOUT if isinstance(error, DeviceLost) else 0)
         return DeviceLost(str(error) if why is None else f"{why} ({error})")
 
 
-class _LaunchedEverywhere:
-    def __init__(self, launched: LaunchedStep, explain: Callable[[Exception], DeviceLost]) -> None:
-        self._launched, self._explain = launched, explain
+class _GroupStep:
+    def __init__(self, launched: PendingStep, explain: Callable[[Exception], DeviceLost]) -> None:
+        self._launched, self._with_rank = launched, explain
 
     def done(self) -> bool:
         return self._launched.done()
@@ -219,4 +232,4 @@ class _LaunchedEverywhere:
         try:
             return self._launched.result()
         except Exception as error:
-            raise self._explain(error) from error
+            raise self._with_rank(error) from error

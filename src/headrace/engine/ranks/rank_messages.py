@@ -12,17 +12,17 @@ import numpy as np
 from headrace.engine.wire import WireError
 from headrace.types import SamplingBatch, StepPlan
 
-__all__ = ["Down", "Loaded", "Message", "Opened", "RunStep", "Sizes", "Start", "Stop", "decode", "encode"]
+__all__ = ["Loaded", "Opened", "RankFailed", "RankMessage", "RunStep", "Sizes", "Start", "Stop", "decode", "encode"]
 
 _Array = tuple[str, list[int], bytes]
 
 
-class _Base(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """An array whose first entry is the type's name."""
+class _RankStruct(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all messages: an array whose first entry is the name of the type."""
 
 
-class Start(_Base, frozen=True):
-    """To a rank, first: which one it is."""
+class Start(_RankStruct, frozen=True):
+    """The first message to a rank: its number and configuration."""
 
     config: str
     """The user's `Config`, as JSON."""
@@ -32,11 +32,11 @@ class Start(_Base, frozen=True):
     """The device to open."""
     rendezvous: str
     log_level: int = logging.WARNING
-    """Rank 0's own: inside a script that asks for no log, the other ranks say no more than it does."""
+    """Log level of rank 0: the other ranks log no more than rank 0 does."""
 
 
-class Sizes(_Base, frozen=True):
-    """To a rank, once all devices are open: what rank 0 resolved."""
+class Sizes(_RankStruct, frozen=True):
+    """Sent to a rank after all devices have been opened: the values that rank 0 resolved."""
 
     max_model_len: int
     block_size: int
@@ -46,8 +46,8 @@ class Sizes(_Base, frozen=True):
     max_num_batched_tokens: int
 
 
-class RunStep(_Base, frozen=True):
-    """To a rank: run this plan behind those before it."""
+class RunStep(_RankStruct, frozen=True):
+    """Sent to a rank: run this plan after the earlier ones."""
 
     arrays: dict[str, _Array]
     step: int
@@ -61,41 +61,41 @@ class RunStep(_Base, frozen=True):
         return cls(arrays, plan.step, plan.sampling.num_logprobs, plan.request_ids)
 
     def plan(self) -> StepPlan:
-        """The plan again, without the core's tag. Its arrays are read-only."""
+        """The plan, without the core's tag. Its arrays are read-only."""
         found: dict[str, Any] = {name: _array(*array) for name, array in self.arrays.items()}
-        sampling, params = _taken(found, "sampling."), _taken(found, "params.")
+        sampling, params = _pop_prefixed(found, "sampling."), _pop_prefixed(found, "params.")
         batch = SamplingBatch(params=params, **sampling, num_logprobs=self.num_logprobs)
         return StepPlan(step=self.step, sampling=batch, request_ids=self.request_ids, **found)
 
 
-class Stop(_Base, frozen=True):
-    """To a rank: end."""
+class Stop(_RankStruct, frozen=True):
+    """Sent to a rank: end."""
 
 
-class Opened(_Base, frozen=True):
-    """From a rank: its device is open."""
+class Opened(_RankStruct, frozen=True):
+    """Sent by a rank: its device is open."""
 
 
-class Loaded(_Base, frozen=True):
-    """From a rank: it waits for steps."""
+class Loaded(_RankStruct, frozen=True):
+    """Sent by a rank: it is loaded and waits for steps."""
 
 
-class Down(_Base, frozen=True):
-    """From a rank, last: why it ends."""
+class RankFailed(_RankStruct, frozen=True):
+    """The last message of a rank: the error that ends it."""
 
     error: WireError
 
 
-Message = Start | Sizes | RunStep | Stop | Opened | Loaded | Down
+RankMessage = Start | Sizes | RunStep | Stop | Opened | Loaded | RankFailed
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_decoder: msgspec.msgpack.Decoder[RankMessage] = msgspec.msgpack.Decoder(RankMessage)
 
 
-def encode(message: Message) -> bytes:
+def encode(message: RankMessage) -> bytes:
     return _encoder.encode(message)
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes) -> RankMessage:
     """Raises msgspec.DecodeError for what is not a message of ranks."""
     return _decoder.decode(data)
 
@@ -105,7 +105,7 @@ def _arrays(holder: StepPlan | SamplingBatch, prefix: str) -> dict[str, _Array]:
     return {prefix + name: _packed(value) for name, value in values if isinstance(value, np.ndarray)}
 
 
-def _taken(found: dict[str, Any], prefix: str) -> dict[str, Any]:
+def _pop_prefixed(found: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): found.pop(name) for name in [*found] if name.startswith(prefix)}
 
 

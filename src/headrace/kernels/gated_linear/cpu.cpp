@@ -6,6 +6,7 @@ struct gated_linear_args {
     hr_linear_args linear;  // the weight's panels: first those of gate, then the same number of up; y: [M, F]
     int32_t kind;
 };
+HR_LAYOUT(gated_linear_args, linear, kind);
 
 namespace {
 

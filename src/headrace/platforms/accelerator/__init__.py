@@ -1,2 +1,5 @@
-"""What devices with streams, events and captured steps share, whoever makes them: `platform` finds and opens them, `device` is
-the base of one that is open, the rest are its parts. Importing `platform` loads neither torch nor a driver."""
+"""The common part of all devices with streams, events and captured steps, for every vendor.
+
+`platform` finds and opens them, `device` is the base class of an opened device, the other modules are its parts.
+Importing `platform` loads neither torch nor a driver.
+"""

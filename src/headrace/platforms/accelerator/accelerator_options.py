@@ -17,20 +17,20 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorOptions:
-    """What a user may choose of an accelerator."""
+    """The options of one accelerator."""
 
     dtype: str | None = None
-    """Type of activations. None: each model's own, as its embedding is stored."""
+    """Dtype of activations. None: the dtype of the model's embedding."""
     graph_tokens: int = 512
-    """Steps of up to so many tokens are captured and replayed; larger ones keep the device busy without. 0: none."""
+    """Steps of up to so many tokens are captured and replayed; larger ones keep the device busy without it. 0: none."""
     batch_invariant: bool = True
-    """One tile size for every batch: a row's bits don't depend on its company."""
+    """One tile size for every batch: a row's bits don't depend on the other rows of the batch."""
     operators: str = TRITON
-    """Whose form of an operator comes first: Triton's, or that of a library of the platform's `providers`, where it has one."""
+    """Which operators are preferred: Triton's, or those of one of the platform's `providers` that has them."""
     rank: int = 0
     world_size: int = 1
     rendezvous: str = ""
-    """Where the ranks meet: `tcp://host:port` or `file:///path`."""
+    """The rendezvous of the ranks: `tcp://host:port` or `file:///path`."""
 
 
 def read_accelerator_options(
@@ -39,8 +39,11 @@ def read_accelerator_options(
     defaults: AcceleratorOptions = AcceleratorOptions(),
     providers: Sequence[str] = (),
 ) -> AcceleratorOptions:
-    """Raises PlatformError that names the platform, the option and what it may be. `providers`: what `operators` may name
-    beside triton."""
+    """Check the options that the user gave. Raises PlatformError that names the platform, the option and its valid
+    values.
+
+    `providers`: the values of `operators` besides triton.
+    """
     known = [field.name for field in fields(AcceleratorOptions)]
     for name in sorted(given):
         if name in _REFUSED:

@@ -1,4 +1,4 @@
-"""Copies to and from an accelerator that don't wait for it: staged in pinned memory, back on a stream of their own."""
+"""Asynchronous copies to and from an accelerator: staged in pinned memory, read back on a separate stream."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ __all__ = ["AsyncCopies", "EventPending"]
 
 T = TypeVar("T")
 _MAX_STAGED = 1 << 20
-"""Bytes. Torch keeps pinned memory once it has it: what is larger is copied from where it lies, and the host waits."""
+"""Largest array in bytes that is staged. Torch never frees pinned memory, so the host copies larger arrays directly and
+waits."""
 
 
 class AsyncCopies:
-    """Copies of one device. `put` belongs on the compute stream; `get` goes to a stream of its own behind it."""
+    """Copies of one device. `put` runs on the compute stream, `get` on a separate stream that waits for it."""
 
     def __init__(self, runtime: TorchRuntime, device: torch.device, compute: Any) -> None:
         self._runtime = runtime
@@ -31,7 +32,7 @@ class AsyncCopies:
         self._pending: deque[tuple[Any, torch.Tensor, torch.Tensor]] = deque()
 
     def put(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """A new tensor, so that nothing launched before can be disturbed."""
+        """Copy an array to a new tensor, which no launched work uses yet."""
         if array.nbytes > _MAX_STAGED:
             source = torch.from_numpy(array if array.flags.writeable else array.copy())
             return torch.empty(array.shape, dtype=source.dtype, device=self._device).copy_(source)
@@ -40,7 +41,8 @@ class AsyncCopies:
         return torch.empty(staged.shape, dtype=staged.dtype, device=self._device).copy_(staged, non_blocking=True)
 
     def get(self, tensor: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """(event, host tensor): the tensor holds the copy once the event has passed. bfloat16 comes as float32."""
+        """Return (event, host tensor). The tensor holds the copy once the event has passed. bfloat16 becomes
+        float32."""
         module = self._runtime.module
         self._drop_finished()
         ready, done = module.Event(), module.Event()
@@ -52,12 +54,12 @@ class AsyncCopies:
             host = self._runtime.host(source.shape, source.dtype, source.numel() * source.element_size() <= _MAX_STAGED)
             host.copy_(source, non_blocking=True)
             done.record(self._stream)
-        # Memory that a copy reads must not be given out again before the copy is made.
+        # The memory that a copy reads must not be reused before the copy is complete.
         self._pending.append((done, tensor, host))
         return done, host
 
     def settle(self) -> None:
-        """Let the compute stream wait for the copies asked for so far: what they read is about to be overwritten."""
+        """Let the compute stream wait for all copies requested so far, because their sources will be overwritten."""
         self._drop_finished()
         if self._pending:
             self._compute.wait_event(self._pending[-1][0])
@@ -83,7 +85,7 @@ class EventPending:
         self._lock = threading.Lock()
 
     def done(self) -> bool:
-        """Never blocks. True where the copy has failed, since `result` then raises at once."""
+        """Never blocks. True also if the copy has failed, because `result` then raises at once."""
         if self._array is not None:
             return True
         try:
@@ -92,7 +94,7 @@ class EventPending:
             return True
 
     def result(self) -> npt.NDArray[Any]:
-        """Raises what the device's work raised. From any thread."""
+        """Raises what the device's work raised. May be called from any thread."""
         with self._lock:
             if self._array is None:
                 self._translating(self._event.synchronize)

@@ -1,8 +1,8 @@
-"""The base of devices that have streams, events and perhaps graphs of their own, whoever makes them.
+"""The base class of devices that have streams, events and optionally graphs, for every vendor.
 
-Work is launched from the caller's thread onto one compute stream and runs there in order. The thread that opens a device gets
-the compute stream as its current one, so that launching costs nothing more; work of other streams and threads is waited for
-by the device, never by the host.
+Work is launched from the caller's thread onto one compute stream and runs there in order. The compute stream becomes
+the current stream of the thread that opens the device, so launching has no extra cost. The device, never the host,
+waits for work of other streams and threads.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a platform says of all its devices."""
+    """The facts that all devices of one platform share."""
 
     faults: Faults
     backend: str
-    """torch.distributed's name for the vendor's collectives."""
+    """The name of the vendor's collectives in torch.distributed."""
     providers: Mapping[str, Provider] = field(default_factory=dict)
-    """Optional libraries, by the name that option `operators` gives them. Reported, never used unasked."""
+    """Optional libraries, by their name in option `operators`. They are reported, and used only if the user names
+    them."""
 
 
 class AcceleratorDevice(TorchDevice):
-    """One opened device. `capabilities` and `triton` are those of the chip; what depends on operators and ranks is added
-    here."""
+    """One opened device. `capabilities` and `triton` describe the chip; this class adds what depends on operators and
+    ranks."""
 
     def __init__(
         self,
@@ -87,42 +88,43 @@ class AcceleratorDevice(TorchDevice):
         self.pool = runtime.module.graph_pool_handle() if self._uncaptured is None else None
 
     def memory(self) -> tuple[int, int]:
-        """(free, total) bytes: what nobody uses, and what torch keeps for us and does not use."""
+        """(free, total) bytes. Memory that torch caches and does not use counts as free."""
         module = self.runtime.module
         free, total = module.mem_get_info(self.torch_device)
         kept = module.memory_reserved(self.torch_device) - module.memory_allocated(self.torch_device)
         return min(int(free) + max(int(kept), 0), int(total)), int(total)
 
     def put(self, array: npt.NDArray[Any]) -> Tensor:
-        """Through pinned memory, without waiting, up to 1 MiB; what is larger is waited for."""
+        """Copy through pinned memory. Arrays of up to 1 MiB don't make the host wait; larger arrays do."""
         return self.submit(lambda: self.copies.put(array)).result()
 
     def get(self, tensor: Tensor) -> Pending:
-        """On the copy stream, behind what was launched before; up to 1 MiB without waiting. bfloat16 comes as float32."""
+        """Copy on the copy stream, after all launched work. Up to 1 MiB doesn't wait. bfloat16 becomes float32."""
         event, host = self.submit(lambda: self.copies.get(tensor)).result()
         return EventPending(event, host, self._translating)
 
     def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
-        """A zeroed `kernels.kv.TorchKV`. Memory that torch keeps from loading is given back before."""
+        """A zeroed `kernels.kv.TorchKV`. Memory that torch has cached during loading is released before."""
         self._check_open()
         self.runtime.module.empty_cache()
         return super().alloc_kv(layout, num_blocks)
 
     def copy_blocks(self, kv: KV, src: Sequence[int], dst: Sequence[int]) -> KV:
-        """In place; all sources of a tensor are gathered before anything is written to it."""
+        """Copy in place. All sources of a tensor are gathered before any destination is written."""
         if len(src) != len(dst):
             raise PlatformError(f"{self.torch_device}: copy_blocks got {len(src)} sources and {len(dst)} destinations")
         count = len(kv.keys[0]) if kv.keys else 0
         wrong = [block for block in (*src, *dst) if not 0 <= block < count]
         if wrong:
-            # On the device this would be the end of the context.
+            # On the device an index out of range would destroy the context.
             raise PlatformError(f"{self.torch_device}: copy_blocks: block {wrong[0]} of a cache of {count}")
         if len(src):
             self.submit(lambda: self._copy_blocks(kv, src, dst), lasting=True).result()
         return kv
 
     def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
-        """Captured at its first call and replayed from then on, up to `graph_tokens` tokens; else operator by operator."""
+        """A step of up to `graph_tokens` tokens is captured at its first call and then replayed; a larger one is
+        eager."""
         self._check_open()
         if self._uncaptured is not None:
             self.run_eagerly(self._uncaptured)
@@ -134,13 +136,13 @@ class AcceleratorDevice(TorchDevice):
         return self._chosen.operators.get(spec.name)
 
     def communicator(self, group: Sequence[int]) -> Communicator:
-        """The vendor's collectives over some ranks of the world that the device was opened in."""
+        """The vendor's collectives over some ranks of the device's world."""
         if len(group) == 1 or self.options.world_size == 1:
             return super().communicator(group)
         return self._world.communicator(group, self.traits.backend)
 
     def op_reasons(self) -> Mapping[str, str]:
-        """Why operators are served by reference, and what a chosen provider serves."""
+        """Why the reference serves some operators, and which ones a chosen provider serves."""
         return {**dict.fromkeys(self._missing, self._why), **self._chosen.reasons}
 
     def provider_versions(self) -> Mapping[str, str]:
@@ -150,7 +152,7 @@ class AcceleratorDevice(TorchDevice):
         return self._uncaptured or ""
 
     def close(self) -> None:
-        """Waits for what was launched and gives the memory back. A lost device is left as it is."""
+        """Wait for launched work and release the memory. A lost device is left as it is."""
         if self._closed:
             return
         super().close()
@@ -164,15 +166,15 @@ class AcceleratorDevice(TorchDevice):
             _log.warning("%s: closed after a failure: %s", self.torch_device, first_line(error))
 
     def submit(self, work: Callable[[], T], lasting: bool = False) -> Future[T]:
-        """On the compute stream; work of the caller's current stream comes before, and later work of it after."""
+        """Run work on the compute stream, in order with the work of the caller's current stream."""
         return super().submit(lambda: self._on_stream(work), lasting)
 
     def translate(self, error: Exception) -> HeadraceError:
-        """The contract's error for one of the runtime's."""
+        """Convert an error of the runtime to one of the contract."""
         return self._translate(error)
 
     def run_eagerly(self, reason: str) -> None:
-        """Some step is not captured; the log says so once a reason."""
+        """Log that a step is not captured, once per reason."""
         if reason not in self._logged:
             self._logged.add(reason)
             _log.warning("%s: steps are launched operator by operator: %s", self.torch_device, reason)
@@ -182,7 +184,7 @@ class AcceleratorDevice(TorchDevice):
         current = module.current_stream()
         if current == self.compute:
             return work()
-        # Another thread, or a device that was opened after this one.
+        # The caller is another thread, or another device was opened after this one.
         current = module.current_stream(self.torch_device)
         self.compute.wait_stream(current)
         with module.stream(self.compute):
@@ -197,7 +199,7 @@ class AcceleratorDevice(TorchDevice):
             blocks[index[1]] = blocks[index[0]]
 
     def _translating(self, call: Callable[[], Any]) -> Any:
-        """For what waits outside the order of work: its errors are the device's, too."""
+        """Run a call that waits outside the work queue, and convert its errors to those of the device."""
         try:
             return call()
         except Exception as error:
@@ -209,20 +211,21 @@ class AcceleratorDevice(TorchDevice):
     def _translate(self, error: Exception) -> HeadraceError:
         if isinstance(error, HeadraceError):
             return error
-        kind, said = self.traits.faults.kind(error), f"{self.torch_device}: {first_line(error)}"
+        kind, message = self.traits.faults.kind(error), f"{self.torch_device}: {first_line(error)}"
         if kind == "lost":
-            return DeviceLost(f"{said}: the device's state is lost; start the engine again")
+            return DeviceLost(f"{message}: the device's state is lost; start the engine again")
         if kind == "memory":
             free, total = self.memory()
-            return OutOfMemory(f"{said} ({free} of {total} bytes are free): lower kv_memory or max_num_batched_tokens")
+            remedy = "lower kv_memory or max_num_batched_tokens"
+            return OutOfMemory(f"{message} ({free} of {total} bytes are free): {remedy}")
         return PlatformError(f"{self.torch_device}: {type(error).__name__}: {error}")
 
     def _complete(self, capabilities: Capabilities) -> Capabilities:
         return replace(
             capabilities,
-            static_shapes=self._uncaptured is None,  # padding serves graphs alone
+            static_shapes=self._uncaptured is None,  # only graphs need padding
             quant_formats=frozenset() if "linear" in self._missing else capabilities.quant_formats,
-            # What a vendor's library adds up in which order is its own affair.
+            # A vendor's library chooses its own order of sums.
             deterministic=bool(self.options.batch_invariant) and not self._missing and self.options.operators == TRITON,
             collectives=COLLECTIVES if self.options.world_size > 1 else frozenset(),
         )
@@ -233,7 +236,7 @@ class AcceleratorDevice(TorchDevice):
         if self._chosen.eager:
             return self._chosen.eager
         if not self.runtime.captures:
-            return "this build of torch cannot capture a step here"
+            return "this build of torch cannot capture a step on this device"
         if self._missing:
             return f"operators served by reference read sizes on the host ({', '.join(self._missing)})"
         return None
@@ -249,5 +252,5 @@ class StreamExecutable:
         self._step = step
 
     def __call__(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
-        """Raises PlatformError where launching failed; what fails on the device is raised by a later call or result."""
+        """Raises PlatformError if the launch fails. A later call or result raises what fails on the device."""
         return kv, self._device.submit(lambda: self._step(kv, inputs)).result()

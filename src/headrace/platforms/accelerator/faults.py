@@ -1,4 +1,4 @@
-"""What an accelerator's error means: memory ran out, the device is lost, or one piece of work failed."""
+"""Classifies an accelerator's error: memory ran out, the device is lost, or one piece of work failed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Faults", "first_line", "root_cause"]
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Phrases by which a runtime's errors are known, in lower case."""
+    """Phrases that identify a runtime's errors, in lower case."""
 
     lost: tuple[str, ...]
-    """After these the context is unusable: every later call fails, too."""
+    """After these errors the context is unusable: every later call fails, too."""
     memory: tuple[str, ...] = ("out of memory",)
 
     def kind(self, error: BaseException) -> Literal["memory", "lost", "other"]:
-        """The cause counts as well as the error: a capture that was broken off hides what broke it."""
+        """The kind of an error, by its type and its text."""
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             return "memory"
         if not isinstance(error, RuntimeError | OSError):
@@ -31,7 +31,7 @@ class Faults:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The first of the errors that led to this one."""
+    """The first error in the chain that led to this one."""
     seen: set[int] = set()
     while id(error) not in seen:
         seen.add(id(error))
@@ -40,5 +40,5 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def first_line(error: BaseException) -> str:
-    """Runtimes add a paragraph of advice."""
+    """The first line of an error's text: runtimes append a paragraph of advice."""
     return (str(error).splitlines() or [type(error).__name__])[0]

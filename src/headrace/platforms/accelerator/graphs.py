@@ -1,4 +1,4 @@
-"""A step captured once a bucket and replayed: one launch instead of one an operator."""
+"""A step that is captured once per bucket and then replayed: one launch instead of one per operator."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from headrace.platforms.interface import KV, StepFn, Tensor
 __all__ = ["Capturing", "GraphStep"]
 
 _MAX_CAPTURED = 8
-"""Captured forms of one step. The engine gives each its bucket's shapes, and so needs one; none makes way for another, so that
-no step is captured at every call."""
+"""Most captured shapes of one step. The engine always passes the shapes of the step's bucket, so it needs one. No
+captured shape is replaced by another, so that a step is not captured again at every call."""
 
 
 class Capturing(Protocol):
-    """What a step needs of its device."""
+    """The members of a device that a captured step uses."""
 
     runtime: TorchRuntime
     compute: Any
@@ -34,7 +34,7 @@ class Capturing(Protocol):
     def translate(self, error: Exception) -> HeadraceError: ...
 
     def run_eagerly(self, reason: str) -> None:
-        """Say once why steps are not captured."""
+        """Log once why steps are not captured."""
 
 
 @dataclass(slots=True)
@@ -42,9 +42,9 @@ class _Captured:
     graph: Any
     statics: dict[str, Tensor]
     outputs: dict[str, Tensor]
-    """Buffers outside the graphs' pool, so that no other graph's temporaries lie over them."""
+    """Buffers outside the memory pool of the graphs, so that other graphs' temporaries don't overwrite them."""
     same: dict[str, str]
-    """Outputs that are a persistent input."""
+    """Output → the persistent input that it is."""
     kv: KV
     last: dict[str, Tensor] = field(default_factory=dict)
 
@@ -52,7 +52,7 @@ class _Captured:
         copies.settle()
         changed: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
         for name, tensor in inputs.items():
-            # A tensor that was put is never written again: the same one needs no second copy.
+            # A tensor never changes after `put`: if it is the same tensor, its copy is still valid.
             if name not in PERSISTENT and self.last.get(name) is not tensor:
                 targets, sources = changed[tensor.dtype]
                 targets.append(self.statics[name])
@@ -65,8 +65,11 @@ class _Captured:
 
 
 class GraphStep:
-    """Runs the step once a call, whatever the way: the first call of a shape is eager, which warms up what is compiled or
-    bound on first use, and is recorded right after; later ones replay. A step that cannot be captured stays eager."""
+    """Runs a step exactly once per call, eagerly or as a graph.
+
+    The first call of a shape is eager, which compiles and binds what is made on first use; the step is captured right
+    after it, and later calls replay the graph. A step that cannot be captured stays eager.
+    """
 
     def __init__(self, device: Capturing, step_fn: StepFn) -> None:
         self._device = device
@@ -83,7 +86,7 @@ class GraphStep:
             return captured.replay(inputs, self._device.copies)
         outputs = self._step_fn(kv, inputs)[1]
         if len(self._captured) >= _MAX_CAPTURED:
-            self._device.run_eagerly(f"a step that has been captured for {_MAX_CAPTURED} shapes is not for others")
+            self._device.run_eagerly(f"a step is captured for at most {_MAX_CAPTURED} shapes")
             return outputs
         try:
             self._captured[key] = self._capture(kv, inputs, outputs)
@@ -114,6 +117,7 @@ class GraphStep:
 
 
 def _key(kv: KV, inputs: Mapping[str, Tensor]) -> Hashable:
-    """A graph holds addresses: the same cache, the same persistent tensors, the same shapes."""
+    """The key of a graph. A graph holds addresses, so the cache, the persistent tensors and the shapes must be the
+    same."""
     parts = [(name, id(x) if name in PERSISTENT else (x.shape, x.dtype)) for name, x in inputs.items()]
     return (id(kv), *parts)

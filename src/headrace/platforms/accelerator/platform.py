@@ -1,4 +1,4 @@
-"""The base of platforms whose devices are `accelerator.AcceleratorDevice`s. Loads no torch until a device is opened."""
+"""The base class of platforms with an `AcceleratorDevice`. It doesn't import torch before a device is opened."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["SCORE", "AcceleratorPlatform", "Discovery"]
 
 SCORE = 50
-"""Above the host's."""
+"""Higher than the score of the CPU platform."""
 
 
 class Discovery(Protocol):
-    """How a vendor's devices are found."""
+    """Finds a vendor's devices."""
 
     def probe(self, machine: MachineProbe) -> tuple[int, str]: ...
 
@@ -31,13 +31,14 @@ class Discovery(Protocol):
 
 
 class AcceleratorPlatform:
-    """A subclass is data: its name, what finds devices (`discovery`), and where its device is made (`home`)."""
+    """A subclass only has data: its name, the module that finds devices (`discovery`) and the one that opens them
+    (`home`)."""
 
     name: str
     api_version = API_VERSION
     defaults = AcceleratorOptions()
     providers: tuple[str, ...] = ()
-    """Libraries that option `operators` may name: the keys of its devices' `Traits.providers`."""
+    """Libraries that option `operators` may name: the keys of `Traits.providers`."""
     discovery: Discovery
     """A module that loads neither torch nor a driver."""
     home: str
@@ -49,7 +50,8 @@ class AcceleratorPlatform:
         runtime: Callable[[], TorchRuntime] | None = None,
         source: OperatorSource | None = None,
     ) -> None:
-        """`machine`, `runtime`, `source`: stand-ins for tests. Default: this machine, torch's own, the Triton operators."""
+        """`machine`, `runtime`, `source`: replacements for tests. Default: this machine, torch, the Triton
+        operators."""
         self.machine = machine or MachineProbe()
         self._given = runtime
         self._source = source
@@ -61,7 +63,7 @@ class AcceleratorPlatform:
         return self.discovery.devices(self.machine)
 
     def runtime(self) -> TorchRuntime:
-        """Torch's module for this kind of device. The first thing that loads torch."""
+        """Torch's module for this kind of device. This call is the first that imports torch."""
         found: TorchRuntime = self._home().runtime()
         return found
 
@@ -78,7 +80,7 @@ class AcceleratorPlatform:
         try:
             count = int(runtime.module.device_count())
             if not 0 <= index < count:
-                raise PlatformError(f"{self.name}: there are {count} devices, but index {index} was asked for")
+                raise PlatformError(f"{self.name}: there are {count} devices, but index {index} was requested")
             device: Device = self._home().open_device(
                 runtime, index, parsed, **({"source": self._source} if self._source else {})
             )

@@ -1,4 +1,4 @@
-"""What is found out about a machine without loading a driver or torch: files, libraries by name, the installed torch build."""
+"""Inspects a machine without loading a driver or torch: its files, libraries by name, the installed torch build."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ASSIGNED = re.compile(r"^(\w+)\s*(?::[^=]*)?=\s*['\"](.+?)['\"]\s*$", re.MULTIL
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """The torch that is installed, from its own version file."""
+    """The installed torch, as its version file describes it."""
 
     version: str
     runtimes: Mapping[str, str]
-    """Name → version of each runtime that it was built for, as `torch.version` names them."""
+    """Name → version of each runtime that it was built for, with the names of `torch.version`."""
 
 
 def _torch_folder() -> Path | None:
@@ -34,12 +34,12 @@ def _torch_folder() -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class MachineProbe:
-    """Where a probe looks; tests give it another root."""
+    """The file system, environment and libraries that a probe reads; tests use another root."""
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    """For the variables by which a vendor's own runtime hides devices. They are that runtime's and none of `config.Environment`'s: it
-    obeys them in this process whatever we think, so probing has to count as it does."""
+    """For the variables with which a vendor's runtime hides devices. They are not part of `settings.Environment`: the
+    runtime applies them in this process by itself, so a probe must count devices in the same way."""
     find_library: Callable[[str], str | None] = ctypes.util.find_library
     torch_folder: Callable[[], Path | None] = _torch_folder
 
@@ -47,28 +47,29 @@ class MachineProbe:
         return (self.root / path).exists()
 
     def read(self, path: str | Path) -> str:
-        """Stripped; empty where there is nothing to read."""
+        """The stripped text of a file; empty if it cannot be read."""
         try:
             return (self.root / path).read_text(errors="replace").strip()
         except OSError:
             return ""
 
     def glob(self, pattern: str) -> list[Path]:
-        """In the order of the numbers in their names, then of the names."""
+        """Matching paths, sorted by the numbers in their names, then by name."""
         return sorted(self.root.glob(pattern), key=lambda p: ([int(n) for n in re.findall(r"\d+", p.name)], p.name))
 
     def may_open(self, path: str | Path) -> bool:
         return os.access(self.root / path, os.R_OK | os.W_OK)
 
     def has_library(self, name: str, *folders: str) -> bool:
-        """`name` as the loader knows it, `libfoo.so.1`; `folders`: where else a vendor puts it. Not loaded."""
+        """Whether a library is installed; it is not loaded. `name`: as for the loader, `libfoo.so.1`. `folders`:
+        further folders in which a vendor installs it."""
         if any(self.exists(f"{folder}/{name}") for folder in (*_LIBRARIES, *folders)):
             return True
         stem = name.removeprefix("lib").partition(".so")[0]
         return self.find_library(stem) is not None
 
     def torch(self) -> TorchBuild | None:
-        """None where torch is not installed."""
+        """The installed torch; None if there is none."""
         folder = self.torch_folder()
         if folder is None:
             return None
@@ -76,15 +77,17 @@ class MachineProbe:
             text = (folder / "version.py").read_text()
         except OSError:
             return None
-        said = dict(_ASSIGNED.findall(text))
-        version = said.pop("__version__", "unknown")
-        return TorchBuild(version, {name: value for name, value in said.items() if name != "git_version"})
+        fields = dict(_ASSIGNED.findall(text))
+        version = fields.pop("__version__", "unknown")
+        return TorchBuild(version, {name: value for name, value in fields.items() if name != "git_version"})
 
 
 def masked(devices: Sequence[DeviceInfo], mask: str | None, slices: str = "") -> list[DeviceInfo]:
-    """The devices that a vendor's runtime shows under its mask, numbered as it numbers them: by position or by the beginning of
-    their `uuid`; the first entry that fits no device ends the list. None: all. Entries that begin with `slices` name a part of a
-    device."""
+    """The devices that a vendor's runtime shows under its mask, in its numbering.
+
+    An entry of the mask is an index or the start of a `uuid`; the first entry that matches no device ends the list.
+    None shows all. An entry that begins with `slices` names a part of a device.
+    """
     if mask is None:
         return list(devices)
     shown: list[DeviceInfo] = []

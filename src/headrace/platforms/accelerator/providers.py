@@ -1,4 +1,4 @@
-"""Vendors' libraries that may compute some operators in place of Triton, where option `operators` names one."""
+"""Vendors' libraries that compute some operators in place of Triton, if option `operators` names one."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """One library. Nothing of it is imported before a device is opened with it."""
+    """One library. It is not imported before a device is opened with it."""
 
     title: str
     distribution: str
     module: str
-    """What is imported."""
+    """The module to import."""
     home: str
     """Our module with `operators(library, others, device)`: the operators by name, each a `SharedOperator`."""
     remedy: str
-    """How to get it."""
+    """Tells the user how to install it."""
     lacks: Mapping[str, str]
-    """Operators that it has a form of and that stay Triton's nevertheless, with the reason."""
+    """Operators that it has but that Triton still serves, with the reason."""
     eager: str = ""
-    """Why steps with it cannot be captured; empty where they can."""
+    """Why steps with it cannot be captured; empty if they can."""
 
 
 class SharedOperator:
-    """An operator of a library for the calls that fit it, and another's for the rest; the log names each reason once."""
+    """An operator that a library serves for the calls that fit it; another operator serves the rest, with one log line
+    per reason."""
 
     tag: str
     fits: str
-    """What it serves, for `doctor`."""
+    """The calls that the library serves, for `doctor`."""
     rest: str
-    """What it leaves to the other."""
+    """The calls that the other operator serves."""
 
     def __init__(self, name: str, other: Callable[..., Any]) -> None:
         self._name, self._other = name, other
@@ -68,7 +69,7 @@ class SharedOperator:
 
 @dataclass(frozen=True, slots=True)
 class ProvidedOperators:
-    """The provider that a device was opened with."""
+    """The operators of a device, with or without a provider."""
 
     operators: Mapping[str, Callable[..., Any]]
     reasons: Mapping[str, str]
@@ -78,7 +79,8 @@ class ProvidedOperators:
 def with_provider(
     provider: Provider, table: Mapping[str, Callable[..., Any]], device: torch.device
 ) -> ProvidedOperators:
-    """The provider's operators over those of `table`. Raises PlatformError where it is not installed or doesn't load."""
+    """`table` with the provider's operators. Raises PlatformError if the library is not installed or cannot be
+    loaded."""
     try:
         library = importlib.import_module(provider.module)
     except Exception as error:
@@ -92,21 +94,23 @@ def with_provider(
 
 
 def without_provider(table: Mapping[str, Callable[..., Any]]) -> ProvidedOperators:
-    """The table as it is."""
+    """The unchanged table."""
     return ProvidedOperators(table, {}, "")
 
 
 def provider_versions(providers: Mapping[str, Provider]) -> dict[str, str]:
-    """Title → version and how to ask for it, or that it is not installed. Imports none of them."""
+    """Title → version and the option that selects it, or that it is not installed. Imports none of them."""
     return {provider.title: _version(provider, option) for option, provider in providers.items()}
 
 
 def _why_not(provider: Provider, device: torch.device, error: Exception) -> str:
-    asked = f"{device}: option operators asks for {provider.title}, but "
+    start = f"{device}: option operators names {provider.title}, but "
     if isinstance(error, ModuleNotFoundError) and error.name == provider.module.partition(".")[0]:
-        return f"{asked}{provider.distribution} is not installed: {provider.remedy}, or leave the option out"
-    said = f"{type(error).__name__}: {error}"
-    return f"{asked}{provider.module} cannot be loaded: {said}: repair it ({provider.remedy}), or leave the option out"
+        return f"{start}{provider.distribution} is not installed: {provider.remedy}, or leave the option out"
+    reason = f"{type(error).__name__}: {error}"
+    return (
+        f"{start}{provider.module} cannot be loaded: {reason}: repair it ({provider.remedy}), or leave the option out"
+    )
 
 
 def _version(provider: Provider, option: str) -> str:
@@ -114,4 +118,4 @@ def _version(provider: Provider, option: str) -> str:
         found = importlib.metadata.version(provider.distribution)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-    return f"{found}; option operators={option} asks for it"
+    return f"{found}; option operators={option} selects it"

@@ -1,4 +1,4 @@
-"""What an accelerator uses of torch's module for its kind of device: streams, events, graphs, pinned memory."""
+"""Wraps torch's module for one kind of device: streams, events, graphs, pinned memory."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ __all__ = ["TorchRuntime"]
 
 @dataclass(frozen=True, slots=True)
 class TorchRuntime:
-    """`module` is what `torch.get_device_module(kind)` gives, or something that behaves like it."""
+    """`module` is the result of `torch.get_device_module(kind)`, or an object with the same members."""
 
     module: Any
     kind: str
     """The type of `torch.device`."""
     pinned: bool = True
-    """Whether host memory can be locked for copies that don't wait."""
+    """Whether host memory can be pinned for asynchronous copies."""
     graph: str = ""
-    """Name of the module's graph class; empty where steps cannot be captured."""
+    """Name of the module's graph class; empty if steps cannot be captured."""
     graph_options: tuple[tuple[str, Any], ...] = ()
-    """Given to the module's `graph` context."""
+    """Keyword arguments of the module's `graph` context."""
 
     def device(self, index: int) -> torch.device:
         return torch.device(self.kind, index)
 
     def host(self, shape: Sequence[int], dtype: torch.dtype, pinned: bool = True) -> torch.Tensor:
-        """An uninitialised host tensor. Pinned memory comes from torch's cache, which gives it out again only once the copies
-        that use it have been made."""
+        """An uninitialized host tensor. Pinned memory comes from torch's cache, which reuses it only after the copies
+        that use it are complete."""
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=pinned and self.pinned)
 
     @property
@@ -43,7 +43,7 @@ class TorchRuntime:
         return getattr(self.module, self.graph)()
 
     def capture(self, graph: Any, pool: Any, stream: Any) -> AbstractContextManager[Any]:
-        """What is launched inside is recorded and not run."""
+        """A context in which launched work is recorded and not run."""
         context: AbstractContextManager[Any] = self.module.graph(
             graph, pool=pool, stream=stream, **dict(self.graph_options)
         )

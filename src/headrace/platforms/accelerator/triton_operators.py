@@ -19,19 +19,20 @@ __all__ = ["OperatorSource", "OperatorTable", "missing_operators", "triton_opera
 
 OperatorTable = Mapping[str, Callable[..., Any]]
 OperatorSource = Callable[[Capabilities, TritonChip, AcceleratorOptions], tuple[OperatorTable, str]]
-"""(the chip's capabilities, the same for Triton, the user's options) → (operators by name, why the others are served by reference)."""
+"""(the chip's capabilities, the same for Triton, the user's options) → (operators by name, why the reference serves the
+others)."""
 _TABLE = "headrace.kernels.tritonlib.operator_set"
 
 
 def triton_operators(
     capabilities: Capabilities, chip: TritonChip, options: AcceleratorOptions
 ) -> tuple[OperatorTable, str]:
-    """The table of `kernels.tritonlib`, imported here and not before; empty where triton is not installed."""
+    """The operators of `kernels.tritonlib`, which is imported here and not before; empty if triton is not installed."""
     if importlib.util.find_spec("triton") is None:
         return {}, "triton is not installed: install headrace with the extra of this platform"
     if options.dtype is not None:
         return _table(chip, options, options.dtype), _MISSING
-    # Activations have the embedding's type; the other operators follow their inputs.
+    # Activations have the dtype of the embedding; the other operators use the dtype of their inputs.
     tables = {dtype: _table(chip, options, dtype) for dtype in sorted(capabilities.dtypes - {"quantized"})}
     usual = next(dtype for dtype in ("bfloat16", "float16", "float32") if dtype in tables)
     embeddings = {dtype: table["embedding"] for dtype, table in tables.items() if "embedding" in table}
@@ -45,7 +46,7 @@ _MISSING = "there is no Triton form of it"
 
 
 class FollowsTable:
-    """An embedding whose results have the type of the table that is read; `usual` where the table is quantised."""
+    """An embedding whose result has the dtype of the table that it reads, or `usual` if the table is quantized."""
 
     def __init__(self, by_dtype: Mapping[str, Callable[..., Any]], usual: str) -> None:
         self._by_dtype = by_dtype

@@ -1,4 +1,4 @@
-"""The CPU: in exact float32 by the reference operators, or with native kernels where the library is built.
+"""The CPU platform: native kernels if the library is built, otherwise the reference operators in exact float32.
 
 Importing and probing load no torch.
 """
@@ -38,12 +38,12 @@ class CpuPlatform:
         return [DeviceInfo(0, host_name(), host_memory()[1], details)]
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
-        """On native kernels where they are built; by reference otherwise, under HEADRACE_NATIVE=0 and where `float32_copies` is
-        given."""
+        """A device on native kernels if they are built. A reference device otherwise, and also with HEADRACE_NATIVE=0
+        or option `float32_copies`."""
         from headrace.platforms.cpu.device import OPTIONS, CpuDevice
 
         if index != 0:
-            raise PlatformError(f"cpu: there is one device, index 0, but {index} was asked for")
+            raise PlatformError(f"cpu: there is one device, index 0, but {index} was requested")
         unknown = sorted(set(options) - set(OPTIONS))
         if unknown:
             raise PlatformError(f"cpu: unknown option {unknown[0]!r}; there are {', '.join(OPTIONS)}")
@@ -61,7 +61,7 @@ def _why_by_reference(options: Mapping[str, Any]) -> str | None:
     if not read_environment().native:
         return "HEADRACE_NATIVE=0"
     if "float32_copies" in options:
-        return "the option float32_copies is the reference operators' own"
+        return "the option float32_copies belongs to the reference operators"
     return missing()
 
 

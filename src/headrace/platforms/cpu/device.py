@@ -34,12 +34,12 @@ CAPABILITIES = Capabilities(
 
 
 class CpuDevice(TorchDevice):
-    """Runs steps on one thread of its own, in launch order, with torch's pool beneath it.
+    """Runs steps on a separate thread, in launch order, with torch's thread pool.
 
-    `threads`: size of that pool; None leaves torch's choice. `dtype`: the arithmetic that the user asks for; whatever it is,
-    this device declares float32 and computes in it. `float32_copies`: bytes of dequantised weights to keep; a model
-    that is larger keeps its first weights so and has the rest dequantised at every call. `rank`, `world_size`,
-    `rendezvous`: see `torch_communicator.World`. `reason`: why not natively.
+    `threads`: size of that pool; None leaves torch's choice. `dtype`: the requested arithmetic; this device always
+    declares float32 and computes in it. `float32_copies`: bytes of dequantized weights to store; of a larger model the
+    first weights are stored and the rest is dequantized at every call. `rank`, `world_size`, `rendezvous`: see
+    `torch_communicator.World`. `reason`: why the native kernels are not used.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class CpuDevice(TorchDevice):
         rank: int = 0,
         world_size: int = 1,
         rendezvous: str = "",
-        reason: str = "asked for",
+        reason: str = "the reference device was requested",
     ) -> None:
         for name, value in (("threads", threads), ("float32_copies", float32_copies)):
             if value is not None and (not isinstance(value, int) or value < (name == "threads")):
@@ -62,11 +62,11 @@ class CpuDevice(TorchDevice):
         self._reasons = {spec.name: reason for spec in (*OPS, *OPTIONAL)}
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
-        """The operators that take a weight read the float32 copies; the rest is by reference."""
+        """Operators that take a weight read the float32 copies; the reference serves the others."""
         return self._copies.operator(spec)
 
     def communicator(self, group: Sequence[int]) -> Communicator:
-        """Through shared memory on one machine, over gloo otherwise."""
+        """Collectives through shared memory on one machine, otherwise over gloo."""
         if len(group) == 1 or self._world.size == 1:
             return super().communicator(group)
         return connect(self._world, group)

@@ -1,4 +1,4 @@
-"""Float32 copies of quantised weights, within a budget: exact arithmetic at the speed of a dense model."""
+"""Float32 copies of quantized weights, within a budget: exact arithmetic at the speed of a dense model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _WITH_WEIGHT = frozenset({"embedding", "linear", "logits"})
 
 
 class Float32Copies:
-    """Makes copies until `budget` bytes are used; weights without one are dequantised at every call, with the same bits."""
+    """Makes copies until `budget` bytes are used. Weights without a copy are dequantized at every call, with the same
+    bits."""
 
     def __init__(self, budget: int) -> None:
         self._left = budget
@@ -28,7 +29,7 @@ class Float32Copies:
         return _OnCopies(spec.reference, self.pack) if spec.name in _WITH_WEIGHT else None
 
     def pack(self, weight: Weight) -> None:
-        """Keep a copy where it fits. What is float32 already, and what asks for quantised inputs, is left alone."""
+        """Store a copy if it fits. Float32 weights and weights that require quantized inputs get none."""
         size = 4 * weight.shape[0] * weight.shape[1]
         plain = weight.scheme == "float32" or any(part.activation for part in (weight, *weight.parts))
         if plain or _KEY in weight.prepared or size > self._left:

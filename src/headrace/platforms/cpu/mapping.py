@@ -1,4 +1,4 @@
-"""Anonymous memory from the system, private and in huge pages where there are any."""
+"""Anonymous private memory from the system, in huge pages if there are any."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ _NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python names from 3.13 on
 
 
 def map_memory(size: int, what: str, reserve: bool = True) -> mmap.mmap:
-    """Zeroed memory for `what`. Private, since shared anonymous memory gets no huge pages: it belongs to the kernel's tmpfs.
-    `reserve` False: the system need not have it all. Raises OutOfMemory."""
+    """Zeroed memory for `what`. Raises OutOfMemory.
+
+    The mapping is private, because shared anonymous memory gets no huge pages: it belongs to the kernel's tmpfs.
+    `reserve` False: the system need not have all of it.
+    """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     linux = hasattr(mmap, "MADV_HUGEPAGE")
     if linux and not reserve:

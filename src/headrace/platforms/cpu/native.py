@@ -1,4 +1,4 @@
-"""The library of native kernels: where it is, which of its instruction sets this processor runs, and its functions."""
+"""The library of native kernels: its path, the instruction sets that this processor can run, and its functions."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from typing import Any
 import headrace
 from headrace.errors import PlatformError
 
-__all__ = ["ISAS", "HostCopy", "Library", "describe", "find", "load", "missing", "usable"]
+__all__ = ["ABI", "ISAS", "REMEDY", "HostCopy", "Library", "describe", "find", "load", "missing", "usable"]
 
 ISAS = ("amx", "v4bf16", "v4", "v3", "dotprod", "generic")
-"""Instruction sets the library may hold, best first: AMX's tiles, AVX-512 with BF16, AVX-512 with VNNI, AVX2; Arm's dot products;
-any processor (SSE2, NEON)."""
+"""Instruction sets that the library may contain, best first: AMX tiles, AVX-512 with BF16, AVX-512 with VNNI, AVX2; Arm
+dot products; any processor (SSE2, NEON)."""
 _LEVEL = {"generic": 0, "v3": 1, "v4": 2, "v4bf16": 3, "dotprod": 4, "amx": 5}
 _UNDER = {"amx": "v4bf16"}
-"""Whose kernels serve where an instruction set has none of its own: tiles are for products."""
+"""Instruction set → the one whose kernels it uses for operators that it has no kernel for: AMX tiles only serve
+products."""
 _NAME = "libheadrace_cpu.so"
+ABI = 1
+"""`HR_ABI` of `kernels/native/headrace.h`: what the runtime's functions take and mean."""
+REMEDY = "run `make` in the checkout, or install headrace again"
 
 
 class HostCopy(ctypes.Structure):
-    """A host copy of a job."""
+    """One host-to-host copy of a job."""
 
     _fields_ = (("dst", ctypes.c_void_p), ("src", ctypes.c_void_p), ("bytes", ctypes.c_int64))
 
@@ -37,22 +41,20 @@ class Library:
     functions: ctypes.CDLL
 
     def kernel(self, name: str) -> int:
-        """Address of a kernel. Raises PlatformError where the library has none of that name."""
+        """Address of a kernel. Raises PlatformError if the library has none of that name."""
         symbol = f"hr_{name}_{self.isa}"
         if not hasattr(self.functions, symbol):
             symbol = f"hr_{name}_{_UNDER.get(self.isa, self.isa)}"
         try:
             found = ctypes.cast(getattr(self.functions, symbol), ctypes.c_void_p).value
         except AttributeError:
-            raise PlatformError(
-                f"{self.path} has no {symbol}: it was built from other sources; install headrace again"
-            ) from None
+            raise PlatformError(f"{self.path} has no {symbol}: it was built from other sources; {REMEDY}") from None
         assert found is not None
         return found
 
 
 def find() -> Path | None:
-    """The library beside the package, installed or built in the checkout."""
+    """The path of the library in the package, installed or built in the checkout; None if there is none."""
     for entry in headrace.__path__:
         path = Path(entry) / "_lib" / _NAME
         if path.is_file():
@@ -61,22 +63,23 @@ def find() -> Path | None:
 
 
 def missing() -> str | None:
-    """Why the native kernels cannot be used, None where they can."""
+    """Why the native kernels cannot be used; None if they can. Raises PlatformError for a library of an older or newer
+    headrace: the reference operators in its place would hide that."""
     path = find()
     if path is None:
         return (
-            "the native kernels were not built (no C++ compiler at install): the operators run by reference, many times "
+            "the native kernels were not built (no C++ compiler at install): the reference operators run, many times "
             "slower; install a compiler and then headrace again"
         )
     try:
         _open(path)
-    except (OSError, AttributeError) as error:  # no library of this machine's; one of other sources
-        return f"{path} cannot be used ({error}): install headrace again"
+    except (OSError, AttributeError) as error:  # built for another machine, or from other sources
+        return f"{path} cannot be used ({error}): {REMEDY}"
     return None
 
 
 def usable() -> list[str]:
-    """Instruction sets that the library holds and this processor runs, best first; none where there is no library."""
+    """Instruction sets that the library contains and this processor can run, best first; none without a library."""
     path = find()
     if path is None or missing() is not None:
         return []
@@ -85,14 +88,14 @@ def usable() -> list[str]:
 
 
 def _holds(functions: ctypes.CDLL, isa: str) -> bool:
-    # Of those that go with another's kernels, a product tells.
+    # An instruction set that also uses another one's kernels has at least its own product.
     return all(hasattr(functions, f"hr_{name}") for name in (f"linear_{isa}", f"rms_norm_{_UNDER.get(isa, isa)}"))
 
 
 def load(isa: str | None = None) -> Library:
-    """The library for `isa`, or for the best one that it has and the processor runs.
+    """The library for `isa`, or for the best instruction set that it contains and the processor can run.
 
-    Raises PlatformError where there is none, or where the one asked for does not run here.
+    Raises PlatformError if there is none, or if the requested one does not run here.
     """
     reason = missing()
     if reason is not None:
@@ -103,16 +106,16 @@ def load(isa: str | None = None) -> Library:
     if isa is not None and isa not in found:
         raise PlatformError(f"cpu: instruction set {isa!r} does not run here: choose one of {', '.join(found)}")
     if not found:
-        raise PlatformError(f"cpu: {path} holds no kernels for this processor: install headrace again")
+        raise PlatformError(f"cpu: {path} holds no kernels for this processor: {REMEDY}")
     return Library(path, isa or found[0], _open(path))
 
 
 def describe() -> tuple[tuple[str, str], ...]:
-    """For `DeviceInfo.details`: the library and the instruction set that serve, or why none does."""
-    problem = missing()
-    if problem is not None:
-        return (("native_problem", problem),)
+    """For `DeviceInfo.details`: the library and the instruction set in use, or why there is none."""
     try:
+        problem = missing()
+        if problem is not None:
+            return (("native_problem", problem),)
         library = load()
     except PlatformError as error:
         return (("native_problem", str(error)),)
@@ -122,6 +125,9 @@ def describe() -> tuple[tuple[str, str], ...]:
 @lru_cache(maxsize=4)
 def _open(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
+    found = library.hr_abi() if hasattr(library, "hr_abi") else 0
+    if found != ABI:
+        raise PlatformError(f"cpu: {path} has version {found} of the kernels' ABI, this headrace has {ABI}: {REMEDY}")
     pointer, integer, ticket = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
     prototypes: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "hr_team_new": (pointer, (ctypes.c_int32, pointer, integer, integer, integer)),

@@ -1,4 +1,4 @@
-"""Argument structures of the native kernels, field by field as in `kernels/<op>/cpu.cpp`."""
+"""Argument structures of the native kernels, with the same fields as in `kernels/<op>/cpu.cpp`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ __all__ = [
     "CopyBlocksArgs",
     "Dim",
     "GatedActivationArgs",
+    "GatherArgs",
+    "LimitArgs",
+    "ReduceArgs",
     "ResolveTokensArgs",
     "RmsNormArgs",
     "RotaryCacheArgs",
     "SampleArgs",
+    "SegmentArgs",
 ]
 
 FIXED = -1
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
-"""Numbers of the gate's functions."""
+"""Activation functions of a gate → their numbers in the kernels."""
 Field = tuple[str, Any]
 
 
@@ -102,7 +106,8 @@ SAMPLE_INPUTS = (
     *(*FLOAT_ROWS, *INT_ROWS, "position", "target", "slot", "prompt_len", "seed"),
     *("bias_row", "bias_token", "bias_value", "allowed", "allowed_row", "history"),
 )
-"""Fields of `SampleInputs` in the order of `sample_args`, where the table's rows come first: floats, then integers."""
+"""Fields of `SampleInputs` in the order of `sample_args`. The rows of the parameter table come first: floats, then
+integers."""
 
 
 class SampleArgs(ctypes.Structure):
@@ -116,3 +121,21 @@ class SampleArgs(ctypes.Structure):
 
 class CopyBlocksArgs(ctypes.Structure):
     _fields_ = _fields(_pointers("buffers", "bytes", "strides", "pairs"), _longs("count", "num_pairs"))
+
+
+class SegmentArgs(ctypes.Structure):
+    _fields_ = _fields(_pointers("memory"), _longs("slot_bytes", "timeout_ns", "spin_ns"), _ints("rank", "size"))
+
+
+class ReduceArgs(ctypes.Structure):
+    _fields_ = _fields([("segment", SegmentArgs)], _pointers("x", "y"), _longs("width"), [("rows", Dim)], _ints("type"))
+
+
+class GatherArgs(ctypes.Structure):
+    _fields_ = _fields(
+        [("segment", SegmentArgs)], _pointers("x", "y"), _longs("bytes"), [("rows", Dim)], _ints("stacked")
+    )
+
+
+class LimitArgs(ctypes.Structure):
+    _fields_ = _fields(_pointers("data"), _longs("bytes", "rounds"), _pointers("sink"))

@@ -1,7 +1,7 @@
 """Collectives of the native device: kernels over memory that the ranks share, run at once or recorded onto a tape.
 
-Layout of the memory and the order of sums: `kernels/collective/segment.h`. A rank that has ended is noticed within 10 ms, one that
-hangs after the world's timeout; either way the step fails with DeviceLost, and so do the other ranks'.
+Layout of the memory and the order of sums: `kernels/collective/segment.h`. A rank that has ended is detected within 10
+ms, a rank that hangs after the world's timeout. In both cases the step fails with DeviceLost on every rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from headrace.errors import PlatformError
-from headrace.platforms.cpu.native_args import FIXED, Dim
+from headrace.platforms.cpu.native_args import FIXED, Dim, GatherArgs, ReduceArgs, SegmentArgs
 from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_linear import HasLauncher
 from headrace.platforms.cpu.native_team import allowed_cores
@@ -27,43 +27,22 @@ from headrace.platforms.torch_communicator import TorchCommunicator, World
 __all__ = ["SLOT", "NativeCommunicator", "NativeSegment", "connect"]
 
 SLOT = 1 << 20
-"""Bytes of a slot; what is larger goes in parts."""
+"""Bytes of a slot; larger data is sent in parts."""
 _LINE, _PID_AT = 128, 12
 _SPIN_NS = 200_000
 _SUMS = {torch.float32: 0, torch.float64: 1, torch.int32: 2, torch.int64: 3}
 _WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
-class _SegmentArgs(ctypes.Structure):
-    _fields_ = (
-        ("memory", ctypes.c_void_p), ("slot_bytes", ctypes.c_int64), ("timeout_ns", ctypes.c_int64),
-        ("spin_ns", ctypes.c_int64), ("rank", ctypes.c_int32), ("size", ctypes.c_int32),
-    )  # fmt: skip
-
-
-class _ReduceArgs(ctypes.Structure):
-    _fields_ = (
-        ("segment", _SegmentArgs), ("x", ctypes.c_void_p), ("y", ctypes.c_void_p), ("width", ctypes.c_int64), ("rows", Dim),
-        ("type", ctypes.c_int32),
-    )  # fmt: skip
-
-
-class _GatherArgs(ctypes.Structure):
-    _fields_ = (
-        ("segment", _SegmentArgs), ("x", ctypes.c_void_p), ("y", ctypes.c_void_p), ("bytes", ctypes.c_int64), ("rows", Dim),
-        ("stacked", ctypes.c_int32),
-    )  # fmt: skip
-
-
 class NativeSegment:
-    """This rank's view of the shared memory; alive as long as a tape that uses it."""
+    """This rank's view of the shared memory. A tape that uses it keeps it alive."""
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, timeout: float, spin: bool) -> None:
         self.rank, self.size = rank, size
         self._memory = memory
         self._start = ctypes.c_char.from_buffer(memory)
         ctypes.c_int32.from_buffer(memory, rank * _LINE + _PID_AT).value = os.getpid()
-        self.args = _SegmentArgs(
+        self.args = SegmentArgs(
             ctypes.addressof(self._start), SLOT, int(timeout * 1e9), _SPIN_NS if spin else 0, rank, size
         )
 
@@ -73,7 +52,7 @@ class NativeSegment:
 
 
 class NativeCommunicator(RestCommunicator):
-    """All four collectives; a tape records `all_reduce` and `all_gather`. Inputs are left as they are."""
+    """All four collectives; a tape records `all_reduce` and `all_gather`. Inputs are not changed."""
 
     def __init__(self, segment: NativeSegment, owner: HasLauncher, rest: Callable[[], TorchCommunicator]) -> None:
         super().__init__(rest)
@@ -88,7 +67,7 @@ class NativeCommunicator(RestCommunicator):
                 raise PlatformError(f"cpu: all_reduce of {x.dtype}: there are {', '.join(map(str, [*_SUMS, *_WIDE]))}")
             rows, width = _rows(launcher, x)
             y = launcher.empty(rows, x.shape, wide.dtype)
-            args = _ReduceArgs(self._segment.args, wide.data_ptr(), y.data_ptr(), width, rows, _SUMS[wide.dtype])
+            args = ReduceArgs(self._segment.args, wide.data_ptr(), y.data_ptr(), width, rows, _SUMS[wide.dtype])
             launcher.call("all_reduce", args, (wide, y, self._segment))
             return y.to(x.dtype)
 
@@ -110,26 +89,26 @@ class NativeCommunicator(RestCommunicator):
             else:
                 raise PlatformError(f"cpu: all_gather of a step's rows along dimension {dim}: 0 and 1 are recorded")
             y = launcher.empty(out, shape, x.dtype)
-            args = _GatherArgs(self._segment.args, plain.data_ptr(), y.data_ptr(), bytes_, rows, int(dim == 0))
+            args = GatherArgs(self._segment.args, plain.data_ptr(), y.data_ptr(), bytes_, rows, int(dim == 0))
             launcher.call("all_gather", args, (plain, y, self._segment))
             return y
 
 
 def _rows(launcher: Launcher, x: Tensor) -> tuple[Dim, int]:
-    """(rows as kernels take them, elements of one)"""
+    """(number of rows as a kernel argument, elements per row)"""
     if not x.dim():
         return Dim(FIXED, 1), 1
     return launcher.rows(x), math.prod(x.shape[1:])
 
 
 def connect(world: World, group: Sequence[int], owner: HasLauncher, threads: int) -> NativeCommunicator:
-    """Raises PlatformError where the ranks share no memory."""
+    """The communicator of a group. Raises PlatformError if the ranks don't share memory."""
     rank, size = tuple(group).index(world.rank), len(group)
     memory = attach(world, group, NativeSegment.bytes(size))
     if memory is None:
         raise PlatformError(
-            f"cpu: {size} ranks don't share memory: start them on one machine and in one container with {NativeSegment.bytes(size)} "
-            "bytes of /dev/shm, or set HEADRACE_NATIVE=0 for collectives over the network"
+            f"cpu: {size} ranks don't share memory: start them on one machine and in one container with "
+            f"{NativeSegment.bytes(size)} bytes of /dev/shm, or set HEADRACE_NATIVE=0 for collectives over the network"
         )
     segment = NativeSegment(memory, rank, size, world.timeout, spin=size * threads <= len(allowed_cores()))
     return NativeCommunicator(segment, owner, lambda: world.communicator(group, "gloo"))

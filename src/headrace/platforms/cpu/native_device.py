@@ -1,4 +1,4 @@
-"""The CPU device on native kernels: steps are tapes, one team of threads runs them in order."""
+"""The CPU device on native kernels: steps are tapes, and one team of threads runs them in order."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from headrace.platforms.cpu.native import load
 from headrace.platforms.cpu.native_args import CopyBlocksArgs
 from headrace.platforms.cpu.native_kv import NativeKV
 from headrace.platforms.cpu.native_launch import EagerLauncher, Launcher
+from headrace.platforms.cpu.native_layout import check_layouts
 from headrace.platforms.cpu.native_linear import KEY, NativeLinear
 from headrace.platforms.cpu.native_moe import NativeMoE
 from headrace.platforms.cpu.native_ops import NativeOps
@@ -45,18 +46,20 @@ CAPABILITIES = Capabilities(
     attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
 )
 T = TypeVar("T")
-_NO_KERNEL = "no native kernel, and recorded steps take no reference: HEADRACE_NATIVE=0 serves it, slowly"
+_NO_KERNEL = "no native kernel, and a recorded step cannot use the reference: HEADRACE_NATIVE=0 serves it, slowly"
 _COMPUTE: dict[str | None, Compute] = {
     None: "int8", "quantized": "int8", "bfloat16": "bfloat16", "float16": "float32", "float32": "float32",
 }  # fmt: skip
 
 
 class NativeDevice(TorchDevice):
-    """`threads` None: one a physical core that the process may use, divided among the ranks. `isa` None: the best one. `rank`,
-    `world_size`, `rendezvous`: see `torch_communicator.World`; all ranks are on this machine.
+    """One opened CPU device.
 
-    `dtype` None: each weight in its own form's fast arithmetic (integer codes meet inputs of int8, bfloat16 those of bfloat16,
-    the rest float32). `float32`: exact arithmetic. `bfloat16`, `float16`: no integer products.
+    `threads` None: one per physical core that the process may use, divided among the ranks. `isa` None: the best one.
+    `rank`, `world_size`, `rendezvous`: see `torch_communicator.World`; all ranks are on this machine.
+
+    `dtype` None: the fast arithmetic of each weight's format (int8 inputs for integer codes, bfloat16 inputs for
+    bfloat16, otherwise float32). `float32`: exact arithmetic. `bfloat16`, `float16`: no integer products.
     """
 
     def __init__(
@@ -75,7 +78,9 @@ class NativeDevice(TorchDevice):
         self._world = None if (rank, world_size) == (0, 1) else _world(rank, world_size, rendezvous)
         collectives = frozenset() if self._world is None else COLLECTIVES
         super().__init__(torch.device("cpu"), replace(CAPABILITIES, collectives=collectives), 1)
-        self.team = Team(load(isa), threads, (rank, world_size))
+        library = load(isa)
+        check_layouts(library)
+        self.team = Team(library, threads, (rank, world_size))
         self._placement = Placement(self.team.cpus)
         self._ops = NativeOps(EagerLauncher(self.team))
         self._compute = _COMPUTE[dtype]
@@ -139,7 +144,7 @@ class NativeDevice(TorchDevice):
         return kv
 
     def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
-        """A tape, recorded at the first call; the weights that it reads are then where its threads are."""
+        """A tape, recorded at the first call, which also moves its weights to the memory nodes of its threads."""
         self._check_open()
         return TapeExecutable(self.team, step_fn, bucket, self._swap, self._place)
 
@@ -147,7 +152,7 @@ class NativeDevice(TorchDevice):
         return self._table.get(spec.name)
 
     def communicator(self, group: Sequence[int]) -> Communicator:
-        """Kernels over shared memory, which a tape records."""
+        """Collectives over shared memory; a tape can record them."""
         if len(group) == 1 or self._world is None:
             return super().communicator(group)
         from headrace.platforms.cpu.native_communicator import connect
@@ -155,15 +160,15 @@ class NativeDevice(TorchDevice):
         return connect(self._world, group, self._ops, self.team.threads)
 
     def wait(self) -> None:
-        """Until everything launched has run."""
+        """Wait until all launched work has run."""
         self.team.wait(self.team.run_tape(None, None, None, 0, None))
 
     def op_reasons(self) -> Mapping[str, str]:
-        """Why optional operators are served by reference."""
+        """Why the reference serves some optional operators."""
         return {spec.name: _NO_KERNEL for spec in OPTIONAL if spec.name not in self._table}
 
     def busy_seconds(self) -> float:
-        """The time in which the team had work."""
+        """The time during which the team had work."""
         return self.team.busy_seconds
 
     def extension(self, kind: Callable[..., T]) -> T | None:
@@ -187,14 +192,14 @@ class NativeDevice(TorchDevice):
 
 
 def _world(rank: int, size: int, rendezvous: str) -> Any:
-    # Late: torch's collectives take a while to import, and most devices are alone.
+    # Imported late: torch's collectives take long to import, and most devices are the only rank.
     from headrace.platforms.torch_communicator import World
 
     return World(rank, size, rendezvous)
 
 
 class NativeOperator:
-    """An operator with what `doctor` calls it."""
+    """An operator with its tag for `doctor`."""
 
     def __init__(self, function: Callable[..., Any], tag: str, pack: Callable[[Any], None] | None = None) -> None:
         self._function, self.tag = function, tag

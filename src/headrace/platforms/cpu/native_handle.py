@@ -1,4 +1,4 @@
-"""A native team that never outlives what its jobs point to."""
+"""Owns a native team and ends it before the memory of its jobs is freed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["TeamHandle"]
 
 
 class TeamHandle:
-    """Owns the native team and what its jobs need, `kept`.
+    """Owns the native team and the objects that its jobs use, `kept`.
 
-    The team finishes and ends at `close`, when nobody refers to it any more, or when the interpreter exits: whichever comes
-    first, and before the memory that its jobs read and write is given back. The number stays good after `close`, so a thread that
-    is just waiting for a ticket comes to no harm.
+    The team finishes its jobs and ends at `close`, when the last reference to it is dropped, or when the interpreter
+    exits: whichever comes first, and before the memory that its jobs read and write is freed. The handle stays valid
+    after `close`, so another thread may still wait for a ticket.
     """
 
     def __init__(self, functions: ctypes.CDLL, value: int) -> None:
@@ -26,7 +26,8 @@ class TeamHandle:
         self.closed = False
 
     def close(self) -> None:
-        """Finish what was submitted and end the threads. Twice is harmless; in a forked process it ends nothing."""
+        """Finish all submitted jobs and end the threads. Calling it twice is harmless. It does nothing in a forked
+        process."""
         self.closed = True
         self._end()
         self.kept.clear()

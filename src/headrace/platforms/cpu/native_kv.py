@@ -1,4 +1,5 @@
-"""The native kernels' paged cache: keys and values in the groups of sixteen that the attention multiplies (native/kv.h)."""
+"""The paged cache of the native kernels: keys and values in groups of sixteen, as attention multiplies them
+(native/kv.h)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _LINE, _PAGE = 64, 4096
 
 
 def _spread(size: int) -> int:
-    """No multiple of two pages where it is large: the same part of every block would else meet in a few sets of the cache."""
+    """The stride of blocks of `size` bytes. A large stride is not a multiple of two pages, because the same part of
+    every block would then be mapped to a few sets of the processor's cache."""
     return size + _PAGE if size >= 16 * _PAGE and size % (2 * _PAGE) == 0 else size
 
 
@@ -45,15 +47,15 @@ class KVArgs(ctypes.Structure):
 
 
 class MappedMemory:
-    """Zeroed memory that is taken from the system when it is first touched, in huge pages where the system has them."""
+    """Zeroed memory that the system provides when it is first touched, in huge pages if there are any."""
 
     def __init__(self, size: int, what: str) -> None:
-        """`what` it is for. Raises OutOfMemory."""
+        """`what`: its purpose, for the error. Raises OutOfMemory."""
         self._map = map_memory(size, what, reserve=False)
         self.size = size
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor over part of it, which keeps it alive."""
+        """A tensor over a part of the memory; the tensor keeps the memory alive."""
         count = 1
         for n in shape:
             count *= n
@@ -62,18 +64,18 @@ class MappedMemory:
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset).view(shape)
 
     def rows(self, offset: int, shape: tuple[int, int], stride: int, dtype: torch.dtype) -> Tensor:
-        """The same, with rows `stride` bytes apart."""
+        """A tensor as of `tensor`, with rows `stride` bytes apart."""
         if not shape[0] * shape[1]:
             return torch.empty(shape, dtype=dtype)
-        whole = torch.frombuffer(self._map, dtype=dtype, count=self.size // dtype.itemsize)
-        return whole.as_strided(shape, (stride // dtype.itemsize, 1), offset // dtype.itemsize)
+        flat = torch.frombuffer(self._map, dtype=dtype, count=self.size // dtype.itemsize)
+        return flat.as_strided(shape, (stride // dtype.itemsize, 1), offset // dtype.itemsize)
 
 
 class NativeKV:
-    """All layers' keys, values and scales as byte tensors; opaque to everyone but the native operators.
+    """Keys, values and scales of all layers as byte tensors; only the native operators know their layout.
 
-    keys and values [num_blocks, heads * block_size * padded] elements, scales float32 [num_blocks, heads * block_size]. A block's
-    rows of all layers lie together.
+    keys and values [num_blocks, heads * block_size * padded] elements, scales float32 [num_blocks, heads * block_size].
+    The rows of one block of all layers are next to each other.
     """
 
     def __init__(self, layout: KVLayout, num_blocks: int) -> None:
@@ -102,7 +104,7 @@ class NativeKV:
             store.append(memory.rows(offset, (num_blocks, count), self.stride, dtype))
 
     def stores(self) -> list[Tensor]:
-        """Everything that is indexed by block first."""
+        """All tensors whose first dimension is the block."""
         return [*self.keys, *self.values, *self.key_scales, *self.value_scales]
 
     def args(self, layer: int) -> KVArgs:
@@ -136,7 +138,7 @@ class NativeKV:
         return native
 
     def to_torch(self, kv: TorchKV) -> None:
-        """Copy everything into a plain cache of the same layout."""
+        """Copy all blocks into a plain cache of the same layout."""
         for layer, shape in enumerate(self.layout.layers):
             for is_key, mine, theirs in ((True, self.keys, kv.keys), (False, self.values, kv.values)):
                 theirs[layer].copy_(self._plain(mine[layer], is_key, shape.num_kv_heads, shape.head_dim))
@@ -149,7 +151,7 @@ class NativeKV:
         return self.layout.dtype not in ("float32", "float16")
 
     def _grouped(self, plain: Tensor, is_key: bool) -> Tensor:
-        """[N, H, block_size, d] in groups; bytes of 8-bit floats, which torch cannot index."""
+        """[N, H, block_size, d] in groups. 8-bit floats are handled as bytes, because torch cannot index them."""
         narrow = plain.view(torch.uint8) if plain.dtype.itemsize == 1 else plain
         blocks, heads, size, dim = narrow.shape
         padded = -(-dim // GROUP) * GROUP

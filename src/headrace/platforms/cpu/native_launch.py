@@ -1,4 +1,4 @@
-"""How a native operator's call reaches the team: at once, or onto a tape (`tape.TapeRecorder`)."""
+"""Passes the call of a native operator to the team at once, or records it onto a tape (`tape.TapeRecorder`)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Tensor = torch.Tensor
 
 
 class Launcher(Protocol):
-    """What an operator needs beside its kernel."""
+    """The functions that an operator uses to call its kernel."""
 
     def own(self) -> AbstractContextManager[Any]:
-        """Inside, torch is the operator's own business and not the model's."""
+        """A context in which the operator itself may call torch; a model may not."""
 
     def rows(self, x: Tensor) -> Dim:
-        """The first dimension of x as kernels take it."""
+        """The first dimension of x as a kernel argument."""
 
     def empty(self, like: Dim, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        """Room for a result; `like` says what its first dimension stands for."""
+        """A tensor for a result; `like` is the meaning of its first dimension."""
 
     def call(self, kernel: str, args: ctypes.Structure, keep: Sequence[Any], sizes: Sequence[int] = ()) -> None:
-        """Run or record a kernel. `keep` are the tensors that the arguments point to; `sizes` are T, S, R, the number of bias
-        triplets and the length of a block-table row, where the caller knows them from the tensors it was given."""
+        """Run or record a kernel. `keep`: the tensors that the arguments point to. `sizes`: T, S, R, the number of bias
+        triplets and the length of a block-table row, as far as the caller knows them from its tensors."""
 
 
 class EagerLauncher:

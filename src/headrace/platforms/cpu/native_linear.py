@@ -20,14 +20,14 @@ __all__ = ["KEY", "EmbeddingArgs", "GatedLinearArgs", "LinearArgs", "LogitsArgs"
 
 Tensor = torch.Tensor
 KEY = "cpu:packed:{}"
-"""Where the packed form for an arithmetic stands in `Weight.prepared`."""
+"""The key of the packed form for an arithmetic in `Weight.prepared`."""
 _RAW = {"float32": 0, "bfloat16": 1, "float16": 2}
 
 
 class LinearArgs(ctypes.Structure):
     _fields_ = (
-        ("x", ctypes.c_void_p), ("y", ctypes.c_void_p), ("weight", ctypes.c_void_p), ("m", Dim), ("ldx", ctypes.c_int32),
-        ("ldy", ctypes.c_int32),
+        ("x", ctypes.c_void_p), ("y", ctypes.c_void_p), ("weight", ctypes.c_void_p), ("m", Dim),
+        ("ldx", ctypes.c_int32), ("ldy", ctypes.c_int32),
     )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ class EmbeddingArgs(ctypes.Structure):
 
 
 class HasLauncher(Protocol):
-    """Whose launcher is exchanged while a tape is recorded."""
+    """An object whose launcher is replaced while a tape is recorded."""
 
     launcher: Launcher
 
@@ -56,8 +56,8 @@ class HasLauncher(Protocol):
 class NativeLinear:
     """Operators on weights that are packed at their first use or by `pack`, for one arithmetic.
 
-    A weight that is embedding table and head is packed once: the embedding reads rows out of the head's panels. A plain float
-    table that is no head is read where it lies.
+    A weight that is both embedding table and head is packed once: the embedding reads rows from the panels of the head.
+    A plain float table that is not the head is read without packing.
     """
 
     def __init__(self, owner: HasLauncher, compute: Compute) -> None:
@@ -75,11 +75,11 @@ class NativeLinear:
         }
 
     def pack(self, weight: Weight) -> None:
-        """For `linear` and `logits`."""
+        """Pack a weight for `linear` and `logits`."""
         self.packed(weight)
 
     def pack_table(self, weight: Weight) -> None:
-        """For `embedding`: nothing for plain floats, which are read as they are unless the head packs them."""
+        """Pack a table for `embedding`. Plain floats are read as they are, unless the head packs them."""
         if weight.scheme not in _RAW:
             self.packed(weight)
 
@@ -99,7 +99,7 @@ class NativeLinear:
             return y.to(x.dtype)
 
     def gated_linear(self, x: Tensor, weight: Weight, kind: str) -> Tensor:
-        """See `ops.OptionalOps.gated_linear`. As two kernels where the weight's halves don't lie in panels of their own."""
+        """See `ops.OptionalOps.gated_linear`. It takes two kernels if the halves of the weight share a panel."""
         launcher = self._owner.launcher
         with launcher.own():
             packed = self.packed(weight)
@@ -142,7 +142,7 @@ class NativeLinear:
 
 
 def _plain(x: Tensor) -> Tensor:
-    """float32 and contiguous."""
+    """`x` as float32 and contiguous."""
     return x.to(torch.float32).contiguous()
 
 

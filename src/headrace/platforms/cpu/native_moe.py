@@ -36,7 +36,8 @@ class MoEArgs(ctypes.Structure):
 
 
 class NativeMoE:
-    """The operator `moe`; its weights are packed as those of `linear`, an expert's matrices as parts of a stack."""
+    """The operator `moe`. Its weights are packed like those of `linear`; the matrices of the experts are parts of a
+    stack."""
 
     def __init__(self, owner: HasLauncher, matrices: NativeLinear) -> None:
         self._owner = owner
@@ -48,7 +49,8 @@ class NativeMoE:
     def moe(
         self, x: Tensor, router: Tensor, gate_up: Weight, down: Weight, bias: Tensor | None, routing: Routing, kind: str
     ) -> Tensor:
-        """See `ops.OptionalOps.moe`. Raises PlatformError for weights that are not `router`'s number of experts."""
+        """See `ops.OptionalOps.moe`. Raises PlatformError if the weights have another number of experts than
+        `router`."""
         experts, columns, width = router.shape[1], x.shape[1], down.shape[1]
         if kind not in ACTIVATIONS:
             raise PlatformError(f"moe: kind {kind!r}: choose one of {', '.join(ACTIVATIONS)}")
@@ -72,7 +74,7 @@ class NativeMoE:
 
 
 def _buffers(launcher: Launcher, rows: Dim, tokens: int, top_k: int, sizes: tuple[int, int, int]) -> tuple[Tensor, ...]:
-    """In the order of `_BUFFERS`."""
+    """The buffers in the order of `_BUFFERS`."""
     experts, width, columns = sizes
     pairs, count = Dim(rows.dim, rows.fixed * top_k), tokens * top_k
     chosen, order, place = (launcher.empty(pairs, (count,), torch.int32) for _ in range(3))
@@ -83,8 +85,8 @@ def _buffers(launcher: Launcher, rows: Dim, tokens: int, top_k: int, sizes: tupl
 
 
 def _check(weights: tuple[PackedWeight, PackedWeight], experts: int, columns: int, width: int) -> None:
-    wanted = (("gate and up", 2 * experts, (width, columns)), ("down", experts, (columns, width)))
-    for weight, (name, count, shape) in zip(weights, wanted, strict=True):
+    expected = (("gate and up", 2 * experts, (width, columns)), ("down", experts, (columns, width)))
+    for weight, (name, count, shape) in zip(weights, expected, strict=True):
         shapes = {(part.rows, weight.shape[1]) for part in weight.parts}
         if len(weight.parts) != count or shapes != {shape}:
             found = f"{len(weight.parts)} matrices of {sorted(shapes)}"

@@ -1,7 +1,8 @@
 """The native operators that take no weight matrix: from tensors to kernel arguments.
 
-Each works at once on tensors of any float type (results in the inputs' type, arithmetic in float32) and, while a tape is
-recorded, on the tape's buffers. A plain `TorchKV` is accepted outside recording and converted, for tests.
+Each one computes at once on tensors of any float dtype (results in the dtype of the inputs, arithmetic in float32).
+While a tape is recorded, it works on the buffers of the tape. Outside recording a plain `TorchKV` is accepted and
+converted, for tests.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ __all__ = ["NativeOps"]
 
 Tensor = torch.Tensor
 _SUB_ROWS = 16
-"""Query heads of one unit of attention at most."""
+"""Most query heads of one work unit of attention."""
 
 
 def _plain(x: Tensor) -> Tensor:
-    """float32 and contiguous."""
+    """`x` as float32 and contiguous."""
     return x.to(torch.float32).contiguous()
 
 
@@ -40,7 +41,7 @@ def batch_sizes(batch: Batch, biases: int = 0) -> list[int]:
 
 
 class NativeOps:
-    """`launcher` is exchanged while a tape is recorded."""
+    """The operators. `launcher` is replaced while a tape is recorded."""
 
     def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
@@ -73,7 +74,7 @@ class NativeOps:
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         if residual.dtype != torch.float32:
-            total = (x.float() + residual.float()).to(residual.dtype)  # the norm reads the sum as rounded
+            total = (x.float() + residual.float()).to(residual.dtype)  # the norm reads the rounded sum
             return self.rms_norm(total, weight, eps).to(x.dtype), total
         with self.launcher.own():
             tensors = [_plain(x), _plain(residual), _plain(weight)]

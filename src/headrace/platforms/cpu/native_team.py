@@ -1,4 +1,5 @@
-"""The team of threads that runs the native kernels: jobs go in, in order; tickets tell when they are done."""
+"""The team of threads that runs the native kernels. Jobs run in the order of submission; a ticket reports when one is
+done."""
 
 from __future__ import annotations
 
@@ -23,25 +24,25 @@ NUM_SIZES = 8
 Sizes = ctypes.c_int32 * NUM_SIZES
 _SCRATCH, _SHARED = 64 << 20, 1 << 30
 _SHARED_PART = 16
-"""Of a limited address space the team shares a sixteenth of what is left: kernels then take more turns."""
+"""With a limited address space the team shares a sixteenth of what is left: kernels then need more iterations."""
 _SPIN_NS = 50_000
 _ERRORS = {
     1: "a kernel needs more scratch memory than the team has",
-    2: "a kernel met an index out of range",
-    3: "the process forked after the device was opened, and its threads are the parent's",
+    2: "a kernel got an index out of range",
+    3: "the process was forked after the device was opened, and only the parent has its threads",
 }
 _PEERS = {
     3: "has ended",
-    4: "has not come for too long",
+    4: "has not arrived in time",
     5: "shares another number of bytes: all ranks of a group call the same collectives",
     6: "has failed",
 }
-"""What a collective says of another rank: a thousand times these, plus the rank."""
+"""Errors that a collective reports about another rank: a thousand times these, plus the rank."""
 
 
 def allowed_cores() -> list[int]:
-    """One logical CPU of each physical core that this process may use: no more than a container's limit is worth, since a thread
-    that has used up its share holds up all that wait for it."""
+    """One logical CPU of each physical core that this process may use. No more than a container's limit allows, because
+    a thread that has used up its share delays all threads that wait for it."""
     if not hasattr(os, "sched_getaffinity"):
         return list(range(os.cpu_count() or 1))
     cores: dict[str, int] = {}
@@ -56,11 +57,11 @@ def allowed_cores() -> list[int]:
 
 
 class Team:
-    """Threads, one native queue, scratch memory. Methods may be called from any Python thread; `close` once nothing follows.
+    """Threads, one native queue, scratch memory. Methods may be called from any Python thread; call `close` last.
 
-    `threads` None: one a physical core. `share` (rank, ranks): so many teams divide the cores. Threads are pinned where they
-    take every core that is the team's (`cpus`, thread by thread; else empty); a smaller team is left to the system, so that two
-    of them don't share a core while others idle.
+    `threads` None: one per physical core. `share` (rank, ranks): so many teams divide the cores. Threads are pinned if
+    they take every core of the team (`cpus` is the CPU of each thread; otherwise empty). The system places the threads
+    of a smaller team, so that two of them don't share a core while others are idle.
     """
 
     def __init__(self, library: Library, threads: int | None = None, share: tuple[int, int] = (0, 1)) -> None:
@@ -70,11 +71,11 @@ class Team:
         cores = every[rank * most : (rank + 1) * most]
         self.threads = threads or most
         self.library = library
-        # What a limit leaves may be any of the cores: the system chooses.
+        # With a limit the process may run on any of the cores: the system chooses.
         pin = self.threads == len(cores) and cpu_quota() is None
         self.cpus: tuple[int, ...] = tuple(cores) if pin else ()
         cpus = (ctypes.c_int32 * self.threads)(*(cores if pin else [-1] * self.threads))
-        # A team larger than the machine must not spin: those it waits for need the cores.
+        # A team larger than the machine must not spin: the threads that it waits for need the cores.
         spin = _SPIN_NS if self.threads * ranks <= len(every) else 0
         space = address_space()
         shared = _SHARED if space is None else min(_SHARED, max(_SCRATCH, space[0] // _SHARED_PART // 4096 * 4096))
@@ -83,22 +84,22 @@ class Team:
             needed = self.threads * _SCRATCH + shared
             left = "" if space is None else f" of {space[0]} that its limit leaves"
             raise PlatformError(
-                f"cpu: cannot start {self.threads} threads: lower --threads or raise the process limits (ulimit -u, ulimit -v); "
-                f"they need {needed} bytes of address space{left}, and their stacks"
+                f"cpu: cannot start {self.threads} threads: lower --threads or raise the process limits (ulimit -u, "
+                f"ulimit -v); they need {needed} bytes of address space{left}, and their stacks"
             )
         self._native = TeamHandle(library.functions, handle)
         self._kept = self._native.kept
         self._lock = threading.Lock()
 
     def run_kernel(self, function: int, args: ctypes.Structure, sizes: Sequence[int] = (), keep: Any = None) -> int:
-        """Submit one kernel; its arguments are copied, what they point to stays alive through `keep`. Returns the ticket."""
+        """Submit one kernel and return its ticket. The arguments are copied; `keep` keeps alive what they point to."""
         packed = Sizes(*sizes)
         size = ctypes.sizeof(args)
         ticket = self.library.functions.hr_submit_kernel(self._open(), function, ctypes.byref(args), size, packed)
         return self._keep(ticket, keep)
 
     def run_tape(self, tape: int | None, sizes: Any, copies: Any, count: int, keep: Any) -> int:
-        """Submit `count` copies, then the tape where given."""
+        """Submit `count` copies, then the tape if there is one."""
         return self._keep(self.library.functions.hr_submit_tape(self._open(), tape, sizes, copies, count), keep)
 
     def run_copy(self, dst: int, src: int, size: int, keep: Any) -> int:
@@ -108,18 +109,18 @@ class Team:
         return bool(self.library.functions.hr_done(self._native.value, ticket))
 
     def wait(self, ticket: int) -> None:
-        """Block, without the interpreter's lock, until the job is done. Raises PlatformError where a kernel failed."""
+        """Block until the job is done, without the interpreter's lock. Raises PlatformError if a kernel failed."""
         error = self.library.functions.hr_wait(self._native.value, ticket)
         if error:
             raise _failure(int(error))
 
     @property
     def busy_seconds(self) -> float:
-        """Time in which the team had work, since it was made."""
+        """Seconds during which the team had work, since it was made."""
         return float(self.library.functions.hr_busy_ns(self._native.value)) / 1e9
 
     def close(self) -> None:
-        """Finish what was submitted and end the threads. Twice is harmless."""
+        """Finish all submitted jobs and end the threads. Calling it twice is harmless."""
         self._native.close()
 
     def _open(self) -> int:
@@ -130,7 +131,7 @@ class Team:
     def _keep(self, ticket: int, what: Any) -> int:
         if not ticket:
             raise PlatformError(
-                "cpu: the device takes no work: it was closed, this process was forked, or memory is short"
+                "cpu: the device accepts no work: it was closed, this process was forked, or memory is short"
             )
         with self._lock:
             if what is not None:

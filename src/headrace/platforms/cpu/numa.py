@@ -1,8 +1,8 @@
-"""On a machine of several memory nodes, packed weights lie where the threads that read them run.
+"""Places packed weights on the memory nodes of the threads that read them, on a machine with several nodes.
 
-Whoever writes a page first decides its node, and whoever packs or reads a file runs anywhere. So once a step is recorded, each
-piece of its weights is written anew by a thread on the node that will read it. Nothing here asks the system for more than a
-process may always do; moving pages between nodes is often forbidden in containers.
+The thread that first writes a page decides its node, but the threads that pack weights or read a file run on any node.
+So after a step has been recorded, a thread on the right node writes each part of its weights again. This needs no
+special permission, whereas moving pages between nodes is often forbidden in containers.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from headrace.kernels.linear.cpu_pack import PackedPart, PackedWeight
 __all__ = ["BLOCK", "Placement", "by_node", "nodes"]
 
 BLOCK = 2 << 20
-"""Bytes that are moved at a time: a huge page, which lies on one node."""
+"""Bytes that are moved at a time: a huge page, which is always on one node."""
 _NODES = Path("/sys/devices/system/node")
 _WRITERS = 4
-"""Threads a node that move blocks."""
+"""Threads per node that move blocks."""
 
 Blocks = Sequence[tuple[int, int]]
 """(address, bytes)"""
 
 
 def nodes(root: Path = _NODES) -> dict[int, int]:
-    """Node of each CPU; empty where the system tells of none."""
+    """CPU → memory node; empty if the system reports none."""
     found: dict[int, int] = {}
     for path in root.glob("node[0-9]*/cpulist"):
         node = int(path.parent.name.removeprefix("node"))
@@ -45,19 +45,19 @@ def nodes(root: Path = _NODES) -> dict[int, int]:
 
 
 def by_node(cpus: Sequence[int], root: Path = _NODES) -> list[int]:
-    """CPUs of one node next to each other: neighbours in a team read neighbouring runs of a weight, and ranks take slices."""
+    """CPUs sorted by node: neighbours in a team read neighbouring parts of a weight, and ranks take slices."""
     node_of = nodes(root)
     return sorted(cpus, key=lambda cpu: node_of.get(cpu, 0))
 
 
 class Placement:
-    """Of the weights that a team reads whose thread i is pinned to `cpus[i]`; nothing happens where none is pinned or the machine
-    has one node. Used from one thread, while no kernel of the team runs."""
+    """Places the weights of a team whose thread i is pinned to `cpus[i]`. It does nothing if no thread is pinned or the
+    machine has one node. Used from one thread, while no kernel of the team runs."""
 
     def __init__(
         self, cpus: Sequence[int], root: Path = _NODES, move: Callable[[Blocks, Sequence[int]], None] | None = None
     ) -> None:
-        """`move(blocks, cpus)` lets threads on these CPUs write the blocks anew."""
+        """`move(blocks, cpus)` lets threads on these CPUs write the blocks again."""
         node_of = nodes(root)
         several = len(set(node_of.values())) > 1 and all(cpu in node_of for cpu in cpus)
         self._nodes = [node_of[cpu] for cpu in cpus] if several else []
@@ -68,10 +68,11 @@ class Placement:
         self._placed: weakref.WeakSet[PackedWeight] = weakref.WeakSet()
 
     def place(self, products: Iterable[tuple[str, PackedWeight]]) -> int:
-        """(kernel, weight) of a step; each weight is placed once. Returns the bytes that were moved."""
+        """Place the weights of a step, each one once. `products`: (kernel, weight). Returns the number of bytes
+        moved."""
         owners: dict[tuple[int, int], int] = {}
         for kernel, weight in products if self._nodes else ():
-            # An embedding reads few rows. A table that is also the head is placed for that.
+            # An embedding reads few rows. A table that is also the head is placed for the head.
             if kernel != "embedding" and weight not in self._placed:
                 self._placed.add(weight)
                 halves = 2 if kernel == "gated_linear" else 1
@@ -85,7 +86,8 @@ class Placement:
         return sum(size for _, size in owners)
 
     def _by_runs(self, weight: PackedWeight, halves: int) -> Iterator[tuple[tuple[int, int], int]]:
-        """Every thread reads one run of all panels (`hr_share`), or the same run of gate and of up."""
+        """Blocks with their nodes: every thread reads one range of the panels (`hr_share`), or the same one of gate and
+        up."""
         total, before, threads = sum(len(part.panels) for part in weight.parts) // halves, 0, len(self._nodes)
         for part in weight.parts:
             start, each = part.panels.data_ptr(), part.panels.shape[1]
@@ -97,7 +99,7 @@ class Placement:
             before += len(part.panels)
 
     def _spread(self, weight: PackedWeight) -> Iterator[tuple[tuple[int, int], int]]:
-        """Which threads read an expert depends on the tokens: every node gets as much."""
+        """Blocks spread evenly over the nodes: which threads read an expert depends on the tokens."""
         every = sorted(self._cpus)
         for part in weight.parts:
             for address, size in _blocks(part):
@@ -105,7 +107,7 @@ class Placement:
 
 
 def _blocks(part: PackedPart) -> Iterator[tuple[int, int]]:
-    """Huge pages of which the panels hold a piece, without what is not of the same storage."""
+    """The huge pages that the panels overlap, limited to the storage of the panels."""
     storage = part.panels.untyped_storage()
     page = mmap.PAGESIZE
     low, high = -(-storage.data_ptr() // page) * page, (storage.data_ptr() + storage.nbytes()) // page * page
@@ -123,8 +125,8 @@ def _move(blocks: Blocks, cpus: Sequence[int]) -> None:
 
 
 def _rewrite(blocks: Blocks) -> None:
-    """By the calling thread: copied away, given back to the system, written to what it gives instead. A block that the system
-    keeps (it may be locked) stays where it is."""
+    """Rewrite blocks in the calling thread: copy one away, return its pages to the system, copy it back to new pages. A
+    block that the system does not take back (it may be locked) stays where it is."""
     give_back = ctypes.CDLL(None).madvise
     room = mmap.mmap(-1, BLOCK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     aside = ctypes.addressof(ctypes.c_char.from_buffer(room))

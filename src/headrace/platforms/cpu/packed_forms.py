@@ -1,4 +1,4 @@
-"""Packed weights of this device as plain data, for the engine's cache (`interface.PackedForms`)."""
+"""Saves and loads packed weights of this device, for the engine's cache (`interface.PackedForms`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SOURCES = (codebooks, cpu_pack, cpu_pack_panels, cpu_pack_schemes)
 
 
 class CpuPackedForms:
-    """`key`: where packed weights stand in `Weight.prepared`."""
+    """Packed weights as plain data. `key`: their key in `Weight.prepared`."""
 
     def __init__(self, key: str, compute: Compute, isa: str) -> None:
         self._key = key
@@ -38,13 +38,13 @@ class CpuPackedForms:
         weight.prepared[self._key] = PackedWeight.load(header, buffers)
 
     def take(self, size: int) -> torch.Tensor:
-        """Huge pages, read into, rather than the file's own pages mapped: a decode step reads every weight once, and with small
-        pages it would wait for the tables of pages."""
+        """Memory on huge pages into which the file is read. Mapping the file would give small pages, and a decode step,
+        which reads every weight once, would wait for page tables."""
         return WeightArena(0).take(size)
 
 
 def _code() -> str:
-    """What packs: so that a changed layout is never read by other kernels, even where its version was forgotten."""
+    """A hash of the code that packs, so that kernels never read another layout, even if its version was not changed."""
     digest = hashlib.sha256()
     for module in _SOURCES:
         assert module.__file__ is not None

@@ -1,4 +1,5 @@
-"""What communicators over shared memory share: the collectives that no step calls go over a network's, made at their first use."""
+"""Base class of communicators over shared memory: collectives that no step calls use a network communicator, made on
+demand."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ __all__ = ["RestCommunicator"]
 
 
 class RestCommunicator:
-    """`reduce_scatter` and `broadcast`. Inputs are left as they are."""
+    """`reduce_scatter` and `broadcast`. Inputs are not changed."""
 
     def __init__(self, rest: Callable[[], TorchCommunicator]) -> None:
-        """`rest` connects the group's ranks, so all of them must come to the first such call."""
+        """`rest` connects the ranks of the group, so all of them must make the first such call."""
         self._rest = rest
         self._made: TorchCommunicator | None = None
 

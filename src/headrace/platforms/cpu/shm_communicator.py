@@ -1,9 +1,9 @@
-"""Sums and gathers between processes of one machine through shared memory: for operators by reference, where
-`native_communicator` cannot serve.
+"""Sums and gathers between processes of one machine through shared memory, for the reference operators.
 
-Each rank has two slots. It copies its part into one, says so in a counter of its own, waits until every rank has, and reads all
-slots in rank order: the sum has the same bits on every rank and in every run. The next operation uses the other slot; the one
-after it finds the first free, since no rank begins an operation before it has read the previous one.
+Each rank has two slots and a counter. It copies its part into one slot, increments its counter, waits until every rank
+has done so, and reads all slots in rank order: the sum has the same bits on every rank and in every run. The next
+operation uses the other slot. The one after it can use the first slot again, because no rank begins an operation before
+it has read the previous one.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ __all__ = ["ShmCommunicator", "ShmSegment", "attach", "connect"]
 
 _log = logging.getLogger(__name__)
 _SLOT = 1 << 20
-"""Bytes of one slot; what is larger goes in parts."""
+"""Bytes of one slot; larger data is sent in parts."""
 _LINE = 64
-"""A cache line: counters on lines of their own don't disturb each other."""
+"""Bytes of a cache line: every counter has a separate one, so that ranks don't slow each other down."""
 _SPINS = 200
-"""Looks at a counter before the processor is offered to somebody else."""
+"""Reads of a counter before the thread yields the processor."""
 _FOLDER = Path("/dev/shm")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
 
 
 class ShmSegment:
-    """The memory that all ranks see: a line a rank (its counter, its sizes), then 2 slots a rank."""
+    """The memory that all ranks share: one line per rank (its counter, its sizes), then two slots per rank."""
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, timeout: float) -> None:
         self.rank, self.size, self._timeout = rank, size, timeout
@@ -56,23 +56,23 @@ class ShmSegment:
     def exchange(self, part: Tensor) -> list[Tensor]:
         """Every rank's part, in rank order; valid until the next but one exchange begins. `part`: flat, at most a slot.
 
-        Raises PlatformError where a rank does not come, or comes with another size.
+        Raises PlatformError if a rank does not arrive in time, or has another size.
         """
         self._exchanges += 1
         count = part.numel()
         slots = self._slots(part.dtype)[self._exchanges % 2]
         slots[self.rank][:count] = part
         line, bytes_ = _LINE // 8, count * part.element_size()
-        # Sizes have two places as slots have: a rank may be one turn ahead.
-        said = 1 + self._exchanges % 2
-        self._lines[self.rank * line + said] = bytes_
+        # There are two sizes, as there are two slots: a rank may be one exchange ahead.
+        size_at = 1 + self._exchanges % 2
+        self._lines[self.rank * line + size_at] = bytes_
         self._lines[self.rank * line] = self._exchanges  # stores are seen in order on this processor
         for rank in range(self.size):
             self._await(rank)
-            if self._lines[rank * line + said] != bytes_:
+            if self._lines[rank * line + size_at] != bytes_:
                 raise PlatformError(
-                    f"cpu: rank {self.rank} shares {bytes_} bytes, but rank {rank} {self._lines[rank * line + said]}: "
-                    "all ranks of a group call the same collectives"
+                    f"cpu: rank {self.rank} shares {bytes_} bytes, but rank {rank} "
+                    f"{self._lines[rank * line + size_at]}: all ranks of a group call the same collectives"
                 )
         return [slot[:count] for slot in slots]
 
@@ -87,10 +87,12 @@ class ShmSegment:
             now = time.monotonic()
             end = end or now + self._timeout
             if now > end:
-                raise PlatformError(f"cpu: rank {rank} has not come for {self._timeout:.0f} s: did its process end?")
+                raise PlatformError(
+                    f"cpu: rank {rank} has not arrived within {self._timeout:.0f} s: did its process end?"
+                )
 
     def _slots(self, dtype: torch.dtype) -> list[list[Tensor]]:
-        """[turn % 2][rank]"""
+        """Slots of a dtype, as [exchange % 2][rank]."""
         found = self._views.get(dtype)
         if found is None:
             start, count = self.size * _LINE, _SLOT // dtype.itemsize
@@ -108,7 +110,7 @@ class ShmSegment:
 
 
 class ShmCommunicator(RestCommunicator):
-    """all_reduce and all_gather over a segment, the rest over gloo. Inputs are left as they are."""
+    """all_reduce and all_gather over a segment, the others over gloo. Inputs are not changed."""
 
     def __init__(self, segment: ShmSegment, world: World, group: Sequence[int]) -> None:
         super().__init__(lambda: world.communicator(group, "gloo"))
@@ -144,20 +146,21 @@ class ShmCommunicator(RestCommunicator):
 
 
 def connect(world: World, group: Sequence[int]) -> Communicator:
-    """Through shared memory where all ranks are on this machine; over gloo otherwise, and the log says why."""
+    """A communicator through shared memory if all ranks are on this machine; otherwise over gloo, with the reason in
+    the log."""
     size = len(group)
     memory = attach(world, group, ShmSegment.bytes(size), _why_not())
     if memory is None:
-        _log.warning("cpu: collectives over gloo: %s", _why_not() or "not all ranks see one shared memory")
+        _log.warning("cpu: collectives over gloo: %s", _why_not() or "not all ranks share memory")
         return world.communicator(group, "gloo")
     return ShmCommunicator(ShmSegment(memory, tuple(group).index(world.rank), size, world.timeout), world, group)
 
 
 def attach(world: World, group: Sequence[int], bytes_: int, why_not: str = "") -> mmap.mmap | None:
-    """Zeroed memory of so many bytes that all ranks of the group share, without a name that could outlive them.
+    """Zeroed memory of so many bytes that all ranks of the group share. Its file is deleted before this returns.
 
-    None where they cannot, on every rank alike. `why_not`: this rank's own reason not to. Raises PlatformError where a rank does
-    not come.
+    None, on every rank, if they cannot share memory. `why_not`: a reason of this rank against it. Raises PlatformError
+    if a rank does not arrive in time.
     """
     store = world.store(group)
     rank, size = tuple(group).index(world.rank), len(group)
@@ -171,15 +174,15 @@ def attach(world: World, group: Sequence[int], bytes_: int, why_not: str = "") -
     if rank == 0:
         _decide(store, size, world.timeout, Path(path) if path else None)
     agreed = bytes(store.get("decision")) == b"yes"
-    store.add("told", 1)
-    if rank == 0:  # the store may be this rank's, and go with it
-        _wait_for_all(store, "told", size, world.timeout)
+    store.add("decided", 1)
+    if rank == 0:  # this rank may serve the store, which ends with its process
+        _wait_for_all(store, "decided", size, world.timeout)
     return memory if agreed else None
 
 
 def _why_not() -> str:
     if platform.machine().lower() not in ("x86_64", "amd64"):
-        return f"{platform.machine()} does not keep stores in order"
+        return f"{platform.machine()} may reorder stores"
     return _unwritable()
 
 
@@ -188,7 +191,8 @@ def _unwritable() -> str:
 
 
 def _machine_identity() -> str:
-    """The same for processes that see each other: the machine's boot and the processes' namespace."""
+    """An identity that is the same for processes which can share memory: the machine's boot and the process
+    namespace."""
     try:
         return f"{_BOOT.read_text().strip()} {_NAMESPACE.readlink()}"
     except OSError:
@@ -196,7 +200,7 @@ def _machine_identity() -> str:
 
 
 def _offer(store: Any, bytes_: int, why_not: str) -> mmap.mmap | None:
-    """Rank 0 makes the segment, readable by this user only, and tells the others its place."""
+    """Rank 0: create the segment, readable by this user only, and publish its path."""
     if why_not:
         store.set("segment", "\n")
         return None
@@ -227,7 +231,8 @@ def _attach(path: Path) -> mmap.mmap | None:
 
 
 def _decide(store: Any, size: int, timeout: float, path: Path | None) -> None:
-    """Once all have looked, the name goes: the memory lives as long as its users, however they end."""
+    """Rank 0: publish the decision once all ranks have looked, and delete the file. The memory lives as long as its
+    users."""
     try:
         _wait_for_all(store, "looked", size, timeout)
         store.set("decision", "yes" if store.add("able", 0) == size else "no")
@@ -240,5 +245,5 @@ def _wait_for_all(store: Any, what: str, size: int, timeout: float) -> None:
     end = time.monotonic() + timeout
     while store.add(what, 0) < size:
         if time.monotonic() > end:
-            raise PlatformError(f"cpu: of {size} ranks not all have come within {timeout:.0f} s")
+            raise PlatformError(f"cpu: of {size} ranks not all have arrived within {timeout:.0f} s")
         time.sleep(0.001)

@@ -1,8 +1,9 @@
 """A step recorded once as a list of native kernel calls, and replayed in one call.
 
-While a step function runs under a `TapeRecorder`, bound operators append (kernel, arguments, buffers) instead of computing. Buffers
-have the bucket's sizes, the true ones are read at run time, so one tape serves every batch. A torch operator in the
-step function is an error that names its line: it would run once, at recording, and never again.
+While a step function runs under a `TapeRecorder`, bound operators append (kernel, arguments, buffers) instead of
+computing. Buffers have the sizes of the bucket; the actual sizes are read at run time, so one tape serves every batch.
+A torch operator in the step function is an error that names its line, because it would run only once, while the tape is
+recorded.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class _Entry:
     weight: str
     arithmetic: str
     table_rows: int
-    """Rows of a packed matrix of which a token reads one; 0 where all are read."""
+    """Rows of a packed matrix of which each token reads one; 0 if all are read."""
 
 
 class Tape:
-    """The recorded calls. Owns what they point to; freed once the team has run what was submitted of it."""
+    """The recorded calls and everything that they point to. Freed after the team has run all submissions of it."""
 
     def __init__(self, team: Team) -> None:
         self._team = team
@@ -58,7 +59,7 @@ class Tape:
         self._keep: list[Any] = []
         self.products: list[tuple[str, PackedWeight]] = []
         """Kernels and the matrices that they read, in order."""
-        # Not at exit: the team may be running it.
+        # Not at exit: the team may still run it.
         weakref.finalize(self, functions.hr_tape_free, self.handle).atexit = False
 
     def add(self, kernel: str, args: ctypes.Structure, keep: Sequence[Any], entry: _Entry) -> None:
@@ -70,7 +71,7 @@ class Tape:
         self.products += [(kernel, x) for x in keep if isinstance(x, PackedWeight)]
 
     def profiling(self, on: bool) -> None:
-        """Measure every operator from the next launch on. Not while a launch is under way."""
+        """Measure every operator from the next launch on. Must not be called while a launch is in flight."""
         self._team.library.functions.hr_tape_profile(self.handle, int(on))
 
     def profile(self, sizes: Mapping[str, int]) -> list[OpProfile]:
@@ -100,18 +101,18 @@ def _bytes(entry: _Entry, sizes: Mapping[str, int]) -> int:
     for shape, item in zip(entry.shapes, entry.itemsizes, strict=True):
         held = [sizes.get(n, 0) if isinstance(n, str) else n for n in shape]
         if len(held) > 1 and not isinstance(shape[0], str):
-            # A table, of angles or of embeddings: a row a token.
+            # A table of angles or embeddings: one row per token.
             held[0] = min(held[0], tokens)
         total += item * math.prod(held)
     return total
 
 
 class TapeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The launcher of operators while a step is recorded, and the guard against everything else."""
+    """The launcher of operators while a step is recorded; it rejects every other torch operator."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # True would make torch import its compiler, a second of every start, for steps that it never compiles.
+        # True would make torch import its compiler, which takes a second of every start and is never used here.
         return False
 
     def __init__(self, team: Team) -> None:
@@ -155,7 +156,7 @@ class TapeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 matrices[0].arithmetic if matrices and kernel != "embedding" else "float32",
                 matrices[0].shape[0] if matrices and kernel == "embedding" else 0,
             )
-            # Buffers of the arena must be free to be used again; everything else has to outlive the tape.
+            # Buffers of the arena must stay reusable; all other objects must live as long as the tape.
             lasting = [x for x in keep if not (isinstance(x, Tensor) and hasattr(x, "hr_dim"))]
             self.tape.add(kernel, args, lasting, entry)
 
@@ -170,13 +171,13 @@ class TapeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._own:
             return func(*args, **(kwargs or {}))
         raise PlatformError(
-            f"{_caller()}: {func} is torch's, not an operator of the device: it would run once, when the step is "
-            "recorded, and never again; call a bound operator instead"
+            f"{_caller()}: {func} is a torch operator, not one of the device: it would run only once, when the step is "
+            "recorded; call a bound operator instead"
         )
 
 
 def _caller() -> str:
-    """File and line of the nearest frame that is neither torch's nor this folder's."""
+    """File and line of the nearest frame outside torch and this folder."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         path = Path(frame.f_code.co_filename).resolve()

@@ -1,4 +1,4 @@
-"""Buffers of a tape: carved out of one range of memory, given back when the tensor that stands for them is gone."""
+"""Allocates the buffers of a tape from one range of memory; a buffer is released when its tensor is freed."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ __all__ = ["TapeArena"]
 
 _ALIGN = 256
 _ROOM = 16 << 30
-"""Address space, not memory: pages are taken when they are touched."""
+"""Bytes of address space, not of memory: the system provides a page when it is first touched."""
 _SHARE = 4
-"""Of a limited address space a fourth of what is left: weights, the cache and threads need the rest."""
+"""With a limited address space the arena takes a fourth of what is left: weights, cache and threads need the rest."""
 
 
 class TapeArena:
-    """Best fit over a sorted list of holes."""
+    """A best-fit allocator over a sorted list of holes."""
 
     def __init__(self, room: int | None = None) -> None:
-        """`room` None: as much as the limits of this process leave for it."""
+        """`room` in bytes; None: as much as the limits of this process allow."""
         room = _room() if room is None else room
         self._room = room
         self._memory = MappedMemory(room, "a step's buffers")
         self._holes: list[tuple[int, int]] = [(0, room)]
         self._live: dict[int, tuple[int, int, weakref.ref[torch.Tensor]]] = {}
         self.used = 0
-        """Bytes of the highest place ever used."""
+        """The highest address ever used, in bytes from the start."""
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor. Its memory is used again once nobody holds the tensor."""
+        """An uninitialized tensor. Its memory is reused after the tensor is freed."""
         count = 1
         for n in shape:
             count *= n
@@ -55,15 +55,15 @@ class TapeArena:
 
     @property
     def live(self) -> int:
-        """Bytes held now."""
+        """Bytes that are allocated now."""
         return sum(size for _, size, _ in self._live.values())
 
     def _allocate(self, size: int) -> int:
         fits = [(hole, start) for start, hole in self._holes if hole >= size]
         if not fits:
             raise OutOfMemory(
-                f"cpu: a step's buffers exceed {self._room} bytes, at one of {size}: lower max_num_batched_tokens, or raise "
-                "the limit of the address space (ulimit -v) where there is one"
+                f"cpu: a step's buffers exceed {self._room} bytes, at one of {size}: lower max_num_batched_tokens, or "
+                "raise the limit of the address space (ulimit -v) if there is one"
             )
         hole, start = min(fits)
         index = self._holes.index((start, hole))

@@ -1,4 +1,4 @@
-"""A step function as an executable: recorded at its first call, replayed by every one."""
+"""A step function as an executable: recorded at the first call, replayed at every call."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from headrace.types import Bucket
 __all__ = ["TapeExecutable"]
 
 _COUNTED = ((0, "tokens"), (1, "seqs"), (2, "rows"))
-"""Dimensions whose true size a tape reads at run time, by their number in `native_args.Dim`."""
+"""Dimensions whose actual size a tape reads at run time, with their number in `native_args.Dim`."""
 _SIZED = frozenset({"sizes", "bias_row", "block_tables"})
-"""Inputs that say how large a step is."""
+"""Inputs that define the sizes of a step."""
 _MIN_BIASES = 1024
 
 
@@ -32,16 +32,17 @@ class _Recorded:
     recorder: TapeRecorder
     kv: KV
     inputs: dict[str, Tensor]
-    """The tape's own buffers, and the persistent tensors themselves."""
+    """The buffers of the tape, and the persistent tensors themselves."""
     outputs: Mapping[str, Tensor]
     addresses: dict[str, int]
-    """Of the buffers."""
+    """Input → address of its buffer."""
     flexible: frozenset[str]
     """Inputs whose first dimension may be smaller than the buffer's."""
 
 
 class TapeExecutable:
-    """`swap(launcher)` exchanges the operators' launcher and returns the one before; `recorded(tape)` is called before it runs."""
+    """A step on a tape. `swap(launcher)` replaces the launcher of the operators and returns the previous one;
+    `recorded(tape)` is called before the tape first runs."""
 
     def __init__(
         self,
@@ -56,12 +57,12 @@ class TapeExecutable:
         self._last: dict[str, Tensor] = {}
         self._sizes: list[int] = [0] * 5
         self._narrowed: Mapping[str, Tensor] | None = None
-        """The outputs' views of the last sizes."""
+        """Views of the outputs for the last sizes."""
         self._copies: Any = (HostCopy * 0)()
 
     def __call__(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
         tape, last = self._tape, self._last
-        # A tensor that was put is never written again: the same one needs neither a second look nor a second copy.
+        # A tensor never changes after `put`: the same tensor needs neither a check nor a copy again.
         changed = {name: tensor for name, tensor in inputs.items() if last.get(name) is not tensor}
         if tape is None or tape.kv is not kv or not self._fits(tape, inputs, changed):
             tape, changed = self._record(kv, inputs), dict(inputs)
@@ -82,7 +83,7 @@ class TapeExecutable:
         return kv, self._narrowed
 
     def profile(self, on: bool | None = None) -> list[OpProfile]:
-        """The tape's operators in order. `on` switches measuring: their seconds are then means over the launches since."""
+        """The operators of the tape in order, with mean seconds over the measured launches. `on` switches measuring."""
         if self._tape is None:
             return []
         self._team.wait(self._team.run_tape(None, None, None, 0, None))
@@ -157,7 +158,7 @@ class TapeExecutable:
         return self._tape
 
     def _capacity(self, name: str, tensor: Tensor) -> tuple[Dim | None, int]:
-        """What the first dimension stands for (None: just a number), and the most it may be."""
+        """The meaning of the first dimension (None: a plain number) and its largest size."""
         bucket, given = self._bucket, tensor.shape[0] if tensor.dim() else 1
         first = STEP_INPUTS[name].dims[0] if name in STEP_INPUTS else None
         for index, counted in _COUNTED:
@@ -168,7 +169,7 @@ class TapeExecutable:
         return (None, given) if most is None else (Dim(FIXED, 0), max(most, given))
 
     def _narrow(self, x: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        """An output has as many rows as the caller's arrays of its kind."""
+        """An output with as many rows as the caller's inputs of the same dimension."""
         dim: Dim | None = getattr(x, "hr_dim", None)
         name = None if dim is None else {0: "token_ids", 1: "slots", 2: "rows"}.get(dim.dim)
         return x if dim is None or name is None or name not in inputs else x[: inputs[name].shape[0] * dim.fixed]

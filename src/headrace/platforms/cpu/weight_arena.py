@@ -14,8 +14,8 @@ Tensor = torch.Tensor
 
 
 class WeightArena:
-    """Memory for many packed weights, on huge pages where the system has them. Freed with the last tensor that was taken. Several
-    threads may take."""
+    """Memory for many packed weights, on huge pages if the system has them. Any thread may call `take`. The memory is
+    freed with the last tensor that was taken."""
 
     def __init__(self, chunk: int = 64 << 20) -> None:
         self._lock = threading.Lock()

@@ -17,7 +17,7 @@ _hookimpl = pluggy.HookimplMarker("headrace")
 
 
 class CudaPlatform(AcceleratorPlatform):
-    """Devices in the order in which the driver numbers them, those hidden by CUDA_VISIBLE_DEVICES left out."""
+    """Devices in the order of the driver, without those that CUDA_VISIBLE_DEVICES hides."""
 
     name = "cuda"
     providers = ("flashinfer",)

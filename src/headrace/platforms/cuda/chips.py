@@ -1,4 +1,4 @@
-"""What an NVIDIA chip can do, from its compute capability. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
+"""Capabilities of NVIDIA chips by compute capability. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ __all__ = ["CudaProperties", "capabilities", "triton_chip"]
 
 _LEAST = (7, 0)
 _SHARED_KIB = {70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227}
-"""Most shared memory of one block; 99 KiB for chips that are newer than this table."""
+"""Compute capability → most shared memory of one block in KiB; 99 for chips newer than this table."""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaProperties:
-    """What the driver says of a device."""
+    """The properties that the driver reports for a device."""
 
     name: str
     major: int
     minor: int
     multiprocessors: int
     shared_memory: int = 0
-    """Most bytes of one block, opted in; 0 where torch doesn't tell."""
+    """Most bytes of one block (opt-in limit); 0 if torch doesn't report it."""
 
 
 def capabilities(chip: CudaProperties) -> Capabilities:
-    """Raises PlatformError for chips that Triton and torch have given up."""
+    """The capabilities of a chip. Raises PlatformError for chips that Triton and torch no longer support."""
     if (chip.major, chip.minor) < _LEAST:
         raise PlatformError(
             f"cuda: {chip.name} has compute capability {chip.major}.{chip.minor}: 7.0 is the least that is supported"
@@ -47,7 +47,7 @@ def capabilities(chip: CudaProperties) -> Capabilities:
 
 
 def triton_chip(chip: CudaProperties) -> TritonChip:
-    """Before 8.0 loads go through registers, and there are fewer of both."""
+    """The chip for Triton. Before 8.0 loads go through registers, so tiles and stages are smaller."""
     number = 10 * chip.major + chip.minor
     return TritonChip(
         fp8="ocp" if number >= 89 else "",

@@ -17,7 +17,7 @@ __all__ = ["TRAITS", "CudaDevice", "open_device", "runtime"]
 
 TRAITS = Traits(
     faults=Faults(
-        # "sticky" errors of the CUDA runtime: the context is gone with them
+        # "sticky" errors of the CUDA runtime: they destroy the context
         lost=(
             "device-side assert", "illegal memory access", "unspecified launch failure", "uncorrectable ecc",
             "misaligned address", "illegal instruction", "invalid program counter", "hardware stack error",
@@ -42,12 +42,12 @@ TRAITS = Traits(
 
 
 def runtime() -> TorchRuntime:
-    """`thread_local`: what other threads do while a step is captured does not break the capture."""
+    """Torch's CUDA module. `thread_local`: work of other threads during a capture does not break the capture."""
     return TorchRuntime(torch.cuda, "cuda", graph="CUDAGraph", graph_options=(("capture_error_mode", "thread_local"),))
 
 
 class CudaDevice(AcceleratorDevice):
-    """Steps are CUDA graphs, by bucket; collectives are NCCL's."""
+    """Steps are CUDA graphs, one per bucket; NCCL provides the collectives."""
 
     def __init__(self, runtime: TorchRuntime, index: int, options: AcceleratorOptions, **more: Any) -> None:
         chip = read_properties(runtime, index)

@@ -1,4 +1,4 @@
-"""Finds NVIDIA devices by what the driver leaves in the file system. Nothing is loaded but, to list devices, NVML."""
+"""Finds NVIDIA devices by the driver's files. Nothing is loaded, except NVML to list devices."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _VENDOR = "0x10de"
 
 
 def probe(machine: MachineProbe) -> tuple[int, str]:
-    """Driver, devices, library, torch: the first that is missing is the reason."""
+    """(score, reason). It checks driver, devices, library and torch; the first that is missing is the reason."""
     version, windows = machine.read("proc/driver/nvidia/version"), machine.exists("dev/dxg")
     if not version and not windows:
         if any(machine.read(path) == _VENDOR for path in machine.glob("sys/bus/pci/devices/*/vendor")):
             return (
                 0,
-                "an NVIDIA device is there, but its driver is not loaded: install the driver, or load module nvidia",
+                "there is an NVIDIA device, but its driver is not loaded: install the driver, or load module nvidia",
             )
         return 0, "no NVIDIA driver here: install it, or start the container with its devices (--gpus all)"
     if not machine.has_library("libcuda.so.1", *_FOLDERS):
@@ -44,7 +44,7 @@ def probe(machine: MachineProbe) -> tuple[int, str]:
 
 
 def devices(machine: MachineProbe) -> list[DeviceInfo]:
-    """By NVML, which opens no context; where it is missing, by the driver's files, with memory 0 for unknown."""
+    """The devices by NVML, which opens no context. Without NVML: by the driver's files, with memory 0 for unknown."""
     if not machine.exists("proc/driver/nvidia/version") and not machine.exists("dev/dxg"):
         return []
     return masked(query() or _from_files(machine), machine.environ.get(_MASK), _SLICES)
@@ -54,7 +54,7 @@ def _from_files(machine: MachineProbe) -> list[DeviceInfo]:
     found = []
     for index, path in enumerate(sorted(machine.root.glob("proc/driver/nvidia/gpus/*/information"))):
         lines = (line.partition(":") for line in machine.read(path).splitlines())
-        said = {name.strip(): value.strip() for name, _, value in lines}
-        details = (("pci", path.parent.name), ("uuid", said.get("GPU UUID", "")))
-        found.append(DeviceInfo(index, said.get("Model", "NVIDIA device"), 0, details))
+        fields = {name.strip(): value.strip() for name, _, value in lines}
+        details = (("pci", path.parent.name), ("uuid", fields.get("GPU UUID", "")))
+        found.append(DeviceInfo(index, fields.get("Model", "NVIDIA device"), 0, details))
     return found

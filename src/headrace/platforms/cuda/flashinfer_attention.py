@@ -1,8 +1,8 @@
-"""`attention` by FlashInfer (arXiv:2501.01005), over our cache as it lies.
+"""`attention` by FlashInfer (arXiv:2501.01005), on our cache without a copy.
 
-Its paged wrappers want, beside the queries, the pages of every sequence one after the other: `indptr` [S + 1] (where each
-sequence's begin), `indices` (block ids) and `last_page_len` [S] (keys in the last). Planning reads these on the host, once a step and
-kind of layer; all layers of that kind then run by the same plan.
+Besides the queries its paged wrappers take the pages of all sequences as one list: `indptr` [S + 1] (start of each
+sequence's pages), `indices` (block ids) and `last_page_len` [S] (keys in the last page). Planning reads these on the
+host, once per step and kind of layer; all layers of that kind then use the same plan.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _WORKSPACE = 128 << 20
 """Bytes, as FlashInfer advises."""
 _HEADS = (64, 128, 256)
 _CORES = (1, 2)
-"""Query heads a KV head for which decoding without tensor cores is the faster way."""
+"""Query heads per KV head for which decoding is faster without tensor cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """A batch as FlashInfer takes it; int32 on the host, `indices` on the device."""
+    """A batch in FlashInfer's form: int32 on the host, `indices` on the device."""
 
     tokens: int
     query_start: Tensor
@@ -46,7 +46,7 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What layers must have in common to run by one plan."""
+    """The properties that layers must share to use the same plan."""
 
     num_qo_heads: int
     num_kv_heads: int
@@ -59,7 +59,8 @@ class LayerKind:
 
 
 def pages_of(batch: Batch, page_size: int) -> Pages:
-    """Waits for the device: the lengths are read on the host. Sequences without a query in this step are left out."""
+    """The pages of a batch, without sequences that have no query in this step. Reads the lengths on the host, so it
+    waits for the device."""
     tokens, seqs = (int(size) for size in batch.sizes[:2])
     lengths = torch.cat([batch.query_start[: seqs + 1], batch.context_lens[:seqs]]).cpu()
     starts, context = lengths[: seqs + 1], lengths[seqs + 1 :].long()
@@ -75,7 +76,8 @@ def pages_of(batch: Batch, page_size: int) -> Pages:
 
 
 class FlashInferAttention(SharedOperator):
-    """A `SharedOperator` operator; one wrapper for decodes and one for the rest, a kind of layer."""
+    """A `SharedOperator` with two FlashInfer wrappers per kind of layer: one for decodes and one for all other
+    batches."""
 
     tag = "flashinfer"
     fits = "float16 and bfloat16 with heads of 64, 128 or 256"
@@ -120,7 +122,8 @@ class FlashInferAttention(SharedOperator):
         return functional.pad(found, (0, 0, 0, len(q) - pages.tokens))
 
     def _plan(self, batch: Batch, kind: LayerKind) -> tuple[Pages, Any]:
-        """The batch is the same object for all layers of a step, and another one for every step."""
+        """The pages and the planned wrapper. The batch is the same object for all layers of a step, and a new one per
+        step."""
         if batch is not self._batch:
             self._batch = batch
             self._pages.clear()
@@ -168,14 +171,14 @@ def operators(
 
 
 def _unfit(q: Tensor, kv: TorchKV, layer: int, sinks: Tensor | None, alibi: Tensor | None) -> str:
-    """Why a call is not for FlashInfer's paged wrappers; empty where it is."""
+    """Why FlashInfer's paged wrappers cannot serve a call; empty if they can."""
     head_dim = kv.layout.layers[layer].head_dim
     if q.dtype not in (torch.float16, torch.bfloat16):
-        return f"queries are {str(q.dtype).removeprefix('torch.')}, and it computes in 16 bits"
+        return f"queries are {str(q.dtype).removeprefix('torch.')}, but it computes in 16 bits"
     if kv.keys[layer].dtype != q.dtype:
         return f"the cache is {kv.layout.dtype} and the queries are {str(q.dtype).removeprefix('torch.')}"
     if head_dim not in _HEADS:
-        return f"heads have {head_dim} elements, and it has kernels for {', '.join(map(str, _HEADS))}"
+        return f"heads have {head_dim} elements, but it has kernels for {', '.join(map(str, _HEADS))}"
     if sinks is not None:
         return "the model has attention sinks"
-    return "the model has ALiBi slopes of its own" if alibi is not None else ""
+    return "the model has ALiBi slopes" if alibi is not None else ""

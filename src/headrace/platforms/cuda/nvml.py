@@ -1,4 +1,4 @@
-"""Devices by NVML, NVIDIA's management library: names and memory without a context on any of them."""
+"""Lists devices with NVML, NVIDIA's management library: names and memory, without a context on any device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Memory(ctypes.Structure):
 
 
 def query(load: Callable[[str], Any] = ctypes.CDLL) -> list[DeviceInfo]:
-    """Every device in the order of the bus; empty where the library is missing or doesn't answer."""
+    """All devices in the order of the bus; empty if the library is missing or fails."""
     try:
         nvml = load("libnvidia-ml.so.1")
     except OSError:

@@ -17,7 +17,8 @@ _hookimpl = pluggy.HookimplMarker("headrace")
 
 
 class RocmPlatform(AcceleratorPlatform):
-    """Devices in the order in which the kernel driver numbers them, those hidden by ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES left out."""
+    """Devices in the order of the kernel driver, without those that ROCR_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES
+    hides."""
 
     name = "rocm"
     discovery = discovery

@@ -1,4 +1,4 @@
-"""What an AMD chip can do, from its architecture's name. Source: AMD's instruction set architecture guides, CDNA 2 to 4 and
+"""Capabilities of AMD chips by architecture name. Source: AMD's instruction set architecture guides, CDNA 2 to 4 and
 RDNA 3 and 4."""
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ __all__ = ["RocmProperties", "capabilities", "fp8_codes", "triton_chip"]
 _NAME = re.compile(r"^gfx(\d+)([0-9a-f])([0-9a-f])$")
 _FNUZ = ("gfx90a", "gfx940", "gfx941", "gfx942")
 _FEW_REGISTERS = (10, 11)
-"""Generations where a product in flight would spill."""
+"""Generations whose registers would spill with a pipelined product."""
 _NO_FP8_UNIT = ("gfx90a",)
 
 
 @dataclass(frozen=True, slots=True)
 class RocmProperties:
-    """What the driver says of a device."""
+    """The properties that the driver reports for a device."""
 
     name: str
     arch: str
     """`gfx942`, features after a colon allowed."""
     multiprocessors: int
     shared_memory: int = 0
-    """Bytes of a workgroup; 0 where torch doesn't tell."""
+    """Bytes per workgroup; 0 if torch doesn't report it."""
 
 
 def fp8_codes(arch: str) -> Literal["", "fnuz", "ocp"]:
-    """The E4M3 of its kind: `fnuz` (CDNA 2 and 3), `ocp` (CDNA 4, RDNA 4), empty where there is none."""
+    """The E4M3 format of an architecture: `fnuz` (CDNA 2 and 3), `ocp` (CDNA 4, RDNA 4), empty if it has none."""
     if arch in _FNUZ:
         return "fnuz"
     return "ocp" if arch == "gfx950" or arch.startswith("gfx12") else ""
 
 
 def capabilities(chip: RocmProperties) -> Capabilities:
-    """Raises PlatformError for a name that is not understood and for chips without the instructions that kernels need."""
+    """The capabilities of a chip. Raises PlatformError for an unknown name and for chips without the instructions that
+    the kernels need."""
     arch, major, rest = _architecture(chip)
     if major < 9 or (major == 9 and rest < 0x08):
         raise PlatformError(f"rocm: {chip.name} is {arch}: gfx908 is the least that is supported")
@@ -57,7 +58,7 @@ def capabilities(chip: RocmProperties) -> Capabilities:
 
 
 def triton_chip(chip: RocmProperties) -> TritonChip:
-    """Raises PlatformError as `capabilities` does."""
+    """The chip for Triton. Raises PlatformError as `capabilities` does."""
     arch, major, _ = _architecture(chip)
     wave: Literal[32, 64] = 64 if major == 9 else 32
     return TritonChip(
@@ -75,5 +76,5 @@ def _architecture(chip: RocmProperties) -> tuple[str, int, int]:
     arch = chip.arch.partition(":")[0]
     match = _NAME.match(arch)
     if match is None:
-        raise PlatformError(f"rocm: {chip.name} calls itself {chip.arch!r}, which is no name of an architecture")
+        raise PlatformError(f"rocm: {chip.name} reports architecture {chip.arch!r}, which is not a known name")
     return arch, int(match[1]), int(match[2] + match[3], 16)

@@ -1,4 +1,4 @@
-"""One opened AMD device. Torch's ROCm build offers HIP under the names of its model: module `torch.cuda`, backend nccl."""
+"""One opened AMD device. Torch's ROCm build provides HIP under CUDA's names: module `torch.cuda`, backend nccl."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def runtime() -> TorchRuntime:
 
 
 class RocmDevice(AcceleratorDevice):
-    """Steps are HIP graphs, by bucket; collectives are RCCL's."""
+    """Steps are HIP graphs, one per bucket; RCCL provides the collectives."""
 
     def __init__(self, runtime: TorchRuntime, index: int, options: AcceleratorOptions, **more: Any) -> None:
         chip = read_properties(runtime, index)

@@ -1,4 +1,4 @@
-"""Finds AMD devices by the topology that the kernel driver (KFD) shows. Nothing is loaded."""
+"""Finds AMD devices by the topology files of the kernel driver (KFD). Nothing is loaded."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _VRAM = ("1", "2")
 
 
 def probe(machine: MachineProbe) -> tuple[int, str]:
-    """Driver, permission, devices, torch: the first that is missing is the reason."""
+    """(score, reason). It checks driver, permission, devices and torch; the first that is missing is the reason."""
     if not machine.exists(_KFD):
         if any(machine.read(path) == _VENDOR for path in machine.glob("sys/class/drm/renderD*/device/vendor")):
             return (
                 0,
-                "an AMD device is there, but no /dev/kfd: load amdgpu, or start the container with --device /dev/kfd",
+                "there is an AMD device, but no /dev/kfd: load amdgpu, or start the container with --device /dev/kfd",
             )
         return 0, "no AMD compute driver here (/dev/kfd): install amdgpu, or start the container with --device /dev/kfd"
     if not machine.may_open(_KFD):
@@ -39,27 +39,28 @@ def probe(machine: MachineProbe) -> tuple[int, str]:
 
 
 def devices(machine: MachineProbe) -> list[DeviceInfo]:
-    """As HIP numbers them: its mask, or the one it takes over from its model, counts within that of the layer below."""
+    """The devices in HIP's numbering. HIP's mask (or CUDA's, which HIP also reads) applies to what ROCR's mask
+    leaves."""
     below = masked(_all(machine), machine.environ.get("ROCR_VISIBLE_DEVICES"))
     mask = machine.environ.get("HIP_VISIBLE_DEVICES", machine.environ.get("CUDA_VISIBLE_DEVICES"))
     return masked(below, mask)
 
 
 def arch_name(version: int) -> str:
-    """`gfx942` of 90402: two digits each for minor and stepping, which the name gives in hexadecimal."""
+    """`gfx942` for 90402: minor and stepping have two decimal digits each; the name has them in hexadecimal."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
 def _all(machine: MachineProbe) -> list[DeviceInfo]:
     found: list[DeviceInfo] = []
     for node in machine.glob("sys/class/kfd/kfd/topology/nodes/*"):
-        said = _properties(machine.read(node / "properties"))
-        if said.get("simd_count", "0") == "0":  # a processor
+        properties = _properties(machine.read(node / "properties"))
+        if properties.get("simd_count", "0") == "0":  # a processor
             continue
         banks = [_properties(machine.read(bank / "properties")) for bank in machine.glob(f"{_under(machine, node)}/*")]
         memory = sum(int(bank.get("size_in_bytes", 0)) for bank in banks if bank.get("heap_type") in _VRAM)
-        arch = arch_name(int(said.get("gfx_target_version", 0)))
-        details = (("arch", arch), ("uuid", f"GPU-{int(said.get('unique_id', 0)):016x}"))
+        arch = arch_name(int(properties.get("gfx_target_version", 0)))
+        details = (("arch", arch), ("uuid", f"GPU-{int(properties.get('unique_id', 0)):016x}"))
         found.append(DeviceInfo(len(found), f"AMD {arch}", memory, details))
     return found
 
@@ -69,6 +70,6 @@ def _under(machine: MachineProbe, node: object) -> str:
 
 
 def _properties(text: str) -> dict[str, str]:
-    """Lines of a name and a value."""
+    """Parse lines with a name and a value each."""
     pairs = (line.split(maxsplit=1) for line in text.splitlines())
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}

@@ -1,7 +1,8 @@
-"""A device that computes nothing: a cost model says how long each step would take, tokens come from a hash.
+"""A simulated device that computes nothing: a cost model estimates the time of each step, tokens come from a hash.
 
-The second implementation of the contract, and what capacity is planned with: the same scheduler and the same model, no
-arithmetic. Its score keeps it from being chosen unless it is named. Importing and probing load no torch.
+It is the second implementation of the contract and serves capacity planning: the same scheduler and the same model,
+without arithmetic. Because of its low score it is used only if the user names it. Importing and probing don't load
+torch.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _hookimpl = pluggy.HookimplMarker("headrace")
 
 
 class SimPlatform:
-    """One device. Options: the fields of `SimMachine`, `realtime` (see `device.SimDevice`), and
-    `dtype`, which is the same to it: bytes are counted as weights are stored."""
+    """One device. Options: the fields of `SimMachine`, `realtime` (see `device.SimDevice`), and `dtype`, which has no
+    effect: bytes are counted as the weights are stored."""
 
     name = "sim"
     api_version = API_VERSION
 
     def probe(self) -> tuple[int, str]:
-        return 1, "a simulator: only where it is named"
+        return 1, "a simulator: only used by name"
 
     def devices(self) -> list[DeviceInfo]:
         return [DeviceInfo(0, "simulated device", SimMachine().memory_bytes)]
@@ -39,7 +40,7 @@ class SimPlatform:
         from headrace.platforms.sim.device import SimDevice
 
         if index != 0:
-            raise PlatformError(f"sim: there is one device, index 0, but {index} was asked for")
+            raise PlatformError(f"sim: there is one device, index 0, but {index} was requested")
         known = [field.name for field in fields(SimMachine)]
         unknown = sorted(set(options) - {*known, "realtime", "dtype"})
         if unknown:

@@ -1,4 +1,4 @@
-"""The simulated device. Tensors are numpy arrays; activations are zeros without memory of their own."""
+"""The simulated device. Tensors are numpy arrays; activations are zeros that take no memory."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SimKV:
-    """A cache that holds nothing but its shape."""
+    """A cache that only has a shape."""
 
     layout: KVLayout
     num_blocks: int
 
 
 class SimDevice:
-    """`realtime`: results come when a real device of this kind would have them; otherwise at once, and only the clock moves."""
+    """One simulated device. `realtime`: results are ready when a real device of this kind would have them; otherwise
+    they are ready at once, and only the virtual clock moves."""
 
     def __init__(self, machine: SimMachine, realtime: bool = False) -> None:
         self._machine = machine
@@ -46,7 +47,7 @@ class SimDevice:
             block_sizes=(16, 32, 64, 128, 256),
             async_exec=realtime,
             deterministic=True,
-            host_memory=True,  # weights are never moved: only their sizes are looked at
+            host_memory=True,  # weights are never moved: only their sizes are read
             attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
             computes=False,
             max_tokens_per_step=1 << 16,
@@ -87,12 +88,12 @@ class SimDevice:
         return SimExecutable(self, step_fn)
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
-        """Every operator has its cost here; an unknown one gets None."""
+        """The operator that charges for the work; None for an unknown one."""
         return getattr(self._operators, spec.name, None)
 
     def communicator(self, group: Sequence[int]) -> Communicator:
         if len(group) != 1:
-            raise PlatformError(f"sim: no collectives yet, but a group of {len(group)} ranks was asked for")
+            raise PlatformError(f"sim: no collectives yet, but a group of {len(group)} ranks was requested")
         return OneRank()
 
     def extension(self, kind: Callable[..., T]) -> T | None:
@@ -102,7 +103,7 @@ class SimDevice:
         self._closed = True
 
     def run(self, step_fn: StepFn, kv: KV, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """One step: what its operators cost goes on the clock."""
+        """Run one step and add the cost of its operators to the clock."""
         self._check_open()
         try:
             _, outputs = step_fn(kv, inputs)
@@ -129,7 +130,7 @@ class SimExecutable:
 
 
 class SimPending:
-    """There when the clock says that all launched before it has ended."""
+    """A host copy that is ready when, by the clock, all work launched before it has ended."""
 
     def __init__(self, array: npt.NDArray[Any], clock: SimClock) -> None:
         self._array = array

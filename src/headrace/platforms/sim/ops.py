@@ -1,4 +1,4 @@
-"""Operators that give the right shapes and charge for the work; token ids are looked up and chosen for real."""
+"""Operators that return the right shapes and charge for the work. Token ids are read and chosen as on a real device."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["CostMeter", "SimOperators"]
 
 Array = npt.NDArray[Any]
 _ITEM = 2
-"""Bytes of an activation."""
+"""Bytes per activation."""
 
 
 class CostMeter:
-    """Seconds of the operators since the last `take`."""
+    """Sums the seconds of the operators since the last `take`."""
 
     def __init__(self, machine: SimMachine) -> None:
         self._machine = machine
@@ -103,7 +103,8 @@ class SimOperators:
         sinks: Any,
         alibi: Any,
     ) -> Array:
-        """Each sequence's keys and values are read once; each query meets what it sees."""
+        """Charges one read of each sequence's keys and values, and the products of each query with the keys it attends
+        to."""
         tokens, seqs = int(batch.sizes[0]), int(batch.sizes[1])
         shape, blocks = kv.layout.layers[layer], kv.layout.bytes_per_block / kv.layout.block_size
         share = shape.num_kv_heads * shape.head_dim / sum(l.num_kv_heads * l.head_dim for l in kv.layout.layers)
@@ -122,7 +123,8 @@ class SimOperators:
     def moe(
         self, x: Array, router: Array, gate_up: Weight, down: Weight, bias: Any, routing: Routing, kind: str
     ) -> Array:
-        """Each expert that any token may have chosen is read once; every token is multiplied by its own."""
+        """Charges one read of each expert that a token may have chosen, and each token's products with its own
+        experts."""
         experts, pairs, stored = router.shape[1], len(x) * routing.top_k, gate_up.nbytes + down.nbytes
         share = min(pairs, experts) / experts
         work = 6.0 * pairs * x.shape[1] * down.shape[1]
@@ -135,7 +137,7 @@ class SimOperators:
         return _zeros(rows, vocab)
 
     def sample(self, logits: Array, inputs: SampleInputs, batch: Batch, num_logprobs: int) -> SampleOutputs:
-        """Every token is as likely as any other; which one comes is a matter of `tokens.choose`."""
+        """All tokens have the same probability; `tokens.choose` chooses one."""
         rows, vocab = logits.shape
         count, width = int(batch.sizes[2]), min(max(num_logprobs, 0), vocab)
         tokens = np.full(rows, NO_TOKEN, np.int32)

@@ -1,4 +1,5 @@
-"""Which token a simulated row gets: a hash of the token before it, its position and, at a temperature, the seed."""
+"""Chooses the token of a simulated row: a hash of the previous token, the position and, with a temperature, the
+seed."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ __all__ = ["choose"]
 
 
 def choose(inputs: SampleInputs, count: int, vocab: int) -> npt.NDArray[np.int32]:
-    """int32 [count]; NO_TOKEN for scored rows. Bans and masks hold: the next id that is allowed is taken, cyclically;
-    NO_CHOICE where none is. Sampled tokens are written to the history."""
+    """The tokens, int32 [count]; NO_TOKEN for scored rows. Bans and masks apply: the next allowed id is taken,
+    cyclically; NO_CHOICE if none is allowed. Sampled tokens are written to the history."""
     history: npt.NDArray[np.int32] = np.asarray(inputs.history)
     out = np.full(count, NO_TOKEN, np.int32)
     for row in range(count):
@@ -46,7 +47,7 @@ def _next_allowed(inputs: SampleInputs, row: int, start: int, vocab: int) -> int
 
 
 def _mix(value: int) -> int:
-    """The finaliser of SplitMix64 (Steele et al., OOPSLA 2014)."""
+    """The finalizer of SplitMix64 (Steele et al., OOPSLA 2014)."""
     value = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

@@ -1,4 +1,6 @@
-"""TPUs through torch-xla: a step is compiled once a bucket, the cache is donated, attention and quantised products are Pallas kernels.
+"""TPUs through torch-xla.
+
+A step is compiled once per bucket, the cache is donated, attention and quantized products are Pallas kernels.
 
 Importing and probing load neither torch nor libtpu.
 """
@@ -26,14 +28,14 @@ _hookimpl = pluggy.HookimplMarker("headrace")
 
 
 class TpuPlatform:
-    """The chips of this host, by their PCI functions; with PJRT_DEVICE=CPU the host itself, through the same compiler, for tests.
-    Options: the fields of `tpu_options.TpuOptions`."""
+    """The chips of this host, by their PCI functions. With PJRT_DEVICE=CPU: the host itself through the same compiler,
+    for tests. Options: the fields of `tpu_options.TpuOptions`."""
 
     name = "tpu"
     api_version = API_VERSION
 
     def __init__(self, machine: MachineProbe | None = None, runtime: Callable[[], XlaRuntime] | None = None) -> None:
-        """`machine`, `runtime`: stand-ins for tests. Default: this machine, torch-xla's own."""
+        """`machine`, `runtime`: replacements for tests. Default: this machine, torch-xla."""
         self.machine = machine or MachineProbe()
         self._given = runtime
 
@@ -54,7 +56,7 @@ class TpuPlatform:
             runtime = self._runtime()
             count = runtime.device_count()
             if not 0 <= index < count:
-                raise PlatformError(f"tpu: there are {count} devices, but index {index} was asked for")
+                raise PlatformError(f"tpu: there are {count} devices, but index {index} was requested")
             return TpuDevice(runtime, index, discovery.chip(self.machine), parsed)
         except (RuntimeError, OSError, ImportError) as error:
             raise PlatformError(f"tpu: device {index} cannot be opened: {error}") from error

@@ -1,4 +1,4 @@
-"""What the generations of TPUs are, from Google's public tables (Cloud TPU system architecture)."""
+"""The generations of TPUs. Source: Google's public tables (Cloud TPU system architecture)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TpuChip:
 
     name: str
     memory: int
-    """Bytes of a chip."""
+    """Bytes per chip."""
     kernels: bool = True
     """Runs Mosaic kernels."""
 
@@ -33,16 +33,17 @@ CHIPS: Mapping[str, TpuChip] = MappingProxyType(
         "0x0076": TpuChip("TPU 7x", 192 * _GIB),
     }
 )
-"""By PCI device id."""
+"""PCI device id → generation."""
 HOST = TpuChip("XLA on the host", 0, kernels=False)
 
 
 def capabilities(chip: TpuChip, ranks: int) -> Capabilities:
-    """Blocks of 128 first: a page is then one long copy, and its keys fill the lanes of a product."""
+    """The capabilities of a chip. Blocks of 128 are preferred: a page is then one long copy, and its keys fill the
+    lanes of a product."""
     return Capabilities(
         dtypes=frozenset({"float32", "bfloat16", "quantized"}),
         kv_dtypes=frozenset({"float32", "bfloat16", "int8"}),
-        quant_formats=QUANT_FORMATS,  # int8 and int4 by a kernel of codes, the rest made dense at load
+        quant_formats=QUANT_FORMATS,  # a kernel reads codes of int8 and int4; other formats are dequantized at load
         block_sizes=(128, 64, 32, 256),
         static_shapes=True,
         in_place_kv=False,

@@ -36,7 +36,7 @@ FAULTS = Faults(
 
 
 class TpuDevice(TorchDevice):
-    """Launches return at once; host copies are waited for on a thread of their own, so that the next step can be launched."""
+    """Launches return at once. A separate thread waits for host copies, so that the next step can be launched."""
 
     def __init__(self, runtime: XlaRuntime, index: int, chip: TpuChip, options: TpuOptions) -> None:
         self.runtime, self.options = runtime, options
@@ -48,28 +48,29 @@ class TpuDevice(TorchDevice):
         self._copying = ThreadQueue(f"headrace-tpu-{index}-copies", lambda: None)
         self._copies: dict[KVLayout, XlaStep] = {}
         able = capabilities(chip, runtime.rank()[1])
-        # The Pallas kernels copy whole lanes.
+        # The Pallas kernels only copy full lanes.
         able = able if self._kernels == "xla" else replace(able, kv_lanes=LANES)
         super().__init__(runtime.device(index), able, queue=InlineQueue())
 
     def memory(self) -> tuple[int, int]:
-        """(free, total) bytes of the chip, the host's where it is the device."""
+        """(free, total) bytes of the chip, or of the host if the host is the device."""
         return self.runtime.memory(self.torch_device) or host_memory()
 
     def get(self, tensor: Tensor) -> Pending:
-        """Behind what was launched before. bfloat16 comes as float32."""
+        """Copy to the host after all launched work. bfloat16 becomes float32."""
         ready = self.submit(lambda: self._settled(tensor)).result()
         return FuturePending(self._copying.submit(lambda: self._translating(lambda: _to_host(ready))))
 
     def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
-        """A zeroed `kernels.kv.TorchKV`; for the Pallas kernels its rows are padded to whole lanes."""
+        """A zeroed `kernels.kv.TorchKV`. For the Pallas kernels its rows are padded to full lanes."""
         kv = super().alloc_kv(layout.padded(self.capabilities().kv_lanes), num_blocks)
         kv.layout = layout
         self.submit(lambda: self.runtime.settle(tensors_of(kv))).result()
         return kv
 
     def copy_blocks(self, kv: KV, src: Sequence[int], dst: Sequence[int]) -> KV:
-        """Compiled once a power of two of copies; block 0, which nobody reads, is copied onto itself for the rest."""
+        """Copy blocks with one compiled step per power of two. Block 0, which is never read, is copied to itself as
+        padding."""
         self._check_open()
         if len(src) != len(dst):
             raise PlatformError(f"{self.torch_device}: copy_blocks got {len(src)} sources and {len(dst)} destinations")
@@ -85,7 +86,7 @@ class TpuDevice(TorchDevice):
         return step(kv, {"source": self.put(pairs[0]), "target": self.put(pairs[1])})[0]
 
     def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
-        """Compiled at the first call: once a bucket, since the engine pads to it."""
+        """A step that is compiled at its first call: once per bucket, because the engine pads to it."""
         self._check_open()
         return XlaStep(self, step_fn)
 
@@ -93,14 +94,14 @@ class TpuDevice(TorchDevice):
         return self._operators.get(spec.name)
 
     def communicator(self, group: Sequence[int]) -> Communicator:
-        """XLA's collectives over some of the processes that share the chips."""
+        """XLA's collectives over a group of the processes that share the chips."""
         if len(group) == 1 or self.runtime.rank()[1] == 1:
             return super().communicator(group)
         return XlaCommunicator(self.runtime, group)
 
     def op_reasons(self) -> Mapping[str, str]:
         specs = (*OPS, *OPTIONAL)
-        return {spec.name: "there is no form of it for XLA" for spec in specs if spec.name not in self._operators}
+        return {spec.name: "it is not implemented for XLA" for spec in specs if spec.name not in self._operators}
 
     def close(self) -> None:
         if not self._closed:
@@ -113,7 +114,7 @@ class TpuDevice(TorchDevice):
         return found
 
     def _translating(self, call: Callable[[], T]) -> T:
-        """For what waits outside the order of work: its errors are the device's, too."""
+        """Run a call that waits outside the work queue, and convert its errors to those of the device."""
         try:
             return call()
         except Exception as error:

@@ -15,17 +15,18 @@ __all__ = ["NAMED_ONLY", "chip", "devices", "probe"]
 _KIND = "PJRT_DEVICE"
 _VENDOR = "0x1ae0"
 NAMED_ONLY = 1
-"""The score of XLA on the host: used only where the platform is named."""
+"""The score of XLA on the host: it is used only if the user names the platform."""
 
 
 def probe(machine: MachineProbe) -> tuple[int, str]:
-    """Chips, their nodes, torch, torch-xla and that the two belong together: the first that is missing is the reason."""
+    """(score, reason). It checks chips, device nodes, torch, torch-xla and their versions; the first problem is the
+    reason."""
     on_host = _on_host(machine)
     chips = _chips(machine)
     if not on_host and not chips:
         return (
             0,
-            "no PCI device of Google's here: run on a TPU VM, or set PJRT_DEVICE=CPU for the same compiler on the host, for tests",
+            "no Google PCI device here: run on a TPU VM, or set PJRT_DEVICE=CPU to test with the compiler on the host",
         )
     if not on_host and not any(machine.may_open(node) for node in _nodes(machine)):
         return 0, "no permission on /dev/vfio or /dev/accel*: give them to the container, or run as their group"
@@ -44,12 +45,12 @@ def devices(machine: MachineProbe) -> list[DeviceInfo]:
 
 
 def chip(machine: MachineProbe) -> TpuChip:
-    """The generation of this host's chips: they are all alike."""
+    """The generation of this host's chips, which are all the same."""
     return HOST if _on_host(machine) else _chips(machine)[0]
 
 
 def _software(machine: MachineProbe) -> tuple[str, str]:
-    """(what is wrong with torch and torch-xla, empty where nothing is; torch-xla's version)."""
+    """(the problem with torch and torch-xla, or empty; the version of torch-xla)."""
     torch, xla = machine.torch(), _xla_version(machine)
     if torch is None or xla is None:
         return f"{'torch' if torch is None else 'torch-xla'} is not installed: install headrace[tpu]", ""

@@ -15,17 +15,17 @@ _CHOICES = {"dtype": (None, "float32", "bfloat16"), "kernels": ("auto", "pallas"
 
 @dataclass(frozen=True, slots=True)
 class TpuOptions:
-    """What a user may choose."""
+    """The options of one TPU."""
 
     dtype: str | None = None
-    """Type of activations and of products. None: as the model's embedding is stored, bfloat16 where that is quantised."""
+    """Dtype of activations and products. None: the dtype of the model's embedding, bfloat16 if that is quantized."""
     kernels: str = "auto"
-    """`pallas`; `xla`: operators that the compiler makes alone; `interpret`: the Pallas kernels as plain XLA, for tests; `auto`: the
-    first where the chip runs them, else the second."""
+    """`pallas`: Pallas kernels. `xla`: operators that the compiler makes alone. `interpret`: the Pallas kernels as
+    plain XLA, for tests. `auto`: `pallas` if the chip runs them, otherwise `xla`."""
 
 
 def read_tpu_options(given: Mapping[str, Any]) -> TpuOptions:
-    """Raises PlatformError that names the option and what it may be."""
+    """Check the options that the user gave. Raises PlatformError that names the option and its valid values."""
     known = [field.name for field in fields(TpuOptions)]
     for name, value in given.items():
         if name not in known:

@@ -1,4 +1,4 @@
-"""XLA's collectives: part of the compiled step, over the chips' own links."""
+"""XLA's collectives: part of the compiled step, over the links between the chips."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class XlaCommunicator:
         return self._runtime.all_gather(x, dim, self._groups)
 
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
-        """This rank's share of the sum along `dim`. Raises PlatformError where the dimension doesn't divide."""
+        """This rank's share of the sum along `dim`. Raises PlatformError if the dimension is not divisible."""
         if x.shape[dim] % self._size:
             raise PlatformError(
                 f"reduce_scatter: dimension {dim} of {x.shape[dim]} does not divide among {self._size} ranks"
@@ -41,12 +41,13 @@ class XlaCommunicator:
         return self._runtime.reduce_scatter(x, dim, self._groups)
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
-        """x of the group's `root`-th rank: the others add nothing."""
+        """x of the group's `root`-th rank: all other ranks add zeros."""
         return self.all_reduce(x if self._place == root else torch.zeros_like(x))
 
 
 def partition(group: Sequence[int], world: int) -> list[list[int]]:
-    """All ranks in groups like this one. Raises PlatformError where they don't tile: one collective serves them all."""
+    """All ranks, divided into groups like this one, because one collective runs in all groups. Raises PlatformError if
+    such groups don't cover all ranks."""
     ranks = list(group)
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     span = step * len(ranks)

@@ -1,4 +1,4 @@
-"""The operators of a TPU: forms that XLA compiles alone, and those that call a Pallas kernel."""
+"""The operators of a TPU: those that XLA compiles alone, and those that call a Pallas kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["XlaOperator", "operators"]
 
 
 class XlaOperator:
-    """A callable with the operator's own keywords, its `tag` for `doctor`, and `pack` where it prepares weights."""
+    """A callable with the operator's arguments, its `tag` for `doctor`, and `pack` if it prepares weights."""
 
     def __init__(self, tag: str, function: Callable[..., Any], pack: Callable[[Weight], None] | None = None) -> None:
         self.tag = tag
@@ -34,7 +34,8 @@ class XlaOperator:
 
 
 def operators(dtype: str | None, kernels: str, call: Callable[..., Any]) -> Mapping[str, XlaOperator]:
-    """`kernels`: `xla`, `pallas` or `interpret`; `call` puts a JAX function into the graph. `dtype`: of activations and products; None: each table's and matrix's own, bfloat16 where it is quantised."""
+    """The operators by name. `kernels`: `xla`, `pallas` or `interpret`; `call` adds a JAX function to the graph.
+    `dtype`: of activations and products; None: the dtype of each table and matrix, bfloat16 if it is quantized."""
     chosen = None if dtype is None else getattr(torch, dtype)
     pack = partial(dense.pack, dtype=chosen)
     table = {

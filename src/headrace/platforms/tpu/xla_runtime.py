@@ -1,7 +1,8 @@
-"""Everything that touches torch-xla. Another runtime is another class with these members.
+"""All calls of torch-xla. Another runtime would be another class with these members.
 
-A step is traced once into a graph, which torch-xla compiles and keeps under its hash; later calls run the graph by that hash with
-other tensors, so that no Python of the model runs again. Tensors of state are donated where the step replaces them.
+A step is traced once into a graph, which torch-xla compiles and caches under its hash. Later calls run the graph by
+that hash with other tensors, so that no Python code of the model runs again. State tensors that the step replaces are
+donated.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ __all__ = ["TracedFunction", "XlaGraph", "XlaRuntime"]
 
 Tensor = torch.Tensor
 TracedFunction = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
-"""(state, inputs) → (new state, outputs). May write to the state it is given; never to inputs."""
+"""(state, inputs) → (new state, outputs). It may write to its state arguments, but never to inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class XlaGraph:
-    """A compiled step. `sources`: what the graph takes, an argument's number or a tensor of its own; `results`: what the caller
-    gets, ("computed", number), ("argument", number) or a tensor that no run changes."""
+    """A compiled step. `sources`: the graph's inputs, each the number of an argument or a constant tensor. `results`:
+    the caller's results, each ("computed", number), ("argument", number) or a tensor that no run changes."""
 
     name: str
     sources: tuple[int | Tensor, ...]
@@ -31,10 +32,10 @@ class XlaGraph:
 
 
 class XlaRuntime:
-    """torch-xla of this process. `load` stands in for importing, in tests."""
+    """torch-xla in this process. Tests replace `load`, which imports a module."""
 
     def __init__(self, load: Callable[[str], Any] = importlib.import_module) -> None:
-        """Raises ImportError where torch-xla is missing."""
+        """Raises ImportError if torch-xla is missing."""
         self._load = load
         self._xla = load("torch_xla")
         self._model = load("torch_xla.core.xla_model")
@@ -50,45 +51,45 @@ class XlaRuntime:
         return found
 
     def rank(self) -> tuple[int, int]:
-        """(this process's number, number of all)."""
+        """(number of this process, number of processes)."""
         return int(self._runtime.global_ordinal()), int(self._runtime.world_size())
 
     def memory(self, device: torch.device) -> tuple[int, int] | None:
-        """(free, total) bytes; None where the runtime doesn't tell."""
+        """(free, total) bytes; None if the runtime doesn't report it."""
         try:
-            told = self._model.get_memory_info(device)
+            info = self._model.get_memory_info(device)
         except RuntimeError:
             return None
-        total = int(told["bytes_limit"])
-        return max(total - int(told["bytes_used"]), 0), total
+        total = int(info["bytes_limit"])
+        return max(total - int(info["bytes_used"]), 0), total
 
     def exact_products(self) -> None:
-        """Products of float32 in full rather than by one pass of bfloat16. Of the whole process."""
+        """Compute float32 products exactly instead of with one pass of bfloat16, in the complete process."""
         self._load("torch_xla.backends").set_mat_mul_precision("highest")
 
     def compilations(self) -> int:
-        """So far, in this process."""
-        told = self._metrics.metric_data("CompileTime")
-        return int(told[0]) if told else 0
+        """The number of compilations in this process so far."""
+        metric = self._metrics.metric_data("CompileTime")
+        return int(metric[0]) if metric else 0
 
     def settle(self, tensors: Sequence[Tensor]) -> None:
-        """Launch what is still to be computed of them. Does not wait."""
+        """Launch pending computations of the tensors. Does not wait."""
         late = [x for x, needed in zip(tensors, self._pending(tensors), strict=True) if needed]
         if late:
             self._c._xla_sync_multi(late, devices=[], wait=False, sync_xla_data=True)
 
     def wait(self) -> None:
-        """Until all that was launched has finished."""
+        """Wait until all launched work has finished."""
         self._model.wait_device_ops()
 
     def capture(self, function: TracedFunction, state: Sequence[Tensor], inputs: Sequence[Tensor]) -> XlaGraph:
-        """Trace and compile; nothing is run. State that the function replaces is donated at every run: the caller's tensors are dead
-        after it."""
+        """Trace and compile; nothing is run. State that the function replaces is donated at every run: the caller must
+        not use those tensors afterwards."""
         self._xla.sync()
         self.wait()
         given = [*state, *inputs]
         numbers = {self._c._xla_get_tensor_id(x): at for at, x in enumerate(given)}
-        # A clone shares its origin's data, and writing to it leaves the origin as it was.
+        # A clone shares the data of its origin, and writing to it doesn't change the origin.
         traced = [x.clone() for x in state]
         try:
             new, outputs = function(list(traced), list(inputs))
@@ -98,7 +99,7 @@ class XlaRuntime:
                 if not isinstance(result, torch.Tensor) and result[0] == "computed":
                     self._c._set_buffer_donation(x, True)
             return self._compiled(computed, results, numbers)
-        finally:  # what was traced must not run by itself, least of all half a step
+        finally:  # a traced step, complete or not, must not run by itself
             self._c._clear_pending_irs(str(given[0].device if given else self.device(0)))
 
     def run(self, graph: XlaGraph, given: Sequence[Tensor]) -> list[Tensor]:
@@ -110,8 +111,8 @@ class XlaRuntime:
         return [x if isinstance(x, torch.Tensor) else own[x[0]][x[1]] for x in graph.results]
 
     def call_kernel(self, function: Callable[..., Any], *tensors: Tensor | None, **static: Any) -> Any:
-        """A JAX function over arrays as part of the graph. `function` must be the same object every time: it is the key under
-        which its lowered form is kept."""
+        """Add a JAX function over arrays to the graph. `function` must be the same object every time: it is the cache
+        key of its lowered form."""
         return self._load("torch_xla.core.xla_builder").call_jax(function, tensors, static)
 
     def all_reduce(self, x: Tensor, groups: list[list[int]]) -> Tensor:
@@ -132,7 +133,7 @@ class XlaRuntime:
     def _results(
         self, found: list[Tensor], places: dict[int, int]
     ) -> tuple[list[Tensor], list[tuple[str, int] | Tensor]]:
-        """Each tensor once among what is computed, and where each of `found` comes from."""
+        """(distinct tensors to compute, the source of each tensor of `found`)."""
         computed: list[Tensor] = []
         numbers: dict[int, int] = {}
         results: list[tuple[str, int] | Tensor] = []

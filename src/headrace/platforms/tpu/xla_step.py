@@ -1,4 +1,4 @@
-"""A step as the compiler sees it: tensors of state, which it replaces, and tensors that it reads."""
+"""A step for the XLA compiler: state tensors, which it replaces, and input tensors, which it only reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["StepDevice", "XlaStep", "cache_of", "tensors_of"]
 
 
 class StepDevice(Protocol):
-    """What a step needs of its device."""
+    """The members of a device that a step uses."""
 
     runtime: XlaRuntime
 
@@ -26,7 +26,7 @@ class StepDevice(Protocol):
 class _Compiled:
     graph: XlaGraph
     names: tuple[str, ...]
-    """Of the outputs, behind the state."""
+    """Names of the outputs, which follow the state."""
 
 
 class XlaStep:
@@ -38,7 +38,8 @@ class XlaStep:
         self._compiled: dict[Hashable, _Compiled] = {}
 
     def __call__(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
-        """The cache and the inputs that persist are donated: those passed in are dead afterwards where the step writes to them."""
+        """Run the step. It donates the cache and the persistent inputs: the caller must not use those that the step
+        writes."""
         found: tuple[KV, Mapping[str, Tensor]] = self._device.submit(lambda: self._run(kv, dict(inputs))).result()
         return found
 
@@ -77,13 +78,13 @@ class XlaStep:
 
 
 def _parted(inputs: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
-    """(names of what persists, of all else)"""
+    """(names of persistent inputs, names of the others)"""
     kept = [name for name in inputs if name in PERSISTENT]
     return kept, [name for name in inputs if name not in PERSISTENT]
 
 
 def tensors_of(kv: KV) -> list[Tensor]:
-    """Of the cache; none of what is no cache, as a caller without one passes it."""
+    """The tensors of a cache; none if a caller without a cache passes another object."""
     return [*kv.keys, *kv.values, *kv.key_scales, *kv.value_scales] if isinstance(kv, TorchKV) else []
 
 

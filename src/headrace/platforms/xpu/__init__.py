@@ -1,4 +1,4 @@
-"""Intel GPUs: torch's XPU build, Triton operators, oneCCL. Steps are launched operator by operator unless asked otherwise.
+"""Intel GPUs: torch's XPU build, Triton operators, oneCCL. Steps are launched operator by operator by default.
 
 Importing and probing load neither torch nor a driver.
 """
@@ -18,8 +18,8 @@ _hookimpl = pluggy.HookimplMarker("headrace")
 
 
 class XpuPlatform(AcceleratorPlatform):
-    """Devices in the order of their render nodes, those hidden by ZE_AFFINITY_MASK left out. Steps are captured only where option
-    graph_tokens asks for it: XPU graphs are new in torch."""
+    """Devices in the order of their render nodes, without those that ZE_AFFINITY_MASK hides. Steps are captured only if
+    the user sets option graph_tokens, because XPU graphs are new in torch."""
 
     name = "xpu"
     providers = ("ipex",)

@@ -1,4 +1,4 @@
-"""What an Intel GPU can do, from the properties that Level Zero tells."""
+"""Capabilities of Intel GPUs by the properties that Level Zero reports."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LOCAL = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class XpuProperties:
-    """What the driver says of a device."""
+    """The properties that the driver reports for a device."""
 
     name: str
     subgroups: tuple[int, ...]
-    """Sizes of a sub-group that it runs."""
+    """Supported sub-group sizes."""
     multiprocessors: int
     """Xe cores."""
     half: bool = True
@@ -28,11 +28,12 @@ class XpuProperties:
     matrix: bool = True
     """Has matrix engines (XMX)."""
     shared_memory: int = 0
-    """Bytes of a work-group's local memory; 0 where torch doesn't tell."""
+    """Bytes of local memory per work-group; 0 if torch doesn't report it."""
 
 
 def capabilities(chip: XpuProperties) -> Capabilities:
-    """Raises PlatformError for a chip without 16-bit floats. No generation so far has an 8-bit float in its matrix engines."""
+    """The capabilities of a chip. Raises PlatformError for a chip without 16-bit floats. No generation so far has 8-bit
+    floats in its matrix engines."""
     if not chip.half:
         raise PlatformError(f"xpu: {chip.name} has no 16-bit floats, which the kernels need")
     floats = {"float32", "float16"} | ({"bfloat16"} if chip.bfloat16 else set())
@@ -48,7 +49,7 @@ def capabilities(chip: XpuProperties) -> Capabilities:
 
 
 def triton_chip(chip: XpuProperties) -> TritonChip:
-    """Kernels are launched in units of 32 lanes; the compiler runs them as sub-groups of its choice."""
+    """The chip for Triton. Kernels are launched in units of 32 lanes; the compiler chooses the sub-group size."""
     width = 16 if 16 in chip.subgroups or not chip.subgroups else max(chip.subgroups)
     return TritonChip(
         lanes=32,

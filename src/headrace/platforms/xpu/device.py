@@ -32,8 +32,8 @@ TRAITS = Traits(
             home="headrace.platforms.xpu.ipex_operators",
             remedy="pip install intel-extension-for-pytorch from Intel's index for XPU, in its own torch's version",
             lacks={
-                "attention": "IPEX's paged attention on XPU wants pages of [token, head], and ours are [head, token]",
-                "rotary_cache": "IPEX rotates, but neither normalises heads nor writes our cache in the same pass",
+                "attention": "IPEX's paged attention on XPU needs pages of [token, head], but ours are [head, token]",
+                "rotary_cache": "IPEX rotates, but doesn't normalize heads or write our cache in one pass",
             },
         )
     },
@@ -41,12 +41,12 @@ TRAITS = Traits(
 
 
 def runtime() -> TorchRuntime:
-    """Graphs came with torch 2.11; earlier builds launch operator by operator."""
+    """Torch's XPU module. Graphs need torch 2.11; earlier builds launch operator by operator."""
     return TorchRuntime(torch.xpu, "xpu", graph="XPUGraph")
 
 
 class XpuDevice(AcceleratorDevice):
-    """Steps are captured where torch can and `graph_tokens` asks for it; collectives are oneCCL's."""
+    """Steps are captured if torch supports it and `graph_tokens` is set; oneCCL provides the collectives."""
 
     def __init__(self, runtime: TorchRuntime, index: int, options: AcceleratorOptions, **more: Any) -> None:
         chip = read_properties(runtime, index)

@@ -13,11 +13,11 @@ __all__ = ["devices", "probe"]
 _MASK = "ZE_AFFINITY_MASK"
 _VENDOR = "0x8086"
 _MEMORY = ("lmem_total_bytes", "device/lmem_total_bytes", "device/tile0/physical_vram_size_bytes")
-"""Under a card: of i915, and of xe. A GPU without memory of its own has none of them."""
+"""Files of a card with its memory size, of drivers i915 and xe. A GPU that uses the host's memory has none of them."""
 
 
 def probe(machine: MachineProbe) -> tuple[int, str]:
-    """Devices, permission, Level Zero, torch: the first that is missing is the reason."""
+    """(score, reason). It checks devices, permission, Level Zero and torch; the first that is missing is the reason."""
     nodes = _nodes(machine)
     if not nodes:
         return 0, "no Intel GPU here: load i915 or xe, or start the container with --device /dev/dri"
@@ -27,7 +27,7 @@ def probe(machine: MachineProbe) -> tuple[int, str]:
         if not machine.has_library(library):
             return (
                 0,
-                f"Level Zero's {library} is missing: install the system package {package} (or libze1, libze-intel-gpu1)",
+                f"Level Zero's {library} is missing: install system package {package} (or libze1, libze-intel-gpu1)",
             )
     shown = devices(machine)
     if not shown:
@@ -40,7 +40,7 @@ def probe(machine: MachineProbe) -> tuple[int, str]:
 
 
 def devices(machine: MachineProbe) -> list[DeviceInfo]:
-    """Memory 0: the GPU uses the host's."""
+    """The devices. Memory 0: the GPU uses the host's memory."""
     found = []
     for index, node in enumerate(_nodes(machine)):
         kind = machine.read(node / "device/device").removeprefix("0x")
@@ -54,10 +54,10 @@ def _nodes(machine: MachineProbe) -> list[Path]:
 
 
 def _memory(machine: MachineProbe, node: Path) -> int:
-    """Of the card that shares the node's device."""
+    """Bytes of memory of the card that belongs to a render node."""
     for card in sorted((node / "device/drm").glob("card*")):
-        for place in _MEMORY:
-            said = machine.read(card / place)
-            if said:
-                return int(said, 0)
+        for file in _MEMORY:
+            text = machine.read(card / file)
+            if text:
+                return int(text, 0)
     return 0

@@ -1,4 +1,5 @@
-"""Norms and gated activations by Intel Extension for PyTorch: `intel_extension_for_pytorch.llm.functional`, as of its 2.8."""
+"""Norms and gated activations by Intel Extension for PyTorch: `intel_extension_for_pytorch.llm.functional`, version
+2.8."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _GELU = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 class _Ipex(SharedOperator):
-    """A `SharedOperator` operator of `library`, its module of functions."""
+    """A `SharedOperator` of `library`, the module with IPEX's functions."""
 
     tag = "ipex"
 
@@ -46,7 +47,7 @@ class IpexAddNorm(_Ipex):
         if wrong is not None:
             found: tuple[Tensor, Tensor] = self._elsewhere(_differ(x, wrong))(x, residual, weight, eps)
             return found
-        total = residual.clone()  # the sum is written back to it
+        total = residual.clone()  # IPEX writes the sum to it
         return self._library.add_rms_norm(total, x, weight, None, eps, True), total
 
 
@@ -74,4 +75,4 @@ def operators(
 
 
 def _differ(x: Tensor, other: Tensor) -> str:
-    return f"activations are {x.dtype}, and not all that meets them: {other.dtype}".replace("torch.", "")
+    return f"activations are {x.dtype}, but another input is {other.dtype}".replace("torch.", "")

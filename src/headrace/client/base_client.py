@@ -1,0 +1,276 @@
+"""The common part of both clients: checks, fan-out, routing of deltas, and the streams that callers read."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import cached_property
+
+from headrace.client.api import GenerateRequest, ModelInfo, Output
+from headrace.client.request_outputs import RequestOutputs, TextTokenizer
+from headrace.client.validate import validated
+from headrace.config import Config
+from headrace.engine.stats import EngineStats
+from headrace.engine.wire import (
+    Abort,
+    Add,
+    Command,
+    Deltas,
+    EngineInfo,
+    Event,
+    Finish,
+    GetStats,
+    Refused,
+    StatsReply,
+    from_wire,
+)
+from headrace.errors import EngineDead, HeadraceError, InvalidRequest, UserError
+from headrace.hub.model_reference import display_name
+from headrace.types import Request
+
+__all__ = ["BaseClient"]
+
+_STATS_TIMEOUT = 1.0
+"""Seconds to wait for the engine's first stats."""
+_FRESH_TIMEOUT = 0.1
+"""Seconds to wait for newer stats than the last: during a long step the engine reads no commands."""
+
+
+class _Stream:
+    """One call of `generate`."""
+
+    def __init__(self, number: int, request: GenerateRequest, tokenizer: TextTokenizer, arrival: float) -> None:
+        self.number = number
+        self.request = request
+        self.arrival = arrival
+        self.outputs = RequestOutputs(request, tokenizer, arrival)
+        self.changed = asyncio.Event()
+        self.error: HeadraceError | None = None
+
+    def child(self, index: int) -> str:
+        # The number distinguishes a request from an earlier one with the same id, whose last tokens may still arrive.
+        return f"{self.request.id}#{self.number}#{index}"
+
+    def fail(self, error: HeadraceError) -> None:
+        self.error = error
+        self.changed.set()
+
+
+class BaseClient:
+    """An `EngineClient`, except for the transport of commands. Thread: the event loop that started it."""
+
+    def __init__(self, config: Config, tokenizer: TextTokenizer) -> None:
+        self.config = config
+        self._tokenizer = tokenizer
+        self._engine: EngineInfo | None = None
+        self._created = int(time.time())
+        self._streams: dict[str, _Stream] = {}
+        self._children: dict[str, tuple[_Stream, int]] = {}
+        self._stats_request: asyncio.Future[EngineStats] | None = None
+        """The stats request that the engine has not answered yet. There is at most one, independently of the number of
+        callers."""
+        self._last_stats: EngineStats | None = None
+        """The last stats that the engine sent."""
+        self._numbers = itertools.count()
+        self._owner_loop: asyncio.AbstractEventLoop | None = None
+        self._owner_thread = ""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Raises EngineDead before `start`."""
+        engine = self.engine_info
+        name = self.config.server.served_model_name or display_name(self.config.model.model)
+        return ModelInfo(
+            name,
+            engine.path,
+            engine.max_model_len,
+            engine.vocab_size,
+            engine.platform,
+            engine.dtype,
+            self._created,
+            engine.kv_tokens,
+        )
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        """The values that the engine resolved. Raises EngineDead before `start`."""
+        if self._engine is None:
+            raise EngineDead("the engine has not been started")
+        return self._engine
+
+    @cached_property
+    def _end_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a sequence, from the checkpoint's settings and its tokenizer. A tokenizer may have more ids than
+        the model has rows."""
+        engine = self.engine_info
+        known = {*engine.eos_token_ids, *self._tokenizer.eos_token_ids}
+        return tuple(sorted(token for token in known if token < engine.vocab_size))
+
+    def check(self, request: GenerateRequest) -> GenerateRequest:
+        """The request as it will be served. May be called from any thread. Raises InvalidRequest and its subclasses,
+        and EngineDead before `start`."""
+        return validated(request, self.engine_info, self._end_token_ids)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+        self._check_ready()
+        self._check_loop()
+        request = self.check(request)
+        if request.id in self._streams:
+            raise InvalidRequest(f"a request with id {request.id!r} is still running", "request_id", "invalid_value")
+        stream = _Stream(next(self._numbers), request, self._tokenizer, time.monotonic())
+        self._open(stream)
+        try:
+            while True:
+                for output in stream.outputs.take():
+                    yield output
+                if stream.error is not None:
+                    raise stream.error
+                if stream.outputs.done:
+                    return
+                await stream.changed.wait()
+                stream.changed.clear()
+        finally:
+            self._close_stream(stream)
+
+    async def abort(self, request_id: str) -> None:
+        self._check_loop()
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            self._abort_choices(stream, stream.outputs.end("abort"))
+            stream.changed.set()
+
+    async def stats(self) -> EngineStats:
+        self._check_ready()
+        self._check_loop()
+        asked = self._request_stats()
+        await asyncio.wait({asked}, timeout=_STATS_TIMEOUT if self._last_stats is None else _FRESH_TIMEOUT)
+        if asked.done():
+            return asked.result()
+        if self._last_stats is None:
+            raise EngineDead(f"the engine did not answer within {_STATS_TIMEOUT:.0f} s")
+        await self.check_health()
+        return self._last_stats
+
+    def _request_stats(self) -> asyncio.Future[EngineStats]:
+        """Request stats, unless a request is already open."""
+        if self._stats_request is None:
+            self._stats_request = asyncio.get_running_loop().create_future()
+            self._send(GetStats(next(self._numbers)))
+        return self._stats_request
+
+    async def check_health(self) -> None:
+        """Raises EngineDead if the engine makes no progress."""
+        raise NotImplementedError
+
+    def _bind_loop(self) -> None:
+        """Bind this client to the running event loop. Called by `start`."""
+        self._owner_loop = asyncio.get_running_loop()
+        self._owner_thread = threading.current_thread().name
+
+    def _check_loop(self) -> None:
+        """Raises UserError if called in another event loop than the client's."""
+        here = asyncio.get_running_loop()
+        if self._owner_loop is not None and here is not self._owner_loop:
+            closed = ", which is closed" if self._owner_loop.is_closed() else ""
+            raise UserError(
+                f"this client belongs to the event loop {self._owner_loop!r} of thread {self._owner_thread!r}{closed}, "
+                f"where it was started; it was called from {here!r} of thread {threading.current_thread().name!r}: "
+                "call it there, make a client for this loop, or use LLM, which may be called from any thread"
+            )
+
+    def _open(self, stream: _Stream) -> None:
+        request, params = stream.request, stream.request.params
+        self._streams[request.id] = stream
+        if params.max_tokens == 0 and params.prompt_logprobs is None:
+            stream.outputs.echo_only()
+            return
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        children = [(stream.child(i), (seed + i) % 2**64) for i in range(params.n)]
+        for index, (child, _) in enumerate(children):
+            self._children[child] = (stream, index)
+        # The client finds stop strings, not the engine.
+        alone = replace(params, n=1, stop=())
+        core = Request(
+            id=request.id,
+            prompt=request.prompt,
+            params=alone,
+            eos_token_ids=self._end_token_ids,
+            priority=request.priority,
+            arrival=stream.arrival,
+            salt=request.salt,
+            adapter=request.adapter,
+            constraint=request.constraint,
+        )
+        self._send(Add(core, children))
+
+    def _close_stream(self, stream: _Stream) -> None:
+        """End the choices that still run, after the caller has left the stream."""
+        self._abort_choices(stream, stream.outputs.end("abort"))
+        self._streams.pop(stream.request.id, None)
+
+    def _abort_choices(self, stream: _Stream, indices: list[int]) -> None:
+        ids = [child for i in indices if self._children.pop(child := stream.child(i), None)]
+        if ids:
+            self._send(Abort(ids))
+
+    def _receive(self, event: Event) -> None:
+        """Handle events about requests and stats. Subclasses handle the other events."""
+        if isinstance(event, Deltas):
+            self._deliver(event)
+        elif isinstance(event, Refused):
+            self._refuse(event)
+        elif isinstance(event, StatsReply):
+            self._last_stats = event.stats
+            asked, self._stats_request = self._stats_request, None
+            if asked is not None:
+                asked.set_result(event.stats)
+
+    def _deliver(self, event: Deltas) -> None:
+        for delta in event.deltas:
+            # A late delta of a sequence that the client has ended is dropped.
+            found = self._children.get(delta.request_id)
+            if found is None:
+                continue
+            stream, index = found
+            if stream.outputs.push(index, delta):
+                self._send(Finish(delta.request_id))
+            if stream.outputs.choices[index].finished:
+                del self._children[delta.request_id]
+            stream.changed.set()
+
+    def _refuse(self, event: Refused) -> None:
+        for child in event.ids:
+            found = self._children.pop(child, None)
+            if found is not None:
+                found[0].fail(from_wire(event.error))
+
+    def _fail_all(self, error: HeadraceError) -> None:
+        """Fail all open requests with `error`, because the engine was lost."""
+        self._children.clear()
+        for stream in self._streams.values():
+            if not stream.outputs.finished:
+                stream.fail(error)
+        asked, self._stats_request, self._last_stats = self._stats_request, None, None
+        if asked is not None:
+            asked.set_exception(error)
+            asked.exception()  # Mark it as retrieved: maybe no caller waits any more.
+
+    def _end_all(self) -> None:
+        """End all open requests with `abort`, because the client closes."""
+        self._children.clear()
+        for stream in self._streams.values():
+            stream.outputs.end("abort")
+            stream.changed.set()
+
+    def _check_ready(self) -> None:
+        """Raises EngineDead or Overloaded if no request can be accepted now."""
+        raise NotImplementedError
+
+    def _send(self, command: Command) -> None:
+        """Send a command. Never blocks; a command for an engine that has exited is dropped."""
+        raise NotImplementedError

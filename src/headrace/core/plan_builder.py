@@ -1,0 +1,263 @@
+"""Builds a `StepPlan` from the scheduler's decisions: decodes as one vector, prefill chunks one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.core.constraints import Constraints, gather
+from headrace.core.sequence import Sequence
+from headrace.core.slots import LAST, LOGPROBS, PROMPT_LEN, Slots
+from headrace.sampling import FLOAT_ROWS, INT_ROWS
+from headrace.types import NO_TOKEN, SamplingBatch, StepPlan
+
+__all__ = ["Decodes", "PrefillChunk", "StepExtras", "StepRecord", "build"]
+
+Ints = npt.NDArray[np.int32]
+NO_INTS: Ints = np.zeros(0, np.int32)
+NO_COPIES: Ints = np.zeros((0, 2), np.int32)
+_NEVER = np.iinfo(np.int32).max
+
+
+class Decodes:
+    """The sequences that compute one token each, as arrays. Built again when their set changes; a step only advances
+    them."""
+
+    def __init__(self, seqs: list[Sequence], slots: Slots, block_size: int) -> None:
+        self.seqs = seqs
+        self.epochs = [seq.epoch for seq in seqs]
+        self.slots: Ints = np.array([seq.slot for seq in seqs], np.int32)
+        self.index = self.slots.astype(np.intp)
+        self.positions: Ints = slots.computed[self.index]
+        """The position that the next step computes, per sequence."""
+        count = len(seqs)
+        ints = slots.ints.take(self.index, axis=1)
+        self.last: Ints = ints[LAST]
+        self.prompt_lens: Ints = ints[PROMPT_LEN]
+        self.ids = tuple(seq.id for seq in seqs)
+        self.no_tokens: Ints = np.full(count, NO_TOKEN, np.int32)
+        self.starts: Ints = np.arange(count + 1, dtype=np.int32)
+        self.rows: Ints = self.starts[:count]
+        self.special = [(i, own) for i, seq in enumerate(seqs) if (own := slots.constraints[seq.slot]) is not None]
+        self.sampling = parameters(slots, self.index)
+        self.sampling.num_logprobs = int(ints[LOGPROBS].max(initial=-1))
+        self._block_size = block_size
+        self.longest = int(self.positions.max(initial=-1))
+        """The last position that the next step computes."""
+        self.until_end = int((self.last - self.positions).min(initial=_NEVER))
+        """Steps until one of them computes its last position; below 0: one has computed it."""
+        self.until_start = self._until_start()
+        """Steps until one of them begins a block."""
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    def advance(self, positions: Ints) -> None:
+        """Advance to the step after the next one; it computes `positions`."""
+        if not self.seqs:
+            return
+        self.positions = positions
+        self.longest += 1
+        self.until_end -= 1
+        self.until_start = self.until_start - 1 if self.until_start else self._until_start()
+
+    def _until_start(self) -> int:
+        return int((-self.positions % self._block_size).min(initial=_NEVER))
+
+
+@dataclass(slots=True)
+class PrefillChunk:
+    """Known tokens start:end of one sequence."""
+
+    seq: Sequence
+    epoch: int
+    start: int
+    end: int
+    score_from: int
+    score_to: int
+    """Positions whose next token's logprob was requested."""
+    samples: bool
+    """The chunk reaches the last known token, and another token must be sampled."""
+    row: int = 0
+    """Its first row. Rows that score come first, then the row that samples."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.score_to - self.score_from + self.samples
+
+
+@dataclass(slots=True)
+class StepExtras:
+    """The work of a step besides computing tokens."""
+
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    history: list[tuple[int, int, Ints]] = field(default_factory=list)
+    """(slot, first position, tokens)"""
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """The data of a launched plan that commit needs. Rows of the decodes come first."""
+
+    decodes: Decodes
+    count: int
+    offsets: Ints
+    """[count]; the offset of each decode's token in its block."""
+    fills: bool
+    """One of the tokens fills its block."""
+    chunks: list[PrefillChunk]
+
+
+def parameters(slots: Slots, index: npt.NDArray[np.intp]) -> SamplingBatch:
+    """The parameters of the given slots, without positions or constraints."""
+    floats, ints = slots.floats.take(index, axis=1), slots.ints.take(index, axis=1)
+    return SamplingBatch(
+        params={**dict(zip(FLOAT_ROWS, floats, strict=True)), **dict(zip(INT_ROWS, ints, strict=False))},
+        seed=slots.seeds[index],
+        position=NO_INTS,
+        bias_row=NO_INTS,
+        bias_token=NO_INTS,
+        bias_value=np.zeros(0, np.float32),
+    )
+
+
+def build(
+    step: int,
+    decodes: Decodes,
+    chunks: list[PrefillChunk],
+    extras: StepExtras,
+    slots: Slots,
+    table: Ints,
+    block_size: int,
+) -> StepPlan:
+    """The plan, with arrays in the order decodes, chunks. Arrays may be shared with other plans: they are read-only."""
+    positions = decodes.positions
+    blocks, offsets = np.divmod(positions, block_size)
+    after = positions + 1
+    longest = max([decodes.longest + 1, *(chunk.end for chunk in chunks)])
+    decodes.advance(after)
+    plan = StepPlan(
+        step=step,
+        token_ids=decodes.no_tokens,
+        positions=positions,
+        slot_mapping=table[decodes.index, blocks] * block_size + offsets,
+        query_start=decodes.starts,
+        context_lens=after,
+        block_tables=NO_COPIES,
+        slots=decodes.slots,
+        rows=decodes.rows,
+        row_seq=decodes.rows,
+        row_target=decodes.no_tokens,
+        prompt_lens=decodes.prompt_lens,
+        sampling=_sampling(decodes, after),
+        copies=np.array(extras.copies, np.int32) if extras.copies else NO_COPIES,
+        history_slots=NO_INTS,
+        history_positions=NO_INTS,
+        history_tokens=NO_INTS,
+        request_ids=decodes.ids,
+        tag=StepRecord(decodes, len(decodes), offsets, decodes.until_start == 0, chunks),
+    )
+    if chunks:
+        _add_chunks(plan, chunks, decodes, slots, table, block_size)
+    if extras.history:
+        _add_history(plan, extras.history)
+    plan.block_tables = table[plan.slots, : -(-longest // block_size)]
+    return plan
+
+
+def _sampling(decodes: Decodes, positions: Ints) -> SamplingBatch:
+    shared = decodes.sampling
+    sampling = SamplingBatch(
+        shared.params,
+        shared.seed,
+        positions,
+        shared.bias_row,
+        shared.bias_token,
+        shared.bias_value,
+        num_logprobs=shared.num_logprobs,
+    )
+    if decodes.special:
+        _constrain(sampling, [(row, int(positions[row]), own) for row, own in decodes.special])
+    return sampling
+
+
+def _constrain(sampling: SamplingBatch, rows: list[tuple[int, int, Constraints]]) -> None:
+    found = gather(rows, len(sampling.position))
+    sampling.bias_row, sampling.bias_token, sampling.bias_value = found.row, found.token, found.value
+    sampling.allowed, sampling.allowed_row = found.allowed, found.allowed_row
+
+
+def _add_chunks(
+    plan: StepPlan, chunks: list[PrefillChunk], decodes: Decodes, slots: Slots, table: Ints, block_size: int
+) -> None:
+    tokens, positions, mapping, rows, targets, sampled = [], [], [], [], [], []
+    counts: list[int] = []
+    at = row = len(decodes)
+    for chunk in chunks:
+        seq, start, end = chunk.seq, chunk.start, chunk.end
+        where = np.arange(start, end, dtype=np.int32)
+        tokens.append(seq.array(start, end))
+        positions.append(where)
+        mapping.append(table[seq.slot, where // block_size] * block_size + where % block_size)
+        chunk.row = row
+        scored = np.arange(chunk.score_from, chunk.score_to, dtype=np.int32)
+        rows.append(scored + (at - start))
+        targets.append(seq.array(chunk.score_from + 1, chunk.score_to + 1))
+        sampled.append(scored + 1)
+        if chunk.samples:
+            rows.append(np.array([at + end - start - 1], np.int32))
+            targets.append(np.array([NO_TOKEN], np.int32))
+            sampled.append(np.array([end], np.int32))
+        counts.append(chunk.num_rows)
+        row += chunk.num_rows
+        at += end - start
+    plan.token_ids = np.concatenate([plan.token_ids, *tokens])
+    plan.positions = np.concatenate([plan.positions, *positions])
+    plan.slot_mapping = np.concatenate([plan.slot_mapping, *mapping])
+    plan.rows = np.concatenate([plan.rows, *rows])
+    plan.row_target = np.concatenate([plan.row_target, *targets])
+    _add_sequences(plan, chunks, decodes, slots)
+    plan.row_seq = np.concatenate(
+        [plan.row_seq, np.repeat(np.arange(len(chunks), dtype=np.int32), counts) + len(decodes)]
+    )
+    plan.sampling = _mixed_sampling(
+        plan, chunks, decodes, slots, np.concatenate([plan.context_lens[: len(decodes)], *sampled])
+    )
+
+
+def _add_sequences(plan: StepPlan, chunks: list[PrefillChunk], decodes: Decodes, slots: Slots) -> None:
+    own = np.array([(c.seq.slot, c.end, c.end - c.start) for c in chunks], np.int32).T
+    plan.slots = np.concatenate([plan.slots, own[0]])
+    plan.context_lens = np.concatenate([plan.context_lens, own[1]])
+    plan.query_start = np.concatenate([plan.query_start, len(decodes) + np.cumsum(own[2], dtype=np.int32)])
+    plan.prompt_lens = slots.ints[PROMPT_LEN, plan.slots]
+    plan.request_ids = (*plan.request_ids, *(chunk.seq.id for chunk in chunks))
+
+
+def _mixed_sampling(
+    plan: StepPlan, chunks: list[PrefillChunk], decodes: Decodes, slots: Slots, positions: Ints
+) -> SamplingBatch:
+    sampling = parameters(slots, plan.slots[plan.row_seq].astype(np.intp))
+    sampling.position = positions
+    sampling.num_logprobs = decodes.sampling.num_logprobs
+    special = [(row, int(positions[row]), own) for row, own in decodes.special]
+    for chunk in chunks:
+        params = chunk.seq.params
+        wanted = [params.logprobs] if chunk.samples else []
+        if chunk.score_to > chunk.score_from:
+            wanted.append(params.prompt_logprobs)
+        sampling.num_logprobs = max([sampling.num_logprobs, *(k for k in wanted if k is not None)])
+        own = slots.constraints[chunk.seq.slot]
+        if chunk.samples and own is not None:
+            special.append((chunk.row + chunk.num_rows - 1, chunk.end, own))
+    if special:
+        _constrain(sampling, special)
+    return sampling
+
+
+def _add_history(plan: StepPlan, history: list[tuple[int, int, Ints]]) -> None:
+    plan.history_slots = np.concatenate([np.full(len(tokens), slot, np.int32) for slot, _, tokens in history])
+    plan.history_positions = np.concatenate([np.arange(at, at + len(t), dtype=np.int32) for _, at, t in history])
+    plan.history_tokens = np.concatenate([tokens for _, _, tokens in history])

@@ -1,0 +1,60 @@
+"""The queue of waiting sequences, in the order in which they should run."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+
+from headrace.core.sequence import Sequence
+
+__all__ = ["WaitingQueue"]
+
+WINDOW = 16
+"""Sequences at the front that are compared by cached prefix. The limit makes a step's cost independent of the queue's
+length."""
+PATIENCE = 16
+"""How often another sequence may overtake the first one."""
+
+
+class WaitingQueue:
+    """A queue ordered by priority with ageing, then arrival. Near the front, the longest cached prefix goes first.
+
+    No sequence starves: the order of two sequences never changes, only a finite number can be before one, and the first
+    one is overtaken at most PATIENCE times.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, Sequence]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (entry[2] for entry in self._entries)
+
+    @property
+    def first(self) -> Sequence | None:
+        """The first sequence by priority and age."""
+        return self._entries[0][2] if self._entries else None
+
+    def push(self, seq: Sequence) -> None:
+        insort(self._entries, (*seq.rank, seq))
+
+    def remove(self, seq: Sequence) -> None:
+        at = bisect_left(self._entries, seq.rank)
+        assert self._entries[at][2] is seq
+        del self._entries[at]
+
+    def pick(self, committed: int, cached: Callable[[Sequence], int]) -> Sequence | None:
+        """The sequence that should run next; it stays in the queue. None: none can run before another step is
+        committed."""
+        window = [seq for _, _, seq in self._entries[:WINDOW] if seq.hold <= committed]
+        if not window:
+            return None
+        head = window[0]
+        if head.passed >= PATIENCE:
+            return head
+        best = max((seq for seq in window if seq.request.priority == head.request.priority), key=cached)
+        if best is not head:
+            head.passed += 1
+        return best

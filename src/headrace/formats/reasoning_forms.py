@@ -1,0 +1,41 @@
+"""The table of reasoning formats."""
+
+from __future__ import annotations
+
+from headrace.formats.harmony import HARMONY_REASONING
+from headrace.formats.states import ReasoningFormat, State
+
+__all__ = ["REASONING_FORMATS"]
+
+
+def _tags(name: str, opens: str, close: str) -> ReasoningFormat:
+    return ReasoningFormat(name, {opens: "reasoning"}, frozenset({close}), prompt_opens=(opens,))
+
+
+GRANITE = ReasoningFormat(
+    "granite",
+    {"Here is my thought process:": "reasoning", "Here's my thought process:": "reasoning"},
+    frozenset({"Here is my response:", "Here's my response:"}),
+    start_only=True,
+)
+GEMMA4 = ReasoningFormat(
+    "gemma4",
+    {"<|channel>": "channel"},
+    frozenset({"<channel|>"}),
+    states={"channel": State("header", {"\n": "reasoning", "<channel|>": "start"})},
+    prompt_opens=("<|channel>thought",),
+)
+REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    found.name: found
+    for found in (
+        _tags("think", "<think>", "</think>"),
+        _tags("mistral", "[THINK]", "[/THINK]"),
+        _tags("seed", "<seed:think>", "</seed:think>"),
+        _tags("minimax_m3", "<mm:think>", "</mm:think>"),
+        _tags("cohere", "<|START_THINKING|>", "<|END_THINKING|>"),
+        HARMONY_REASONING,
+        GRANITE,
+        GEMMA4,
+    )
+}
+"""By the name that `--reasoning-format` takes."""

@@ -1,0 +1,106 @@
+"""Chat answers whose text is read for tool calls and reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from headrace.client.api import GenerateRequest, Output
+from headrace.server.answer_reader import AnswerReader
+from headrace.server.chat_dialect import ChatDialect
+from headrace.server.exchange import ChunkUsage, event
+from headrace.server.generation import GeneratedChoice, GenerationRun
+from headrace.server.logprobs import chat_logprobs
+from headrace.server.replies import ChatChunkChoice, ChatDelta, ChatMessage, CompletionDetails, ToolCall, UsageReply
+from headrace.server.schemas import ChatRequest
+
+__all__ = ["ParsedChatDialect"]
+
+
+class ParsedChatDialect(ChatDialect):
+    """A stream's pieces and a complete answer go through the same readers, one per choice."""
+
+    def __init__(
+        self,
+        model: str,
+        body: ChatRequest,
+        job: GenerateRequest,
+        run: GenerationRun,
+        new_reader: Callable[[], AnswerReader],
+        counts_reasoning: bool,
+    ) -> None:
+        super().__init__(model, body, job, run)
+        self._new_reader = new_reader
+        self._counts = counts_reasoning
+        self._readers: dict[int, AnswerReader] = {}
+
+    def _reader(self, index: int) -> AnswerReader:
+        found = self._readers.get(index)
+        if found is None:
+            found = self._readers[index] = self._new_reader()
+        return found
+
+    def _content(self, output: Output) -> bytes:
+        """The events of one piece. Its logprobs and token ids are in the first one."""
+        reader = self._reader(output.index)
+        deltas = reader.read(output.text, output.token_ids, output.finish_reason, output.stop_reason)
+        if not deltas and (output.logprobs or (self._ids and output.token_ids)):
+            deltas = [ChatDelta()]
+        events = b""
+        for at, delta in enumerate(deltas):
+            choice = ChatChunkChoice(output.index, delta)
+            if at == 0 and self._count is not None:
+                choice.logprobs = chat_logprobs(output.logprobs or (), self._count)
+            if at == 0 and self._ids:
+                choice.token_ids = output.token_ids
+            events += event(msgspec.structs.replace(self._chunk, choices=[choice]))
+        return events
+
+    def _has_content(self, output: Output) -> bool:
+        return bool(output.token_ids) or super()._has_content(output) or output.finish_reason is not None
+
+    def _finish_reason(self, output: Output) -> str | None:
+        return self._reader(output.index).finish_reason(output.finish_reason)
+
+    def chunk(self, output: Output, usage: ChunkUsage) -> bytes:
+        return super().chunk(output, self._with_details(usage) if isinstance(usage, UsageReply) else usage)
+
+    def usage_chunk(self, usage: UsageReply) -> bytes:
+        return super().usage_chunk(self._with_details(usage))
+
+    def complete(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
+        messages = {choice.index: self._read(choice) for choice in choices}
+        self._messages = messages
+        return super().complete(choices, self._with_details(usage))
+
+    def _message(self, choice: GeneratedChoice) -> ChatMessage:
+        return self._messages[choice.index]
+
+    def _whole_reason(self, choice: GeneratedChoice) -> str | None:
+        return self._reader(choice.index).finish_reason(choice.finish_reason)
+
+    def _read(self, choice: GeneratedChoice) -> ChatMessage:
+        reader = self._reader(choice.index)
+        deltas = reader.read(choice.text, choice.token_ids, choice.finish_reason, choice.stop_reason)
+        content = "".join(delta.content for delta in deltas if isinstance(delta.content, str))
+        thoughts = [delta.reasoning for delta in deltas if isinstance(delta.reasoning, str)]
+        calls: list[ToolCall] = []
+        for delta in deltas:
+            for call in delta.tool_calls if isinstance(delta.tool_calls, list) else ():
+                if isinstance(call.id, str) and isinstance(call.function.name, str):
+                    calls.append(ToolCall(call.id, "function", call.function))
+                else:
+                    calls[-1].function.arguments += call.function.arguments
+        message = ChatMessage("assistant", content or (None if calls or thoughts else ""))
+        if thoughts:
+            message.reasoning_content = message.reasoning = "".join(thoughts)
+        if calls:
+            message.tool_calls = calls
+        return message
+
+    def _with_details(self, usage: UsageReply) -> UsageReply:
+        if not self._counts:
+            return usage
+        tokens = sum(reader.reasoning_tokens for reader in self._readers.values())
+        return msgspec.structs.replace(usage, completion_tokens_details=CompletionDetails(tokens))

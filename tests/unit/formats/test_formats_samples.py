@@ -1,0 +1,74 @@
+"""Every family's samples: complete, cut anywhere, token by token, and with markers as special tokens."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from format_samples import SAMPLES, Sample, check, machine, parse
+
+from headrace.formats.parser import Parser
+
+each_sample = pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+
+
+@each_sample
+def test_complete_text(sample: Sample) -> None:
+    check(sample, parse(sample, [sample.text]))
+
+
+@each_sample
+def test_every_split_at_two_positions(sample: Sample) -> None:
+    text, of = sample.text, machine(sample)
+    # Every position once as each of the two, the other one moving through the text.
+    for first in range(len(text) + 1):
+        for second in {min(len(text), first + step) for step in (1, 2, 5, 11, 31)}:
+            check(sample, parse(sample, [text[:first], text[first:second], text[second:]], of))
+
+
+@each_sample
+def test_character_by_character(sample: Sample) -> None:
+    check(sample, parse(sample, list(sample.text)))
+
+
+@each_sample
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_markers_as_special_tokens(sample: Sample, size: int) -> None:
+    """`size`: characters of the text's pieces; 0 is all of it up to the next marker."""
+    every = machine(sample)
+    special = [m for m in every.markers | every.inline if re.fullmatch(r"[<\[｜][^=\n]{2,}[>\]｜]", m)]
+    pattern = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)"
+    parts = re.split(f"({pattern})", sample.text)
+    pieces: list[str] = []
+    for part in parts:
+        step = len(part) if part in special or not size else size
+        pieces += [part[at : at + step] for at in range(0, len(part), step or 1)]
+    check(sample, parse(sample, pieces, machine(sample, special), special))
+
+
+def test_text_that_quotes_a_special_token_is_content() -> None:
+    sample = SAMPLES[0]
+    of = machine(sample, ["<tool_call>", "</tool_call>"])
+    assert parse(sample, [sample.text], of).content == sample.text
+    assert parse(sample, ["<tool_call>", sample.text[11:]], of, ["<tool_call>"]).calls == sample.calls
+
+
+def test_arguments_come_as_the_model_writes_them() -> None:
+    parser = Parser(machine(SAMPLES[0]))
+    assert [event.text for event in parser.feed('<tool_call>{"name": "f", "arguments": {"a": "x') if event.text] == [
+        "f",
+        '{"a": "x',
+    ]
+    assert [event.text for event in parser.feed("yz") if event.text] == ["yz"]
+
+
+@pytest.mark.parametrize("sample", [s for s in SAMPLES if s.calls and s.complete], ids=lambda sample: sample.name)
+def test_truncated_anywhere_gives_a_prefix(sample: Sample) -> None:
+    """A truncated answer never has another call than the complete one, and its arguments are a beginning of theirs."""
+    of = machine(sample)
+    for end in range(len(sample.text)):
+        parser = Parser(of, sample.schemas, sample.opened)
+        events = parser.feed(sample.text[:end]) + parser.finish(complete=False)
+        assert "".join(event.raw for event in events) == sample.text[:end]
+        names = [event.text for event in events if event.kind == "call"]
+        assert names == [name for name, _ in sample.calls][: len(names)]

@@ -1,0 +1,277 @@
+"""Tool calls and reasoning in chat answers, complete and streamed, over a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+from server_fakes import Served, events, fault, serve_fake
+
+from headrace.config import Config
+from headrace.formats.machine import Machine
+from headrace.formats.parser import Parser
+from headrace.formats.reasoning_forms import REASONING_FORMATS
+from headrace.formats.tool_formats import TOOL_FORMATS
+from headrace.server.answer_reader import AnswerReader, ReadingOptions
+from headrace.server.model_formats import ModelFormats, find_formats
+from headrace.server.prompted_tools import prompted_messages
+from headrace.server.tool_use import after_reasoning, prompt_reasons
+from headrace.types import Constraint
+
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
+OTHER = {"type": "function", "function": {"name": "g"}}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+TWO = '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>'
+
+
+def chat(served: Served, **body: Any) -> Any:
+    return asyncio.run(served.chat(**body))
+
+
+def configured(**server: Any) -> Config:
+    base = Config()
+    return base.model_copy(update={"server": base.server.model_copy(update=server)})
+
+
+def message(served: Served, **body: Any) -> dict[str, Any]:
+    return chat(served, **body).json()["choices"][0]
+
+
+def deltas(served: Served, **body: Any) -> list[dict[str, Any]]:
+    chunks = events(chat(served, stream=True, **body))
+    return [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+
+
+def test_a_complete_answer_with_a_call() -> None:
+    choice = message(serve_fake(reply="Yes. " + CALL), tools=[TOOL])
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Yes."
+    (call,) = choice["message"]["tool_calls"]
+    assert re.fullmatch("call_[0-9a-f]{24}", call["id"])
+    assert call["type"] == "function"
+    assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert message(serve_fake(reply=CALL), tools=[TOOL])["message"]["content"] is None
+
+
+def test_a_stream_gives_the_name_once_and_the_arguments_in_pieces() -> None:
+    choices = deltas(serve_fake(reply="Yes. " + CALL), tools=[TOOL])
+    content = "".join(choice["delta"].get("content", "") for choice in choices)
+    assert content == "Yes."
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    first, *rest = calls
+    assert first["function"] == {"name": "f", "arguments": ""}
+    assert first["type"] == "function"
+    assert {call["index"] for call in calls} == {0}
+    assert all(call.keys() == {"index", "function"} and call["function"].keys() == {"arguments"} for call in rest)
+    assert len(rest) > 2
+    assert "".join(call["function"]["arguments"] for call in rest) == '{"a": 1}'
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
+
+
+def test_a_truncated_call_is_truncated() -> None:
+    choice = message(serve_fake(reply=CALL), tools=[TOOL], max_tokens=45)
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"] == {
+        "name": "f",
+        "arguments": CALL[:45].partition(": {")[2].join(["{", ""]),
+    }
+    choice = message(serve_fake(reply=CALL), tools=[TOOL], max_tokens=15)
+    assert choice["message"]["content"] == CALL[:15]
+    assert "tool_calls" not in choice["message"]
+
+
+def test_without_tools_everything_is_content() -> None:
+    for body in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        choice = message(serve_fake(reply=CALL), **body)
+        assert choice["message"] == {"role": "assistant", "content": CALL, "refusal": None}
+        assert choice["finish_reason"] == "stop"
+
+
+def test_parallel_calls() -> None:
+    calls = message(serve_fake(reply=TWO), tools=[TOOL, OTHER])["message"]["tool_calls"]
+    assert [call["function"] for call in calls] == [
+        {"name": "f", "arguments": "{}"},
+        {"name": "g", "arguments": "{}"},
+    ]
+    choice = message(serve_fake(reply=TWO), tools=[TOOL, OTHER], parallel_tool_calls=False)
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]
+    streamed = deltas(serve_fake(reply=TWO), tools=[TOOL, OTHER], parallel_tool_calls=False)
+    assert '"g"' not in json.dumps([choice["delta"].get("tool_calls") for choice in streamed])
+
+
+def test_reasoning_and_its_tokens() -> None:
+    served = serve_fake(configured(reasoning_format="think"), reply="<think>abc</think>\n\nHi")
+    reply = chat(served).json()
+    shown = reply["choices"][0]["message"]
+    assert shown["content"] == "Hi"
+    assert shown["reasoning"] == shown["reasoning_content"] == "abc"
+    # One token per byte: the text, the end marker, and the last byte of the marker before.
+    assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("abc</think>") + 1}
+    chunks = events(chat(served, stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1]["usage"] == reply["usage"]
+    streamed = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("reasoning_content", "") for delta in streamed) == "abc"
+    assert "".join(delta.get("content", "") for delta in streamed) == "Hi"
+
+
+def held(**body: Any) -> Constraint | None:
+    served = serve_fake()
+    response = chat(served, **body)
+    assert response.status_code == 200, response.text
+    return served.engine.requests[-1].constraint
+
+
+def grammar(found: Constraint | None) -> dict[str, Any]:
+    assert found is not None
+    assert found.kind == "tool_calls"
+    return dict(json.loads(found.text))
+
+
+def strict(tool: dict[str, Any]) -> dict[str, Any]:
+    return {**tool, "function": {**tool["function"], "strict": True}}
+
+
+def test_calls_that_are_held_by_a_grammar() -> None:
+    named = {"type": "function", "function": {"name": "f"}}
+    assert held(tools=[TOOL]) is None
+    assert held(tools=[TOOL], tool_choice="auto") is None
+    assert grammar(held(tools=[TOOL, OTHER], tool_choice="required"))["schemas"][0] == PARAMETERS
+    only = grammar(held(tools=[TOOL, OTHER], tool_choice=named))
+    assert only["schemas"] == [PARAMETERS]
+    assert "other" not in only["lark"]
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}
+    assert grammar(held(tools=[TOOL, OTHER], tool_choice=allowed))["schemas"] == [{"type": "object"}]
+    free = grammar(held(tools=[strict(TOOL), OTHER]))
+    assert free["strict"][0]
+    assert "TEXT" in free["lark"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "h"}}, "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": "always", "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}, "tools": [TOOL]}, "tool_choice.allowed_tools"),
+        (
+            {"tool_choice": "required", "tools": [TOOL], "response_format": {"type": "json_object"}},
+            "response_format",
+        ),
+        ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+    ],
+)
+def test_refused_with_the_field(body: dict[str, Any], param: str) -> None:
+    fault(chat(serve_fake(), **body), 400, param)
+
+
+def test_tools_without_a_known_format_name_the_option() -> None:
+    served = serve_fake(configured(tool_format="none"))
+    assert "--tool-format" in fault(chat(served, tools=[TOOL]), 400, "tools")["message"]
+
+
+def test_tools_for_a_template_without_any() -> None:
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {
+            "role": "assistant",
+            "content": "x",
+            "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}],
+        },
+        {"role": "tool", "content": "42"},
+    ]
+    system, call, result = prompted_messages(messages, [TOOL])
+    assert system["content"].startswith("Be kind.\n\n")
+    assert json.dumps(TOOL["function"]) in system["content"]
+    assert call == {"role": "assistant", "content": 'x\n\n<tool_call>[{"name": "f", "arguments": {}}]</tool_call>'}
+    assert result == {"role": "user", "content": "<tool_response>42</tool_response>"}
+    assert prompted_messages([{"role": "user", "content": "Hi"}], [TOOL])[0]["role"] == "system"
+
+
+class Words:
+    """A vocabulary of words; markers are special tokens that the text does not show."""
+
+    template_source = '{{ tools }}<tool_call>"arguments"</think>'
+    words = (
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "<end>",
+        "so",
+        '{"name": "f"}',
+        " <tool_call> ",
+        "Hi",
+    )
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [self.words.index(text)] if text in self.words else [5, 5]
+
+    def stream(self, skip_special_tokens: bool = True, prompt_tail: Any = ()) -> Words:
+        return self
+
+    def push(self, token: int) -> str:
+        return "" if token < 5 else self.words[token]
+
+    def flush(self) -> str:
+        return ""
+
+
+def words_formats() -> ModelFormats:
+    return find_formats(Words(), Config().server)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 8])
+def test_markers_come_by_id(pieces: int) -> None:
+    """Text and ids arrive in any pieces, and text that spells a marker is content."""
+    formats = words_formats()
+    assert formats.with_tools is not None
+    reader = AnswerReader(Parser(formats.with_tools), ReadingOptions(formats.markers), Words())
+    tokens = [0, 5, 1, 7, 8, 2, 6, 3, 4]
+    shown = []
+    for at in range(0, len(tokens), pieces):
+        part = tokens[at : at + pieces]
+        last = at + pieces >= len(tokens)
+        text = "".join(map(Words().push, part))
+        shown += reader.read(text, part, "stop" if last else None, 4 if last else None)
+    assert "".join(delta.reasoning for delta in shown if isinstance(delta.reasoning, str)) == "so"
+    assert "".join(delta.content for delta in shown if isinstance(delta.content, str)) == "<tool_call> Hi"
+    assert reader.calls == 1
+    assert reader.reasoning_tokens == 3
+    assert reader.finish_reason("stop") == "tool_calls"
+    assert reader.finish_reason("length") == "length"
+
+
+def test_text_that_waits_for_a_stop_string_keeps_its_place() -> None:
+    formats = words_formats()
+    assert formats.without_tools is not None
+    reader = AnswerReader(Parser(formats.without_tools), ReadingOptions(formats.markers), Words())
+    assert reader.read("", [0, 5], None, None) == []
+    first = reader.read("so", [1, 8], None, None)
+    last = reader.read("H", [], "stop", "i")
+    assert [delta.reasoning for delta in first] == ["so"]
+    assert [delta.content for delta in last] == ["H"]
+
+
+def test_made_up_ids_of_mistral_have_nine_characters() -> None:
+    machine = Machine(TOOL_FORMATS["mistral_v13"], None)
+    reader = AnswerReader(Parser(machine), ReadingOptions({}, short_ids=True), Words())
+    (call, *_) = reader.read('[TOOL_CALLS]f[ARGS]{"a": 1}', [1], "stop", 4)
+    assert isinstance(call.tool_calls, list)
+    assert re.fullmatch("[0-9a-f]{9}", str(call.tool_calls[0].id))
+
+
+def test_a_constraint_waits_for_the_reasoning() -> None:
+    formats = words_formats()
+    plain = Constraint("json_object")
+    assert prompt_reasons(formats, "…<think>\n", None) is True
+    assert prompt_reasons(formats, "…<think>\n\n</think>\n\n", None) is False
+    assert prompt_reasons(formats, "…assistant\n", None) is None
+    assert prompt_reasons(formats, "…", "<think>so far") is True
+    assert after_reasoning(plain, formats, False) is plain
+    assert after_reasoning(plain, formats, True) == Constraint("json_object", after=(1,))
+    assert after_reasoning(plain, formats, None) == Constraint("json_object", after=(1,), opens=(0,))
+    assert after_reasoning(plain, ModelFormats(reasoning=REASONING_FORMATS["think"]), None) is plain
