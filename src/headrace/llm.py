@@ -25,6 +25,7 @@ from headrace.hub.catalogue import resolve_model
 from headrace.hub.model_reference import display_name
 from headrace.options import make_config
 from headrace.progress import generating_bar
+from headrace.tokenization.quoting import without_marks
 from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 from headrace.types import SamplingParams
 
@@ -136,8 +137,8 @@ class LLM:
         ids: list[list[int]] = []
         for talk in talks:
             text = self.tokenizer.apply_chat_template(list(talk), tools=tools, kwargs=template_kwargs)  # type: ignore[arg-type]
-            texts.append(text)
-            ids.append(self.tokenizer.encode(text, add_special_tokens=False))
+            texts.append(without_marks(text))
+            ids.append(self.tokenizer.encode_chat(text))
         if params is None:
             room = [max(1, min(_CHAT_TOKENS, self.info.room(len(prompt)))) for prompt in ids]
             params = [SamplingParams(max_tokens=tokens) for tokens in room]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 __all__ = ["LENGTHS", "PER_LENGTH", "PROMPTS", "STEPS", "STRETCHES", "TEXT_STEPS", "columns_of", "compute_logits"]
-__all__ += ["compute_text", "convert", "kept", "pieces", "prefixes"]
+__all__ += ["compute_text", "convert", "kept", "pieces", "prefixes", "windows"]
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "tests" / "data" / "references"
@@ -133,6 +133,20 @@ def convert(file: Path, target: Path) -> None:
     model.load_state_dict(stored.state_dict())
     model.save_pretrained(target)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(target)
+
+
+def windows(directory: Path) -> list[list[int]]:
+    """Prompts: ten windows of Python's own documentation for each length. They differ from one Python to the next."""
+    import pydoc_data.topics
+
+    from transformers import AutoTokenizer
+
+    topics: dict[str, str] = pydoc_data.topics.topics
+    whole = "\n\n".join(topics[name] for name in sorted(topics))[:150_000]
+    ids = AutoTokenizer.from_pretrained(directory)(whole, add_special_tokens=False)["input_ids"]
+    apart = len(ids) // (len(LENGTHS) * PER_LENGTH) - 1
+    starts = iter(range(0, len(ids), apart))
+    return [ids[at : at + length] for length in LENGTHS for _, at in zip(range(PER_LENGTH), starts, strict=False)]
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from headrace.platforms.cpu.native import load
+from headrace.platforms.cpu.native_args import LimitArgs
 from headrace.platforms.cpu.native_team import Team
 from headrace.platforms.cpu.weight_arena import WeightArena
 
@@ -35,12 +35,6 @@ class MachineLimits:
         return float(getattr(self, kind))
 
 
-class _LimitArgs(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p), ("bytes", ctypes.c_int64), ("rounds", ctypes.c_int64), ("sink", ctypes.c_void_p),
-    )  # fmt: skip
-
-
 def measure_limits(threads: int | None = None) -> MachineLimits:
     """The limits of a new team of threads. Raises PlatformError if there are no native kernels."""
     team = Team(load(), threads)
@@ -58,7 +52,7 @@ def measure_team(team: Team, cold: int = COLD) -> MachineLimits:
     rounds = 200_000
 
     def best(kernel: str) -> float:
-        args = _LimitArgs(data.data_ptr(), cold, rounds, sink.data_ptr())
+        args = LimitArgs(data.data_ptr(), cold, rounds, sink.data_ptr())
         function = team.library.kernel(kernel)
         return fastest(lambda: team.wait(team.run_kernel(function, args)), _MIN_SECONDS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from importlib.util import find_spec
 
-from headrace.conformance.options import configure
+from headrace.conformance.kit_options import configure
 from headrace.errors import ConfigError
 
 __all__ = ["configure", "run"]
@@ -16,6 +16,6 @@ def run(args: argparse.Namespace) -> int:
     if missing:
         what = " and ".join(missing)
         raise ConfigError(f"the conformance kit needs {what}, not installed here: pip install {' '.join(missing)}")
-    from headrace.conformance.runner import report_on
+    from headrace.conformance.kit_runner import report_on
 
     return report_on(args)

@@ -43,7 +43,7 @@ class LocalSource:
 
     def chat(self, messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> Pieces:
         text = self._llm.tokenizer.apply_chat_template(messages)
-        return self._stream(self._llm.tokenizer.encode(text, add_special_tokens=False), params)
+        return self._stream(self._llm.tokenizer.encode_chat(text), params)
 
     def close(self) -> None:
         self._wait(self._llm.close())

@@ -1,9 +1,9 @@
-"""The conformance kit: tells a vendor in minutes whether a backend is right.
+"""The conformance kit: shows a vendor in minutes whether a backend is right.
 
-Subclass `Suite`, give it a `device` fixture and run pytest; or, for a platform that is installed as a plugin,
-`headrace conformance NAME`. Tiers run in order and a later one is skipped once an earlier one has failed: contract, copies,
-operators, kv, model, collectives, determinism, faults, loading. What a device does not declare is skipped with a reason; what it
-declares must hold.
+Subclass `Suite`, give it a `device` fixture and run pytest; or, for a platform that is installed as a plugin, run
+`headrace conformance NAME`. Tiers run in order, and later ones are skipped after one has failed: contract, copies,
+operators, kv, model, collectives, determinism, faults, loading. Capabilities that a device does not declare are skipped
+with a reason; declared ones must hold.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.conformance.report import Report
-    from headrace.conformance.runner import Target, run
+    from headrace.conformance.kit_report import KitReport
+    from headrace.conformance.kit_runner import KitTarget, run
     from headrace.conformance.suite import Suite
 
-__all__ = ["Report", "Suite", "Target", "run"]
+__all__ = ["KitReport", "KitTarget", "Suite", "run"]
 
-_HOME = {"Report": "report", "Suite": "suite", "Target": "runner", "run": "runner"}
+_MODULES = {"KitReport": "kit_report", "KitTarget": "kit_runner", "Suite": "suite", "run": "kit_runner"}
 
 
 def __getattr__(name: str) -> Any:
-    # pytest is a dependency of those who run the kit, not of those who serve.
-    if name in _HOME:
+    # Imported on demand: only the kit needs pytest, serving doesn't.
+    if name in _MODULES:
         import importlib
 
-        return getattr(importlib.import_module(f"headrace.conformance.{_HOME[name]}"), name)
+        return getattr(importlib.import_module(f"headrace.conformance.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'headrace.conformance' has no attribute {name!r}")

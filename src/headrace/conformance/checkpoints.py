@@ -1,4 +1,4 @@
-"""Tiny checkpoints of random weights, as files: what the last tier loads by the engine's own loader."""
+"""Tiny checkpoints with random weights, as files, which the last tier loads with the engine's loader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-__all__ = ["KINDS", "VOCAB", "Kind", "write"]
+__all__ = ["KINDS", "VOCAB", "CheckpointKind", "write"]
 
 VOCAB = 96
 _HIDDEN, _WIDE, _LAYERS, _EXPERTS = 64, 96, 2, 4
@@ -20,34 +20,34 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """One checkpoint. `heads`: query heads; `kv_heads` follows from what the device declares."""
+class CheckpointKind:
+    """One kind of checkpoint."""
 
     architecture: str
     settings: Mapping[str, Any]
     biases: bool = False
     experts: bool = False
     quantize: bool = False
-    """Its matrices are quantised on load, by a format that the device takes."""
+    """Its matrices are quantized on load, in a format that the device supports."""
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
+KINDS: Mapping[str, CheckpointKind] = MappingProxyType(
     {
-        "plain": Kind("LlamaForCausalLM", {"model_type": "llama"}),
-        "window": Kind("MistralForCausalLM", {"model_type": "mistral", "sliding_window": 5}),
-        "biases": Kind("Qwen2ForCausalLM", {"model_type": "qwen2"}, biases=True),
-        "experts": Kind(
+        "plain": CheckpointKind("LlamaForCausalLM", {"model_type": "llama"}),
+        "window": CheckpointKind("MistralForCausalLM", {"model_type": "mistral", "sliding_window": 5}),
+        "biases": CheckpointKind("Qwen2ForCausalLM", {"model_type": "qwen2"}, biases=True),
+        "experts": CheckpointKind(
             "MixtralForCausalLM",
             {"model_type": "mixtral", "num_local_experts": _EXPERTS, "num_experts_per_tok": 2},
             experts=True,
         ),
-        "quantised": Kind("LlamaForCausalLM", {"model_type": "llama"}, quantize=True),
+        "quantised": CheckpointKind("LlamaForCausalLM", {"model_type": "llama"}, quantize=True),
     }
 )
 
 
-def write(kind: Kind, folder: Path, heads: int, kv_heads: int, head_dim: int) -> Path:
-    """The folder with config.json and model.safetensors, the same in every run."""
+def write(kind: CheckpointKind, folder: Path, heads: int, kv_heads: int, head_dim: int) -> Path:
+    """Write config.json and model.safetensors, the same in every run. Returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
         "architectures": [kind.architecture],
@@ -71,12 +71,12 @@ def write(kind: Kind, folder: Path, heads: int, kv_heads: int, head_dim: int) ->
     return folder
 
 
-def _tensors(kind: Kind, queries: int, keys: int) -> Tensors:
+def _tensors(kind: CheckpointKind, queries: int, keys: int) -> Tensors:
     generator = torch.Generator().manual_seed(17)
 
     def matrix(rows: int, columns: int, spread: float = 1.5) -> torch.Tensor:
-        drawn: torch.Tensor = torch.randn(rows, columns, generator=generator) * (spread / columns**0.5)
-        return drawn
+        values: torch.Tensor = torch.randn(rows, columns, generator=generator) * (spread / columns**0.5)
+        return values
 
     def vector(size: int, middle: float) -> torch.Tensor:
         return middle + 0.3 * torch.randn(size, generator=generator)
@@ -102,5 +102,5 @@ def _tensors(kind: Kind, queries: int, keys: int) -> Tensors:
             found[f"{prefix}{up}.weight"] = matrix(_WIDE, _HIDDEN)
             found[f"{prefix}{down}.weight"] = matrix(_HIDDEN, _WIDE)
     found["model.norm.weight"] = vector(_HIDDEN, 1.0)
-    # Large logits, so that rounding does not decide between two tokens.
+    # Large logits, so that rounding doesn't change which token is the best.
     return found | {"lm_head.weight": matrix(VOCAB, _HIDDEN, 6.0)}

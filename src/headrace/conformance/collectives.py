@@ -1,4 +1,4 @@
-"""Tier 6: collectives of one rank give back what they are given; those of two ranks agree, where the platform has groups."""
+"""Tier 6: collectives of one rank return their inputs; those of two ranks are right, if the platform has groups."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CollectivesTier:
 
 
 def _two_devices(platform: Platform) -> tuple[int, int]:
-    """Indices for two ranks: the same device twice where it is the host."""
+    """Device indices for two ranks: the same device twice if it is the host."""
     try:
         device = platform.open(0, {"rank": 0, "world_size": 1, "rendezvous": ""})
     except PlatformError as error:
@@ -91,7 +91,7 @@ def _take_part(platform: Platform, index: int, rank: int, rendezvous: str) -> di
             for name, method, arguments in _cases():
                 result = getattr(group, method)(tensor, *arguments)
                 found[f"{name} {dtype}"] = device.get(result).result()
-            # What was given is left as it is.
+            # Inputs must not change.
             found[f"input {dtype}"] = device.get(tensor).result()
         return found
     finally:
@@ -99,7 +99,7 @@ def _take_part(platform: Platform, index: int, rank: int, rendezvous: str) -> di
 
 
 def _wanted() -> dict[str, tuple[Array, Array]]:
-    """By result: what each rank should have."""
+    """Name of a result → the expected array of each rank."""
     wanted: dict[str, tuple[Array, Array]] = {}
     for dtype in _DTYPES:
         first, second = _parts(dtype)

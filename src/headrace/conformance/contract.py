@@ -1,4 +1,4 @@
-"""Tier 1: the names are there and say what they should."""
+"""Tier 1: all members of the contract exist and return valid values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ContractTier:
         assert isinstance(score, int)
         assert score >= 0
         assert isinstance(reason, str)
-        assert reason, "a probe says why"
+        assert reason, "a probe gives a reason"
 
     def test_platform_lists_devices(self, platform: Platform | None) -> None:
         if platform is None:
@@ -65,7 +65,7 @@ class ContractTier:
         assert found.kv_dtypes
         assert found.kv_dtypes <= _KV
         assert found.attention_features <= ATTENTION_FEATURES
-        assert found.quant_formats <= QUANT_FORMATS, "weight formats that the kit cannot draw cannot be declared"
+        assert found.quant_formats <= QUANT_FORMATS, "only formats for which the kit has random weights may be declared"
         assert all(size > 0 for size in found.head_sizes)
         assert found.block_sizes
         assert all(size > 0 for size in found.block_sizes)

@@ -1,4 +1,4 @@
-"""Inputs explored by hypothesis through the operators' own generators, so that what fails is shown at its smallest."""
+"""Lets hypothesis control the operators' own input generators, so that a failure is shown with its smallest inputs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-__all__ = ["EXAMPLES", "Drawn", "explore"]
+__all__ = ["EXAMPLES", "HypothesisGenerator", "explore"]
 
 EXAMPLES = 12
-"""Calls of an operator and type, where nobody asks for another number."""
+"""Default number of calls per operator and dtype."""
 
 
-class Drawn(np.random.Generator):
-    """A generator whose single numbers, the sizes and choices of a call, hypothesis draws and shrinks; arrays are random by a
-    seed that it draws as well."""
+class HypothesisGenerator(np.random.Generator):
+    """A generator whose single numbers (sizes and choices of a call) hypothesis chooses and shrinks. Arrays are random,
+    with a seed that hypothesis chooses."""
 
-    def __new__(cls, data: st.DataObject) -> Drawn:
+    def __new__(cls, data: st.DataObject) -> HypothesisGenerator:
         return super().__new__(cls, np.random.PCG64(0))  # type: ignore[call-arg]
 
     def __init__(self, data: st.DataObject) -> None:
@@ -39,7 +39,8 @@ class Drawn(np.random.Generator):
 
 
 def explore(check: Callable[[np.random.Generator], None], examples: int) -> None:
-    """Call `check` with so many generators, the same ones in every run. Raises its error for the smallest that fails."""
+    """Call `check` with so many generators, the same ones in every run. Raises the error of the smallest failing
+    inputs."""
 
     @settings(
         max_examples=examples,
@@ -52,6 +53,6 @@ def explore(check: Callable[[np.random.Generator], None], examples: int) -> None
     )
     @given(st.data())
     def run(data: st.DataObject) -> None:
-        check(Drawn(data))
+        check(HypothesisGenerator(data))
 
     run()

@@ -1,4 +1,4 @@
-"""Tier 8: what goes wrong on a device is told, as an error of the contract, and the device goes on where it can."""
+"""Tier 8: failures on a device are reported as errors of the contract, and the device continues if it can."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from headrace.conformance.interrupted import Interrupted
-from headrace.conformance.moving import head_size
+from headrace.conformance.fault_injection import ServingWithFault
 from headrace.conformance.tiers import tier
 from headrace.conformance.tiny import Serving, TinyModel, agreeing, requests
+from headrace.conformance.transfer import head_size
 from headrace.errors import DeviceLost, OutOfMemory, PlatformError
 from headrace.platforms.interface import KV, Device, Platform, Tensor
 from headrace.types import Bucket, KVLayout, LayerKV
@@ -42,12 +42,12 @@ class FaultsTier:
         np.testing.assert_array_equal(device.get(device.put(np.arange(3))).result(), np.arange(3))
 
     def test_a_failing_step_is_reported_and_the_next_one_runs(self, device: Device) -> None:
-        """The error comes from `compile`, the call, or the result: never not at all."""
+        """The error is raised by `compile`, the call, or the result."""
 
         def broken(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
             raise RuntimeError("a kernel that fails")
 
-        def sound(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+        def intact(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
             return kv, {"x": inputs["x"]}
 
         kv = device.alloc_kv(self.layout(device), 2)
@@ -55,22 +55,22 @@ class FaultsTier:
         with pytest.raises(PlatformError, match="a kernel that fails"):
             device.get(device.compile(broken, _BUCKET)(kv, {"x": x})[1]["x"]).result()
         if not device.capabilities().in_place_kv:
-            kv = device.alloc_kv(self.layout(device), 2)  # the failed step has taken the other one
-        _, outputs = device.compile(sound, _BUCKET)(kv, {"x": x})
+            kv = device.alloc_kv(self.layout(device), 2)  # the other cache was donated to the failed step
+        _, outputs = device.compile(intact, _BUCKET)(kv, {"x": x})
         np.testing.assert_array_equal(device.get(outputs["x"]).result(), np.arange(4))
 
     @pytest.mark.parametrize("fault", _FAULTS, ids=lambda fault: fault.__class__.__name__)
     def test_the_engine_survives(self, device: Device, model: TinyModel, fault: Exception) -> None:
-        """The requests of a step that fails end with its error; all others, and those that come after, are served whole, with the
-        tokens of a device on which nothing fails. The last ones find prefixes of those before in the cache."""
+        """The requests of a step that fails end with its error. All others, and later ones, are served completely, with
+        the tokens of a device without failures. The last ones find prefixes of the earlier ones in the cache."""
         wanted = Serving(device, model, budget=48, seqs=3).run(requests(_REQUESTS))
-        serving = Interrupted(device, model, fault)
+        serving = ServingWithFault(device, model, fault)
         found = serving.run(requests(_REQUESTS))
-        assert serving.raised, "no request was told of the step that failed"
+        assert serving.raised, "the failed step raised no error"
         for error in serving.raised:
             wanted_kind = type(fault) if isinstance(fault, PlatformError) else PlatformError
-            assert isinstance(error, wanted_kind), f"{type(error).__name__} is no {wanted_kind.__name__}: {error}"
-            assert not isinstance(error, DeviceLost), "the device is still there"
+            assert isinstance(error, wanted_kind), f"{type(error).__name__} is not {wanted_kind.__name__}: {error}"
+            assert not isinstance(error, DeviceLost), "the device is not lost"
         assert 0 < len(serving.errors) < _REQUESTS
         assert all(str(fault) in message for message in serving.errors.values()), serving.errors
         served = [(name, answer) for name, answer in found.items() if name not in serving.errors]
@@ -83,16 +83,16 @@ class FaultsTier:
                 f"{name}: {answer[0]}, and {wanted[name][0]} is right"
             )
             whole.append(same or agreeing(answer, wanted[name]) == len(answer[0]))
-        # Where sums depend on the batch, near-ties may fall the other way.
+        # If sums depend on the batch, another token may win a near-tie.
         assert sum(whole) >= len(whole) - 2, f"{len(whole) - sum(whole)} of {len(whole)} answers have other tokens"
 
     def test_a_lost_device_ends_the_engine(self, platform: Platform | None) -> None:
-        """The error is DeviceLost, so that the engine knows; nothing else comes of the device, and a new one serves."""
+        """The error is DeviceLost, which ends the engine; a device that is opened again serves."""
         if platform is None:
             pytest.skip("no `platform` fixture")
         device = platform.open(0, {})
         try:
-            serving = Interrupted(device, TinyModel(device), DeviceLost("an injected loss of the device"))
+            serving = ServingWithFault(device, TinyModel(device), DeviceLost("an injected loss of the device"))
             with pytest.raises(DeviceLost, match="an injected loss of the device"):
                 serving.run(requests(_REQUESTS))
             with contextlib.suppress(DeviceLost):

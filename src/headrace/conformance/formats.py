@@ -1,4 +1,4 @@
-"""Tier 3, with quantised weights: every declared format in every operator that takes a weight, against the reference."""
+"""Tier 3, quantized weights: every declared format in every operator that takes a weight, against the reference."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from headrace.conformance.explore import explore
-from headrace.conformance.measure import Worst
-from headrace.conformance.moving import call
-from headrace.conformance.operators import need_arithmetic, need_dtype, need_operator, reference
+from headrace.conformance.nmse import WorstError
+from headrace.conformance.operators_tier import need_arithmetic, need_dtype, need_operator, reference
 from headrace.conformance.tiers import tier
+from headrace.conformance.transfer import call
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.interface import Device
@@ -24,16 +24,17 @@ _SPECS = [spec for spec in (*OPS, *OPTIONAL) if spec.name in _WITH_WEIGHTS]
 _OPTIONAL = {spec.name for spec in OPTIONAL}
 _DTYPES = ("float32", "bfloat16", "float16")
 _WIDE, _BYTE = 2e-5, 1e-4
-"""Products of inputs that keep 16 bits, and of inputs that are rounded to 8 bits a block of 32, which GGUF's formats allow."""
+"""Limits for products of inputs with 16 bits, and of inputs that are rounded to 8 bits in blocks of 32, as GGUF's
+formats allow."""
 _TWICE = 10
-"""How much more an expert may err: its second product takes the first one's rounded results."""
+"""Factor of the limit for an expert: the input of its second product is the rounded result of the first."""
 _FLIPPED = 1e-2
-"""Where those results become 4-bit floats, of which the next is half as large again."""
+"""Limit if that result is rounded to 4-bit floats, which are up to a factor of 1.5 apart."""
 _HOST = torch.device("cpu")
 
 
 def allowed(spec: OpSpec, form: QuantizedForm) -> float:
-    """Largest normalised mean squared error with weights of this form."""
+    """Largest normalized mean squared error with weights of this form."""
     if spec.name == "embedding":
         return spec.tolerance["bfloat16"]
     usual = _BYTE if form.format.startswith("gguf:") else _WIDE
@@ -47,7 +48,7 @@ class FormatsTier:
     @pytest.mark.parametrize("form", sorted(QUANT_FORMATS))
     @pytest.mark.parametrize("spec", _SPECS, ids=lambda spec: spec.name)
     def test_format_against_reference(
-        self, device: Device, spec: OpSpec, form: str, examples: int, worst: Worst
+        self, device: Device, spec: OpSpec, form: str, examples: int, worst: WorstError
     ) -> None:
         need_arithmetic(device)
         able = device.capabilities()
@@ -64,5 +65,5 @@ class FormatsTier:
             (wanted,), found = reference(spec, arguments), call(device, spec.name, arguments)
             worst.near(found, wanted, max(spec.tolerance[dtype], allowed(spec, weights)))
 
-        # An expert layer is some dozens of matrices.
+        # An expert layer has dozens of matrices.
         explore(check, -(-examples // 3) if spec.name == "moe" else examples)

@@ -1,4 +1,4 @@
-"""Tier 4: the cache keeps what is written, where it is written, in the order of the launches."""
+"""Tier 4: the cache stores what is written, at the right slot, in the order of the launches."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from headrace.conformance.moving import head_size
-from headrace.conformance.operators import need_arithmetic, nmse
+from headrace.conformance.operators_tier import need_arithmetic, nmse
 from headrace.conformance.tiers import tier
+from headrace.conformance.transfer import head_size
 from headrace.errors import OutOfMemory
 from headrace.kernels.inputs import batch_of
 from headrace.kernels.registry import bind
 from headrace.platforms.interface import KV, Device, Executable, Tensor
 from headrace.types import Bucket, KVLayout, LayerKV
 
-__all__ = ["Cache", "KVTier"]
+__all__ = ["CacheUnderTest", "KVTier"]
 
 Array = npt.NDArray[Any]
 _HEADS, _BLOCKS = 2, 8
 
 
-class Cache:
-    """A cache of one layer, with a step that writes given keys and values and another that shows what a query sees.
+class CacheUnderTest:
+    """A cache of one layer, with one step that writes given keys and values and one that reads them through attention.
 
-    A query of zeros weighs all its keys alike, so attention gives the mean of the values in its context.
+    A query of zeros gives all keys the same weight, so attention returns the mean of the values in its context.
     """
 
     def __init__(self, device: Device, dtype: str, heads: int = _HEADS) -> None:
@@ -43,14 +43,14 @@ class Cache:
         self._read: Executable = device.compile(self._read_step, Bucket(tokens, tokens, tokens, _BLOCKS))
 
     def write(self, slots: Array, values: Array) -> None:
-        """values [T, heads * dim] at places block * size + offset; keys are the same."""
+        """Write values [T, heads * dim] at slots block * size + offset; the keys are the same."""
         arrays = _batch(np.zeros(len(slots)), slots, np.zeros((len(slots), 1)))
         qkv = np.concatenate([np.zeros_like(values), values, values], 1).astype(np.float32)
         self.kv, outputs = self._write(self.kv, self._put(arrays | {"x": qkv, "cos_sin": _upright(self.dim)}))
         self.last = outputs["q"]
 
     def means(self, tables: Array, lengths: Array) -> Array:
-        """[S, heads * dim]: the mean of the first `length` places of each block table."""
+        """[S, heads * dim]: the mean of the first `length` values of each block table."""
         arrays = _batch(lengths - 1, np.zeros(len(lengths)), tables)
         query = np.zeros((len(lengths), self._heads * self.dim), np.float32)
         self.kv, outputs = self._read(self.kv, self._put(arrays | {"x": query}))
@@ -78,7 +78,7 @@ def _upright(dim: int) -> Array:
 
 
 def _batch(positions: Array, slots: Array, tables: Array) -> dict[str, Array]:
-    """Every token a sequence of its own."""
+    """A batch in which every token is a separate sequence."""
     count = len(positions)
     index = np.arange(count)
     arrays = {
@@ -102,23 +102,23 @@ _LIMIT = {"float32": 1e-10, "bfloat16": 1e-4, "float16": 1e-6, "int8": 1e-3, "fl
 @tier("kv")
 class KVTier:
     @pytest.fixture(params=["float32", "bfloat16", "float16", "int8", "float8_e4m3"])
-    def cache(self, device: Device, request: pytest.FixtureRequest) -> Cache:
+    def cache(self, device: Device, request: pytest.FixtureRequest) -> CacheUnderTest:
         need_arithmetic(device)
         if request.param not in device.capabilities().kv_dtypes:
             pytest.skip(f"KV dtype {request.param} is not declared")
-        return Cache(device, request.param)
+        return CacheUnderTest(device, request.param)
 
-    def near(self, cache: Cache, found: Array, wanted: Array) -> None:
+    def near(self, cache: CacheUnderTest, found: Array, wanted: Array) -> None:
         assert nmse(found, wanted) <= _LIMIT[cache.layout.dtype]
 
-    def test_every_place_of_a_block_is_its_own(self, cache: Cache) -> None:
+    def test_every_place_of_a_block_is_its_own(self, cache: CacheUnderTest) -> None:
         values = _numbers(cache, cache.size)
         cache.write(3 * cache.size + np.arange(cache.size), values)
         tables, lengths = np.full((cache.size, 1), 3), 1 + np.arange(cache.size)
         wanted = np.cumsum(values, 0) / lengths[:, None]
         self.near(cache, cache.means(tables, lengths), wanted)
 
-    def test_tables_map_positions_across_blocks(self, cache: Cache) -> None:
+    def test_tables_map_positions_across_blocks(self, cache: CacheUnderTest) -> None:
         values = _numbers(cache, 2 * cache.size)
         cache.write(
             np.concatenate([5 * cache.size + np.arange(cache.size), 2 * cache.size + np.arange(cache.size)]), values
@@ -127,13 +127,13 @@ class KVTier:
         wanted = np.stack([values[:n].mean(0) for n in lengths])
         self.near(cache, cache.means(np.tile([5, 2], (3, 1)), lengths), wanted)
 
-    def test_a_place_written_again_holds_the_new(self, cache: Cache) -> None:
+    def test_a_place_written_again_holds_the_new(self, cache: CacheUnderTest) -> None:
         values = _numbers(cache, 2)
         cache.write(np.array([cache.size]), values[:1])
         cache.write(np.array([cache.size]), values[1:])
         self.near(cache, cache.means(np.array([[1]]), np.array([1])), values[1:])
 
-    def test_writes_leave_other_blocks_alone(self, cache: Cache) -> None:
+    def test_writes_leave_other_blocks_alone(self, cache: CacheUnderTest) -> None:
         values = _numbers(cache, 3 * cache.size)
         for block in (1, 2, 3):
             cache.write(
@@ -145,7 +145,7 @@ class KVTier:
         )
         self.near(cache, cache.means(np.array([[1], [2], [3]]), np.full(3, cache.size)), wanted)
 
-    def test_a_copied_block_is_whole_and_independent(self, cache: Cache) -> None:
+    def test_a_copied_block_is_whole_and_independent(self, cache: CacheUnderTest) -> None:
         values = _numbers(cache, cache.size)
         cache.write(cache.size + np.arange(cache.size), values)
         cache.copy([(1, 4)])
@@ -153,14 +153,14 @@ class KVTier:
         wanted = np.stack([-values.mean(0), values.mean(0)])
         self.near(cache, cache.means(np.array([[1], [4]]), np.full(2, cache.size)), wanted)
 
-    def test_copies_read_before_they_write(self, cache: Cache) -> None:
+    def test_copies_read_before_they_write(self, cache: CacheUnderTest) -> None:
         values = _numbers(cache, 2 * cache.size)
         cache.write(cache.size + np.arange(2 * cache.size), values)
         cache.copy([(1, 2), (2, 1)])
         wanted = np.stack([values[cache.size :].mean(0), values[: cache.size].mean(0)])
         self.near(cache, cache.means(np.array([[1], [2]]), np.full(2, cache.size)), wanted)
 
-    def test_copies_and_steps_keep_their_order(self, cache: Cache) -> None:
+    def test_copies_and_steps_keep_their_order(self, cache: CacheUnderTest) -> None:
         """A chain of writes and copies without waiting in between."""
         values = _numbers(cache, 8)
         for turn in range(8):
@@ -169,7 +169,7 @@ class KVTier:
         wanted = np.stack([values[4], values[5], values[6], values[7]])
         self.near(cache, cache.means(np.array([[2], [3], [4], [5]]), np.ones(4, np.int64)), wanted)
 
-    def test_no_copies_is_no_work(self, cache: Cache) -> None:
+    def test_no_copies_is_no_work(self, cache: CacheUnderTest) -> None:
         values = _numbers(cache, 1)
         cache.write(np.array([cache.size]), values)
         cache.copy([])
@@ -183,5 +183,5 @@ class KVTier:
             device.alloc_kv(layout, 4 * total // layout.bytes_per_block)
 
 
-def _numbers(cache: Cache, rows: int) -> Array:
+def _numbers(cache: CacheUnderTest, rows: int) -> Array:
     return np.random.default_rng(rows).standard_normal((rows, _HEADS * cache.dim)).astype(np.float32)

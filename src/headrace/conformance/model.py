@@ -1,4 +1,4 @@
-"""Tier 5: a tiny model end to end, against the same model on the references. Tier 7: the same bits in any company."""
+"""Tier 5: a tiny model end to end, against the same model on the references. Tier 7: the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from headrace.conformance.operators import need_arithmetic
+from headrace.conformance.operators_tier import need_arithmetic
 from headrace.conformance.tiers import tier
 from headrace.conformance.tiny import Answer, Serving, TinyModel, agreeing, requests
 from headrace.platforms.interface import Device
@@ -28,7 +28,7 @@ class _Shared:
     @pytest.fixture(scope="class")
     @classmethod
     def wanted(cls, device: Device) -> Iterator[dict[str, Answer]]:
-        """What the references answer, on torch's own CPU device."""
+        """The answers of the references, on torch's CPU device."""
         plain = TorchDevice(torch.device("cpu"), _PLAIN)
         yield Serving(plain, TinyModel(plain, device.capabilities())).run(requests(9))
         plain.close()
@@ -39,11 +39,11 @@ class ModelTier(_Shared):
     def test_greedy_answers_are_the_references(
         self, device: Device, model: TinyModel, wanted: dict[str, Answer]
     ) -> None:
-        """Logprobs within 0.02 as far as the tokens agree; they agree but for near-ties."""
+        """Tokens agree except for near-ties, and logprobs are within 0.02 as far as the tokens agree."""
         need_arithmetic(device)
         found = Serving(device, model).run(requests(9))
-        whole = [agreeing(found[name], answer) == len(answer[0]) for name, answer in wanted.items()]
-        assert sum(whole) >= len(wanted) - 1
+        same = [agreeing(found[name], answer) == len(answer[0]) for name, answer in wanted.items()]
+        assert sum(same) >= len(wanted) - 1
 
     def test_every_request_gets_all_its_tokens(self, device: Device, model: TinyModel) -> None:
         found = Serving(device, model, budget=16, seqs=4).run(requests(9))
@@ -62,7 +62,7 @@ class ModelTier(_Shared):
 @tier("determinism")
 class DeterminismTier(_Shared):
     def test_alone_is_batched_is_chunked_is_warm(self, device: Device, model: TinyModel) -> None:
-        """Token ids and logprobs to the bit; greedy and drawn requests in turn."""
+        """Token ids and logprobs have the same bits; greedy and sampled requests alternate."""
         need_arithmetic(device)
         if not device.capabilities().deterministic:
             pytest.skip("determinism is not declared")

@@ -1,4 +1,4 @@
-"""Loaded by pytest wherever Headrace is installed: orders tiers and skips after a failure in suites that adopt the kit."""
+"""The entry point that pytest loads if Headrace is installed: it sorts the tiers of suites that use the kit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    from headrace.conformance.plugin import TierPlugin
+    from headrace.conformance.tier_plugin import TierPlugin
 
     if not any(isinstance(plugin, TierPlugin) for plugin in config.pluginmanager.get_plugins()):
         config.pluginmanager.register(TierPlugin(), "headrace-conformance-tiers")

@@ -1,4 +1,4 @@
-"""What a vendor subclasses."""
+"""The test class that a vendor subclasses."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 
 from headrace.conformance.collectives import CollectivesTier
 from headrace.conformance.contract import ContractTier
-from headrace.conformance.copies import CopiesTier
+from headrace.conformance.copies_tier import CopiesTier
 from headrace.conformance.explore import EXAMPLES
 from headrace.conformance.faults import FaultsTier
 from headrace.conformance.formats import FormatsTier
 from headrace.conformance.kv import KVTier
-from headrace.conformance.loading import LoadingTier
+from headrace.conformance.loading_tier import LoadingTier
 from headrace.conformance.model import DeterminismTier, ModelTier
-from headrace.conformance.operators import OperatorsTier
+from headrace.conformance.operators_tier import OperatorsTier
 from headrace.platforms.interface import Platform
 
 __all__ = ["Suite"]
@@ -33,15 +33,15 @@ class Suite(
 ):
     """Subclass it in a test file and give it a `device` fixture; that is all.
 
-    A `platform` fixture lets the kit test the platform object too, and open and close devices of its own.
+    With a `platform` fixture the kit also tests the platform object, and opens and closes more devices.
     """
 
     @pytest.fixture(scope="class")
     @classmethod
     def examples(cls, request: pytest.FixtureRequest) -> int:
-        """Calls of an operator and type: `--conformance-examples N` of pytest."""
-        asked = request.config.getoption("--conformance-examples", default=None)
-        return EXAMPLES if asked is None else int(asked)
+        """Calls per operator and dtype: `--conformance-examples N` of pytest."""
+        examples = request.config.getoption("--conformance-examples", default=None)
+        return EXAMPLES if examples is None else int(examples)
 
     @pytest.fixture(scope="class")
     @classmethod

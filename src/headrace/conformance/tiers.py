@@ -1,4 +1,4 @@
-"""The order of the kit: a tier runs only where every tier before it is green."""
+"""The order of the tiers: a tier only runs if every earlier tier is green."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tier(name: str) -> Callable[[T], T]:
 
 
 def tier_of(item: pytest.Item) -> str | None:
-    """The tier of a collected test, None for a test that is not the kit's."""
+    """The tier of a collected test; None for a test outside the kit."""
     function: Any = getattr(item, "function", None)
     found = getattr(function, "conformance_tier", None)
     return str(found) if found else None

@@ -1,4 +1,4 @@
-"""A decoder of two layers, served by the engine's own loop and runner."""
+"""A decoder with two layers, served by the engine's own loop and runner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.conformance.moving import head_size, place
+from headrace.conformance.transfer import head_size, place
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.core_loop import EngineCore, StepRunner
 from headrace.engine.runner import Runner, RunnerConfig
@@ -37,7 +37,7 @@ class _Layer:
 
 
 class TinyModel:
-    """Random weights from a fixed seed, in float32, placed and packed on one device. Its heads are those that `able` allows,
+    """A model with random float32 weights from a fixed seed, placed and packed on one device. `able` defines its heads;
     by default the device's own capabilities."""
 
     def __init__(self, device: Device, able: Capabilities | None = None) -> None:
@@ -108,16 +108,16 @@ class Serving:
         layout = KVLayout(model.kv_layers, size, store)
         self.scheduler = Scheduler(CoreConfig(blocks, size, seqs, budget, _LONGEST, _VOCAB))
         self.errors: dict[str, str] = {}
-        """By request: why it ended, where a step of it failed."""
+        """Request id → the error that ended it."""
         runner = Runner(device, model, model.ops, RunnerConfig(layout, blocks, seqs, budget, _LONGEST, _VOCAB))
         self._core = EngineCore(self.scheduler, self.watch(runner), seqs, size)
 
     def watch(self, runner: StepRunner) -> StepRunner:
-        """What the loop is given in the runner's place."""
+        """The runner for the loop; a subclass may wrap it."""
         return runner
 
     def run(self, work: Sequence[Request]) -> dict[str, Answer]:
-        """Serve all of them together. Raises DeviceLost."""
+        """Serve all requests together. Raises DeviceLost."""
         answers: dict[str, Answer] = {request.id: ([], []) for request in work}
         self._core.add(work)
         while self._core.has_work():
@@ -135,11 +135,11 @@ class Serving:
 
 
 def agreeing(found: Answer, wanted: Answer, limit: float = 0.02) -> int:
-    """Of how many tokens two answers agree, from the first on. Raises AssertionError where their logprobs differ by more than
-    the limit so far."""
+    """The number of tokens at the start on which two answers agree. Raises AssertionError if the logprobs of these
+    tokens differ by more than the limit."""
     same = next((i for i, (a, b) in enumerate(zip(found[0], wanted[0], strict=False)) if a != b), len(wanted[0]))
     for one, other in zip(found[1][:same], wanted[1][:same], strict=False):
-        assert abs(one - other) <= limit, f"a logprob of {one}, where {other} is right"
+        assert abs(one - other) <= limit, f"a logprob of {one}, but {other} is expected"
     return min(same, len(found[0]))
 
 

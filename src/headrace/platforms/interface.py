@@ -1,13 +1,14 @@
 """The contract between Headrace and a platform: 23 names, version `types.API_VERSION`.
 
-A platform is a small plugin, in this repository and outside it alike. `Platform` finds devices without touching them;
-`Device` holds memory, copies, and compiles a step; three handles (`Executable`, `Pending`, `Communicator`) carry what is in
-flight. What crosses is a padded host-array plan and an opaque KV handle: no stream, pointer or torch type reaches the core.
-The KV handle is passed in and returned, so that a compiler can donate its buffers where others update in place.
+A platform is a small plugin, in this repository or outside of it. `Platform` finds devices without opening them.
+`Device` holds memory, copies, and compiles a step. Three handles (`Executable`, `Pending`, `Communicator`) represent
+work in flight. Only plans of padded host arrays and an opaque KV handle cross the contract: no stream, pointer or torch
+type reaches the core. The KV handle is passed in and returned, so that a compiler can donate its buffers while other
+devices update in place.
 
-A raw backend has all eleven members of `Device`; where the chip is a `torch.device`, each has a tested default in
-`torch_device.TorchDevice`. Methods are called from one thread, the engine's, unless said otherwise; `Pending.result` may be
-called from any.
+A raw backend has all eleven members of `Device`. If the chip is a `torch.device`, each has a tested default in
+`torch_device.TorchDevice`. Only the engine's thread calls the methods, unless a docstring allows others;
+`Pending.result` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -55,22 +56,22 @@ __all__ = [
 
 T = TypeVar("T")
 Tensor = Any
-"""A device array: whatever the device's operators take. The engine moves it and never looks inside."""
+"""A device array, of any type that the device's operators accept. The engine passes it on and never reads it."""
 KV = Any
-"""The paged cache of one device: opaque, passed in and handed back."""
+"""The paged cache of one device: opaque, passed in and returned."""
 StepFn = Callable[[KV, Mapping[str, Tensor]], tuple[KV, Mapping[str, Tensor]]]
 """One step in terms of bound operators: (kv, inputs) → (kv, outputs)."""
 
 
 @runtime_checkable
 class Pending(Protocol):
-    """A host copy under way."""
+    """A host copy in flight."""
 
     def done(self) -> bool:
         """True once `result` would not block. Never blocks."""
 
     def result(self) -> npt.NDArray[Any]:
-        """The host array; blocks until it is there. Raises what the device's work raised (PlatformError)."""
+        """The host array; blocks until it is ready. Raises what the device's work raised (PlatformError)."""
 
 
 @runtime_checkable
@@ -78,21 +79,21 @@ class Executable(Protocol):
     """A compiled step."""
 
     def __call__(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
-        """Launch the step in the device's order. Returns before it has finished where `async_exec` is declared. Outputs
-        stay valid until the next call of the same executable has been launched and a `get` issued before then is safe.
+        """Launch the step in the device's order. With `async_exec` it returns before the step has finished. Outputs
+        stay valid until the next call of the same executable has been launched; a `get` issued before that is safe.
 
-        Where `in_place_kv` is not declared, the call takes `kv` and the inputs that persist: the caller goes on with what comes
-        back, and uses nothing of them after a step that failed, in the call or in a result. It then allocates another cache
-        with `alloc_kv`, forgets what the old one held, and calls the same executables on."""
+        Without `in_place_kv` the call consumes `kv` and the persistent inputs: the caller continues with the returned
+        ones. If the step fails, in the call or in a result, the caller must not use them again. It then allocates
+        another cache with `alloc_kv`, whose content is empty, and calls the same executables with it."""
 
 
 @runtime_checkable
 class Communicator(Protocol):
-    """Collectives of one group. Sum is the only reduction. One rank: the input, unchanged.
+    """Collectives of one group. Sum is the only reduction. With one rank they return the input unchanged.
 
-    Models that are split by layers' width call `all_reduce` and `all_gather`. `reduce_scatter` is for sequences and experts
-    spread over ranks, where each keeps its share of the tokens of a sum; `broadcast` for what one rank alone makes, as masks of
-    a grammar. The conformance kit holds a group to all four.
+    Tensor parallel models call `all_reduce` and `all_gather`. `reduce_scatter` is for sequences and experts that are
+    spread over ranks, each of which needs its share of the tokens of a sum; `broadcast` is for data that only one rank
+    has, such as masks of a grammar. The conformance kit tests all four.
     """
 
     def all_reduce(self, x: Tensor) -> Tensor: ...
@@ -109,7 +110,7 @@ class Device(Protocol):
     """One opened device."""
 
     def capabilities(self) -> Capabilities:
-        """Frozen facts; the same object every time."""
+        """The device's frozen capabilities; the same object every time."""
 
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes now."""
@@ -121,105 +122,111 @@ class Device(Protocol):
         """Start copying to the host, in order with launched work. Does not block where `async_exec` is declared."""
 
     def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
-        """A zeroed cache. Raises OutOfMemory with both numbers."""
+        """A zeroed cache. Raises OutOfMemory with the needed and the free bytes."""
 
     def copy_blocks(self, kv: KV, src: Sequence[int], dst: Sequence[int]) -> KV:
-        """Copy whole blocks over all layers, in order with launched work; sources are read before destinations are written."""
+        """Copy blocks in all layers, in order with launched work. All sources are read before any destination is
+        written."""
 
     def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
-        """Make a step launchable for inputs up to the bucket's sizes. May run `step_fn` to record it."""
+        """Compile a step for inputs up to the bucket's sizes. May run `step_fn` to record it."""
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
-        """This device's form of an operator, None where the reference serves. The callable may be `PacksWeights` and `Tagged`."""
+        """This device's implementation of an operator; None: the reference serves it. The callable may implement
+        `PacksWeights` and `Tagged`."""
 
     def communicator(self, group: Sequence[int]) -> Communicator:
-        """Collectives over the ranks of a group. Default: one rank, no-op."""
+        """Collectives over the ranks of a group. Default: one rank, without an effect."""
 
     def extension(self, kind: Callable[..., T]) -> T | None:
-        """What the device has of one of the optional protocols below, None where it has nothing. Default: `own_extension`, the
-        device itself where it has the protocol's members."""
+        """The object that implements one of the optional protocols below; None if the device has none. Default:
+        `own_extension`, which returns the device itself if it has the protocol's members."""
 
     def close(self) -> None:
-        """Release everything; later calls raise PlatformError. Twice is harmless."""
+        """Release all resources; later calls raise PlatformError. Calling it twice is harmless."""
 
 
 @runtime_checkable
 class Platform(Protocol):
-    """Finds devices. Stateless; importing and probing load no driver and open no context."""
+    """Finds devices. It has no state. Importing and probing don't load a driver or open a context."""
 
     name: str
     api_version: tuple[int, int]
 
     def probe(self) -> tuple[int, str]:
-        """(score, reason). 0: unusable here, and the reason says why. Below 10: used only where it is named. Never raises."""
+        """(score, reason). 0: unusable here, for this reason. Below 10: used only if the user names it. Never
+        raises."""
 
     def devices(self) -> list[DeviceInfo]:
-        """What is there, unopened."""
+        """The available devices, without opening them."""
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
-        """Open one. Raises PlatformError that names the device and the remedy. Unknown options are an error."""
+        """Open a device. Raises PlatformError that names the device and the remedy, also for unknown options."""
 
 
-# The optional protocols: what the engine and its tools ask of a device by `extension`, and may find on what it hands out.
+# The optional protocols: the engine and its tools request them with `extension`, or find them on objects of the device.
 
 
 @runtime_checkable
 class PackedForms(Protocol):
-    """A device's own forms of weights, as plain headers and buffers: with it the engine keeps packed weights on disk. Called by
-    one thread at a time."""
+    """Converts a device's packed weights to plain headers and buffers, so that the engine can store them on disk.
+    Called by one thread at a time."""
 
     @property
     def identity(self) -> str:
-        """Everything but the checkpoint that the forms depend on: the layout's version, instruction set, arithmetic."""
+        """All inputs of packing except the checkpoint: version of the layout, instruction set, arithmetic."""
 
     def dump(self, weight: Weight) -> tuple[dict[str, Any], list[torch.Tensor]] | None:
-        """A header for JSON and contiguous buffers of all that the device has prepared of this weight; None where that is
-        nothing, or more than this can tell."""
+        """A header for JSON and contiguous buffers with the complete packed form of a weight; None if there is none, or
+        if it cannot be converted."""
 
     def load(self, weight: Weight, header: dict[str, Any], buffers: Sequence[torch.Tensor]) -> None:
-        """Put what `dump` gave into `weight.prepared`. Buffers are aligned to 64 bytes, and may be kept."""
+        """Restore the result of `dump` in `weight.prepared`. Buffers are aligned to 64 bytes, and the device may keep
+        them."""
 
     def take(self, size: int) -> torch.Tensor:
-        """Memory for all buffers of a file, where the device likes to read it: uint8 [size] on the host, aligned to 64 bytes."""
+        """Memory for all buffers of a file, as the device prefers to read it: uint8 [size] on the host, aligned to 64
+        bytes."""
 
 
 @runtime_checkable
 class BusySeconds(Protocol):
-    """A device that knows how long it has worked; the engine guesses it of others."""
+    """A device that measures its working time; for other devices the engine estimates it."""
 
     def busy_seconds(self) -> float:
-        """Since it was opened."""
+        """Seconds in which the device has worked since it was opened."""
 
 
 @runtime_checkable
 class ProviderVersions(Protocol):
-    """A device that knows vendors' libraries of operators, for `headrace doctor`."""
+    """A device that supports vendors' libraries of operators, for `headrace doctor`."""
 
     def provider_versions(self) -> Mapping[str, str]:
-        """Library → its version and how to ask for it, or that it is not installed."""
+        """Library → its version and the option that selects it, or that it is not installed."""
 
 
 @runtime_checkable
 class CaptureReason(Protocol):
-    """A device that captures steps where it can, for `headrace doctor`."""
+    """A device that captures steps if it can, for `headrace doctor`."""
 
     def why_uncaptured(self) -> str:
-        """Why steps are not captured; empty where they are."""
+        """Why steps are not captured; empty if they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpProfile:
-    """One operator of a recorded step. Shapes are (name of the symbolic dimension or a number, ...); `bytes` is what it reads and
-    writes at the true sizes of the last launch, caches left out; `seconds` is the mean of the profiled runs, 0 before any."""
+    """One operator of a recorded step. Shapes are (name of the symbolic dimension or a number, ...). `bytes`: read and
+    written at the actual sizes of the last launch, without caches. `seconds`: mean of the profiled runs, 0 before the
+    first."""
 
     name: str
     shapes: tuple[tuple[int | str, ...], ...]
     bytes: int
     seconds: float
     weight: str = ""
-    """The form of the matrix that it reads; empty where it reads none."""
+    """The form of the matrix that it reads; empty if it reads none."""
     arithmetic: str = "float32"
-    """The type of its products."""
+    """The dtype of its products."""
 
 
 @runtime_checkable
@@ -231,7 +238,7 @@ class Profiled(Protocol):
 
 
 def own_extension(device: object, kind: Callable[..., T]) -> T | None:
-    """The device itself where it has the members of an optional protocol."""
+    """The device itself if it has the members of an optional protocol, otherwise None."""
     return cast(T, device) if isinstance(device, cast(type, kind)) else None
 
 

@@ -126,7 +126,7 @@ def _job(
 ) -> GenerateRequest:
     """The engine's request. Runs in any thread. Raises ContextOverflow if the text clearly does not fit."""
     special = bool(body.add_special_tokens)
-    prompt = encode_within(context.tokenizer.encode, text, special, "messages", info.max_model_len)
+    prompt = encode_within(context.tokenizer.encode_chat, text, special, "messages", info.max_model_len)
     return _request(info, body, prompt, stop_tokens(body, context.tokenizer), constraint)
 
 

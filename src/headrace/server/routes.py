@@ -70,7 +70,8 @@ async def tokenize(context: Context, request: Request) -> Response:
 
 def _tokenize(context: Context, limit: int, text: str, special: bool, body: TokenizeRequest) -> bytes:
     """The encoded reply. Runs in any thread."""
-    tokens = context.tokenizer.encode(text, special)
+    encode = context.tokenizer.encode if body.messages is None else context.tokenizer.encode_chat
+    tokens = encode(text, special)
     texts = [context.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else UNSET
     return msgspec.json.encode(TokenizeReply(len(tokens), limit, tokens, texts))
 

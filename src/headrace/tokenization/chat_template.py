@@ -13,6 +13,7 @@ from typing import Any
 
 from headrace.errors import ConfigError, InvalidRequest, Overloaded, cut
 from headrace.tokenization.conversation import normalize_messages
+from headrace.tokenization.quoting import Quoting
 from headrace.tokenization.render_frames import REFUSAL, TEXT, Frame
 from headrace.tokenization.renderer import Job, Renderer, RenderLimits, RenderStopped
 from headrace.tokenization.reserved import RESERVED_TEMPLATE_ARGUMENTS
@@ -43,7 +44,11 @@ class ChatTemplate:
     """The templates of one checkpoint. May be called from several threads."""
 
     def __init__(
-        self, templates: Mapping[str, str], special_tokens: Mapping[str, str], limits: RenderLimits | None = None
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        limits: RenderLimits | None = None,
+        quoting: Quoting | None = None,
     ) -> None:
         """`templates` by name; the usual one is `default`. Nothing is rendered or compiled yet."""
         self.source = "\n".join(templates.values())
@@ -51,6 +56,7 @@ class ChatTemplate:
         self._names = list(templates)
         self._too_long = {name: len(text) for name, text in templates.items() if len(text) > _MAX_SOURCE}
         self._special_tokens = dict(special_tokens)
+        self._quoting = quoting or Quoting((), (), "")
         sources = ["" if name in self._too_long else text for name, text in templates.items()]
         self._renderer = Renderer(sources, limits or RenderLimits())
         self._forms: dict[int, TemplateForms] = {}
@@ -115,15 +121,16 @@ class ChatTemplate:
 
     def _job(self, talk: _Talk, messages: Sequence[Mapping[str, Any]]) -> Job:
         def renders() -> list[dict[str, Any]]:
-            uniform = normalize_messages(messages, self._forms[talk.template])
+            uniform = self._quoting.messages(normalize_messages(messages, self._forms[talk.template]))
             if talk.continues:
                 talk.final = _take_final(uniform)
-            return [talk.variables | {"messages": uniform}]
+            tools = self._quoting.value(talk.variables["tools"])
+            return [talk.variables | {"messages": uniform, "tools": tools}]
 
         return Job(talk.template, renders)
 
     def _finished(self, talk: _Talk, frames: Sequence[Frame]) -> str:
-        text = _text(frames[0])
+        text = self._quoting.rendered(_text(frames[0]))
         return _with_open_end(text, talk.final) if talk.continues else text
 
     def _variables(

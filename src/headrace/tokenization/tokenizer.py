@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
 from headrace.checkpoints.files import located, present
 from headrace.checkpoints.gguf_header import map_gguf
 from headrace.errors import CheckpointError, ConfigError, InvalidRequest, ModelNotFound
@@ -16,6 +19,7 @@ from headrace.tokenization.detokenizer import Pieces, StreamDecoder, decode_all
 from headrace.tokenization.gguf_vocab import gguf_templates, gguf_vocab
 from headrace.tokenization.hf_vocab import hf_templates, hf_vocab
 from headrace.tokenization.library import guarded
+from headrace.tokenization.quoting import SPLIT, Quoting, split_quoted
 from headrace.tokenization.vocab import Vocab
 
 __all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer", "tokenizer_from_gguf"]
@@ -32,6 +36,8 @@ class Tokenizer:
         self._prefix, self._suffix = vocab.prefix, vocab.suffix
         self._strip = vocab.strip_space
         self._template = template
+        self._splitting: tuple[Backend, int] | None = None
+        """A second backend with a token for SPLIT, and its id; made when a message first quotes a control token."""
         self.special_ids = vocab.special_ids
         """Ids that `skip_special_tokens` leaves out."""
         self.bos_token_id = vocab.bos
@@ -46,11 +52,19 @@ class Tokenizer:
         `add_special_tokens` adds tokens such as BOS if the checkpoint requires them. Raises InvalidRequest for text
         that is not valid Unicode (lone surrogates).
         """
-        try:
-            with guarded("the tokenizer fails"):
-                ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        except CheckpointError as error:
-            raise InvalidRequest(f"the text cannot be encoded: {error}", "prompt", "invalid_value") from error
+        ids = _encoded(self._backend, text)
+        return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+
+    def encode_chat(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """The token ids of a text that `apply_chat_template` has rendered: the template's own markers are special tokens,
+        and what messages only quote is text. Raises as `encode`."""
+        split = split_quoted(text)
+        if split is None:
+            return self.encode(text, add_special_tokens)
+        if self._splitting is None:
+            self._splitting = _splitting(self._backend)
+        backend, mark = self._splitting
+        ids = [token for token in _encoded(backend, split) if token != mark]
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -91,7 +105,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the model's prompt; encode it without adding special tokens.
+        """The conversation as the model's prompt; encode it with `encode_chat`.
 
         `continue_final_message` ends the text with the last message's content, unchanged and not closed; it excludes
         `add_generation_prompt`. `kwargs` are more variables for the template. Raises InvalidRequest if the messages are
@@ -138,6 +152,24 @@ class Tokenizer:
         return self._template
 
 
+def _encoded(backend: Backend, text: str) -> list[int]:
+    try:
+        with guarded("the tokenizer fails"):
+            ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    except CheckpointError as error:
+        raise InvalidRequest(f"the text cannot be encoded: {error}", "prompt", "invalid_value") from error
+    return ids
+
+
+def _splitting(backend: Backend) -> tuple[Backend, int]:
+    with guarded("the tokenizer cannot be copied"):
+        copy = Backend.from_str(backend.to_str())
+        copy.add_special_tokens([AddedToken(SPLIT, special=True, normalized=False)])
+        mark = copy.token_to_id(SPLIT)
+    assert mark is not None
+    return copy, mark
+
+
 def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) -> Tokenizer:
     """The tokenizer of a Hugging Face directory or a .gguf file. `chat_template`: a file that replaces the template.
 
@@ -173,10 +205,20 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], chat_template: str | None =
 
 def _build(vocab: Vocab, templates: dict[str, str], override: str | None) -> Tokenizer:
     if override is not None:
-        template = ChatTemplate({"default": override}, vocab.named_tokens)
+        template = _template({"default": override}, vocab)
         template.check()
         return Tokenizer(vocab, template)
-    return Tokenizer(vocab, ChatTemplate(templates, vocab.named_tokens) if templates else None)
+    return Tokenizer(vocab, _template(templates, vocab) if templates else None)
+
+
+def _template(templates: dict[str, str], vocab: Vocab) -> ChatTemplate:
+    added = vocab.backend.get_added_tokens_decoder()
+    quoting = Quoting(
+        [token.content for token_id, token in added.items() if token.special or token_id in vocab.special_ids],
+        [token.content for token in added.values()],
+        "\n".join(templates.values()),
+    )
+    return ChatTemplate(templates, vocab.named_tokens, quoting=quoting)
 
 
 @contextlib.contextmanager

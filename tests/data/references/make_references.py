@@ -7,7 +7,6 @@ It takes some minutes of processor time. --check allows for what another process
 
 from __future__ import annotations
 
-import pydoc_data.topics
 import sys
 import tempfile
 from pathlib import Path
@@ -33,19 +32,7 @@ def logits() -> real.Arrays:
 def text() -> real.Arrays:
     with tempfile.TemporaryDirectory() as folder:
         real.convert(cached_path(MODEL), Path(folder))
-        return real.compute_text(Path(folder), _prompts(Path(folder)))
-
-
-def _prompts(directory: Path) -> list[list[int]]:
-    """Ten windows of Python's own documentation for each length."""
-    from transformers import AutoTokenizer
-
-    topics: dict[str, str] = pydoc_data.topics.topics
-    whole = "\n\n".join(topics[name] for name in sorted(topics))[:150_000]
-    ids = AutoTokenizer.from_pretrained(directory)(whole, add_special_tokens=False)["input_ids"]
-    apart = len(ids) // (len(real.LENGTHS) * real.PER_LENGTH) - 1
-    starts = iter(range(0, len(ids), apart))
-    return [ids[at : at + n] for n in real.LENGTHS for _, at in zip(range(real.PER_LENGTH), starts, strict=False)]
+        return real.compute_text(Path(folder), real.windows(Path(folder)))
 
 
 def compare(made: real.Arrays, before: real.Arrays) -> list[str]:

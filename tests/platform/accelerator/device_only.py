@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from device_bench import bench_offline, random_model
 
-from headrace.conformance import Target, run
+from headrace.conformance import KitTarget, run
 from headrace.conformance.tiny import Answer, Serving, TinyModel, requests
 from headrace.errors import OutOfMemory, PlatformError
 from headrace.platforms.accelerator.device import AcceleratorDevice
@@ -45,7 +45,7 @@ class DeviceOnly:
     @pytest.mark.parametrize("dtype", ["float32", "float16"])
     def test_the_kit_is_green(self, dtype: str) -> None:
         """Operators in every type either way; `dtype` is that of the kit's model."""
-        report = run(Target(self.platform(), options={"dtype": dtype}))
+        report = run(KitTarget(self.platform(), options={"dtype": dtype}))
         assert report.ok, report.table()
 
     def test_bfloat16_is_near_float32_and_the_same_in_any_company(self, opened: Any) -> None:

@@ -87,14 +87,14 @@ def test_a_replay_waits_for_the_copies_of_what_it_overwrites(
 def test_what_a_copy_reads_is_kept_until_it_is_made(device: AcceleratorDevice, module: fake.FakeModule) -> None:
     module.slow = True
     pending = device.get(device.put(np.arange(4)))
-    pending = device.copies._pending
+    held = device.copies._pending
     device.get(device.put(np.arange(4)))
-    assert len(pending) == 2, "neither has been made"
+    assert len(held) == 2, "neither has been made"
     pending.result()
     device.get(device.put(np.arange(4)))
-    assert len(pending) == 2, "the first has"
+    assert len(held) == 2, "the first has"
     device.copies.synchronize()
-    assert not pending
+    assert not held
 
 
 def test_work_of_another_thread_is_ordered_by_the_device(device: AcceleratorDevice, module: fake.FakeModule) -> None:

@@ -11,7 +11,7 @@ import pytest
 from fake_machines import VENDORS, Vendor
 from torch import distributed
 
-from headrace.conformance import Target, run
+from headrace.conformance import KitTarget, run
 from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.platforms import torch_communicator
 from headrace.platforms.accelerator.device import AcceleratorDevice
@@ -32,7 +32,7 @@ def test_the_kit_is_green(vendor: Vendor, tmp_path: Path, monkeypatch: pytest.Mo
     name = "ProcessGroupXCCL" if vendor.name == "xpu" else "ProcessGroupNCCL"
     monkeypatch.setattr(torch_communicator.distributed, name, HostGroup, raising=False)
     platform, module = vendor.open(tmp_path)
-    report = run(Target(platform, options={"graph_tokens": 4096}, examples=4))
+    report = run(KitTarget(platform, options={"graph_tokens": 4096}, examples=4))
     assert report.ok, report.table()
     skipped = [outcome for outcome in report.outcomes if outcome.result == "skipped"]
     assert all("the optional operator" in outcome.detail for outcome in skipped), report.table()

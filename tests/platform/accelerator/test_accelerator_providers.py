@@ -212,7 +212,7 @@ def test_a_models_layers_run_through_flashinfer(
 
     def logits(options: dict[str, Any]) -> torch.Tensor:
         module = fake.FakeModule(fake.H200)
-        table, why = fake.operators_of(module)(None, None)  # type: ignore[arg-type]
+        table, why = fake.operators_of(module)(None, None, None)  # type: ignore[arg-type]
         narrow = {**table, "embedding": lambda *call, **more: table["embedding"](*call, **more).bfloat16()}
         device = CUDA.open(tmp_path, module=module, source=lambda able, chip, said: (narrow, why))[0].open(0, options)
         model = open_checkpoint(tmp_path / "model").build(bind(device), 64)
@@ -269,7 +269,7 @@ def test_ipex_serves_norms_and_gates(tmp_path: Path, installed: Any) -> None:
     own = {"rms_norm", "add_rms_norm", "gated_activation"}
     assert {name for name, tag in bound.tags.items() if tag == "ipex"} == own
     assert bound.tags["attention"] == bound.tags["rotary_cache"] == "recorded reference"
-    assert "wants pages of [token, head]" in bound.reasons["attention"]
+    assert "needs pages of [token, head]" in bound.reasons["attention"]
     assert bound.reasons["gated_activation"] == "silu, gelu and gelu_tanh; by recorded reference: other kinds"
     assert device.why_uncaptured() == "", "nothing of it is read on the host"
     device.close()

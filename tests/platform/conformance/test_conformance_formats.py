@@ -11,7 +11,7 @@ from broken_backends import CAPABILITIES, MisplacesTheZeroPoint, Sound, SwapsNib
 
 from headrace.conformance.contract import ContractTier
 from headrace.conformance.formats import FormatsTier, allowed
-from headrace.conformance.measure import Worst
+from headrace.conformance.nmse import WorstError
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.platforms.cpu import CpuPlatform
 from headrace.platforms.interface import Device
@@ -31,9 +31,9 @@ class DeclaresOneTooMany(Sound):
         return replace(CAPABILITIES, quant_formats=frozenset({"int5"}))
 
 
-def check(device: Device, operator: str, form: str, examples: int = 6) -> Worst:
+def check(device: Device, operator: str, form: str, examples: int = 6) -> WorstError:
     """The kit's own test; the worst error that it measured."""
-    worst = Worst(operator, form)
+    worst = WorstError(operator, form)
     try:
         FormatsTier().test_format_against_reference(device, SPECS[operator], form, examples, worst)
     finally:
@@ -77,7 +77,7 @@ def test_a_fault_is_far_from_what_is_allowed(fault: type[Sound]) -> None:
 
 def test_formats_that_cannot_be_drawn_cannot_be_declared() -> None:
     device = DeclaresOneTooMany()
-    with pytest.raises(AssertionError, match="weight formats that the kit cannot draw"):
+    with pytest.raises(AssertionError, match="only formats for which the kit has random weights"):
         ContractTier().test_capabilities_use_known_words(device)
     device.close()
 

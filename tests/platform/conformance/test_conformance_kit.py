@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from broken_backends import FAULTS, Backend, Picky, Sound, TruncatesInsteadOfRounding
 
-from headrace.conformance import Target, run
+from headrace.conformance import KitTarget, run
 from headrace.conformance.explore import explore
-from headrace.conformance.measure import nmse
+from headrace.conformance.nmse import nmse
 from headrace.conformance.tiers import TIERS
 from headrace.errors import PlatformError
 from headrace.platforms.cpu import CpuPlatform
@@ -24,7 +24,7 @@ from headrace.platforms.sim import SimPlatform
 
 @pytest.mark.parametrize("platform", [Backend(Sound), CpuPlatform(), SimPlatform()], ids=lambda p: p.name)
 def test_green_where_all_is_right(platform: Platform, tmp_path: Path) -> None:
-    report = run(Target(platform), junit=tmp_path / "junit.xml")
+    report = run(KitTarget(platform), junit=tmp_path / "junit.xml")
     assert report.ok, report.table()
     counts = report.badge.removeprefix("contract 1.0: ").split(" of ")
     assert counts[0] == counts[1]
@@ -39,12 +39,12 @@ def test_green_where_all_is_right(platform: Platform, tmp_path: Path) -> None:
 
 
 def test_nothing_is_asked_that_is_not_declared() -> None:
-    report = run(Target(Backend(Picky), examples=3))
+    report = run(KitTarget(Backend(Picky), examples=3))
     assert report.ok, report.table()
 
 
 def test_a_failure_says_how_far_off_and_at_the_smallest_call() -> None:
-    report = run(Target(Backend(TruncatesInsteadOfRounding), examples=6))
+    report = run(KitTarget(Backend(TruncatesInsteadOfRounding), examples=6))
     (failed,) = (o for o in report.outcomes if o.name == "test_against_reference[linear-float32]")
     assert re.fullmatch(r"AssertionError: linear: NMSE \d.\de-0\d in float32, 1e-09 is allowed", failed.detail)
     assert re.fullmatch(r".*measure\.py:\d+", failed.where)
@@ -63,7 +63,7 @@ def test_a_failure_names_the_line_of_the_device_that_it_comes_from() -> None:
             except KeyError as error:
                 raise PlatformError("no memory here") from error
 
-    report = run(Target(Backend(Broken), examples=1))
+    report = run(KitTarget(Backend(Broken), examples=1))
     line = next(at for at, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "# the line" in text)
     (failed,) = (o for o in report.outcomes if o.name == "test_memory_is_free_and_total_bytes")
     assert failed.where == f"{__file__}:{line}"
@@ -96,7 +96,7 @@ def test_what_fails_is_shown_at_its_smallest() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_each_fault_is_caught_by_name(fault: type[Sound]) -> None:
     tier, name = FAULTS[fault]
-    report = run(Target(Backend(fault), examples=6 if tier == "operators" else 1))
+    report = run(KitTarget(Backend(fault), examples=6 if tier == "operators" else 1))
     failed = [outcome for outcome in report.outcomes if outcome.result == "failed"]
     assert not report.ok
     assert {outcome.tier for outcome in failed} == {tier}, report.table()

@@ -10,8 +10,8 @@ import pytest
 import torch
 from broken_backends import Sound
 
-from headrace.conformance.measure import Worst
-from headrace.conformance.operators import OperatorsTier
+from headrace.conformance.nmse import WorstError
+from headrace.conformance.operators_tier import OperatorsTier
 from headrace.kernels.registry import OPTIONAL
 from headrace.kernels.spec import OpSpec
 
@@ -38,9 +38,9 @@ class ForgetsTheState(Sound):
         return fault if spec in OPTIONAL else None
 
 
-def _check(device: Sound, spec: OpSpec) -> Worst:
+def _check(device: Sound, spec: OpSpec) -> WorstError:
     """The kit's own test of the operator; the worst error that it measured."""
-    worst = Worst(spec.name, "float32")
+    worst = WorstError(spec.name, "float32")
     try:
         OperatorsTier().test_optional_against_reference(device, spec, "float32", 8, worst)
     finally:

@@ -162,7 +162,7 @@ def test_what_the_system_keeps_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(numa.ctypes, "CDLL", lambda name: SimpleNamespace(madvise=refuse))
     held = torch.arange(4096, dtype=torch.uint8)
-    numa._write_anew([(held.data_ptr(), 4096)])
+    numa._rewrite([(held.data_ptr(), 4096)])
     assert calls == [4096]
     assert torch.equal(held, torch.arange(4096, dtype=torch.uint8))
 

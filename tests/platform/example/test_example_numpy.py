@@ -12,9 +12,9 @@ import pytest
 import torch
 from example_harness import Run, install, interpreter
 
-from headrace.conformance import Target, run
+from headrace.conformance import KitTarget, run
 from headrace.conformance.checkpoints import KINDS
-from headrace.conformance.loading import LoadingTier
+from headrace.conformance.loading_tier import LoadingTier
 from headrace.errors import PlatformError
 from headrace.kernels.spec import OpSpec
 
@@ -36,7 +36,7 @@ def home() -> Iterator[Any]:
 def test_the_kit_is_green(home: Any) -> None:
     from headrace_numpy import NumpyPlatform
 
-    report = run(Target(NumpyPlatform(), examples=2))
+    report = run(KitTarget(NumpyPlatform(), examples=2))
     assert report.ok, report.table()
     skipped = {outcome.detail for outcome in report.outcomes if outcome.result == "skipped"}
     assert [why for why in skipped if "not declared" not in why] == []

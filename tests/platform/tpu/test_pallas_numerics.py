@@ -16,7 +16,7 @@ import jax.numpy as jnp  # noqa: E402
 from jax._src.pallas.mosaic import interpret as interpreter  # noqa: E402
 from jax.experimental.pallas import tpu as pltpu  # noqa: E402
 
-from headrace.conformance.operators import nmse  # noqa: E402
+from headrace.conformance.operators_tier import nmse  # noqa: E402
 from headrace.kernels import paged, random  # noqa: E402
 from headrace.kernels.attention.pallas import attention, tile_rows  # noqa: E402
 from headrace.kernels.attention.reference import attention as attention_reference  # noqa: E402

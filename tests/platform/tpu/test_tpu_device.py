@@ -12,7 +12,7 @@ import torch
 from fake_machines import machine, torch_folder
 from fake_xla import GIB, FakeXla
 
-from headrace.conformance import Target, run
+from headrace.conformance import KitTarget, run
 from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.errors import DeviceLost, OutOfMemory, PlatformError
 from headrace.kernels.kv import TorchKV
@@ -61,7 +61,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
 @pytest.mark.slow
 def test_the_kit_is_green(tmp_path: Path) -> None:
     here = platform(tmp_path, FakeXla(), PJRT_DEVICE="CPU")
-    report = run(Target(here, options={"dtype": "float32"}))
+    report = run(KitTarget(here, options={"dtype": "float32"}))
     assert report.ok, report.table()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.conformance import Target, run
+from headrace.conformance import KitTarget, run
 from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.platforms.cpu.device import CpuDevice
 from headrace.platforms.tpu import TpuPlatform
@@ -17,7 +17,7 @@ SCORE, REASON = TpuPlatform().probe()
 @pytest.mark.skipif(SCORE <= NAMED_ONLY, reason=REASON)
 class TestTpuDevice:
     def test_the_kit_is_green(self) -> None:
-        report = run(Target(TpuPlatform(), options={"dtype": "float32"}))
+        report = run(KitTarget(TpuPlatform(), options={"dtype": "float32"}))
         assert report.ok, report.table()
 
     @pytest.mark.parametrize("kernels", ["xla", "pallas"])

@@ -8,7 +8,7 @@ import pytest
 from triton_support import BY_NAME, CPU, operator
 
 from headrace.conformance.formats import allowed
-from headrace.conformance.operators import nmse
+from headrace.conformance.operators_tier import nmse
 from headrace.quant.random_weights import random_form
 from headrace.types import QUANT_FORMATS
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from triton_support import BY_NAME, CPU, operator, outputs, rng, run
 
-from headrace.conformance.operators import nmse
+from headrace.conformance.operators_tier import nmse
 from headrace.errors import CheckpointError
 from headrace.kernels import random
 from headrace.kernels.weight import Weight

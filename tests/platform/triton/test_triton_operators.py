@@ -11,7 +11,7 @@ import pytest
 import torch
 from triton_support import BY_NAME, CPU, cases, operator, outputs, rng, run
 
-from headrace.conformance.operators import nmse
+from headrace.conformance.operators_tier import nmse
 from headrace.errors import PlatformError
 from headrace.kernels import random
 from headrace.kernels.registry import OPS, OPTIONAL

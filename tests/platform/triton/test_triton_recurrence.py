@@ -11,7 +11,7 @@ import pytest
 import torch
 from triton_support import BY_NAME, CPU, operator, rng, run
 
-from headrace.conformance.operators import nmse
+from headrace.conformance.operators_tier import nmse
 from headrace.kernels import random
 from headrace.kernels.recurrence import CHUNK
 

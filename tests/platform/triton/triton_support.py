@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.conformance.operators import nmse
+from headrace.conformance.operators_tier import nmse
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.kernels.tritonlib.chip import TritonChip

@@ -27,7 +27,7 @@ def without(*names: str) -> dict[str, str]:
         ({}, None, {}, "no Intel GPU here"),
         ({"sys/class/drm/renderD128/device/vendor": "0x10de"}, None, {}, "no Intel GPU here"),
         (without("dev/dri"), None, {}, "no permission on /dev/dri/renderD129"),
-        (without("libze_loader"), None, {}, "libze_loader.so.1 is missing: install the system package level-zero"),
+        (without("libze_loader"), None, {}, "libze_loader.so.1 is missing: install system package level-zero"),
         (without("libze_intel"), None, {}, "libze_intel_gpu.so.1 is missing"),
         (INTEL, None, {"ZE_AFFINITY_MASK": "5"}, "ZE_AFFINITY_MASK=5 hides every device"),
         (INTEL, None, {}, "torch is not installed: install torch's XPU build"),

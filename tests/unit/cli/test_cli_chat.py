@@ -198,6 +198,9 @@ class FakeLLM:
             progress("weights", 0.5)
         FakeLLM.made.append(self)
 
+    def encode_chat(self, text: str) -> list[int]:
+        return self.encode(text, add_special_tokens=False)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [*text.encode(), *([255] if add_special_tokens else [])]
 

@@ -47,7 +47,7 @@ MODULES = [
     (["cache"], "headrace.checkpoints.packed.cache", signal.SIGINT),
     (["cache"], "torch", signal.SIGTERM),
     (["doctor"], "headrace.plugins", signal.SIGINT),
-    (["conformance", "sim"], "headrace.conformance.runner", signal.SIGINT),
+    (["conformance", "sim"], "headrace.conformance.kit_runner", signal.SIGINT),
     (["plugin", "new", "some_name"], "importlib.metadata", signal.SIGTERM),
     (["bench", "scheduler"], "headrace.bench.verb_scheduler", signal.SIGINT),
     (["bench", "offline", "{model}"], "headrace.bench.verb_offline", signal.SIGTERM),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.conformance.operators import nmse
+from headrace.conformance.operators_tier import nmse
 from headrace.kernels import random
 from headrace.kernels.attention.static import attention
 from headrace.kernels.gated_activation.static import gated_activation

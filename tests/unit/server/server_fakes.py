@@ -57,6 +57,9 @@ class ByteTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
 
+    def encode_chat(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return self.encode(text, add_special_tokens)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         text = bytes(i for i in ids if i < 256).decode(errors="replace")
         return text if skip_special_tokens or BOS not in ids else f"<s>{text}"

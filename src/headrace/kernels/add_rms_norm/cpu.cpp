@@ -8,6 +8,7 @@ struct add_rms_norm_args {
     int32_t width;
     float eps;
 };
+HR_LAYOUT(add_rms_norm_args, x, residual, weight, y, total, rows, width, eps);
 
 HR_KERNEL(add_rms_norm) {
     const auto *a = (const add_rms_norm_args *)args;

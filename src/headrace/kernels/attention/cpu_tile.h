@@ -16,6 +16,8 @@ struct attention_args {
     int32_t state;           // floats of a partial state: padded + 32
     float scale, soft_cap;   // soft_cap 0: none
 };
+HR_LAYOUT(attention_args, q, out, kv, query_start, context_lens, block_tables, sinks, alibi, q_heads, sub_rows, subs,
+          window, state, scale, soft_cap);
 
 namespace {
 

@@ -16,6 +16,7 @@ typedef struct hr_all_reduce_args {
     hr_dim rows;
     int32_t type;   // HR_SUM_*
 } hr_all_reduce_args;
+HR_LAYOUT(hr_all_reduce_args, segment, x, y, width, rows, type);
 
 typedef struct hr_all_gather_args {
     hr_segment segment;
@@ -25,6 +26,7 @@ typedef struct hr_all_gather_args {
     hr_dim rows;
     int32_t stacked;  // each rank's rows stand below the one's before it: one row for all
 } hr_all_gather_args;
+HR_LAYOUT(hr_all_gather_args, segment, x, y, bytes, rows, stacked);
 
 typedef struct hr_own_args {
     const int32_t *ids;
@@ -34,6 +36,7 @@ typedef struct hr_own_args {
     hr_dim rows;
     int32_t first, count;
 } hr_own_args;
+HR_LAYOUT(hr_own_args, ids, own, y, width, rows, first, count);
 }
 
 namespace {

@@ -23,6 +23,7 @@ typedef struct hr_segment {
     int64_t timeout_ns, spin_ns;
     int32_t rank, size;
 } hr_segment;
+HR_LAYOUT(hr_segment, memory, slot_bytes, timeout_ns, spin_ns, rank, size);
 }
 
 namespace {

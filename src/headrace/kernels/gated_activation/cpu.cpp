@@ -10,6 +10,7 @@ struct gated_activation_args {
     int32_t width;   // F
     int32_t kind;    // 0 silu, 1 gelu, 2 gelu_tanh
 };
+HR_LAYOUT(gated_activation_args, x, y, rows, width, kind);
 
 namespace {
 

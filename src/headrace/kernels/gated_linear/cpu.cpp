@@ -6,6 +6,7 @@ struct gated_linear_args {
     hr_linear_args linear;  // the weight's panels: those of the gate, then as many of up; y: [M, F]
     int32_t kind;
 };
+HR_LAYOUT(gated_linear_args, linear, kind);
 
 namespace {
 

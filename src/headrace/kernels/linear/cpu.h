@@ -55,6 +55,7 @@ typedef struct hr_input {
     float scale;                // the checkpoint's, for the kinds that have one
     const int32_t *order;       // [K]: column k of the part is column order[k] of the input; null: the same
 } hr_input;
+HR_LAYOUT(hr_input, kind, arith, step, scale, order);
 
 typedef struct hr_part {
     const uint8_t *panels;
@@ -69,6 +70,8 @@ typedef struct hr_part {
     int32_t has_table;           // 4-bit codes are indices into `table`
     uint8_t table[16];
 } hr_part;
+HR_LAYOUT(hr_part, panels, panel_bytes, scale_at, super_at, min_at, min_super_at, row_sum_at, rows, column, code,
+          scale, min, arith, group, step, offset_bits, input, factor, has_table, table);
 
 typedef struct hr_packed {
     const hr_part *parts;
@@ -77,6 +80,7 @@ typedef struct hr_packed {
     int32_t num_parts, num_inputs;
     int32_t rows, columns;
 } hr_packed;
+HR_LAYOUT(hr_packed, parts, inputs, bias, num_parts, num_inputs, rows, columns);
 
 typedef struct hr_linear_args {
     const float *x;  // [M, ldx]
@@ -85,12 +89,14 @@ typedef struct hr_linear_args {
     hr_dim m;
     int32_t ldx, ldy;
 } hr_linear_args;
+HR_LAYOUT(hr_linear_args, x, y, weight, m, ldx, ldy);
 
 typedef struct hr_logits_args {
     hr_linear_args linear;  // m: rows of the output
     const int32_t *rows;    // [m]: row of x
     float soft_cap;         // 0: none
 } hr_logits_args;
+HR_LAYOUT(hr_logits_args, linear, rows, soft_cap);
 
 typedef struct hr_embedding_args {
     const int32_t *ids;  // [m]
@@ -101,6 +107,7 @@ typedef struct hr_embedding_args {
     float scale;
     hr_dim m;
 } hr_embedding_args;
+HR_LAYOUT(hr_embedding_args, ids, y, table, raw, raw_type, columns, rows, scale, m);
 
 #ifdef __cplusplus
 }

@@ -2,14 +2,15 @@
 // against it.
 #include "cpu_panel.h"
 
-namespace {
-
-struct limit_args {
+struct hr_limit_args {
     const char *data;  // limit_read: bytes to read, every thread its share
     int64_t bytes;
     int64_t rounds;  // the others: of 16 products of 16 rows each
     float *sink;     // [threads * 16]
 };
+HR_LAYOUT(hr_limit_args, data, bytes, rounds, sink);
+
+namespace {
 
 constexpr int CHAINS = 16;
 
@@ -17,7 +18,7 @@ HR_INLINE F as_floats(F v) { return v; }
 HR_INLINE F as_floats(I v) { return to_f(v); }
 
 // Chains that differ from the start, so that none can be left out.
-template <class Sum, class Step> HR_INLINE void spin(const limit_args *a, hr_ctx *ctx, Sum unit, Step step) {
+template <class Sum, class Step> HR_INLINE void spin(const hr_limit_args *a, hr_ctx *ctx, Sum unit, Step step) {
     float *sink = a->sink + 16 * ctx->part;
     Sum sums[CHAINS];
     sums[0] = unit;
@@ -33,7 +34,7 @@ template <class Sum, class Step> HR_INLINE void spin(const limit_args *a, hr_ctx
 
 #ifdef HEADRACE_LINEAR_AMX_H
 // On tiles: a product of two is 256 of a vector with two or four columns, and four sums keep the unit busy.
-template <bool Float> inline void spin_tiles(const limit_args *a, hr_ctx *ctx) {
+template <bool Float> inline void spin_tiles(const hr_limit_args *a, hr_ctx *ctx) {
     Shapes shapes;
     alignas(64) float sums[TILES * 256] = {};
     shapes.columns_of_sums(TILES, 16);
@@ -69,7 +70,7 @@ template <bool Float> inline void spin_tiles(const limit_args *a, hr_ctx *ctx) {
 }  // namespace
 
 HR_KERNEL(limit_read) {
-    const auto *a = (const limit_args *)args;
+    const auto *a = (const hr_limit_args *)args;
     int64_t begin, end;
     hr_share(ctx, a->bytes, 4096, &begin, &end);
     C all = cload(a->data + begin);
@@ -83,13 +84,13 @@ HR_KERNEL(limit_read) {
 }
 
 HR_KERNEL(limit_f32) {
-    const auto *a = (const limit_args *)args;
+    const auto *a = (const hr_limit_args *)args;
     F x = fload(a->sink + 16 * ctx->part);
     spin(a, ctx, fset(1.0f), [=](F sum) { return ffma(x, x, sum); });
 }
 
 HR_KERNEL(limit_bf16) {
-    const auto *a = (const limit_args *)args;
+    const auto *a = (const hr_limit_args *)args;
 #ifdef HEADRACE_LINEAR_AMX_H
     return spin_tiles<true>(a, ctx);
 #endif
@@ -99,7 +100,7 @@ HR_KERNEL(limit_bf16) {
 }
 
 HR_KERNEL(limit_int8) {
-    const auto *a = (const limit_args *)args;
+    const auto *a = (const hr_limit_args *)args;
 #ifdef HEADRACE_LINEAR_AMX_H
     return spin_tiles<false>(a, ctx);
 #endif

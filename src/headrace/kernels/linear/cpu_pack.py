@@ -33,7 +33,7 @@ from headrace.kernels.linear.cpu_pack_panels import (
 from headrace.kernels.linear.cpu_pack_schemes import Coded, Dense, read
 from headrace.kernels.weight import Weight
 
-__all__ = ["Compute", "PackedPart", "PackedWeight", "pack"]
+__all__ = ["Compute", "InputArgs", "PackedArgs", "PackedPart", "PackedWeight", "PartArgs", "pack"]
 
 Tensor = torch.Tensor
 Compute = Literal["float32", "bfloat16", "int8"]
@@ -54,14 +54,14 @@ _LONGEST_ROW = 1 << 16
 """Columns whose int8 products are sure to fit one 32-bit sum."""
 
 
-class _InputArgs(ctypes.Structure):
+class InputArgs(ctypes.Structure):
     _fields_ = (
         ("kind", ctypes.c_int32), ("arith", ctypes.c_int32), ("step", ctypes.c_int32), ("scale", ctypes.c_float),
         ("order", ctypes.c_void_p),
     )  # fmt: skip
 
 
-class _PartArgs(ctypes.Structure):
+class PartArgs(ctypes.Structure):
     _fields_ = (
         ("panels", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("panel_bytes", "scale_at", "super_at")),
@@ -74,7 +74,7 @@ class _PartArgs(ctypes.Structure):
     )  # fmt: skip
 
 
-class _PackedArgs(ctypes.Structure):
+class PackedArgs(ctypes.Structure):
     _fields_ = (
         ("parts", ctypes.c_void_p), ("inputs", ctypes.c_void_p), ("bias", ctypes.c_void_p),
         *((name, ctypes.c_int32) for name in ("num_parts", "num_inputs", "rows", "columns")),
@@ -142,16 +142,16 @@ class PackedWeight:
     @cached_property
     def address(self) -> int:
         keys = list(dict.fromkeys(part.input_key for part in self.parts))
-        inputs = (_InputArgs * len(keys))()
+        inputs = (InputArgs * len(keys))()
         for i, key in enumerate(keys):
             order = next(part.order for part in self.parts if part.input_key == key)
-            inputs[i] = _InputArgs(*key[:4], None if order is None else order.data_ptr())
-        parts, column = (_PartArgs * len(self.parts))(), 0
+            inputs[i] = InputArgs(*key[:4], None if order is None else order.data_ptr())
+        parts, column = (PartArgs * len(self.parts))(), 0
         for i, part in enumerate(self.parts):
             parts[i] = _part_args(part, column, keys.index(part.input_key))
             column += part.rows
         bias = None if self.bias is None else self.bias.data_ptr()
-        packed = _PackedArgs(
+        packed = PackedArgs(
             ctypes.addressof(parts), ctypes.addressof(inputs), bias, len(parts), len(inputs), *self.shape
         )
         self._alive += [inputs, parts, packed]
@@ -254,9 +254,9 @@ def _dense_arithmetic(weight: Weight, form: Dense, compute: Compute) -> tuple[in
     return (ARITH_BF16 if plain else ARITH_F32), 32
 
 
-def _part_args(part: PackedPart, column: int, index: int) -> _PartArgs:
+def _part_args(part: PackedPart, column: int, index: int) -> PartArgs:
     layout = part.layout
-    args = _PartArgs(part.panels.data_ptr(), rows=part.rows, column=column, input=index)
+    args = PartArgs(part.panels.data_ptr(), rows=part.rows, column=column, input=index)
     for name in ("panel_bytes", "scale_at", "super_at", "min_at", "min_super_at", "row_sum_at", "code", "scale", "min"):
         setattr(args, name, getattr(layout, name))
     for name in ("arith", "group", "step", "offset_bits", "factor"):

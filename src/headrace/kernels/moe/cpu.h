@@ -22,5 +22,7 @@ typedef struct hr_moe_args {
     int32_t sigmoid, renormalize, groups, top_groups, group_best, kind;
     float scale;
 } hr_moe_args;
+HR_LAYOUT(hr_moe_args, x, router, bias, y, gate_up, down, chosen, shares, order, place, first, hidden, out, m,
+          experts, top_k, columns, width, sigmoid, renormalize, groups, top_groups, group_best, kind, scale);
 
 #endif

@@ -10,7 +10,12 @@
 // output element is computed by one part.
 #ifndef HEADRACE_H
 #define HEADRACE_H
+#include <stddef.h>
 #include <stdint.h>
+
+// Raise it with every change of what functions of the runtime take or mean; `platforms/cpu/native.py` has the same number. How
+// structures lie is checked by itself: see HR_LAYOUT.
+#define HR_ABI 1
 
 #ifdef __cplusplus
 extern "C" {
@@ -86,6 +91,29 @@ static inline void hr_again(hr_ctx *c) { c->again = 1; }
 #define HR_PASTE_(name, isa) hr_##name##_##isa
 #define HR_PASTE(name, isa) HR_PASTE_(name, isa)
 #define HR_EXPORT __attribute__((visibility("default")))
+
+// HR_LAYOUT(type, field, ...) exports hr_layout_<type>: the number of fields, the size of the structure, and of each field its
+// offset and size. `platforms/cpu/native_layout.py` holds the ctypes twins to it when the library is loaded, so that a library of
+// other sources is refused in place of reading arguments from wrong places. Data, not a function: the copies of all instruction
+// sets are one, and none is run.
+#define HR_FIELD_(type, field) , (int32_t)offsetof(type, field), (int32_t)sizeof(((type *)nullptr)->field)
+#define HR_PARENS_ ()
+#define HR_REPEAT_(...) HR_REPEAT_A(HR_REPEAT_A(HR_REPEAT_A(HR_REPEAT_A(__VA_ARGS__))))
+#define HR_REPEAT_A(...) HR_REPEAT_B(HR_REPEAT_B(HR_REPEAT_B(HR_REPEAT_B(__VA_ARGS__))))
+#define HR_REPEAT_B(...) HR_REPEAT_C(HR_REPEAT_C(HR_REPEAT_C(HR_REPEAT_C(__VA_ARGS__))))
+#define HR_REPEAT_C(...) __VA_ARGS__
+#define HR_EACH_(what, type, first, ...) what(type, first) __VA_OPT__(HR_EACH_AGAIN_ HR_PARENS_ (what, type, __VA_ARGS__))
+#define HR_EACH_AGAIN_() HR_EACH_
+#define HR_ONE_(type, field) +1
+#define HR_LAYOUT(type, ...)                                                                                          \
+    extern "C" {                                                                                                      \
+    extern const int32_t hr_layout_##type[] __attribute__((weak, visibility("default")));                             \
+    const int32_t hr_layout_##type[] = {0 HR_REPEAT_(HR_EACH_(HR_ONE_, type, __VA_ARGS__)),                           \
+                                        (int32_t)sizeof(type) HR_REPEAT_(HR_EACH_(HR_FIELD_, type, __VA_ARGS__))};    \
+    }                                                                                                                 \
+    static_assert(true, "")
+
+HR_LAYOUT(hr_dim, dim, fixed);
 #ifdef __cplusplus
 #define HR_KERNEL(name) extern "C" HR_EXPORT void HR_PASTE(name, HR_ISA)(const void *args, hr_ctx *ctx)
 #endif

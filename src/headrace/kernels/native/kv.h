@@ -21,6 +21,7 @@ typedef struct hr_kv {
     int32_t heads, dim, padded, block_size;
     int32_t dtype, item;               // HR_F32..., bytes of an element
 } hr_kv;
+HR_LAYOUT(hr_kv, keys, values, key_scales, value_scales, blocks, stride, heads, dim, padded, block_size, dtype, item);
 
 static inline int hr_kv_paired(const hr_kv *kv) { return kv->dtype != HR_F32 && kv->dtype != HR_F16; }
 

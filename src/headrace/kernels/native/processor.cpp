@@ -38,6 +38,8 @@ bool tiles_allowed() { return false; }
 
 extern "C" {
 
+HR_EXPORT int32_t hr_abi(void) { return HR_ABI; }
+
 // Whether kernels of a level run here. 0: generic, 1: v3, 2: v4, 3: v4bf16, 4: dotprod, 5: amx. To be asked before
 // threads that run them are started.
 HR_EXPORT int32_t hr_cpu_has(int32_t level) {

@@ -37,6 +37,7 @@ typedef struct hr_copy {
     const void *src;
     int64_t bytes;
 } hr_copy;
+HR_LAYOUT(hr_copy, dst, src, bytes);
 
 struct hr_tape {
     Op *ops;
@@ -453,6 +454,7 @@ typedef struct hr_copy_blocks_args {
     const int64_t *pairs;    // [pairs][2]: source, destination
     int64_t count, num_pairs;
 } hr_copy_blocks_args;
+HR_LAYOUT(hr_copy_blocks_args, buffers, bytes, strides, pairs, count, num_pairs);
 
 // A kernel: copy whole blocks; all sources are read before a destination is written.
 HR_EXPORT void hr_copy_blocks(const void *args, hr_ctx *ctx) {

@@ -7,6 +7,7 @@ struct resolve_tokens_args {
     int32_t *ids;
     int64_t history_rows, history_width;
 };
+HR_LAYOUT(resolve_tokens_args, token_ids, positions, token_seq, slots, history, ids, history_rows, history_width);
 
 HR_KERNEL(resolve_tokens) {
     const auto *a = (const resolve_tokens_args *)args;

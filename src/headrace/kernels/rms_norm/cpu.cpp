@@ -8,6 +8,7 @@ struct rms_norm_args {
     int32_t width;
     float eps;
 };
+HR_LAYOUT(rms_norm_args, x, weight, y, rows, width, eps);
 
 HR_KERNEL(rms_norm) {
     const auto *a = (const rms_norm_args *)args;

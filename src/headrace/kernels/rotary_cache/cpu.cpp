@@ -13,6 +13,8 @@ struct rotary_cache_args {
     int32_t q_heads, rotary_dim;
     float eps;
 };
+HR_LAYOUT(rotary_cache_args, qkv, q, kv, positions, slot_mapping, cos_sin, q_norm, k_norm, table_rows, q_heads,
+          rotary_dim, eps);
 
 namespace {
 

@@ -19,6 +19,10 @@ struct sample_args {
     int64_t history_rows, history_width, masks, words, vocab;
     int32_t num_logprobs, alternatives;  // -1: none at all; alternatives is the width of top_ids
 };
+HR_LAYOUT(sample_args, logits, temperature, top_p, min_p, repetition, presence, frequency, top_k, position, target,
+          slot, prompt_len, seed, bias_row, bias_token, bias_value, allowed, allowed_row, history, tokens, ranks,
+          top_ids, logprobs, top_logprobs, history_rows, history_width, masks, words, vocab, num_logprobs,
+          alternatives);
 
 namespace {
 

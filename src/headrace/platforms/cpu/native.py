@@ -11,7 +11,7 @@ from typing import Any
 import headrace
 from headrace.errors import PlatformError
 
-__all__ = ["ISAS", "HostCopy", "Library", "describe", "find", "load", "missing", "usable"]
+__all__ = ["ABI", "ISAS", "REMEDY", "HostCopy", "Library", "describe", "find", "load", "missing", "usable"]
 
 ISAS = ("amx", "v4bf16", "v4", "v3", "dotprod", "generic")
 """Instruction sets that the library may contain, best first: AMX tiles, AVX-512 with BF16, AVX-512 with VNNI, AVX2; Arm
@@ -21,6 +21,9 @@ _UNDER = {"amx": "v4bf16"}
 """Instruction set → the one whose kernels it uses for operators that it has no kernel for: AMX tiles only serve
 products."""
 _NAME = "libheadrace_cpu.so"
+ABI = 1
+"""`HR_ABI` of `kernels/native/headrace.h`: what the runtime's functions take and mean."""
+REMEDY = "run `make` in the checkout, or install headrace again"
 
 
 class HostCopy(ctypes.Structure):
@@ -45,9 +48,7 @@ class Library:
         try:
             found = ctypes.cast(getattr(self.functions, symbol), ctypes.c_void_p).value
         except AttributeError:
-            raise PlatformError(
-                f"{self.path} has no {symbol}: it was built from other sources; install headrace again"
-            ) from None
+            raise PlatformError(f"{self.path} has no {symbol}: it was built from other sources; {REMEDY}") from None
         assert found is not None
         return found
 
@@ -62,7 +63,8 @@ def find() -> Path | None:
 
 
 def missing() -> str | None:
-    """Why the native kernels cannot be used; None if they can."""
+    """Why the native kernels cannot be used; None if they can. Raises PlatformError for a library of an older or newer
+    headrace: the reference operators in its place would hide that."""
     path = find()
     if path is None:
         return (
@@ -72,7 +74,7 @@ def missing() -> str | None:
     try:
         _open(path)
     except (OSError, AttributeError) as error:  # built for another machine, or from other sources
-        return f"{path} cannot be used ({error}): install headrace again"
+        return f"{path} cannot be used ({error}): {REMEDY}"
     return None
 
 
@@ -104,16 +106,16 @@ def load(isa: str | None = None) -> Library:
     if isa is not None and isa not in found:
         raise PlatformError(f"cpu: instruction set {isa!r} does not run here: choose one of {', '.join(found)}")
     if not found:
-        raise PlatformError(f"cpu: {path} holds no kernels for this processor: install headrace again")
+        raise PlatformError(f"cpu: {path} holds no kernels for this processor: {REMEDY}")
     return Library(path, isa or found[0], _open(path))
 
 
 def describe() -> tuple[tuple[str, str], ...]:
     """For `DeviceInfo.details`: the library and the instruction set in use, or why there is none."""
-    problem = missing()
-    if problem is not None:
-        return (("native_problem", problem),)
     try:
+        problem = missing()
+        if problem is not None:
+            return (("native_problem", problem),)
         library = load()
     except PlatformError as error:
         return (("native_problem", str(error)),)
@@ -123,6 +125,9 @@ def describe() -> tuple[tuple[str, str], ...]:
 @lru_cache(maxsize=4)
 def _open(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
+    found = library.hr_abi() if hasattr(library, "hr_abi") else 0
+    if found != ABI:
+        raise PlatformError(f"cpu: {path} has version {found} of the kernels' ABI, this headrace has {ABI}: {REMEDY}")
     pointer, integer, ticket = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
     prototypes: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "hr_team_new": (pointer, (ctypes.c_int32, pointer, integer, integer, integer)),

@@ -18,10 +18,14 @@ __all__ = [
     "CopyBlocksArgs",
     "Dim",
     "GatedActivationArgs",
+    "GatherArgs",
+    "LimitArgs",
+    "ReduceArgs",
     "ResolveTokensArgs",
     "RmsNormArgs",
     "RotaryCacheArgs",
     "SampleArgs",
+    "SegmentArgs",
 ]
 
 FIXED = -1
@@ -117,3 +121,21 @@ class SampleArgs(ctypes.Structure):
 
 class CopyBlocksArgs(ctypes.Structure):
     _fields_ = _fields(_pointers("buffers", "bytes", "strides", "pairs"), _longs("count", "num_pairs"))
+
+
+class SegmentArgs(ctypes.Structure):
+    _fields_ = _fields(_pointers("memory"), _longs("slot_bytes", "timeout_ns", "spin_ns"), _ints("rank", "size"))
+
+
+class ReduceArgs(ctypes.Structure):
+    _fields_ = _fields([("segment", SegmentArgs)], _pointers("x", "y"), _longs("width"), [("rows", Dim)], _ints("type"))
+
+
+class GatherArgs(ctypes.Structure):
+    _fields_ = _fields(
+        [("segment", SegmentArgs)], _pointers("x", "y"), _longs("bytes"), [("rows", Dim)], _ints("stacked")
+    )
+
+
+class LimitArgs(ctypes.Structure):
+    _fields_ = _fields(_pointers("data"), _longs("bytes", "rounds"), _pointers("sink"))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from headrace.errors import PlatformError
-from headrace.platforms.cpu.native_args import FIXED, Dim
+from headrace.platforms.cpu.native_args import FIXED, Dim, GatherArgs, ReduceArgs, SegmentArgs
 from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_linear import HasLauncher
 from headrace.platforms.cpu.native_team import allowed_cores
@@ -34,27 +34,6 @@ _SUMS = {torch.float32: 0, torch.float64: 1, torch.int32: 2, torch.int64: 3}
 _WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
-class _SegmentArgs(ctypes.Structure):
-    _fields_ = (
-        ("memory", ctypes.c_void_p), ("slot_bytes", ctypes.c_int64), ("timeout_ns", ctypes.c_int64),
-        ("spin_ns", ctypes.c_int64), ("rank", ctypes.c_int32), ("size", ctypes.c_int32),
-    )  # fmt: skip
-
-
-class _ReduceArgs(ctypes.Structure):
-    _fields_ = (
-        ("segment", _SegmentArgs), ("x", ctypes.c_void_p), ("y", ctypes.c_void_p), ("width", ctypes.c_int64),
-        ("rows", Dim), ("type", ctypes.c_int32),
-    )  # fmt: skip
-
-
-class _GatherArgs(ctypes.Structure):
-    _fields_ = (
-        ("segment", _SegmentArgs), ("x", ctypes.c_void_p), ("y", ctypes.c_void_p), ("bytes", ctypes.c_int64),
-        ("rows", Dim), ("stacked", ctypes.c_int32),
-    )  # fmt: skip
-
-
 class NativeSegment:
     """This rank's view of the shared memory. A tape that uses it keeps it alive."""
 
@@ -63,7 +42,7 @@ class NativeSegment:
         self._memory = memory
         self._start = ctypes.c_char.from_buffer(memory)
         ctypes.c_int32.from_buffer(memory, rank * _LINE + _PID_AT).value = os.getpid()
-        self.args = _SegmentArgs(
+        self.args = SegmentArgs(
             ctypes.addressof(self._start), SLOT, int(timeout * 1e9), _SPIN_NS if spin else 0, rank, size
         )
 
@@ -88,7 +67,7 @@ class NativeCommunicator(RestCommunicator):
                 raise PlatformError(f"cpu: all_reduce of {x.dtype}: there are {', '.join(map(str, [*_SUMS, *_WIDE]))}")
             rows, width = _rows(launcher, x)
             y = launcher.empty(rows, x.shape, wide.dtype)
-            args = _ReduceArgs(self._segment.args, wide.data_ptr(), y.data_ptr(), width, rows, _SUMS[wide.dtype])
+            args = ReduceArgs(self._segment.args, wide.data_ptr(), y.data_ptr(), width, rows, _SUMS[wide.dtype])
             launcher.call("all_reduce", args, (wide, y, self._segment))
             return y.to(x.dtype)
 
@@ -110,7 +89,7 @@ class NativeCommunicator(RestCommunicator):
             else:
                 raise PlatformError(f"cpu: all_gather of a step's rows along dimension {dim}: 0 and 1 are recorded")
             y = launcher.empty(out, shape, x.dtype)
-            args = _GatherArgs(self._segment.args, plain.data_ptr(), y.data_ptr(), bytes_, rows, int(dim == 0))
+            args = GatherArgs(self._segment.args, plain.data_ptr(), y.data_ptr(), bytes_, rows, int(dim == 0))
             launcher.call("all_gather", args, (plain, y, self._segment))
             return y
 

@@ -19,6 +19,7 @@ from headrace.platforms.cpu.native import load
 from headrace.platforms.cpu.native_args import CopyBlocksArgs
 from headrace.platforms.cpu.native_kv import NativeKV
 from headrace.platforms.cpu.native_launch import EagerLauncher, Launcher
+from headrace.platforms.cpu.native_layout import check_layouts
 from headrace.platforms.cpu.native_linear import KEY, NativeLinear
 from headrace.platforms.cpu.native_moe import NativeMoE
 from headrace.platforms.cpu.native_ops import NativeOps
@@ -77,7 +78,9 @@ class NativeDevice(TorchDevice):
         self._world = None if (rank, world_size) == (0, 1) else _world(rank, world_size, rendezvous)
         collectives = frozenset() if self._world is None else COLLECTIVES
         super().__init__(torch.device("cpu"), replace(CAPABILITIES, collectives=collectives), 1)
-        self.team = Team(load(isa), threads, (rank, world_size))
+        library = load(isa)
+        check_layouts(library)
+        self.team = Team(library, threads, (rank, world_size))
         self._placement = Placement(self.team.cpus)
         self._ops = NativeOps(EagerLauncher(self.team))
         self._compute = _COMPUTE[dtype]

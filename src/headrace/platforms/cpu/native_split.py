@@ -14,10 +14,10 @@ from headrace.platforms.cpu.native_args import Dim
 from headrace.platforms.cpu.native_linear import HasLauncher
 from headrace.platforms.interface import Tensor
 
-__all__ = ["split_table"]
+__all__ = ["OwnArgs", "split_table"]
 
 
-class _OwnArgs(ctypes.Structure):
+class OwnArgs(ctypes.Structure):
     _fields_ = (
         ("ids", ctypes.c_void_p), ("own", ctypes.c_void_p), ("y", ctypes.c_void_p), ("width", ctypes.c_int64),
         ("rows", Dim), ("first", ctypes.c_int32), ("count", ctypes.c_int32),
@@ -35,10 +35,10 @@ def split_table(owner: HasLauncher, embedding: Callable[..., Tensor]) -> Callabl
         with launcher.own():
             rows = launcher.rows(ids)
             own = launcher.empty(rows, ids.shape, torch.int32)
-            args = _OwnArgs(ids.data_ptr(), own.data_ptr(), None, 0, rows, *part)
+            args = OwnArgs(ids.data_ptr(), own.data_ptr(), None, 0, rows, *part)
             launcher.call("own_ids", args, (ids, own))
             y = embedding(own, table, scale)
-            args = _OwnArgs(ids.data_ptr(), None, y.data_ptr(), table.shape[1], rows, *part)
+            args = OwnArgs(ids.data_ptr(), None, y.data_ptr(), table.shape[1], rows, *part)
             launcher.call("own_rows", args, (ids, y))
             return y
 

@@ -1,4 +1,4 @@
-"""What a run says: a table, JSON, and a badge text."""
+"""The report of a run: a table, JSON, and a badge text."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from headrace.conformance.plugin import Measured, Outcome
+from headrace.conformance.tier_plugin import OperatorError, Outcome
 from headrace.conformance.tiers import TIERS
 from headrace.types import API_VERSION
 
-__all__ = ["Report"]
+__all__ = ["KitReport"]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class KitReport:
     """All outcomes of one backend."""
 
     backend: str
@@ -29,15 +29,15 @@ class Report:
 
     @property
     def badge(self) -> str:
-        """`contract 1.0: 212 of 212`: passed of those that were not skipped for an undeclared capability."""
+        """`contract 1.0: 212 of 212`: passed tests, of all that were not skipped for an undeclared capability."""
         counts = Counter(o.result for o in self.outcomes)
         blocked = sum(o.result == "skipped" and o.detail.startswith("tier ") for o in self.outcomes)
         total = counts["passed"] + counts["failed"] + blocked
         return f"contract {API_VERSION[0]}.{API_VERSION[1]}: {counts['passed']} of {total}"
 
     @property
-    def measured(self) -> tuple[Measured, ...]:
-        """Of every operator and type that was compared with its reference: its worst call."""
+    def measured(self) -> tuple[OperatorError, ...]:
+        """The largest error of every operator and dtype that was compared with its reference."""
         return tuple(o.measured for o in self.outcomes if o.measured is not None)
 
     def json(self) -> str:
@@ -50,7 +50,7 @@ class Report:
         return json.dumps(body, indent=1)
 
     def table(self) -> str:
-        """One line a tier, one an operator and type, then every failure and each distinct reason of a skip."""
+        """One line per tier, one per operator and dtype, then every failure and each distinct reason of a skip."""
         lines = [f"{self.backend}: {self.badge}", f"{'tier':<14}{'passed':>8}{'failed':>8}{'skipped':>9}"]
         for tier in TIERS:
             counts = Counter(o.result for o in self.outcomes if o.tier == tier)

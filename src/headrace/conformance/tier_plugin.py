@@ -1,4 +1,4 @@
-"""The pytest side: sorts by tier, skips what follows a failure, and keeps the outcome of every test."""
+"""The pytest plugin of the kit: sorts tests by tier, skips tiers after a failure, and records every outcome."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import pytest
 
 from headrace.conformance.tiers import TIERS, tier_of
 
-__all__ = ["Measured", "Outcome", "TierPlugin"]
+__all__ = ["OperatorError", "Outcome", "TierPlugin"]
 
 
 @dataclass
-class Measured:
-    """The worst of an operator's calls: normalised mean squared error against the reference, and what was allowed (0: no call)."""
+class OperatorError:
+    """The largest error of an operator's calls: normalized mean squared error against the reference, and the allowed
+    one (0: no call)."""
 
     operator: str
     dtype: str
     nmse: float = 0.0
     allowed: float = 0.0
     PROPERTY: ClassVar[str] = "conformance"
-    """By which a test records it."""
+    """Name of the pytest property with which a test records it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +38,22 @@ class Outcome:
     """`passed`, `failed` or `skipped`."""
     detail: str = ""
     seconds: float = 0.0
-    measured: Measured | None = None
+    measured: OperatorError | None = None
     where: str = ""
-    """`file:line` that a failure comes from: the last of the traceback that is neither a library's nor the test runner's."""
+    """`file:line` of a failure: the last line of the traceback outside libraries and the test runner."""
 
 
 @dataclass(eq=False, slots=True)
 class TierPlugin:
-    """Registered by the kit's runner and, through `headrace.conformance.suite`, in a vendor's own pytest run."""
+    """Registered by the kit's runner and, through `headrace.conformance.pytest_entry`, in a vendor's own pytest run."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    """By class: the first tier that failed."""
+    """Class → the first tier that failed."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Within each class that adopts the kit, tiers in their order; every other test keeps its place."""
+        """Sort the tests of each class that uses the kit by tier; all other tests keep their position."""
         kit = [place for place, item in enumerate(items) if tier_of(item)]
         first: dict[str, int] = {}
         for place in kit:
@@ -102,23 +103,23 @@ _OTHERS = re.compile(r"[/\\](torch|numpy|hypothesis|_pytest|pluggy|concurrent)[/
 
 
 def _where(error: BaseException) -> str:
-    """Of the error that led to this one, if there is such: what a device translates, it has not made."""
+    """File and line of the first error in the chain, because a device only translates the others."""
     while error.__cause__ is not None:
         error = error.__cause__
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _OTHERS.search(frame.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
-def _measured(item: pytest.Item) -> Measured | None:
-    """What a test of an operator has recorded; for JUnit's report the property becomes words."""
-    found = next((value for _, value in item.user_properties if isinstance(value, Measured)), None)
+def _measured(item: pytest.Item) -> OperatorError | None:
+    """The error that a test of an operator has recorded. For JUnit's report the property becomes a text."""
+    found = next((value for _, value in item.user_properties if isinstance(value, OperatorError)), None)
     if found is None:
         return None
     item.user_properties[:] = [pair for pair in item.user_properties if pair[1] is not found]
     if not found.allowed:
         return None
-    said = f"{found.operator} {found.dtype}: NMSE {found.nmse:.1e} of {found.allowed:.0e}"
-    item.user_properties.append((Measured.PROPERTY, said))
+    text = f"{found.operator} {found.dtype}: NMSE {found.nmse:.1e} of {found.allowed:.0e}"
+    item.user_properties.append((OperatorError.PROPERTY, text))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Inputs to a device and results back, by the contract's own means."""
+"""Moves inputs to a device and results back, through the contract."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Array = npt.NDArray[Any]
 
 
 def head_size(capabilities: Capabilities) -> int:
-    """16, or the smallest that the device has."""
+    """16, or the smallest head size of the device."""
     sizes = capabilities.head_sizes
     return min(sizes) if sizes and 16 not in sizes else 16
 
 
 def place(device: Device, value: Any) -> Any:
-    """A value of the host on the device: tensors, and weights, batches and sampling inputs of them."""
+    """Copy a value from the host to the device: a tensor, or a weight, batch or sampling inputs of tensors."""
     if isinstance(value, torch.Tensor):
         home = device.extension(TorchTensors)
         return device.put(value.numpy()) if home is None else value.to(home.torch_device).clone()
@@ -43,7 +43,7 @@ def place(device: Device, value: Any) -> Any:
 
 
 def _place_weight(device: Device, weight: Weight) -> Weight:
-    """Where tensors are torch's they move as they are, else the operator's `pack` takes them from the host."""
+    """Copy a weight to a device with torch tensors; otherwise the operator's `pack` reads it from the host."""
     if device.extension(TorchTensors) is None:
         return replace(weight, prepared={})
     tensors = {name: place(device, tensor) for name, tensor in weight.tensors.items()}
@@ -53,7 +53,7 @@ def _place_weight(device: Device, weight: Weight) -> Weight:
 
 
 def host(device: Device, value: Any) -> Any:
-    """Results as numpy arrays: of a tensor, a tuple of them, or the sampler's outputs."""
+    """Results as numpy arrays: a tensor, a tuple of tensors, or the sampler's outputs."""
     if isinstance(value, tuple):
         return tuple(host(device, item) for item in value)
     if isinstance(value, SampleOutputs):
@@ -62,19 +62,20 @@ def host(device: Device, value: Any) -> Any:
 
 
 def call(device: Device, name: str, arguments: Mapping[str, Any], kv: Any = None) -> Any:
-    """One operator on the device with arguments of the host; `kv` replaces the cache among them. Results as numpy."""
+    """Call one operator on the device with arguments from the host; `kv` replaces their cache. Returns numpy arrays."""
     operator: Callable[..., Any] = getattr(binding(device), name)
     moved = {key: kv if isinstance(value, TorchKV) else place(device, value) for key, value in arguments.items()}
     for value in moved.values():
         if isinstance(operator, PacksWeights) and isinstance(value, Weight):
             operator.pack(value)
-    # As the engine calls it; torch's inference mode would hide operators that lack a form for gradients.
+    # As the engine calls it. Torch's inference mode would hide operators without an autograd kernel.
     with torch.no_grad():
         return host(device, operator(**moved))
 
 
 def write_cache(device: Device, kv: Any, source: TorchKV, layer: int = 0) -> None:
-    """Fill the device's cache with all that a cache of the host holds, through the device's own `rotary_cache`, unrotated."""
+    """Fill the device's cache with the content of a host cache, through the device's own `rotary_cache`, without
+    rotation."""
     layout = source.layout
     shape, places = layout.layers[layer], len(source.keys[layer]) * layout.block_size
     slots = torch.arange(places)
@@ -89,7 +90,7 @@ def write_cache(device: Device, kv: Any, source: TorchKV, layer: int = 0) -> Non
 
 
 def _one_token_each(slots: torch.Tensor) -> Batch:
-    """A batch in which every token is a sequence of its own at position 0, written to its slot."""
+    """A batch in which every token is a separate sequence at position 0, written to its slot."""
     count = len(slots)
     index = torch.arange(count, dtype=torch.int32)
     zero, one = torch.zeros(count, dtype=torch.int32), torch.ones(count, dtype=torch.int32)

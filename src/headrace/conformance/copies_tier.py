@@ -1,4 +1,4 @@
-"""Tier 2: what is put comes back, whole and in order."""
+"""Tier 2: arrays that are put come back, complete and in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tier 3: every operator against its reference, on inputs from the operator's own generator, by type."""
+"""Tier 3: every operator against its reference, on inputs from the operator's own generator, for each dtype."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from hypothesis import assume
 
 from headrace.conformance.explore import explore
-from headrace.conformance.measure import Worst, nmse
-from headrace.conformance.moving import call, write_cache
+from headrace.conformance.nmse import WorstError, nmse
 from headrace.conformance.tiers import tier
+from headrace.conformance.transfer import call, write_cache
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.ops import SampleOutputs
 from headrace.kernels.registry import OPS, OPTIONAL
@@ -31,9 +31,10 @@ _APART = ("attention", "rotary_cache", "sample", "resolve_tokens")
 _PLAIN = [spec for spec in OPS if spec.name not in _APART]
 _DTYPES = ("float32", "bfloat16", "float16")
 _FEATURES = {"gqa": "q", "sliding_window": "window", "soft_cap": "soft_cap", "sinks": "sinks", "alibi": "alibi"}
-"""Of attention → the argument that asks for it; for `gqa` the queries, which then have more heads than the cache."""
+"""Feature of attention → the argument that needs it; for `gqa` the queries, which then have more heads than the
+cache."""
 _STORED = {"float32": 0.0, "bfloat16": 2e-5, "float16": 1e-6, "int8": 1e-4, "float8_e4m3": 1e-3}
-"""What a narrower store may cost, where the device computes from it as stored."""
+"""KV dtype → allowed error, if the device computes with the stored dtype."""
 _HOST = torch.device("cpu")
 
 
@@ -50,30 +51,30 @@ def need_dtype(device: Device, dtype: str) -> None:
 
 
 def _need_store(device: Device, dtype: str) -> None:
-    drawn = {dtype, "int8", "float8_e4m3"}
-    if not drawn & device.capabilities().kv_dtypes:
-        pytest.skip(f"none of the KV dtypes {', '.join(sorted(drawn))} is declared")
+    tested = {dtype, "int8", "float8_e4m3"}
+    if not tested & device.capabilities().kv_dtypes:
+        pytest.skip(f"none of the KV dtypes {', '.join(sorted(tested))} is declared")
 
 
 def need_operator(device: Device, spec: OpSpec) -> None:
-    """For optional operators, which a device declares by having them."""
+    """Skip if the device doesn't have an optional operator."""
     if device.op(spec) is None:
         pytest.skip(f"the optional operator {spec.name} is not declared: op() gives None for it")
 
 
 def _declared(device: Device, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Without the features of attention that the device does not declare; another draw where it lacks the store, the head size
-    or grouped queries."""
+    """The arguments without attention features that the device does not declare. Hypothesis chooses others if the
+    device lacks the KV dtype, the head size or grouped queries."""
     able, layout = device.capabilities(), arguments["kv"].layout
     assume(layout.dtype in able.kv_dtypes)
     assume(not able.head_sizes or layout.layers[0].head_dim in able.head_sizes)
-    assume("gqa" in able.attention_features or not _asks(arguments, "gqa"))
+    assume("gqa" in able.attention_features or not _needs(arguments, "gqa"))
     missing = {argument for feature, argument in _FEATURES.items() if feature not in able.attention_features} - {"q"}
     return arguments | {name: None for name in missing if name in arguments}
 
 
-def _asks(arguments: dict[str, Any], feature: str) -> bool:
-    """Whether a call needs the feature."""
+def _needs(arguments: dict[str, Any], feature: str) -> bool:
+    """True if a call needs the feature."""
     if feature != "gqa":
         return arguments[_FEATURES[feature]] is not None
     shape = arguments["kv"].layout.layers[0]
@@ -82,7 +83,7 @@ def _asks(arguments: dict[str, Any], feature: str) -> bool:
 
 
 def reference(spec: OpSpec, arguments: dict[str, Any]) -> Any:
-    """numpy results of the reference, which may write to its own copy of the arguments."""
+    """The reference's results as numpy arrays. The reference may write to its copy of the arguments."""
     found = spec.reference(**copy.deepcopy({k: v for k, v in arguments.items() if k != "weight"}), **_weight(arguments))
     return found if isinstance(found, SampleOutputs) else tuple(t.float().numpy() for t in _each(found))
 
@@ -99,20 +100,22 @@ def _weight(arguments: dict[str, Any]) -> dict[str, Any]:
 class OperatorsTier:
     @pytest.fixture
     @classmethod
-    def worst(cls, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Worst:
-        """Of the operator and type (or format of weights) that the test is about; the report reads it."""
+    def worst(cls, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> WorstError:
+        """The largest error for the operator and dtype (or weight format) of the test; the report reads it."""
         given = getattr(request.node, "callspec", None)
         params = given.params if given else {}
         spec, named = params.get("spec"), request.node.name.removeprefix("test_").partition("_against")[0]
-        worst = Worst(
+        worst = WorstError(
             spec.name if spec else named.partition("_exactly")[0], params.get("form") or params.get("dtype", "float32")
         )
-        record_property(Worst.PROPERTY, worst)
+        record_property(WorstError.PROPERTY, worst)
         return worst
 
     @pytest.mark.parametrize("dtype", _DTYPES)
     @pytest.mark.parametrize("spec", _PLAIN, ids=lambda spec: spec.name)
-    def test_against_reference(self, device: Device, spec: OpSpec, dtype: str, examples: int, worst: Worst) -> None:
+    def test_against_reference(
+        self, device: Device, spec: OpSpec, dtype: str, examples: int, worst: WorstError
+    ) -> None:
         need_arithmetic(device)
         need_dtype(device, dtype)
         _compare(device, spec, dtype, examples, worst)
@@ -120,7 +123,7 @@ class OperatorsTier:
     @pytest.mark.parametrize("dtype", _DTYPES)
     @pytest.mark.parametrize("spec", OPTIONAL, ids=lambda spec: spec.name)
     def test_optional_against_reference(
-        self, device: Device, spec: OpSpec, dtype: str, examples: int, worst: Worst
+        self, device: Device, spec: OpSpec, dtype: str, examples: int, worst: WorstError
     ) -> None:
         need_arithmetic(device)
         need_operator(device, spec)
@@ -128,7 +131,7 @@ class OperatorsTier:
         _compare(device, spec, dtype, examples, worst)
 
     @pytest.mark.parametrize("dtype", _DTYPES)
-    def test_attention_against_reference(self, device: Device, dtype: str, examples: int, worst: Worst) -> None:
+    def test_attention_against_reference(self, device: Device, dtype: str, examples: int, worst: WorstError) -> None:
         need_arithmetic(device)
         need_dtype(device, dtype)
         _need_store(device, dtype)
@@ -136,7 +139,7 @@ class OperatorsTier:
 
     @pytest.mark.parametrize("feature", _FEATURES)
     def test_attention_feature_against_reference(
-        self, device: Device, feature: str, examples: int, worst: Worst
+        self, device: Device, feature: str, examples: int, worst: WorstError
     ) -> None:
         need_arithmetic(device)
         if feature not in device.capabilities().attention_features:
@@ -146,7 +149,7 @@ class OperatorsTier:
         _attend(device, "float32", -(-examples // 2), worst, feature)
 
     @pytest.mark.parametrize("dtype", _DTYPES)
-    def test_rotary_cache_against_reference(self, device: Device, dtype: str, examples: int, worst: Worst) -> None:
+    def test_rotary_cache_against_reference(self, device: Device, dtype: str, examples: int, worst: WorstError) -> None:
         need_arithmetic(device)
         need_dtype(device, dtype)
         _need_store(device, dtype)
@@ -174,8 +177,9 @@ class OperatorsTier:
 
         explore(check, examples)
 
-    def test_sample_exactly(self, device: Device, examples: int, worst: Worst) -> None:
-        """The same tokens and ranks; logprobs within the tolerance. Nobody reads the scores of rows that have no token."""
+    def test_sample_exactly(self, device: Device, examples: int, worst: WorstError) -> None:
+        """The same tokens and ranks; logprobs within the tolerance. Logprobs of rows without a token are not
+        compared."""
         need_arithmetic(device)
         spec = _BY_NAME["sample"]
 
@@ -192,7 +196,7 @@ class OperatorsTier:
         explore(check, 2 * examples)
 
 
-def _compare(device: Device, spec: OpSpec, dtype: str, examples: int, worst: Worst) -> None:
+def _compare(device: Device, spec: OpSpec, dtype: str, examples: int, worst: WorstError) -> None:
     def check(rng: np.random.Generator) -> None:
         arguments = spec.generate(rng, _HOST, dtype)
         wanted, found = reference(spec, arguments), _each(call(device, spec.name, arguments))
@@ -202,13 +206,13 @@ def _compare(device: Device, spec: OpSpec, dtype: str, examples: int, worst: Wor
     explore(check, examples)
 
 
-def _attend(device: Device, dtype: str, examples: int, worst: Worst, asked: str | None = None) -> None:
-    """`asked`: a feature that every call needs."""
+def _attend(device: Device, dtype: str, examples: int, worst: WorstError, asked: str | None = None) -> None:
+    """Compare attention. `asked`: a feature that every call must need."""
     spec = _BY_NAME["attention"]
 
     def check(rng: np.random.Generator) -> None:
         arguments = _declared(device, spec.generate(rng, _HOST, dtype))
-        assume(asked is None or _asks(arguments, asked))
+        assume(asked is None or _needs(arguments, asked))
         source: TorchKV = arguments["kv"]
         kv = device.alloc_kv(source.layout, len(source.keys[0]))
         write_cache(device, kv, source)

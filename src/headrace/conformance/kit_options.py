@@ -1,4 +1,4 @@
-"""The options of `headrace conformance`. Without pytest, which running the kit needs and `--help` does not."""
+"""The options of `headrace conformance`. This module doesn't import pytest, so that `--help` works without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far results are from the reference's."""
+"""Measures the error of results against the reference."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.conformance.plugin import Measured
+from headrace.conformance.tier_plugin import OperatorError
 
-__all__ = ["Worst", "nmse"]
+__all__ = ["WorstError", "nmse"]
 
 Array = npt.NDArray[Any]
 
 
 def nmse(found: Array, wanted: Array) -> float:
-    """Mean squared error over the mean square of what is wanted. An infinity in its place, as of a token that cannot be, is right."""
+    """Mean squared error over the mean square of the expected values. An infinity at the expected place, as of a banned
+    token, counts as right."""
     if not wanted.size:
         return 0.0
     right = ~np.isfinite(wanted) & (found == wanted)
@@ -24,11 +25,11 @@ def nmse(found: Array, wanted: Array) -> float:
     return error / max(float(np.square(wanted64).mean()), 1e-30)
 
 
-class Worst(Measured):
-    """The largest error of a test's calls, as a share of what was allowed."""
+class WorstError(OperatorError):
+    """The largest error of a test's calls, relative to the allowed error."""
 
     def near(self, found: Array, wanted: Array, allowed: float) -> None:
-        """Raises AssertionError that gives both numbers."""
+        """Compare and record. Raises AssertionError with both numbers."""
         assert found.shape == wanted.shape, f"{self.operator}: shape {found.shape}, the reference's is {wanted.shape}"
         error = nmse(found, wanted)
         if not self.allowed or error * self.allowed > self.nmse * allowed:

@@ -1,4 +1,4 @@
-"""Tier 9: checkpoints on disk, loaded and served by the engine's own loader, loop and runner."""
+"""Tier 9: checkpoints on disk, loaded and served by the engine's loader, loop and runner."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.config import CacheConfig, Config, ModelConfig, SchedulerConfig
-from headrace.conformance.checkpoints import KINDS, VOCAB, Kind, write
-from headrace.conformance.interrupted import Interrupting
-from headrace.conformance.moving import head_size
-from headrace.conformance.operators import need_operator
+from headrace.conformance.checkpoints import KINDS, VOCAB, CheckpointKind, write
+from headrace.conformance.fault_injection import FailingDevice
+from headrace.conformance.operators_tier import need_operator
 from headrace.conformance.tiers import tier
 from headrace.conformance.tiny import Answer, agreeing
+from headrace.conformance.transfer import head_size
 from headrace.engine.core_loop import EngineCore
 from headrace.engine.startup import build_on
 from headrace.kernels.registry import OPTIONAL
@@ -35,15 +35,15 @@ _PLAIN = Capabilities(
 )
 _MOE = next(spec for spec in OPTIONAL if spec.name == "moe")
 _LEAST = 0.6
-"""Of the tokens of all answers, what must agree: one that falls the other way changes all that follow it. Logprobs are held to
-the references' as far as tokens agree."""
+"""Share of all tokens that must agree, because one other token changes all tokens after it. Logprobs are compared as
+far as the tokens agree."""
 
 
 @tier("loading")
 class LoadingTier:
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_checkpoint_is_served(self, device: Device, kind: str, tmp_path: Path) -> None:
-        """As the references serve it, on torch's own CPU device."""
+        """The answers are those of the references on torch's CPU device."""
         path, quantize = _prepare(device, KINDS[kind], tmp_path)
         found = _serve(_build(device, path, quantize), _requests())
         assert [len(tokens) for tokens, _ in found] == [6] * len(found)
@@ -51,12 +51,12 @@ class LoadingTier:
             _compare(found, _wanted(path, quantize), device.capabilities(), quantize)
 
     def test_biases_and_masks_of_any_number_reach_the_sampler(self, device: Device, tmp_path: Path) -> None:
-        """Also more than a step was first compiled for, with the same executables before and after."""
+        """Also more than a step was first compiled for, and fewer again afterwards."""
         path, _ = _prepare(device, KINDS["plain"], tmp_path)
         engine = _build(device, path, None)
         for count in (1, 9, 70, 1):
             allowed = tuple(range(3, 3 + count))
-            # Everything but one of the allowed tokens is pushed away.
+            # Biases leave only one of the allowed tokens likely.
             biases = tuple((token, -50.0) for token in allowed[1:])
             params = SamplingParams(
                 max_tokens=3, temperature=0.0, allowed_token_ids=allowed, logit_bias=biases, ignore_eos=True
@@ -70,11 +70,11 @@ class LoadingTier:
     def test_a_failing_step_leaves_an_engine_that_serves(self, device: Device, tmp_path: Path) -> None:
         path, _ = _prepare(device, KINDS["plain"], tmp_path)
         wanted = _serve(_build(device, path, None), _requests())
-        failing: Any = Interrupting(device, RuntimeError("an injected failure of a kernel"))
+        failing: Any = FailingDevice(device, RuntimeError("an injected failure of a kernel"))
         engine = _build(failing, path, None)
         errors: list[str] = []
         _serve(engine, _requests("first"), errors)
-        assert errors, "no request was told of the step that failed"
+        assert errors, "no request got the error of the failed step"
         assert all("an injected failure of a kernel" in error for error in errors)
         for name in ("second", "third"):
             found = _serve(engine, _requests(name))
@@ -82,8 +82,8 @@ class LoadingTier:
                 _compare(found, wanted, device.capabilities(), None)
 
 
-def _prepare(device: Device, kind: Kind, folder: Path) -> tuple[Path, str | None]:
-    """(the checkpoint, how it is to be quantised). Skips what the device does not declare."""
+def _prepare(device: Device, kind: CheckpointKind, folder: Path) -> tuple[Path, str | None]:
+    """(the checkpoint, the format to quantize it to). Skips kinds that the device does not declare."""
     able = device.capabilities()
     if "sliding_window" in kind.settings and "sliding_window" not in able.attention_features:
         pytest.skip("attention feature sliding_window is not declared")
@@ -146,8 +146,8 @@ def _wanted(path: Path, quantize: str | None) -> list[Answer]:
 
 
 def _compare(found: list[Answer], wanted: list[Answer], able: Capabilities, quantize: str | None) -> None:
-    # Integer arithmetic rounds inputs, and so does arithmetic of 16 bits.
+    # Integer arithmetic and 16-bit arithmetic round the inputs.
     limit = 0.05 if "float32" in able.dtypes and quantize is None else 0.5
     same = sum(agreeing(one, other, limit) for one, other in zip(found, wanted, strict=True))
-    whole = sum(len(tokens) for tokens, _ in wanted)
-    assert same >= _LEAST * whole, f"{same} of {whole} tokens are the references'"
+    total = sum(len(tokens) for tokens, _ in wanted)
+    assert same >= _LEAST * total, f"{same} of {total} tokens are the references'"

@@ -13,33 +13,34 @@ from typing import Any, ClassVar
 import pytest
 
 from headrace.conformance.explore import EXAMPLES
-from headrace.conformance.options import configure
-from headrace.conformance.plugin import TierPlugin
-from headrace.conformance.report import Report
+from headrace.conformance.kit_options import configure
+from headrace.conformance.kit_report import KitReport
+from headrace.conformance.tier_plugin import TierPlugin
 from headrace.errors import PlatformError
 from headrace.platforms.interface import Platform
 from headrace.plugins import discover
 
-__all__ = ["Target", "main", "report_on", "run"]
+__all__ = ["KitTarget", "main", "report_on", "run"]
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
-    """What is tested; a pytest plugin that hands it to the fixtures. Equal to nothing but itself, as pytest hashes plugins."""
+class KitTarget:
+    """The platform under test: a pytest plugin that passes it to the fixtures. Compared by identity, because pytest
+    hashes plugins."""
 
     platform: Platform
     index: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     examples: int = EXAMPLES
     """Calls of each operator and type."""
-    KEY: ClassVar[pytest.StashKey[Target]] = pytest.StashKey()
+    KEY: ClassVar[pytest.StashKey[KitTarget]] = pytest.StashKey()
 
     def pytest_configure(self, config: pytest.Config) -> None:
         config.stash[self.KEY] = self
 
 
-def run(target: Target, junit: Path | None = None, show: bool = False) -> Report:
-    """Every tier on an opened device of the target. `show` lets pytest's own output through."""
+def run(target: KitTarget, junit: Path | None = None, show: bool = False) -> KitReport:
+    """Run every tier on a device of the target. `show`: print pytest's own output."""
     tiers = TierPlugin()
     arguments = [
         str(Path(__file__).with_name("target.py")),
@@ -56,12 +57,13 @@ def run(target: Target, junit: Path | None = None, show: bool = False) -> Report
     with contextlib.nullcontext() if show else contextlib.redirect_stdout(hidden):
         code = pytest.main(arguments, plugins=[tiers, target])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        raise PlatformError(f"{target.platform.name}: the kit did not run to its end: {hidden.getvalue()[-2000:]}")
-    return Report(target.platform.name, tuple(tiers.outcomes))
+        raise PlatformError(f"{target.platform.name}: the kit did not finish: {hidden.getvalue()[-2000:]}")
+    return KitReport(target.platform.name, tuple(tiers.outcomes))
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when every declared capability holds, 1 when one fails. Raises PlatformError for a platform that is unusable here."""
+    """Run the kit. Returns 0 if every declared capability holds, 1 if one fails. Raises PlatformError for a platform
+    that cannot be used here."""
     parser = argparse.ArgumentParser(prog="headrace conformance", description=__doc__)
     configure(parser)
     return report_on(parser.parse_args(argv))
@@ -70,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 def report_on(args: argparse.Namespace) -> int:
     """As `main`, from what `options.configure` parsed."""
     platform, _ = discover().select_platform(args.platform)
-    report = run(Target(platform, args.index, dict(args.option), args.examples), args.junit, args.verbose)
+    report = run(KitTarget(platform, args.index, dict(args.option), args.examples), args.junit, args.verbose)
     print(report.table())
     if args.json:
         args.json.write_text(report.json() + "\n", encoding="utf-8")

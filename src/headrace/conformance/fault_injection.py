@@ -1,4 +1,4 @@
-"""Serving in which one step fails on the device."""
+"""Serves requests while one step fails on the device."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from headrace.errors import PlatformError
 from headrace.platforms.interface import KV, Device, Executable, StepFn, Tensor
 from headrace.types import Bucket, StepPlan, StepResult
 
-__all__ = ["Interrupted", "Interrupting"]
+__all__ = ["FailingDevice", "ServingWithFault"]
 
 _FAILING = 3
-"""The call that fails: one is under way before it."""
+"""The number of the call that fails, while an earlier one is in flight."""
 
 
-class Interrupting:
-    """A device whose third call of a step raises `fault` behind its last operator, wherever the device runs or records it; all
-    other calls are sound."""
+class FailingDevice:
+    """A device whose third call of a step raises `fault` after its last operator, when the device runs or records it;
+    all other calls succeed."""
 
     def __init__(self, device: Device, fault: Exception) -> None:
         self._device, self._fault, self._calls = device, fault, 0
@@ -28,7 +28,7 @@ class Interrupting:
         return getattr(self._device, name)
 
     def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
-        sound = self._device.compile(step_fn, bucket)
+        intact = self._device.compile(step_fn, bucket)
 
         def broken(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
             step_fn(kv, inputs)
@@ -36,18 +36,18 @@ class Interrupting:
 
         def call(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
             self._calls += 1
-            executable = self._device.compile(broken, bucket) if self._calls == _FAILING else sound
+            executable = self._device.compile(broken, bucket) if self._calls == _FAILING else intact
             return executable(kv, inputs)
 
         return call
 
 
-class Interrupted(Serving):
-    """`raised` keeps what the engine was told of the step that failed."""
+class ServingWithFault(Serving):
+    """Serving with a step that fails. `raised` has the errors that the engine received for it."""
 
     def __init__(self, device: Device, model: TinyModel, fault: Exception) -> None:
         self.raised: list[PlatformError] = []
-        failing: Any = Interrupting(device, fault)
+        failing: Any = FailingDevice(device, fault)
         super().__init__(failing, model, budget=48, seqs=3)
 
     def watch(self, runner: StepRunner) -> StepRunner:
@@ -55,7 +55,7 @@ class Interrupted(Serving):
 
 
 class _Watched:
-    """A runner, whose errors are noted."""
+    """A runner whose errors are recorded."""
 
     def __init__(self, runner: StepRunner, raised: list[PlatformError]) -> None:
         self._runner, self._raised = runner, raised
