@@ -92,7 +92,7 @@ def _run(arguments: list[str]) -> int:
     try:
         return _verb(arguments)
     finally:
-        # Flushed here, where a closed pipe is handled.
+        # Flushed here, since `main` handles a closed pipe.
         sys.stdout.flush()
 
 
