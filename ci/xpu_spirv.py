@@ -20,7 +20,7 @@ from compile_report.chips import Chip
 from compile_report.code import specialise
 from compile_report.occupancy import Multiprocessor
 from compile_report.shipped import Recorded, recorded
-from headrace.platforms.xpu.chips import XpuProperties, triton_chip
+from headrace.platforms.xpu.xpu_chips import XpuProperties, triton_chip
 
 DRIVER = {
     "architecture": 0,

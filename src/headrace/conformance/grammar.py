@@ -86,6 +86,8 @@ _HARD = [
     ({"properties": {"é": {"type": "integer"}}}, '{"\\u00e9": "x"}'),
     ({"patternProperties": {"^a": {"type": "integer"}}}, '{"\\u0061b": "x"}'),
     ({"type": "string", "pattern": r"^\S$"}, '"\ufeff"'),
+    ({"type": "string", "pattern": r'^[^"]$'}, r'"\""'),
+    ({"type": "string", "pattern": r"^[^\\]$"}, r'"\\"'),
     ({"type": "string", "pattern": "^[[a]]$"}, '"a"'),
     ({"type": "string", "pattern": "^[a&&b]$"}, '"ab"'),
     ({"type": "string", "pattern": r"^\A$"}, '""'),

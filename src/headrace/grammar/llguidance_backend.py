@@ -88,6 +88,8 @@ class LlguidanceBackend:
         try:
             if kind in ("json_schema", "json_object"):
                 schema = {"type": "object"} if kind == "json_object" else checked_schema(text, constraint.strict)
+                # The library takes its options from objects alone.
+                schema = {} if schema is True else schema
                 overrides: Any = {**_ALWAYS, **_OPTIONS[constraint.whitespace]}
                 return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides))
             if kind == "regex":

@@ -21,7 +21,7 @@ from headrace.kernels.tritonlib.chip import TritonChip
 from headrace.kernels.tritonlib.launch_config import LaunchConfig
 from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.platforms.accelerator.device import AcceleratorDevice
-from headrace.platforms.accelerator.faults import Faults, first_line, root_cause
+from headrace.platforms.accelerator.error_patterns import ErrorPatterns, first_line, root_cause
 from headrace.platforms.accelerator.triton_operators import FollowsTable, missing_operators, triton_operators
 from headrace.platforms.interface import CaptureReason, Platform
 from headrace.platforms.torch_communicator import World
@@ -207,10 +207,10 @@ def test_closing_gives_the_stream_back(tmp_path: Path, module: fake.FakeModule) 
     [("it is LOST now", "lost"), ("out of memory", "memory"), ("no kernel image", "other"), ("", "other")],
 )
 def test_errors_are_told_apart_by_what_they_say(text: str, kind: str) -> None:
-    faults = Faults(lost=("is lost",))
-    assert faults.kind(RuntimeError(text)) == kind
-    assert faults.kind(ValueError("is lost")) == "other", "not an error of the runtime"
-    assert faults.kind(MemoryError()) == "memory"
+    error_patterns = ErrorPatterns(lost=("is lost",))
+    assert error_patterns.kind(RuntimeError(text)) == kind
+    assert error_patterns.kind(ValueError("is lost")) == "other", "not an error of the runtime"
+    assert error_patterns.kind(MemoryError()) == "memory"
 
 
 def test_the_cause_of_an_error_is_the_first() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from broken_backends import CAPABILITIES, Sound
 
-from headrace.conformance.faults import FaultsTier
+from headrace.conformance.faults_tier import FaultsTier
 from headrace.conformance.tiny import TinyModel
 from headrace.errors import PlatformError
 from headrace.kernels.kv import TorchKV

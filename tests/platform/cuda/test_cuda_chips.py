@@ -9,7 +9,7 @@ import pytest
 
 from compile_report.chips import CHIPS as CHIPS_COMPILED
 from headrace.errors import PlatformError
-from headrace.platforms.cuda.chips import CudaProperties, capabilities, triton_chip
+from headrace.platforms.cuda.cuda_chips import CudaProperties, capabilities, triton_chip
 from headrace.platforms.cuda.device import TRAITS, read_properties, runtime
 
 CHIPS = [
@@ -82,7 +82,7 @@ def test_the_runtime_is_torchs_own() -> None:
     ],
 )
 def test_errors_of_the_runtime(text: str, kind: str) -> None:
-    assert TRAITS.faults.kind(RuntimeError(text)) == kind
+    assert TRAITS.error_patterns.kind(RuntimeError(text)) == kind
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from fake_xla import FakeXla
 
 from headrace.config import CacheConfig, Config, ConfigError, ModelConfig, ModelFacts, resolve
 from headrace.kernels.pallaslib import torch_operators as pallas_table
-from headrace.platforms.tpu.chips import CHIPS, HOST, TpuChip
 from headrace.platforms.tpu.device import TpuDevice
+from headrace.platforms.tpu.tpu_chips import CHIPS, HOST, TpuChip
 from headrace.platforms.tpu.tpu_options import TpuOptions
 from headrace.platforms.tpu.xla_step import tensors_of
 from headrace.types import KVLayout, LayerKV

@@ -11,7 +11,7 @@ from fake_machines import machine, torch_folder
 
 from headrace.platforms.accelerator.probe import MachineProbe
 from headrace.platforms.tpu import TpuPlatform
-from headrace.platforms.tpu.chips import CHIPS, HOST, capabilities
+from headrace.platforms.tpu.tpu_chips import CHIPS, HOST, capabilities
 from headrace.types import QUANT_FORMATS
 
 PCI = "sys/bus/pci/devices/0000:00"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from triton_support import BY_NAME, CPU, operator
 
-from headrace.conformance.formats import allowed
+from headrace.conformance.formats_tier import allowed
 from headrace.conformance.operators_tier import nmse
 from headrace.quant.random_weights import random_form
 from headrace.types import QUANT_FORMATS

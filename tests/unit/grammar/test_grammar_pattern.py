@@ -37,6 +37,18 @@ def backend() -> LlguidanceBackend:
         (r"^a|b$", ["ax", "xb"], ["xa"]),
         ("é+", ["café"], ["cafe"]),
         (r"^\p{Lu}$", ["É"], ["é"]),
+        (r"^[^\"\\]*$", ["", "a/é"], ['"', "\\", 'a\\"']),
+        (r"^[^\"]$", ["a", "\\"], ['"']),
+        (r"^[^\"\n]$", ["a"], ['"', "\n"]),
+        (r"^[^\\]$", ["a", '"'], ["\\"]),
+        (r"^[^!-/]$", ["a", "\\"], ['"', "!"]),
+        (r"^[^ -~]$", ["é"], ['"', "\\", "a"]),
+        (r"^[^\x00-\x7f]$", ["é"], ['"', "\\", "\n"]),
+        (r"^[^\p{P}]$", ["a"], ['"', "\\", "!"]),
+        (r"^[ -!#-\[\]-~]$", ["a", "!"], ['"', "\\"]),
+        (r"^([^\"]|\n|\t)$", ["a", "\n", "\t"], ['"']),
+        (r"^[\t-\r]$", ["\t", "\n"], ['"', "\\", "a"]),
+        (r"^[\\\"]$", ['"', "\\"], ["a"]),
     ],
 )
 def test_patterns_match_as_in_ecma_262(
@@ -55,7 +67,8 @@ def test_patterns_match_as_in_ecma_262(
 @pytest.mark.parametrize(
     "pattern",
     [r"\A", r"\z", r"\b", r"\cA", r"\1", r"\0", r"\k<n>", "(?i)a", "(?i:a)", "(?=a)", "(?!a)", "(?<=a)", "(?<!a)", "(?P<n>a)",
-     "[]", "[^]", "[]a]", r"[\S]", "[a--b]", r"[\b]", "\\"],
+     "[]", "[^]", "[]a]", r"[\S]", "[a--b]", r"[\b]", "\\",
+     r"\P{L}", r"[\x00-!]", r"\x08", r"\u0008", r"\u{8}", "\x08", "[\x00-!]"],
 )  # fmt: skip
 def test_what_would_mean_something_else_is_refused(backend: LlguidanceBackend, pattern: str) -> None:
     with pytest.raises(ValueError, match="not supported"):
@@ -66,5 +79,5 @@ def test_what_would_mean_something_else_is_refused(backend: LlguidanceBackend, p
 
 
 def test_other_patterns_stay_as_they_are() -> None:
-    for pattern in ("^[A-Za-z0-9_-]+@[a-z]+\\.[a-z]{2,}$", "^(a|b)*c?d+$", r"^\d{4}-\d{2}$", '^[^"]*$', "^$"):
+    for pattern in ("^[A-Za-z0-9_-]+@[a-z]+\\.[a-z]{2,}$", "^(a|b)*c?d+$", r"^\d{4}-\d{2}$", "^$", r"^[\w.-]+$"):
         assert translated(pattern) == pattern

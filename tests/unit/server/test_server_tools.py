@@ -275,3 +275,17 @@ def test_a_constraint_waits_for_the_reasoning() -> None:
     assert after_reasoning(plain, formats, True) == Constraint("json_object", after=(1,))
     assert after_reasoning(plain, formats, None) == Constraint("json_object", after=(1,), opens=(0,))
     assert after_reasoning(plain, ModelFormats(reasoning=REASONING_FORMATS["think"]), None) is plain
+
+
+def test_an_answer_as_clients_send_it_back() -> None:
+    served = serve_fake(reply="Hi")
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {"a": 1}}
+    call = {"id": "1", "type": "function", "index": 0, "function": function}
+    sent = {"role": "assistant", "content": None, "tool_calls": [call], "parsed": {"a": 1}, "refusal": None}
+    thought = {"role": "assistant", "content": None, "reasoning": "so", "reasoning_content": "so"}
+    response = chat(served, messages=[{"role": "user", "content": "x"}, sent, thought])
+    assert response.status_code == 200, response.text
+    shown = served.tokenizer.rendered[-1]["messages"]
+    assert set(shown[1]["tool_calls"][0]["function"]) == {"name", "arguments"}
+    assert "parsed" not in shown[1]
+    assert shown[2]["reasoning_content"] == "so"
