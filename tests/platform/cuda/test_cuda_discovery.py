@@ -45,7 +45,7 @@ def test_what_is_missing_is_named(
     assert re.search(said, reason), reason
 
 
-def test_a_usable_machine_says_what_it_has(tmp_path: Path) -> None:
+def test_a_usable_machine_reports_its_devices(tmp_path: Path) -> None:
     found = machine(tmp_path, NVIDIA, torch_folder(tmp_path, "2.9.0", cuda="12.8"))
     assert CudaPlatform(found).probe() == (50, "NVIDIA H200, NVIDIA L4; torch 2.9.0 for CUDA 12.8")
     one, two = cuda_discovery.devices(found)
@@ -113,7 +113,7 @@ class Nvml:
         return 0
 
 
-def test_nvml_tells_names_and_memory() -> None:
+def test_nvml_reports_names_and_memory() -> None:
     library = Nvml()
     assert nvml.query(lambda name: library) == [
         DeviceInfo(0, "Name 1", 143771 << 20, (("uuid", "UUID 1"),)),
@@ -124,11 +124,11 @@ def test_nvml_tells_names_and_memory() -> None:
 
 
 @pytest.mark.parametrize("fault", ["nvmlInit_v2", "nvmlDeviceGetCount_v2"])
-def test_an_nvml_that_does_not_answer_tells_nothing(fault: str) -> None:
+def test_an_nvml_that_fails_reports_nothing(fault: str) -> None:
     assert nvml.query(lambda name: Nvml(fault)) == []
 
 
-def test_a_missing_nvml_tells_nothing() -> None:
+def test_a_missing_nvml_reports_nothing() -> None:
     def missing(name: str) -> ctypes.CDLL:
         raise OSError(name)
 

@@ -48,7 +48,7 @@ def test_a_device_that_may_not_be_opened_is_named(tmp_path: Path, monkeypatch: p
     )
 
 
-def test_a_usable_machine_says_what_it_has(tmp_path: Path) -> None:
+def test_a_usable_machine_reports_its_devices(tmp_path: Path) -> None:
     found = machine(tmp_path, AMD, torch_folder(tmp_path, "2.9.0+rocm6.4", hip="6.4.43"))
     assert RocmPlatform(found).probe() == (50, "AMD gfx942, AMD gfx90a; torch 2.9.0+rocm6.4 for ROCm 6.4.43")
     one, two = RocmPlatform(found).devices()

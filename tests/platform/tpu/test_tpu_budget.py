@@ -46,7 +46,7 @@ def test_the_cache_takes_what_it_was_given_and_no_more(chip: TpuChip, kernels: s
     device.close()
 
 
-def test_too_little_memory_is_told_in_what_blocks_cost() -> None:
+def test_too_little_memory_is_reported_with_the_size_of_blocks() -> None:
     device = opened(CHIPS["0x0063"], "auto")
     size = 2 * 2 * 2 * 2 * 128 * 128  # keys and values, layers, heads, bytes, places, lanes
     with pytest.raises(ConfigError, match=f"needs {2 * size} bytes for two blocks"):

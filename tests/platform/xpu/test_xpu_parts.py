@@ -42,7 +42,7 @@ def test_what_is_missing_is_named(
     assert re.search(said, reason), reason
 
 
-def test_a_usable_machine_says_what_it_has(tmp_path: Path) -> None:
+def test_a_usable_machine_reports_its_devices(tmp_path: Path) -> None:
     found = machine(tmp_path, INTEL, torch_folder(tmp_path, "2.11.0+xpu", xpu="20250302"))
     assert XpuPlatform(found).probe() == (50, "Intel GPU 0bd5, Intel GPU 7d55; torch 2.11.0+xpu for XPU 20250302")
     one, two = XpuPlatform(found).devices()
