@@ -18,7 +18,7 @@ server=$!
 trap 'kill $server 2>/dev/null' EXIT
 url=
 for _ in $(seq 300); do
-  url=$(grep -oE 'http://127\.0\.0\.1:[0-9]+' "$work/server.log" | head -n 1)
+  url=$(grep -oE '//127\.0\.0\.1:[0-9]+' "$work/server.log" | head -n 1)
   [[ -n $url ]] && break
   kill -0 $server 2>/dev/null || { tail -n 20 "$work/server.log"; exit 1; }
   sleep 1
@@ -27,7 +27,7 @@ done
 passed=0 failed=0
 for script in tests/clients/[!t]*.py; do
   begun=$SECONDS
-  if timeout 300 "$work/venv/bin/python" "$script" "$url" >"$work/client.log" 2>&1; then
+  if timeout 300 "$work/venv/bin/python" "$script" "http:$url" >"$work/client.log" 2>&1; then
     passed=$((passed + 1))
     echo "ok      $(basename "$script" .py) ($((SECONDS - begun)) s)"
   else

@@ -106,6 +106,11 @@ def test_parallel_calls() -> None:
     ]
     choice = message(serve_fake(reply=TWO), tools=[TOOL, OTHER], parallel_tool_calls=False)
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]
+    served = serve_fake(reply=TWO)
+    message(served, tools=[TOOL])
+    counts = served.app.state.context.metrics.render().decode()
+    assert 'headrace_tool_calls_total{known="yes"} 1.0' in counts
+    assert 'headrace_tool_calls_total{known="no"} 1.0' in counts
     streamed = deltas(serve_fake(reply=TWO), tools=[TOOL, OTHER], parallel_tool_calls=False)
     assert '"g"' not in json.dumps([choice["delta"].get("tool_calls") for choice in streamed])
 

@@ -13,8 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Raise it with every change of what functions of the runtime take or mean; `platforms/cpu/native.py` has the same number. How
-// structures lie is checked by itself: see HR_LAYOUT.
+// Increase it with every change of the arguments or the meaning of runtime functions; `platforms/cpu/native.py` has the
+// same number. The layout of structures is checked separately: see HR_LAYOUT.
 #define HR_ABI 1
 
 #ifdef __cplusplus
@@ -92,17 +92,18 @@ static inline void hr_again(hr_ctx *c) { c->again = 1; }
 #define HR_PASTE(name, isa) HR_PASTE_(name, isa)
 #define HR_EXPORT __attribute__((visibility("default")))
 
-// HR_LAYOUT(type, field, ...) exports hr_layout_<type>: the number of fields, the size of the structure, and of each field its
-// offset and size. `platforms/cpu/native_layout.py` holds the ctypes twins to it when the library is loaded, so that a library of
-// other sources is refused in place of reading arguments from wrong places. Data, not a function: the copies of all instruction
-// sets are one, and none is run.
+// HR_LAYOUT(type, field, ...) exports hr_layout_<type>: the number of fields, the size of the structure, and of each
+// field its offset and size. `platforms/cpu/native_layout.py` compares the ctypes structures with it when the library
+// is loaded, so that a library built from other sources is refused and cannot misread its arguments. It is data, not a
+// function: the linker merges the copies of all instruction sets, and no code of them runs.
 #define HR_FIELD_(type, field) , (int32_t)offsetof(type, field), (int32_t)sizeof(((type *)nullptr)->field)
 #define HR_PARENS_ ()
 #define HR_REPEAT_(...) HR_REPEAT_A(HR_REPEAT_A(HR_REPEAT_A(HR_REPEAT_A(__VA_ARGS__))))
 #define HR_REPEAT_A(...) HR_REPEAT_B(HR_REPEAT_B(HR_REPEAT_B(HR_REPEAT_B(__VA_ARGS__))))
 #define HR_REPEAT_B(...) HR_REPEAT_C(HR_REPEAT_C(HR_REPEAT_C(HR_REPEAT_C(__VA_ARGS__))))
 #define HR_REPEAT_C(...) __VA_ARGS__
-#define HR_EACH_(what, type, first, ...) what(type, first) __VA_OPT__(HR_EACH_AGAIN_ HR_PARENS_ (what, type, __VA_ARGS__))
+#define HR_EACH_(what, type, first, ...) \
+    what(type, first) __VA_OPT__(HR_EACH_AGAIN_ HR_PARENS_ (what, type, __VA_ARGS__))
 #define HR_EACH_AGAIN_() HR_EACH_
 #define HR_ONE_(type, field) +1
 #define HR_LAYOUT(type, ...)                                                                                          \
