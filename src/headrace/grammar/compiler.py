@@ -21,7 +21,8 @@ _CAPACITY = 256
 _SECONDS = 2.0
 """Wall time of one compilation."""
 _MOST_OVERDUE = 4
-"""Compilations past their time that may still run. A thread cannot be stopped; the library's limits end it at some time."""
+"""Compilations past their time that may still run. A thread cannot be stopped; the library's limits end it at some
+time."""
 
 _Result = CompiledGrammar | InvalidRequest
 
@@ -60,7 +61,8 @@ class GrammarCompiler:
         self._overdue: list[_Compilation] = []
 
     def matchers(self, constraint: Constraint, count: int) -> Future[list[Matcher]]:
-        """A matcher for each of `count` sequences. The future raises InvalidRequest for what cannot be enforced or takes
+        """A matcher for each of `count` sequences. The future raises InvalidRequest for what cannot be enforced or
+        takes
         too long to compile, Overloaded while too many compilations are overdue, PluginError if the backend fails."""
         found = self._cached(_key(constraint))
         if found is None:
