@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# The native kernels on 64-bit Arm: cross-compiled, and run under qemu against the references' results. No Arm Python is needed:
-# native_cases.py writes every operator's calls and results here, replay.cpp runs them there, on teams of one to three threads.
+# Tests the native kernels on 64-bit Arm: cross-compiles them and runs them under qemu against the references' results.
+# No Arm Python is needed: native_cases.py writes every operator's calls and results on this machine, replay.cpp runs
+# them under qemu, on teams of one to three threads.
 #
 # Usage: ci/aarch64.sh [folder for the build, default build/aarch64]
 #   PYTHON=python3.12     an interpreter with headrace[dev] installed; default .venv/bin/python
-#   CXX=...               default aarch64-linux-gnu-g++ (Debian: g++-aarch64-linux-gnu); qemu-user-static runs what it makes
+#   CXX=...               default aarch64-linux-gnu-g++ (Debian: g++-aarch64-linux-gnu); needs qemu-user-static, too
 # The last line is `N passed, N failed`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,7 +19,8 @@ qemu=$(command -v qemu-aarch64-static || command -v qemu-aarch64) || {
 sysroot=$("$cxx" -print-sysroot)
 [[ -n $sysroot && $sysroot != / ]] || sysroot=/usr/aarch64-linux-gnu
 
-cmake -S . -B "$build" -G Ninja -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER="$cxx" >/dev/null
+cmake -S . -B "$build" -G Ninja -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+  -DCMAKE_CXX_COMPILER="$cxx" >/dev/null
 cmake --build "$build" --target headrace_cpu replay
 OMP_NUM_THREADS=1 PYTHONPATH=tests/platform/cpu "$python" tests/platform/cpu/native_cases.py "$build/cases"
 
@@ -26,7 +28,8 @@ passed=0 failed=0
 run() { # run PROCESSOR INSTRUCTION_SET
   local counts
   echo "$2 on $1"
-  "$qemu" -cpu "$1" -L "$sysroot" "$build/replay" "$build/libheadrace_cpu.so" "$2" "$build/cases" | tee "$build/log" || true
+  "$qemu" -cpu "$1" -L "$sysroot" "$build/replay" "$build/libheadrace_cpu.so" "$2" "$build/cases" |
+    tee "$build/log" || true
   counts=$(tail -n 1 "$build/log")
   if [[ $counts =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
     passed=$((passed + BASH_REMATCH[1])) failed=$((failed + BASH_REMATCH[2]))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# How much of src/headrace/platforms its tests run, without a device and without the slow ones: at least 90 % of the whole and of
-# every file. Lines that only a device reaches are counted like all others.
+# Measures the coverage of src/headrace/platforms by its tests, without a device and without the slow tests: at least
+# 90 % in all and of every file. Lines that need a device count like all others.
 #
 # Usage: ci/coverage.sh [folder for the reports, default build/coverage] [more pytest arguments]
 #   PYTHON=python3.12   an interpreter with headrace's dev extra; default .venv/bin/python
@@ -17,7 +17,8 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} COVERAGE_FILE=$work/data
 # What tests the operators' compilers, the kit itself and the example's own code says nothing of the platforms.
 "$python" -m pytest -m 'not slow and not real_model' tests/platform \
   --ignore tests/platform/triton --ignore tests/platform/conformance --ignore tests/platform/example \
-  --cov headrace.platforms --cov-fail-under $least --cov-report term-missing --cov-report "json:$work/coverage.json" "$@"
+  --cov headrace.platforms --cov-fail-under $least --cov-report term-missing \
+  --cov-report "json:$work/coverage.json" "$@"
 passed=$?
 "$python" - "$work/coverage.json" $least <<'PYTHON' || passed=1
 import json, sys

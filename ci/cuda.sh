@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What of the CUDA platform's kernels can be proven without an NVIDIA device; see ci/triton.sh for the environment and the output.
+# Tests the CUDA platform's kernels without an NVIDIA device; see ci/triton.sh for the environment and the output.
 #
 # Usage: ci/cuda.sh [file for the result]
 exec "$(dirname "$0")/triton.sh" sm_80,sm_89,sm_90,sm_100,sm_120 "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One of the extras: it installs beside a torch that Headrace supports, nothing in it contradicts anything else, and the
+# Tests one of the extras: it installs with a torch that Headrace supports, its requirements have no conflict, and the
 # platforms are still found, each with its reason.
 #
 # Usage: ci/extra.sh NAME

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# What an install gets: without a compiler a wheel of Python alone, whose `doctor` says what is missing, what it costs and what
-# helps; with one, from the source distribution, a wheel for this platform and any Python 3, with a library that runs.
+# Tests the package. Without a compiler, the build gives a wheel of Python only, whose `doctor` reports the missing
+# kernels, the cost and the remedy. With a compiler, the source distribution gives a wheel for this platform and every
+# Python 3, with a library that runs.
 #
 # Usage: ci/package.sh [folder, default build/package]
-#   PYTHON=python3.12   an interpreter with headrace's dependencies; default .venv/bin/python. What it has of headrace is not used.
+#   PYTHON=python3.12   an interpreter with headrace's dependencies; default .venv/bin/python. Its headrace is not used.
 # The last line is `N passed, N failed`.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -30,7 +31,7 @@ step() { # step NAME COMMAND...: what it says is shown only where it fails
 
 unpack() { "$python" -m zipfile -e "$work/$1"/headrace-*.whl "$work/$1/installed"; }
 
-# Nothing but what was unpacked and the dependencies: without `site`, the checkout's own install is not found.
+# Use only the unpacked wheel and the dependencies: without `site`, the install of the checkout is not found.
 headrace() { # headrace FOLDER ARGUMENTS
   (cd "$work" && PYTHONPATH="$work/$1/installed:$site" "$python" -S -c \
     'import sys; from headrace.cli.main import main; sys.exit(main(sys.argv[1:]))' "${@:2}")
@@ -56,13 +57,15 @@ sources() { # The files that git has, so that nothing built here is taken for a 
 }
 
 no_compiler() {
-  (cd "$work/source" && CC=/bin/false CXX=/bin/false "$python" -m pip wheel -q --no-deps -w "$work/pure" .) && unpack pure
+  (cd "$work/source" && CC=/bin/false CXX=/bin/false "$python" -m pip wheel -q --no-deps -w "$work/pure" .) &&
+    unpack pure
 }
 
 from_source() {
   "$python" -m pip install -q --target "$work/tools" build scikit-build-core &&
     (cd "$work/source" && PYTHONPATH="$work/tools" "$python" -m build --sdist --no-isolation -o "$work/dist" .) &&
-    "$python" -m pip wheel -q --no-deps -C cmake.define.HEADRACE_ISAS=generic -w "$work/native" "$work"/dist/headrace-*.tar.gz &&
+    "$python" -m pip wheel -q --no-deps -C cmake.define.HEADRACE_ISAS=generic -w "$work/native" \
+      "$work"/dist/headrace-*.tar.gz &&
     unpack native
 }
 

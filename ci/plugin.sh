@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# An out-of-tree device from its own distribution: built, found, held to the conformance kit, and served over HTTP; one whose
-# tensors are numpy's likewise; then the skeleton that `headrace plugin new` writes. In a fresh environment, with nothing of the checkout on the path.
+# Tests out-of-tree devices from their own distributions: built, found, checked by the conformance kit, and served over
+# HTTP. The devices are the example, one with numpy tensors, and the skeleton that `headrace plugin new` writes. Uses a
+# fresh environment, with nothing of the checkout on the path.
 #
 # Usage: ci/plugin.sh [folder for the environment and the reports, default build/plugin]
 #   PYTHON=python3.12   the interpreter
-#   TORCH=2.9.1         the version of torch; default: as constraints/cpu.txt says
+#   TORCH=2.9.1         the version of torch; default: that of constraints/cpu.txt
 # The last line is `N passed, N failed`: the kit's tests, and every step of this script as one more.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -40,7 +41,8 @@ finish() {
 install() { # Without the native kernels: this job is about another device.
   local torch=(-c constraints/cpu.txt torch)
   [[ -n ${TORCH:-} ]] && torch=("torch==$TORCH")
-  "${PYTHON:-python3}" -m venv "$work/venv" && "$bin/pip" install -q "${torch[@]}" "setuptools>=77" "hypothesis>=6.100" "pytest>=8.3" &&
+  "${PYTHON:-python3}" -m venv "$work/venv" &&
+    "$bin/pip" install -q "${torch[@]}" "setuptools>=77" "hypothesis>=6.100" "pytest>=8.3" &&
     "$bin/pip" install -q -C wheel.cmake=false . && "$bin/python" -c 'import torch; print("torch", torch.__version__)'
 }
 
@@ -56,7 +58,8 @@ build_numpy() {
 }
 
 found() {
-  "$bin/headrace" doctor --platform example --json >"$work/doctor.json" && "$bin/python" - "$work/doctor.json" <<'PYTHON'
+  "$bin/headrace" doctor --platform example --json >"$work/doctor.json" &&
+    "$bin/python" - "$work/doctor.json" <<'PYTHON'
 import json, sys
 report = json.load(open(sys.argv[1]))
 (plugin,) = (p for p in report["plugins"] if p["name"] == "example")
@@ -85,7 +88,8 @@ PYTHON
 }
 
 skeleton() {
-  "$bin/headrace" plugin new mill --dir "$work" && "$bin/pip" install -q --no-build-isolation --no-deps "$work/headrace-mill" &&
+  "$bin/headrace" plugin new mill --dir "$work" &&
+    "$bin/pip" install -q --no-build-isolation --no-deps "$work/headrace-mill" &&
     "$bin/python" -m pytest -q -p no:cacheprovider "$work/headrace-mill/tests"
 }
 
@@ -98,10 +102,12 @@ step "found by its entry point" found
 step "the kit on the example" kit example
 count example
 step "serve over HTTP, with the CPU's answers" "$bin/python" "$root/ci/plugin_serve.py" "$work/tiny" example
-step "serve it split over two devices, with the CPU's answers" "$bin/python" "$root/ci/plugin_serve.py" "$work/split" example 2
+step "serve it split over two devices, with the CPU's answers" \
+  "$bin/python" "$root/ci/plugin_serve.py" "$work/split" example 2
 step "the kit on the example in numpy" kit numpy
 count numpy
-step "serve over HTTP on numpy, with the CPU's answers" "$bin/python" "$root/ci/plugin_serve.py" "$work/numpy-tiny" numpy
+step "serve over HTTP on numpy, with the CPU's answers" \
+  "$bin/python" "$root/ci/plugin_serve.py" "$work/numpy-tiny" numpy
 step "a new skeleton passes its own tests" skeleton
 step "the kit on the skeleton" kit mill
 count mill

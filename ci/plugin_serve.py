@@ -41,7 +41,7 @@ CONFIG = {
 
 
 def make_model(folder: Path) -> None:
-    """Random weights in float32 and a tokenizer of bytes."""
+    """A model with random float32 weights and a byte tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(1)
     kv = HIDDEN // HEADS * KV_HEADS
@@ -71,7 +71,7 @@ def make_model(folder: Path) -> None:
 
 @contextmanager
 def serving(model: Path, platform: str, ranks: int = 1) -> Iterator[str]:
-    """The address of a server; it must end in order when told to."""
+    """The address of a server; it must shut down cleanly on request."""
     command = [
         str(Path(sys.executable).with_name("headrace")),
         "serve",

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The native kernels and their runtime under the sanitizers: their own builds, every operator, the tape and the team.
-# First address and undefined behaviour: calls from a file (replay.cpp), whose every buffer ends where its memory ends, then the
-# tests from Python. Then threads: the replay alone, as Python and torch have races of their own.
+# Tests the native kernels and their runtime under the sanitizers, in separate builds: every operator, the tape and the
+# team. First address and undefined behaviour: calls from a file (replay.cpp), in which every buffer ends at the end of
+# its memory, then the tests from Python. Then threads: only the replay, because Python and torch have their own races.
 #
 # Usage: ci/sanitize.sh [instruction sets separated by semicolons, default all that the compiler builds and run here]
 # The last line is `N passed, N failed`.
@@ -31,14 +31,15 @@ replay() { # replay FOLDER: every instruction set of the library that runs here
 }
 
 export OMP_NUM_THREADS=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 TSAN_OPTIONS=halt_on_error=1
-# Python and torch keep memory to the end on purpose, so leaks are looked for in the replay alone.
+# Python and torch intentionally don't release some memory, so only the replay is checked for leaks.
 PYTHONPATH=tests/platform/cpu "$python" tests/platform/cpu/native_cases.py "$build/cases"
 make_with address,undefined "$build/address"
 replay "$build/address"
 
 runtime=$("${CXX:-c++}" -print-file-name=libasan.so):$("${CXX:-c++}" -print-file-name=libubsan.so)
 LD_PRELOAD=$runtime ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 PYTHONPATH=ci "$python" -m pytest -p native_library \
-  --native-library "$build/address/libheadrace_cpu.so" tests/platform/cpu/test_native_*.py 2>&1 | tee "$build/log" || true
+  --native-library "$build/address/libheadrace_cpu.so" tests/platform/cpu/test_native_*.py 2>&1 |
+  tee "$build/log" || true
 tally "$build/log"
 
 isas=generic

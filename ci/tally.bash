@@ -1,4 +1,4 @@
-# Read by scripts that count in `passed` and `failed` what several runs of tests say.
+# Sourced by scripts that add up the results of several test runs in `passed` and `failed`.
 
 tally() { # tally LOG: add what its last line counts; a run that ended before it could count is one failure
   local good bad

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# What of the TPU platform can be proven without a TPU: the Pallas kernels' numerics and races by interpreter; every kernel compiled by
-# libtpu for each generation, with caches written in place, held to the checked-in baseline; the engine on XLA's CPU backend with the
-# CPU platform's tokens and one compilation a bucket; the conformance kit on that backend.
+# Tests the TPU platform without a TPU: the Pallas kernels' numerics and races by interpreter; every kernel compiled by
+# libtpu for each generation, with caches written in place, compared with the checked-in baseline; the engine on XLA's
+# CPU backend, with the CPU platform's tokens and one compilation per bucket; the conformance kit on that backend.
 #
 # Usage: ci/tpu.sh [folder of the environment, default build/tpu; 9 GB] [file for the compile report]
-#   PYTHON=python3.11   the interpreter that makes the environment (torch-xla 2.9 has wheels for 3.10 to 3.13; Pallas wants 3.11)
+#   PYTHON=python3.11   the interpreter of the environment (torch-xla 2.9: 3.10 to 3.13; Pallas needs 3.11)
 #   CHIPS=v5e,v6e       fewer generations
-#   EXAMPLES=12         calls of each operator and type in the kit (default 4: every shape is compiled anew)
-# An environment that is there already is used. The last line is `N passed, N failed`. Takes about half an hour on two cores.
+#   EXAMPLES=12         calls of each operator and type in the kit (default 4: every shape is compiled)
+# An existing environment is used. The last line is `N passed, N failed`. Takes about half an hour on two cores.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 work=${1:-build/tpu} report=${2:-} chips=${CHIPS:-v5e,v5p,v6e,7x} examples=${EXAMPLES:-4}
@@ -28,9 +28,9 @@ tally() { # tally EXIT_STATUS: add what the log's last lines count; a step that 
 if [[ ! -x $python ]]; then
   "${PYTHON:-python3}" -m venv "$work" || exit 1
 fi
-# The torch that torch-xla is built for; torchax, which calls JAX, needs flax.
+# Install the torch that torch-xla is built for; torchax, which calls JAX, needs flax.
 "$python" -m pip install -q 'torch==2.9.1' 'torch-xla[pallas,tpu]==2.9.0' flax pytest hypothesis || exit 1
-# Without the native kernels: this job is about another device.
+# Without the native kernels, because this job tests another device.
 SKBUILD_WHEEL_CMAKE=false "$python" -m pip install -q . || exit 1
 
 export OMP_NUM_THREADS=1
@@ -56,7 +56,8 @@ fi
 PJRT_DEVICE=CPU timeout 600 "$python" ci/tpu_engine.py "$work" 2>&1 | tee "$log"
 tally "${PIPESTATUS[0]}"
 
-PJRT_DEVICE=CPU timeout 3600 "$python" -m headrace.cli.main conformance tpu --examples "$examples" --verbose 2>&1 | tee "$log"
+PJRT_DEVICE=CPU timeout 3600 "$python" -m headrace.cli.main conformance tpu --examples "$examples" --verbose 2>&1 |
+  tee "$log"
 tally "${PIPESTATUS[0]}"
 
 echo "$passed passed, $failed failed"

@@ -1,4 +1,4 @@
-"""The engine on XLA's CPU backend against the CPU platform: the same greedy tokens, and one compilation a bucket.
+"""Compares the engine on XLA's CPU backend with the CPU platform: the same greedy tokens, one compilation per bucket.
 
 Usage: tpu_engine.py FOLDER. PJRT_DEVICE=CPU must be set. Prints `N passed, N failed` last.
 """
@@ -35,7 +35,7 @@ Answers = list[list[int]]
 
 
 class Watch:
-    """Counts what torch-xla compiles, and notes the shapes that steps are captured for."""
+    """Counts the compilations of torch-xla, and records the shapes that steps are captured for."""
 
     def __init__(self) -> None:
         self.keys: list[Any] = []
@@ -43,7 +43,7 @@ class Watch:
         capture = XlaRuntime.capture
 
         def watched(runtime: XlaRuntime, function: Any, state: Any, inputs: Any) -> Any:
-            runtime._xla.sync()  # what loading left to compute is no step
+            runtime._xla.sync()  # pending computations of loading are not a step
             before = self.compilations()
             graph = capture(runtime, function, state, inputs)
             self.compiled_for_steps += self.compilations() - before
@@ -98,7 +98,7 @@ def main(folder: str) -> int:
 
 
 LOADING = {"aten::view_copy.dtype"}
-"""Weights cross as bytes and are reinterpreted once."""
+"""Weights are transferred as bytes and reinterpreted once."""
 
 if __name__ == "__main__":
     assert TpuPlatform().probe()[0], TpuPlatform().probe()[1]

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The Triton operators without their device: numerics by interpreter over every type and layout, their launches through Triton's own
-# dispatch and a driver that has no device, then every kernel compiled for the chips named, with no spills, shared memory within
-# limits and the expected matrix instruction, held to the checked-in baseline.
+# Tests the Triton operators without their device: numerics by interpreter for every type and layout, launches through
+# Triton's dispatch with a driver that has no device, then every kernel compiled for the named chips, without spills,
+# with shared memory within limits and the expected matrix instruction, compared with the checked-in baseline.
 #
 # Usage: ci/triton.sh CHIPS [file for the result]      ci/cuda.sh and ci/rocm.sh name the chips
 #   PYTHON=python3.12   an interpreter with headrace[dev] installed; default .venv/bin/python
-# The last line is `N passed, N failed`. Takes a minute for the numerics and about one a chip.
+# The last line is `N passed, N failed`. Takes a minute for the numerics and about one minute per chip.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What of the XPU platform can be proven without an Intel GPU: numerics of the Triton operators by interpreter, the platform's own
-# code on the fake device, and, by Intel's fork of Triton, launches down to a driver without a device and every kernel as SPIR-V.
-# Its only wheel is a beta for an older Triton than ours, kept in a folder of its own: what it refuses to compile is shown, and fails
-# the script only where STRICT=1.
+# Tests the XPU platform without an Intel GPU: numerics of the Triton operators by interpreter, the platform's code on
+# the fake device, and, with Intel's fork of Triton, launches with a driver that has no device and every kernel as
+# SPIR-V. The fork's only wheel is a beta for an older Triton than ours, installed in a separate folder: kernels that it
+# cannot compile are shown, and fail the script only if STRICT=1.
 #
 # Usage: ci/xpu.sh [file for the SPIR-V report]
 #   PYTHON=python3.12   an interpreter with headrace[dev] installed; default .venv/bin/python

@@ -20,7 +20,7 @@ from compile_report.chips import Chip
 from compile_report.code import specialise
 from compile_report.occupancy import Multiprocessor
 from compile_report.shipped import Recorded, recorded
-from headrace.platforms.xpu.chips import XpuProperties, triton_chip
+from headrace.platforms.xpu.xpu_chips import XpuProperties, triton_chip
 
 DRIVER = {
     "architecture": 0,
@@ -30,7 +30,7 @@ DRIVER = {
     "has_subgroup_2d_block_io": True,
     "has_bfloat16_conversions": True,
 }
-"""What the driver would say of a Data Center GPU Max."""
+"""The properties that the driver reports for a Data Center GPU Max."""
 _UNKNOWN = Multiprocessor(8, 1)
 """SPIR-V has no registers yet: the driver assigns them, and nothing here reads this."""
 MATRIX = re.compile(r"matrix_mad_k\d+\w*")
@@ -52,7 +52,7 @@ def compile_one(launch: Recorded, target: GPUTarget) -> tuple[int, int, str]:
 def line(launch: Recorded, target: GPUTarget, shared: int) -> tuple[bool, str]:
     try:
         size, local, matrix = compile_one(launch, target)
-    except Exception as error:  # the compiler raises whatever it meets
+    except Exception as error:  # the compiler raises many types of errors
         said = " ".join(str(error).split())[-160:]
         return False, f"{launch.name:40} REFUSED {type(error).__name__}: {said}"
     trouble = f" REFUSED: {local} bytes of local memory, the chip has {shared}" if local > shared else ""
@@ -61,7 +61,7 @@ def line(launch: Recorded, target: GPUTarget, shared: int) -> tuple[bool, str]:
 
 
 def ask_no_runtime() -> None:
-    """The fork asks the SYCL runtime for the architecture's name, which only its native code needs."""
+    """Replace the fork's call of the SYCL runtime for the architecture's name, which only its native code needs."""
     made: Any = backends["intel"].compiler.__init__
     made.__globals__["compile_module_from_src"] = lambda *_: SimpleNamespace(parse_device_arch=lambda number: "")
 

@@ -47,7 +47,7 @@ def read_table(text: str) -> list[Line]:
 
 
 def faults_of(lines: Sequence[Line], package: str, imports: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """What does not agree, a sentence each. `imports`: modules of the package with those that each imports directly."""
+    """The violations, one sentence each. `imports`: the modules of the package with their direct imports."""
     prefix = f"{package}."
     for module, others in sorted(imports.items()):
         line, _ = _find(module.removeprefix(prefix), lines)
@@ -81,14 +81,15 @@ def _dotted(name: str) -> Iterator[str]:
 
 
 def _find(module: str, lines: Sequence[Line]) -> tuple[Line | None, str]:
-    """The line and its name that fit a module best."""
+    """The line and its name that match a module best."""
     fitting = [(len(name), line, name) for line in lines for name in line.names if f"{module}.".startswith(f"{name}.")]
     _, line, name = max(fitting, key=lambda found: found[0], default=(0, None, ""))
     return line, name
 
 
 class TableContract(Contract):
-    """`file`: where the table is; `package`: whose modules it is about; `free`: modules that may import everything."""
+    """`file`: the file of the table; `package`: the package of its modules; `free`: modules that may import
+    everything."""
 
     type_name = "table"
     file = fields.StringField()

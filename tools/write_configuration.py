@@ -21,7 +21,7 @@ value is an error that names the option. Sizes are numbers of bytes, or texts su
 
 
 def page() -> str:
-    """The whole page."""
+    """The complete page."""
     parts = [
         _HEAD,
         *_table("Engine", ENGINE, True),

@@ -305,7 +305,7 @@ def _dtype(config: Config, capabilities: Capabilities, facts: ModelFacts, reason
     if native in capabilities.dtypes:
         reasons.append(f"dtype {native}: the weights' own form, which the device computes in")
         return native
-    reasons.append(f"dtype float32: the device has no arithmetic of its own for {native} weights")
+    reasons.append(f"dtype float32: the device has no native arithmetic for {native} weights")
     return "float32"
 
 

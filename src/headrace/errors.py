@@ -38,9 +38,9 @@ __all__ = [
     "PluginError",
     "UnsupportedModel",
     "UserError",
-    "cut",
     "excerpt",
     "shortened",
+    "truncate",
 ]
 
 MOST_ECHOED = 200
@@ -49,7 +49,7 @@ _LONGEST = 1000
 _QUOTED = re.compile(r"'[^']{200,}'|\"[^\"]{200,}\"|`[^`]{200,}`|\S{200,}")
 
 
-def cut(text: str, limit: int = MOST_ECHOED) -> str:
+def truncate(text: str, limit: int = MOST_ECHOED) -> str:
     """The text, without its middle if it is longer than `limit` characters."""
     if len(text) <= limit:
         return text
@@ -64,14 +64,14 @@ _repr.maxlevel, _repr.maxstring, _repr.maxother, _repr.maxlong = 3, 120, 120, 60
 def excerpt(value: object, limit: int = 120) -> str:
     """The `repr` of a value, short and on one line, for messages that repeat input. A large value is never formatted
     completely."""
-    return cut(" ".join(_repr.repr(value).split()), limit)
+    return truncate(" ".join(_repr.repr(value).split()), limit)
 
 
 def shortened(message: str) -> str:
     """The message, with the middle of long quoted parts removed."""
     if len(message) <= MOST_ECHOED:
         return message
-    return cut(_QUOTED.sub(lambda found: cut(found[0]), message), _LONGEST)
+    return truncate(_QUOTED.sub(lambda found: truncate(found[0]), message), _LONGEST)
 
 
 class HeadraceError(Exception):
@@ -94,7 +94,7 @@ class InvalidRequest(UserError):
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.param = None if param is None else cut(param)
+        self.param = None if param is None else truncate(param)
         self.code = code
 
 

@@ -178,9 +178,9 @@ class Capabilities:
     dtypes: frozenset[str]
     kv_dtypes: frozenset[str]
     quant_formats: frozenset[str] = frozenset()
-    """Out of `QUANT_FORMATS`: those that the device's own operators compute with, from the codes or from what they make
-    of them at load. A weight in any other format never reaches them: the reference takes it, and the log says so once.
-    Where the device's tensors are not torch's there is no reference, and the weight is refused by its name."""
+    """Formats of `QUANT_FORMATS` that the device's own operators support; they may read the codes or convert them at
+    load. They never get a weight in another format: the reference serves it, with one log line. If the device's tensors
+    are not torch tensors there is no reference, and the weight is refused with an error that names it."""
     block_sizes: tuple[int, ...] = (16,)
     """Supported KV block sizes, the preferred one first."""
     static_shapes: bool = False

@@ -1,4 +1,4 @@
-"""`headrace bench` on a tiny model: in this process, through a server, and beside transformers."""
+"""`headrace bench` on a tiny model: in this process, through a server, and compared with transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headrace bench roofline`: limits, matrix products and a model's operators, three ways."""
+"""`headrace bench roofline`: limits, matrix products and a model's operators, in the three forms of a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headrace bench startup` on a tiny model, and what it says of a server that does not come up."""
+"""`headrace bench startup` on a tiny model, and its error for a server that does not start."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def and_the_next_request_works(narrow):
 
 class TestRoom:
     def test_a_default_length_fits_the_cache(self, narrow):
-        """The context is larger than the cache: nobody who asks for no length may be refused for it."""
+        """The context is larger than the cache: a request without a length must not be refused for this."""
         usage = chat(narrow, max_tokens=None, ignore_eos=True).json()["usage"]
         assert usage["total_tokens"] == POOL * BLOCK + 1
         usage = narrow.complete(prompt=[70] * (POOL * BLOCK - 3), ignore_eos=True).json()["usage"]

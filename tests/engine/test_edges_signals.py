@@ -29,7 +29,7 @@ def draining(served: Server) -> bool:
 
 
 def begin(served: Server, count: int = 1) -> list[str]:
-    """Start long streams in threads, of an engine that is slow, until all have begun; what the first receives."""
+    """Start long streams of a slow engine in threads, and wait until all have started; returns the first one's data."""
     received: list[list[str]] = [[] for _ in range(count)]
 
     def read(into: list[str]) -> None:

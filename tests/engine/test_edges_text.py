@@ -45,7 +45,7 @@ def until_queued(server: Server, running: int, waiting: int) -> None:
 
 
 def posted(body: dict[str, Any]) -> bytes:
-    """A completion as it goes over the wire."""
+    """A completion's body in bytes."""
     raw = json.dumps(body).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
     return head % len(raw) + raw
@@ -63,7 +63,7 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def mixture(rng: random.Random, path: str, tokens: list[int]) -> dict[str, Any]:
-    """Few tokens, out of which characters, halves of characters and stops come about all the time."""
+    """Few tokens, so that characters, parts of characters and stops occur often."""
     body: dict[str, Any] = {
         "max_tokens": rng.randint(1, 24),
         "seed": rng.randint(0, 99),
@@ -223,7 +223,7 @@ def test_choices_come_from_their_seed_and_count_the_prompt_once(narrow):
 
 
 def test_setting_back_changes_nothing(narrow):
-    """Two that together need more blocks than there are, with penalties and logprobs, as each alone."""
+    """Two requests that together need more blocks than there are have the same output as each alone."""
     bodies = [
         {
             "prompt": [FIRST_BYTE + i] * 60,
@@ -255,7 +255,7 @@ def test_setting_back_changes_nothing(narrow):
 
 
 def test_disconnected_clients_leave_no_sequences(narrow):
-    """Fifty clients leave at all moments, streamed and not, behind two slots."""
+    """Fifty clients disconnect at different moments, streamed and not, with two slots."""
     rng = random.Random(3)
     until_idle(narrow)
     before = narrow.figures()
@@ -358,7 +358,7 @@ def test_slow_readers_do_not_delay_others(narrow):
 
 
 def test_urgent_requests_run_first(narrow):
-    """Behind two long ones and a queue, a lower priority number is answered before the queue is."""
+    """With two long requests and a queue, a request with a lower priority number is answered before the queue."""
 
     async def ask() -> list[str]:
         order: list[str] = []

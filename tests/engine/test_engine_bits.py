@@ -61,7 +61,7 @@ def wanted(tiny_llama: Path) -> list[Answer]:
     ],
     ids=str,
 )
-def test_in_company_cold_then_warm(tiny_llama: Path, wanted: list[Answer], sizes: dict[str, Any]) -> None:
+def test_in_a_batch_cold_then_warm(tiny_llama: Path, wanted: list[Answer], sizes: dict[str, Any]) -> None:
     async def main() -> None:
         async with engine(tiny_llama, **sizes) as client:
             same(await together(client, mixed(COUNT)), wanted)
@@ -110,7 +110,7 @@ def test_preempted(tiny_llama: Path) -> None:
     asyncio.run(main())
 
 
-def test_any_company_any_time(tiny_llama: Path) -> None:
+def test_any_batch_any_time(tiny_llama: Path) -> None:
     residents = [request(random_prompt(3 + at % 11, VOCAB), f"s{at}", max_tokens=30) for at in range(63)]
     probe = request(random_prompt(50, VOCAB), "probe", max_tokens=8)
     (expected,) = alone(tiny_llama, [probe])

@@ -111,7 +111,7 @@ def test_two_threads_pack_the_same_bytes(tmp_path: Path, home: Path, monkeypatch
     assert path.read_bytes() == packed
 
 
-def test_what_changes_the_weights_is_packed_anew(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_the_weights_packs_them_again(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save("llama", tmp_path / "model", torch.bfloat16)
     plain = answer(tmp_path / "model")
     assert answer(tmp_path / "model", dtype="float32") != plain
@@ -163,7 +163,7 @@ def test_weights_that_are_not_finite_are_refused(value: float, quantize: str | N
 
 
 @pytest.mark.parametrize(("name", "named"), [("nan_weight", "NaN"), ("nvfp4_zeroglobal", "global_scale is 0.0")])
-def test_unsound_models_of_another_writer_are_refused(name: str, named: str) -> None:
+def test_invalid_models_of_another_writer_are_refused(name: str, named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         answer(shared_model(name))
 

@@ -71,7 +71,7 @@ def test_the_same_bits_before_and_after_a_kill(tiny_llama: Path) -> None:
     assert "weights" in stages
 
 
-def test_a_truncated_checkpoint_is_told_by_name(tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_is_reported_by_name(tiny_llama: Path, tmp_path: Path) -> None:
     for file in tiny_llama.iterdir():
         data = file.read_bytes()
         (tmp_path / file.name).write_bytes(data[: len(data) // 2] if file.suffix == ".safetensors" else data)

@@ -51,7 +51,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
-def test_a_stale_index_beside_a_whole_file_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stale_index_beside_a_complete_file_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = make("llama")
     model.save_pretrained(tmp_path, max_shard_size="40KB")
     shards = sorted(tmp_path.glob("*.safetensors"))
@@ -69,7 +69,7 @@ def test_a_stale_index_beside_a_whole_file_is_passed_over(tmp_path: Path, caplog
         assert ["index.json" in record.message for record in caplog.records] == [True]
 
 
-def test_the_stale_index_of_another_writer_is_passed_over() -> None:
+def test_the_stale_index_of_another_writer_is_ignored() -> None:
     check_against_reference(shared_model("stale_index"))
 
 
@@ -81,7 +81,7 @@ def test_an_index_may_not_leave_the_directory(file: Any, tmp_path: Path) -> None
         open_checkpoint(tmp_path)
 
 
-def test_an_index_that_promises_too_much(tmp_path: Path) -> None:
+def test_an_index_that_names_a_missing_tensor(tmp_path: Path) -> None:
     save("llama", tmp_path)
     index = {"weight_map": {"absent.weight": "model.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -134,15 +134,15 @@ def test_a_wrong_type_is_named(tmp_path: Path) -> None:
         build(tmp_path)
 
 
-def test_a_tensor_that_nobody_reads_is_refused(tmp_path: Path) -> None:
-    """It stands for arithmetic that would be left out."""
+def test_an_unused_tensor_is_refused(tmp_path: Path) -> None:
+    """Its arithmetic would be missing."""
     save("llama", tmp_path)
     edit_tensors(tmp_path, lambda tensors: tensors.update({"model.layers.0.self_attn.sinks": torch.ones(4)}))
     with pytest.raises(UnsupportedModel, match=r"self_attn\.sinks"):
         build(tmp_path)
 
 
-def test_leftovers_of_old_writers_are_no_fault(tmp_path: Path) -> None:
+def test_leftovers_of_old_writers_are_ignored(tmp_path: Path) -> None:
     save("llama-tied-bias", tmp_path)
 
     def litter(tensors: Any) -> None:
@@ -205,7 +205,7 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method 'bitsandbytes'"),
     ],
 )
-def test_a_feature_that_is_not_built_is_refused_by_name(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
+def test_an_unsupported_feature_is_refused_by_name(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
     save("llama", tmp_path)
     edit(tmp_path, **changes)
     with pytest.raises(UnsupportedModel, match=named) as caught:

@@ -37,7 +37,7 @@ DTYPES = (
 
 
 def damaged(rng: random.Random, tensor: torch.Tensor) -> torch.Tensor | None:
-    """Of another shape or type, or with other values; None: it is taken out."""
+    """The tensor with another shape, type or other values; None: it is removed."""
     rows = tensor.shape[0] if tensor.dim() else 1
     flat = tensor.reshape(-1)
     return rng.choice(

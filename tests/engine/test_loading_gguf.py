@@ -119,7 +119,7 @@ def test_models_of_another_writer(name: str) -> None:
     check_against_reference(shared_model(name))
 
 
-def test_progress_reaches_the_whole(tmp_path: Path) -> None:
+def test_progress_reaches_the_total(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     export(make("llama"), path, Type.Q8_0)
     seen: list[tuple[int, int]] = []

@@ -111,7 +111,7 @@ def sound() -> bytes:
     return forge(pairs, [tensor("a", [4, 8]), tensor("b", [32, 2], kind=8, offset=128)])
 
 
-def test_a_sound_header_reads_whole() -> None:
+def test_a_valid_header_is_read_completely() -> None:
     content = sound()
     header = parse_header(memoryview(content), "file")
     metadata: dict[str, Any] = {**header.metadata, "words": list(header.metadata["words"])}

@@ -82,7 +82,7 @@ def test_types_of_gguf(kind: int, name: str) -> None:
         ({"num_attention_heads": 64, "head_dim": 3}, "has shape|dimensions of a head"),
     ],
 )
-def test_a_field_that_is_absurd(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
+def test_an_absurd_field(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
     tiny_models.save("llama", tmp_path)
     edit(tmp_path, **changes)
     with pytest.raises((CheckpointError, UnsupportedModel), match=named) as caught:

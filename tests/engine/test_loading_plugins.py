@@ -118,7 +118,7 @@ def as_archive(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("rewrite", [as_family, as_halves, as_archive])
-def test_what_a_plugin_offers_loads_as_our_own_does(installed: Path, rewrite: Rewrite) -> None:
+def test_a_plugins_checkpoint_loads_like_a_built_in_one(installed: Path, rewrite: Rewrite) -> None:
     directory = installed / "model"
     save("llama", directory)
     wanted = logits_of(open_checkpoint(directory).build(reference_ops(), 64), IDS)
@@ -146,7 +146,7 @@ def test_without_the_plugin_it_is_refused_by_name(tmp_path: Path, rewrite: Rewri
         ({"quantization_config": {"quant_method": "constant"}}, "'constant' is .*expected something to call"),
     ],
 )
-def test_a_plugin_at_fault_is_named(installed: Path, fields: dict[str, Any], said: str) -> None:
+def test_a_faulty_plugin_is_named(installed: Path, fields: dict[str, Any], said: str) -> None:
     save("llama", installed / "model")
     configure(installed / "model", **fields)
     with pytest.raises(PluginError, match=said):
@@ -161,7 +161,7 @@ def test_a_plugin_that_failed_to_load_may_have_been_the_one(tmp_path: Path) -> N
         open_checkpoint(tmp_path / "model", Extensions(lambda: discover([broken])))
 
 
-def test_a_model_of_our_own_asks_no_plugin(tmp_path: Path) -> None:
+def test_a_built_in_model_loads_no_plugin(tmp_path: Path) -> None:
     def never() -> PluginSet:
         raise AssertionError("plugins were discovered")
 

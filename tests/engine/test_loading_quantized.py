@@ -98,7 +98,7 @@ def group(config: dict[str, Any], part: str) -> dict[str, Any]:
         ("fp8-dynamic", lambda c: group(c, "weights").update(strategy="attn_head"), "attn_head"),
     ],
 )
-def test_what_is_not_built_is_refused_by_name(variant: str, change: Any, named: str, tmp_path: Path) -> None:
+def test_an_unsupported_feature_is_refused_by_name(variant: str, change: Any, named: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=named):
         open_checkpoint(copy(variant, tmp_path, change))
 

@@ -56,7 +56,9 @@ def matrices(decoder: Decoder) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_what_loads_is_what_was_written(name: str, model: Any, device: NativeDevice | None, tmp_path: Path) -> None:
+def test_loaded_weights_equal_the_written_ones(
+    name: str, model: Any, device: NativeDevice | None, tmp_path: Path
+) -> None:
     variant = VARIANTS[name]
     written = write(model, variant, tmp_path / "model")
     checkpoint = open_checkpoint(written.path)
@@ -133,7 +135,7 @@ REFUSED: dict[str, tuple[Variant, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_built_is_refused_by_name(name: str, model: Any, tmp_path: Path) -> None:
+def test_an_unsupported_feature_is_refused_by_name(name: str, model: Any, tmp_path: Path) -> None:
     variant, change, named = REFUSED[name]
     config = {**variant.config, **change}
     written = write(model, Variant(config, variant.pack, variant.scheme), tmp_path / "model")
@@ -153,7 +155,7 @@ def test_names_of_the_same_layout(change: dict[str, Any], model: Any, tmp_path: 
 
 @pytest.mark.parametrize("stem", ["{attention}.{letter}", "{attention}.{letter}_proj.output"])
 @pytest.mark.parametrize("ignored", [[], ["re:.*self_attn.*"]], ids=["all", "but-attention"])
-def test_scales_calibrated_for_the_cache_are_taken_up_and_not_needed(
+def test_calibrated_scales_of_the_cache_are_read_and_not_used(
     stem: str, ignored: list[str], model: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     variant = export.fp8("channel", export.FP8_TOKEN, "fp8_token")

@@ -129,7 +129,7 @@ def test_native_kernels_differ_by_near_ties_at_most(
 
 
 def check_rounded(found: Tensor, name: str) -> int:
-    """Tokens that differ."""
+    """The number of tokens that differ."""
     expected = transformers_logits(name)
     rows = [error(one, other) for one, other in zip(found, expected, strict=True)]
     calm = next((at for at, value in enumerate(rows) if value > 1e-8), len(rows))
@@ -150,7 +150,9 @@ def test_rounded_inputs_follow_transformers(directory: Path, name: str) -> None:
 
 @needs_native
 @pytest.mark.parametrize("name", ROUNDED)
-def test_native_kernels_round_inputs_alike(directory: Path, devices: dict[str, NativeDevice], name: str) -> None:
+def test_native_kernels_round_inputs_in_the_same_way(
+    directory: Path, devices: dict[str, NativeDevice], name: str
+) -> None:
     assert check_rounded(run(directory, name, devices["float32"]), name) <= NATIVE_MISSED[name]
 
 
@@ -162,7 +164,7 @@ def test_mxfp4_in_bfloat16_gives_the_references_tokens_exactly(directory: Path) 
 
 @needs_native
 @pytest.mark.parametrize("name", ROUNDED)
-def test_what_loads_by_default_is_nearer_than_bfloat16(
+def test_the_default_is_closer_to_float32_than_bfloat16(
     directory: Path, devices: dict[str, NativeDevice], name: str
 ) -> None:
     """Nearer to float32 than the same checkpoint in bfloat16 throughout, which is what its own tool loads by

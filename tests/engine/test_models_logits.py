@@ -23,7 +23,7 @@ def test_logits_equal_those_of_transformers(variant: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("variant", ["llama", "gemma3", "mistral-window"])
-def test_chunks_give_the_whole_prompts_logits(variant: str, tmp_path: Path) -> None:
+def test_chunks_give_the_logits_of_the_complete_prompt(variant: str, tmp_path: Path) -> None:
     save(variant, tmp_path)
     ids = prompt(30)
     decoder = open_checkpoint(tmp_path).build(reference_ops(), 64)
@@ -31,7 +31,7 @@ def test_chunks_give_the_whole_prompts_logits(variant: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_weights_are_kept_and_computed_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_narrow_weights_stay_stored_and_are_computed_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
     save("llama", tmp_path, dtype)
     checkpoint = open_checkpoint(tmp_path)
     decoder = checkpoint.build(reference_ops(), 64)

@@ -89,7 +89,7 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     [
         ({"num_experts_per_tok": 9}, "9 experts per token, but there are 8"),
         ({"moe_intermediate_size": None}, "'moe_intermediate_size' is missing"),
-        ({"mlp_only_layers": 3}, "'mlp_only_layers' is '3'"),
+        ({"mlp_only_layers": 3}, "'mlp_only_layers' is 3: expected a list"),
     ],
 )
 def test_impossible_settings_are_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_greedy_tokens_equal_those_of_transformers(name: str) -> None:
     assert reference.ties <= compared // 200
 
 
-def test_blocks_in_memory_give_what_their_dequantized_form_gives() -> None:
+def test_stored_blocks_and_their_dequantized_form_give_the_same() -> None:
     """The weights as they are served, against the form that other engines dequantize them to."""
     checkpoint = open_checkpoint(cached_path("smollm2"))
     decoder = checkpoint.build(reference_ops(), 16)

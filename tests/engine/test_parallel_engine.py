@@ -68,7 +68,7 @@ async def end_of(client: InProcessClient) -> str:
     return str(found[0].finish)
 
 
-def test_two_ranks_answer_as_one_and_the_end_of_one_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_answer_as_one_and_the_exit_of_one_is_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader, "_ERROR_TIMEOUT", 300.0)
 
     async def run() -> None:
@@ -134,7 +134,7 @@ class Alone:
         (Alone(COLLECTIVES, 1), "platform alone has 1 devices, and device 0 is the first to be used: choose at most 1"),
     ],
 )
-def test_too_few_devices_and_too_few_collectives_are_told(model: Path, platform: Alone, said: str) -> None:
+def test_too_few_devices_and_too_few_collectives_are_reported(model: Path, platform: Alone, said: str) -> None:
     device: Any = platform
     with pytest.raises(ConfigError, match=said):
         startup._check_room(device, device, parallel(model, 2))

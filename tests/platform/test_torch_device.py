@@ -134,7 +134,7 @@ def test_an_error_of_the_very_first_step(device: TorchDevice) -> None:
         device.get(device.compile(step, BUCKET)(None, {})[1]["y"]).result()
 
 
-def test_memory_that_runs_out_in_a_step_says_how_much_there_is(device: TorchDevice) -> None:
+def test_running_out_of_memory_in_a_step_names_the_free_bytes(device: TorchDevice) -> None:
     def step(kv: Any, inputs: Tensors) -> tuple[Any, Tensors]:
         raise MemoryError("4 bytes too many")
 
@@ -152,7 +152,7 @@ def test_a_cache_is_zero_and_has_the_layouts_shape(device: TorchDevice) -> None:
     assert not any(t.any() for t in (*kv.keys, *kv.values, *kv.key_scales, *kv.value_scales))
 
 
-def test_a_cache_that_does_not_fit_says_both_numbers(device: TorchDevice) -> None:
+def test_a_cache_that_does_not_fit_is_an_error_with_both_numbers(device: TorchDevice) -> None:
     with pytest.raises(OutOfMemory, match=r"needs \d{18,} bytes, but \d+ of \d+ are free"):
         device.alloc_kv(LAYOUT, 10**15)
 
@@ -168,7 +168,7 @@ def test_blocks_are_read_before_they_are_written(device: TorchDevice) -> None:
         assert [int(store[block].max()) for block in range(4)] == [0, 1, 1, 2]
 
 
-def test_a_failed_block_copy_is_told_by_all_that_follows(device: TorchDevice) -> None:
+def test_a_failed_block_copy_is_raised_by_all_later_work(device: TorchDevice) -> None:
     kv = device.alloc_kv(LAYOUT, 4)
     device.copy_blocks(kv, [1], [99])
     with pytest.raises(PlatformError, match="IndexError"):
@@ -244,7 +244,7 @@ class Partly(TorchDevice):
         return {"linear": "no compiler"}
 
 
-def test_binding_takes_the_devices_operators_and_says_why_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_binding_takes_the_devices_operators_and_gives_reasons_for_others(caplog: pytest.LogCaptureFixture) -> None:
     device = Partly(torch.device("cpu"), capabilities(False))
     caplog.set_level(logging.INFO)
     ops = bind(device)

@@ -1,4 +1,4 @@
-"""Compile reports: every kernel compiled for chips that are not here, and held to a baseline.
+"""Compile reports: every kernel is compiled for chips that are not present, and compared with a baseline.
 
 For developers; not part of the wheel.
 

@@ -1,4 +1,4 @@
-"""Chips that the kernels are compiled for where none is at hand: limits and what their matrix units are called.
+"""The chips that kernels are compiled for without a device: their limits and the names of their matrix instructions.
 
 `Chip.shared` is what one block may have at the most, `Chip.unit.shared` what all blocks share (vendors' programming
 guides). Compiling does not refuse more.
@@ -23,12 +23,12 @@ class Chip:
 
     name: str
     backend: str
-    """Triton's name of its code generator."""
+    """Triton's backend."""
     arch: int | str
     lanes: Lanes
-    """Threads of a warp."""
+    """Threads per warp."""
     shared: int
-    """Bytes a block."""
+    """Bytes per block."""
     fp8: Codes
     tile: Literal[64, 32]
     stages: Stages
@@ -40,7 +40,7 @@ class Chip:
 
     @property
     def triton(self) -> TritonChip:
-        """What a platform with this chip says of it."""
+        """The properties that a platform with this chip reports."""
         target = (self.backend, self.arch, self.lanes)
         return TritonChip(self.fp8, self.lanes, self.tile, self.stages, target, self.shared)
 
@@ -57,7 +57,7 @@ def _nvidia(
     columns: int = 0,
 ) -> Chip:
     names = MappingProxyType({"float16": half, "int8": int8, "fp8": quarter if fp8 else half, "any": "MMA"})
-    shared = shared_kib + 1 << 10  # of which every block loses 1 KiB to the system
+    shared = shared_kib + 1 << 10  # the system reserves 1 KiB of it per block
     unit = Multiprocessor(warps // 4, 8, blocks=blocks, shared=shared, reserved=1024, columns=columns)
     return Chip(f"sm_{number}", "cuda", number, 32, shared_kib << 10, fp8, 64, 3, unit, names)
 
@@ -67,7 +67,7 @@ def _cdna(shared_kib: int, shared_granule: int = 512) -> Multiprocessor:
 
 
 _RDNA = Multiprocessor(16, 24, registers=1536, barriers=32, shared=128 << 10, shared_granule=512)
-"""A work-group processor: two compute units, whose shared memory triton's blocks have together."""
+"""A work-group processor: two compute units, whose shared memory triton's blocks use together."""
 
 
 def _amd(arch: str, lanes: Lanes, shared_kib: int, unit: Multiprocessor, fp8: Codes, stages: Stages, name: str) -> Chip:
@@ -94,4 +94,4 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
         )
     }
 )
-"""By name."""
+"""The chips by name."""

@@ -1,4 +1,4 @@
-"""Compile one launch for a chip that need not be there, and read the machine code. Requires triton."""
+"""Compiles one launch for a chip that need not be present, and reads the machine code. Requires triton."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What the machine code of one kernel takes."""
+    """The resources that the machine code of one kernel uses."""
 
     registers: int
-    """Vector registers a thread."""
+    """Vector registers per thread."""
     spills: int
-    """Registers that do not fit and go through memory: instructions, or registers where the assembler counts those."""
+    """Spilled registers: the number of spill instructions, or of registers if the assembler counts those."""
     shared: int
-    """Bytes a block."""
+    """Bytes per block."""
     occupancy: int
     """Warps that a multiprocessor keeps at once, of `Chip.unit.most`."""
     matrix: str
@@ -44,7 +44,7 @@ class Code:
 
 
 def compile_for(launch: Recorded, chip: Chip) -> Code:
-    """Specialised as the real call would be.
+    """Compile a launch, specialized like the real call.
 
     Raises triton's CompilationError where a type or size does not exist on the chip.
     """
@@ -86,14 +86,14 @@ def _type(value: Any) -> str:
 
 
 def _divides(value: Any) -> bool:
-    """Memory of a device starts aligned; only a view's offset into it counts."""
+    """Whether a tensor is aligned: device memory is, so only the offset of a view counts."""
     if isinstance(value, torch.Tensor):
         return value.storage_offset() * value.element_size() % 16 == 0
     return isinstance(value, int) and value % 16 == 0
 
 
 def _read_cubin(cubin: bytes) -> tuple[int, int, str]:
-    """Registers, spills and matrix instructions."""
+    """(registers, spills, matrix instructions) of an NVIDIA binary."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
@@ -105,7 +105,7 @@ def _read_cubin(cubin: bytes) -> tuple[int, int, str]:
 
 
 def _read_assembly(text: str) -> tuple[int, int, str]:
-    """As `_read_cubin`."""
+    """(registers, spills, matrix instructions) of an AMD assembly."""
 
     def number(name: str) -> int:
         return max(map(int, re.findall(rf"\.{name}:\s+(\d+)", text)), default=0)

@@ -1,4 +1,4 @@
-"""What earlier runs of the Triton report found, by the content of what they compiled: what is the same need not be
+"""Results of earlier runs of the Triton report, by the content of the compiled kernels: unchanged kernels are not
 compiled again."""
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Row = dict[str, Any]
 
 
 class Known:
-    """Rows of a file by chip and kernel, each with the key of what was compiled; those of another triton are none."""
+    """The rows of a file by chip and kernel, each with its key; a file of another triton version counts as empty."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.compiled = 0
-        """Launches that `find` did not know."""
+        """Launches that `find` did not find."""
         found = json.loads(path.read_text()) if path.exists() else {}
         self._rows: dict[str, dict[str, Row]] = found["chips"] if found.get("triton") == version("triton") else {}
 
     def find(self, chip: Chip, launch: Recorded) -> Row | None:
-        """Without its key; None where nothing or something else was compiled."""
+        """The row without its key; None if this launch was not compiled before."""
         row = self._rows.get(chip.name, {}).get(launch.name, {})
         if row.get("key") == key_of(launch, chip):
             return {**{name: value for name, value in row.items() if name != "key"}, "wants": launch.matrix or ""}
@@ -44,7 +44,7 @@ class Known:
         self._rows.setdefault(chip.name, {})[launch.name] = {"key": key_of(launch, chip), **row}
 
     def write(self) -> None:
-        """JSON, a kernel a line."""
+        """Write JSON, one kernel per line."""
         chips = []
         for name, rows in sorted(self._rows.items()):
             lines = ",\n".join(f"  {json.dumps(kernel)}: {json.dumps(row)}" for kernel, row in sorted(rows.items()))
@@ -54,19 +54,19 @@ class Known:
 
 
 def key_of(launch: Recorded, chip: Chip) -> str:
-    """Of all that the machine code follows from, but for triton itself: the kernel's source with every function and
-    constant that it uses, how the launch specialises it, and the chip. Comments and places in the file do not count."""
+    """A hash of everything that determines the machine code, except triton itself: the kernel's source with all
+    functions and constants it uses, the specialization of the launch, and the chip. Comments and line numbers don't
+    count."""
     from compile_report.code import specialise
 
-    told = [chip.backend, str(chip.arch), str(chip.lanes), str(launch.warps), str(launch.stages)]
-    told += [repr(part) for part in specialise(launch)]
-    told += [f"{name}: {text}" for name, text in sorted(sources_of(launch.kernel.fn).items())]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+    facts = [chip.backend, str(chip.arch), str(chip.lanes), str(launch.warps), str(launch.stages)]
+    facts += [repr(part) for part in specialise(launch)]
+    facts += [f"{name}: {text}" for name, text in sorted(sources_of(launch.kernel.fn).items())]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
 def sources_of(function: Any) -> dict[str, str]:
-    """A function of Python, the functions that it calls and the constants that it names, by module and name: how they
-    read."""
+    """The sources of a function, of the functions it calls and of the constants it uses, by module and name."""
     found: dict[str, str] = {}
     _collect(function, found)
     return found

@@ -1,4 +1,4 @@
-"""How many warps of a kernel a multiprocessor keeps at once: what hides the wait for memory.
+"""The occupancy of a kernel: the warps that a multiprocessor holds at once, which hide memory latency.
 
 Limits are those of the vendors' programming guides and of LLVM's AMDGPU backend. Scalar registers are left out: they
 bind on no kernel here before the vector registers do.
@@ -13,7 +13,7 @@ __all__ = ["Multiprocessor", "resident_warps"]
 
 @dataclass(frozen=True, slots=True)
 class Multiprocessor:
-    """One streaming multiprocessor, compute unit or work-group processor: what the warps of one block can share."""
+    """The limits of one streaming multiprocessor, compute unit or work-group processor."""
 
     warps: int
     """At the most in one part."""
@@ -42,8 +42,8 @@ class Multiprocessor:
 
 
 def resident_warps(unit: Multiprocessor, warps: int, registers: int, shared: int, columns: int = 0) -> int:
-    """Warps of as many blocks as fit, for blocks of `warps` warps, `registers` a thread, `shared` bytes and `columns`
-    of tensor memory. 0: not one block fits."""
+    """The warps of all blocks that fit, for blocks of `warps` warps, `registers` per thread, `shared` bytes and
+    `columns` of tensor memory. 0: no block fits."""
     taken = -(-max(registers, 1) // unit.granule) * unit.granule
     of_part = min(unit.warps, unit.registers // taken)
     blocks = min(unit.blocks if warps == 1 else min(unit.blocks, unit.barriers), of_part * unit.parts // warps)

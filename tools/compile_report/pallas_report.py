@@ -1,4 +1,4 @@
-"""What the compiler makes of the Pallas kernels for each generation of TPU, with no TPU in the machine.
+"""The compile report of the Pallas kernels for each generation of TPU, without a TPU in the machine.
 
     PYTHONPATH=tools python -m compile_report.pallas_report [--chips v5e,v5p,v6e,7x] [--write FILE] [--baseline FILE]
 
@@ -68,7 +68,7 @@ def _bytes(x: Any) -> int:
 
 
 def compare(found: dict[str, Found], baseline: dict[str, Found]) -> list[str]:
-    """What is wrong: errors, a cache that is copied, code that has grown, kernels that are gone."""
+    """The faults: errors, caches that are copied, code that has grown, missing kernels."""
     wrong = []
     for chip, kernels in found.items():
         before = baseline.get(chip, {})

@@ -1,4 +1,4 @@
-"""The Pallas kernels at the shapes at which they are served: of Llama's 8B, of heads of 64, and of a small model."""
+"""The Pallas kernels with the shapes of served models: Llama 8B, heads of 64, and a small model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCKS = 64
 
 
 def shipped() -> dict[str, Case]:
-    """By name."""
+    """The kernels by name."""
     bf16, f32, i8 = jnp.bfloat16, jnp.float32, jnp.int8
     return {
         "attention decode bfloat16": _attention(64, 64, (32, 8, 128), bf16, bf16),

@@ -1,4 +1,4 @@
-"""The launches that real models make, recorded without launching: what the compile report compiles.
+"""The launches of real models, recorded without launching, for the compile report.
 
 Every case calls an operator as a model would, with the tile sizes, head sizes and groups of models in use; only what no
 kernel is specialised on (rows, vocabulary) is small.
@@ -34,7 +34,7 @@ _CACHES = ("bfloat16", "int8", "float8_e4m3")
 
 @dataclass(frozen=True)
 class Recorded:
-    """One launch."""
+    """One recorded launch."""
 
     case: str
     kernel: Any

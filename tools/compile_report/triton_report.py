@@ -54,7 +54,7 @@ def measure(
         if row is None:
             try:
                 row = {**asdict(compile_for(launch, chip)), "wants": launch.matrix or ""}
-            except Exception as error:  # the compiler raises whatever it meets
+            except Exception as error:  # the compiler raises many types of errors
                 row = {"error": f"{type(error).__name__}: {str(error)[-300:]}"}
             if known is not None and "error" not in row:
                 known.add(chip, launch, row)
@@ -64,7 +64,7 @@ def measure(
 
 
 def faults_of(chip: Chip, row: Row, before: Row | None) -> list[str]:
-    """What is wrong with one kernel; `before` is its row in the baseline, None where there is none to hold it to."""
+    """The faults of one kernel; `before` is its row in the baseline, None if there is none."""
     if "error" in row:
         return [row["error"]]
     found = []
@@ -105,7 +105,7 @@ def render(chip: Chip, name: str, row: Row, faults: Iterable[str]) -> str:
 
 
 def write(path: Path, results: Mapping[str, Mapping[str, Row]]) -> None:
-    """JSON, a kernel a line."""
+    """The rows as JSON, one kernel per line."""
     chips = []
     for name, rows in results.items():
         lines = ",\n".join(f"    {json.dumps(kernel)}: {json.dumps(row)}" for kernel, row in rows.items())

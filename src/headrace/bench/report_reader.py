@@ -69,7 +69,7 @@ def _of_report(report: Mapping[str, Any]) -> MeasuredRuns:
         name, summary = str(one["workload"]["name"]), one["summary"]
         _check(label, name, summary)
         peak = (one.get("usage") or {}).get("peak_rss_bytes")
-        runs[name, int(one["seed"])] = _figures(summary, summary["output_tok_s"], peak)
+        runs[name, int(one["seed"])] = _metrics(summary, summary["output_tok_s"], peak)
     return MeasuredRuns(label, runs)
 
 
@@ -81,7 +81,7 @@ def _of_lines(lines: Sequence[Mapping[str, Any]]) -> MeasuredRuns:
         name = str(one["workload"])
         _check(label, name, one)
         peak = (one.get("rss") or {}).get("peak_mib")
-        runs[name, int(one["seed"])] = _figures(one, one["out_tok_s"], None if peak is None else peak * 2**20)
+        runs[name, int(one["seed"])] = _metrics(one, one["out_tok_s"], None if peak is None else peak * 2**20)
     if not runs:
         raise ValueError("it is empty")
     return MeasuredRuns(label, runs)
@@ -93,6 +93,6 @@ def _check(label: str, workload: str, summary: Mapping[str, Any]) -> None:
         raise ConfigError(f"{label}: {summary['errors']} requests of {workload} failed ({first}): measure again")
 
 
-def _figures(summary: Mapping[str, Any], rate: float, peak: float | None) -> RunMetrics:
+def _metrics(summary: Mapping[str, Any], rate: float, peak: float | None) -> RunMetrics:
     first, between = summary["ttft_ms"]["p50"], summary["tpot_ms"]["p50"]
     return RunMetrics(rate, first, between, peak)

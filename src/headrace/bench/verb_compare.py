@@ -21,10 +21,10 @@ from headrace.errors import ConfigError
 __all__ = ["Ratio", "compare", "configure", "run"]
 
 _METRICS: dict[str, tuple[Callable[[RunMetrics], float | None], bool]] = {
-    "out tok/s": (lambda figures: figures.output_tok_s, True),
-    "TTFT p50 ms": (lambda figures: figures.ttft_ms, False),
-    "TPOT p50 ms": (lambda figures: figures.tpot_ms, False),
-    "peak MB": (lambda figures: None if figures.peak_bytes is None else figures.peak_bytes / 1e6, False),
+    "out tok/s": (lambda metrics: metrics.output_tok_s, True),
+    "TTFT p50 ms": (lambda metrics: metrics.ttft_ms, False),
+    "TPOT p50 ms": (lambda metrics: metrics.tpot_ms, False),
+    "peak MB": (lambda metrics: None if metrics.peak_bytes is None else metrics.peak_bytes / 1e6, False),
 }
 """By name: a function that reads the metric, and whether more is better."""
 _COLUMNS = ("workload", "metric", "peer", "ours", "theirs", "ratio", "range", "pairs")

@@ -1,4 +1,4 @@
-"""A checkpoint of either kind, opened: its facts at once, its weights when a decoder is built."""
+"""An open checkpoint of either kind: its facts are read at once, its weights when a decoder is built."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Opened, checked as far as headers go, nothing read yet."""
+    """An open checkpoint, whose headers are checked; no weight is read yet."""
 
     path: Path
     decoder_config: DecoderConfig
     eos_token_ids: tuple[int, ...]
-    """Every id that ends a sequence by the settings, ascending; the tokenizer may know more."""
+    """All ids that end a sequence according to the settings, ascending; the tokenizer may add more."""
     metadata: Mapping[str, Any]
     """config.json, or the GGUF's metadata (arrays of numbers are numpy's)."""
     source: Source
@@ -51,10 +51,10 @@ class Checkpoint:
     weight_dtype: str
     """`float32`, `bfloat16`, `float16` or `quantized`."""
     total_bytes: int
-    """Of all weights as stored; what `progress` counts up to."""
+    """The stored bytes of all weights, the total of `progress`."""
 
     def facts(self, shard: Shard = WHOLE) -> ModelFacts:
-        """Of one rank. Raises ConfigError for a number of ranks that the model cannot be split over."""
+        """The configuration of one rank. Raises ConfigError if the model cannot be split over the ranks."""
         config = local_config(self.decoder_config, shard)
         needs = config.attention_needs
         return ModelFacts(config.kv_layers, config.max_position, config.vocab, self.weight_dtype, needs)
@@ -72,12 +72,14 @@ class Checkpoint:
     ) -> Decoder:
         """Read the weights and bind them to operators.
 
-        `progress(done, total)` counts bytes; `move` puts a tensor where the operators want it (default: it stays a view of the
-        file); `shard` is this rank's part and `group` its collectives. `finish(weight, operators)` gets every matrix with the
-        operators that will be called with it, and gives what the model keeps (default: the matrix with its tensors moved).
-        `place_vector` puts a norm, a router's bias or a rotary table where operators want it (default: as `move`).
-        Raises CheckpointError naming file and tensor, UnsupportedModel for tensors the architecture doesn't know and for formats
-        that cannot be cut, ConfigError for a number of ranks that does not suit the model.
+        `progress(done, total)` counts bytes. `move` puts a tensor into the memory that operators read (default: it
+        stays a view of the file). `shard` is this rank's part and `group` its collective operations. `finish(weight,
+        operators)` gets every matrix with the operators that will be called with it, and returns the form that the
+        model stores (default: the matrix with its tensors moved). `place_vector` does the same as `move` for a norm, a
+        router's bias or a rotary table (default: `move`).
+
+        Raises CheckpointError that names file and tensor, UnsupportedModel for unknown tensors and for formats that
+        cannot be split, ConfigError if the model cannot be split over the ranks.
         """
         done = 0
 
@@ -106,11 +108,12 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path | str, extensions: Extensions | None = None) -> Checkpoint:
-    """A directory with a config.json, or a .gguf file. `extensions`: what is asked for whatever is not built in; default: every
-    plugin that is installed.
+    """Open a directory with a config.json, or a .gguf file. Code in a checkpoint is never run.
 
-    Raises PluginError where a plugin's part cannot be loaded, ModelNotFound where there is neither, UnsupportedModel for an architecture or feature that is not built,
-    CheckpointError for a file that is not sound. Code in a checkpoint is never run.
+    `extensions` resolve architectures and formats that are not built in; default: all installed plugins.
+
+    Raises PluginError if a plugin cannot be loaded, ModelNotFound if there is no such file, UnsupportedModel for an
+    unsupported architecture or feature, CheckpointError for an invalid file.
     """
     path, extensions = Path(path), extensions or Extensions()
     if os.path.isdir(path):
@@ -134,7 +137,7 @@ def _open_directory(path: Path, extensions: Extensions) -> Checkpoint:
 
 
 def _without_config(path: Path) -> str:
-    """Why there is no config.json."""
+    """The reason why there is no config.json."""
     if not any(path.iterdir()):
         return "the directory is empty: expected a config.json"
     files = sorted(file.name for file in path.glob("*.gguf"))
@@ -142,7 +145,7 @@ def _without_config(path: Path) -> str:
 
 
 def _open_weights(path: Path, config: Mapping[str, Any], extensions: Extensions) -> tuple[Source, int]:
-    """(tensors, bytes of their files)"""
+    """(the tensors, the bytes of their files)."""
     files = list(path.glob("*.safetensors*"))
     other = extensions.source(path) if not files else None
     if other is not None:
@@ -156,7 +159,8 @@ def _open_weights(path: Path, config: Mapping[str, Any], extensions: Extensions)
 
 
 def _float_dtype(source: Source, names: Names, config: DecoderConfig) -> str:
-    """Of the first matrix of attention, whose shape is checked here: before any memory is planned by the configuration."""
+    """The type of the first attention matrix. Its shape is checked here, before memory is planned from the
+    configuration."""
     rows = config.num_q_heads * config.head_dim
     scheme = source.matrix(names.q.format(i=0), rows, config.hidden, bias=False).scheme
     return scheme if scheme in ("float32", "bfloat16", "float16") else "quantized"

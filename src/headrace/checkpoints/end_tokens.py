@@ -1,4 +1,4 @@
-"""Ids that end a sequence, as a checkpoint's settings state them. The tokenizer knows more: names and texts (`tokenization/`)."""
+"""The ids that end a sequence according to a checkpoint's settings. The tokenizer adds more (`tokenization/`)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ __all__ = ["gguf_end_ids", "hf_end_ids"]
 
 _KEY = "tokenizer.ggml."
 _NONE = (-1, 0xFFFFFFFF)
-"""What files write for "none": the second is the first as an unsigned number."""
+"""Values of files for "none"; the second is the first as an unsigned number."""
 
 
 def hf_end_ids(settings: Iterable[tuple[Path, Mapping[str, Any]]]) -> frozenset[int]:
-    """All that `eos_token_id` names in these files (config.json, generation_config.json): a model that was trained on from
-    another often keeps the other's end in one of them. Raises CheckpointError for anything but ids."""
+    """All ids of `eos_token_id` in these files (config.json, generation_config.json).
+
+    A model that was trained from another often keeps the other's end in one of them. Raises CheckpointError if a value
+    is not an id.
+    """
     found: set[int] = set()
     for file, values in settings:
         with located(file):
@@ -29,13 +32,16 @@ def hf_end_ids(settings: Iterable[tuple[Path, Mapping[str, Any]]]) -> frozenset[
 
 
 def gguf_end_ids(metadata: Mapping[str, Any]) -> frozenset[int]:
-    """The ends of text, turn and message, and `eos_token_ids`. Raises CheckpointError, without a file, for anything but ids."""
+    """The ends of text, turn and message, and `eos_token_ids`, from a GGUF's metadata.
+
+    Raises CheckpointError, without a file, if a value is not an id.
+    """
     keys = [f"{_KEY}{name}" for name in ("eos_token_id", "eot_token_id", "eom_token_id", "eos_token_ids")]
     return frozenset(token for key in keys for token in Settings({key: _stated(metadata.get(key))}).token_ids(key))
 
 
 def _stated(value: Any) -> Any:
-    """Without what stands for none."""
+    """The ids without the values for "none"."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list):

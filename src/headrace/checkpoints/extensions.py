@@ -1,4 +1,4 @@
-"""What plugins add to loading: architectures, quantisation schemes, weights in other files. Asked only for what is not built in."""
+"""Loads architectures, quantization schemes and weight files from plugins, only for what is not built in."""
 
 from __future__ import annotations
 
@@ -16,26 +16,32 @@ __all__ = ["Extensions"]
 
 
 class Extensions:
-    """Plugins are discovered at the first question, so that a model of our own families waits for none."""
+    """The plugins' extensions.
+
+    Plugins are discovered at the first call, so that built-in families don't wait for them.
+    """
 
     def __init__(self, discovered: Callable[[], PluginSet] = discover) -> None:
         self._discover = discovered
         self._found: PluginSet | None = None
 
     def family(self, architecture: str) -> Family | None:
-        """Raises PluginError as `PluginSet.find`, and where what is offered is no Family."""
+        """A plugin's family. Raises PluginError like `PluginSet.find`, and if the object is not a Family."""
         found = self._find("headrace_models", architecture)
         if found is None or isinstance(found, Family):
             return found
         raise PluginError(f"hook headrace_models: {architecture!r} is {found!r}: expected a models.family.Family")
 
     def scheme(self, method: str) -> SchemeFactory | None:
-        """What makes a scheme of a `quantization_config`. Raises PluginError as `PluginSet.find`."""
+        """A plugin's factory of schemes. Raises PluginError like `PluginSet.find`."""
         make: SchemeFactory | None = self._callable("headrace_quant_schemes", method)
         return make
 
     def source(self, directory: Path) -> tuple[Source, int] | None:
-        """The tensors of a directory without safetensors, and the bytes of their files; None where no plugin reads any of them."""
+        """The tensors of a directory without safetensors, and the bytes of their files.
+
+        None if no plugin reads any of the files.
+        """
         for suffix in sorted({path.suffix for path in directory.iterdir() if path.suffix}):
             open_ = self._callable("headrace_weight_loaders", suffix)
             if open_ is not None:

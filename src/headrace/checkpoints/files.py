@@ -1,4 +1,4 @@
-"""Reading files of a checkpoint with suspicion: only regular files, of a bounded size, with JSON of a bounded depth."""
+"""Reads files of an untrusted checkpoint: only regular files, of a limited size, with JSON of a limited depth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.errors import CheckpointError, UnsupportedModel
 __all__ = ["located", "optional_json", "present", "read_json", "read_text", "regular_size"]
 
 _MOST_BYTES = 64 << 20
-"""Of a file of settings. The index of the largest published checkpoint has 14 MB."""
+"""The size limit of a settings file. The index of the largest published checkpoint has 14 MB."""
 _DEEPEST = 64
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -27,12 +27,12 @@ _KINDS = (
 
 
 def present(path: Path) -> bool:
-    """Whether anything has this name, a link to nothing included: what is there but cannot be read is an error, not absent."""
+    """Whether a file has this name, including a broken link: an unreadable file is an error, not a missing one."""
     return os.path.lexists(path)
 
 
 def regular_size(path: Path) -> int:
-    """Bytes of a regular file. Raises CheckpointError for anything else: opening a named pipe would wait for a writer."""
+    """The bytes of a regular file. Raises CheckpointError for others: opening a named pipe would wait for a writer."""
     try:
         found = path.stat()
     except FileNotFoundError as error:
@@ -47,7 +47,7 @@ def regular_size(path: Path) -> int:
 
 
 def read_text(path: Path) -> str:
-    """A small UTF-8 file. Raises CheckpointError that names the file."""
+    """The text of a small UTF-8 file. Raises CheckpointError that names the file."""
     size = regular_size(path)
     if size > _MOST_BYTES:
         raise CheckpointError(f"has {size} bytes: at most {_MOST_BYTES} are read", str(path))
@@ -75,7 +75,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def optional_json(path: Path) -> dict[str, Any]:
-    """As `read_json`, {} where nothing has this name."""
+    """`read_json`, or {} if there is no such file."""
     return read_json(path) if present(path) else {}
 
 
@@ -99,7 +99,7 @@ def _too_deep(path: Path) -> CheckpointError:
 
 @contextlib.contextmanager
 def located(path: Path) -> Iterator[None]:
-    """Give errors from readers of settings, which know no file, the file's name."""
+    """Add the file's name to errors of functions that read settings, which don't have it."""
     try:
         yield
     except CheckpointError as error:

@@ -1,7 +1,7 @@
-"""A GGUF file's header, read with suspicion (format: ggml's `docs/gguf.md`, versions 2 and 3).
+"""Reads the header of an untrusted GGUF file (format: ggml's `docs/gguf.md`, versions 2 and 3).
 
-No number of the file is believed before it has been held against the file's length, so a forged one costs neither memory
-nor time: the error says which field it is.
+Every number of the file is checked against the file's length before it is used, so that a forged one costs neither
+memory nor time: the error names the field.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies. `shape` is in rows-first order, as torch has it."""
+    """The place of a tensor. `shape` is in torch's order, rows first."""
 
     name: str
     shape: tuple[int, ...]
@@ -61,10 +61,10 @@ class GGUFHeader:
 
 
 class Strings(Sequence[str]):
-    """A vocabulary's hundred thousand tokens, decoded when one is first asked for: an engine only wants to know how many."""
+    """The strings of a vocabulary, decoded at the first access, because an engine often needs only their number."""
 
     def __init__(self, data: memoryview, ends: Sequence[int]) -> None:
-        """`ends`: where in `data` each string ends; the next begins eight bytes later."""
+        """`ends`: the offsets in `data` at which each string ends; the next one begins eight bytes later."""
         self._data, self._ends = data, ends
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class Strings(Sequence[str]):
 
 
 class _Reader:
-    """A cursor that refuses to leave the file."""
+    """A cursor that cannot read past the end of the file."""
 
     def __init__(self, data: memoryview, path: str) -> None:
         self.data = data
@@ -122,7 +122,7 @@ class _Reader:
         return bytes(self.take(length, field)).decode("utf-8", errors="replace")
 
     def strings(self, count: int, field: str) -> Strings:
-        """As `string`, many times. A start waits for this walk from one to the next."""
+        """Read many strings. A start waits for this loop."""
         data, at, end = self.data, self.at, len(self.data)
         length_at = struct.Struct("<Q").unpack_from
         ends = []
@@ -162,7 +162,7 @@ class _Reader:
 
 
 def parse_header(data: memoryview, path: str) -> GGUFHeader:
-    """Raises CheckpointError, one line with the file and the field, for anything that is not sound."""
+    """Parse a header. Raises CheckpointError, one line with the file and the field, for invalid data."""
     reader = _Reader(data, path)
     if bytes(reader.take(4, "the magic number")) != b"GGUF":
         raise reader.fail("not a GGUF file: it does not begin with 'GGUF'")
@@ -230,7 +230,7 @@ def _place(reader: _Reader, raw: list[_Raw], base: int) -> dict[str, TensorEntry
 
 
 def _size(reader: _Reader, name: str, shape: tuple[int, ...], kind: int) -> int:
-    """Bytes of a tensor, in Python's own integers: no product overflows."""
+    """The bytes of a tensor, as a Python integer, so that no product overflows."""
     count = 1
     for length in shape:
         count *= length

@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 class GGUFSource:
-    """A `models.assemble.Source`. The map lives as long as a tensor of it does."""
+    """A `models.assemble.Source`. The map lives as long as one of its tensors."""
 
     def __init__(self, path: str, data: mmap.mmap, header: GGUFHeader) -> None:
         self.path = path
@@ -61,7 +61,7 @@ class GGUFSource:
         return raw.view(FLOAT_TYPES[entry.type]).float()
 
     def expect(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises CheckpointError unless there is such a tensor."""
+        """Check that the tensor exists. Raises CheckpointError."""
         self._find(name, shape)
 
     def _entry(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
@@ -79,11 +79,11 @@ class GGUFSource:
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Without leading dimensions of one."""
+    """The shape without leading dimensions of one."""
     first = next((at for at, length in enumerate(shape) if length != 1), len(shape) - 1)
     return shape[first:]
 
 
 def open_gguf(path: Path) -> GGUFSource:
-    """Raises ModelNotFound or CheckpointError."""
+    """Open a GGUF file. Raises ModelNotFound or CheckpointError."""
     return GGUFSource(str(path), *map_gguf(path))

@@ -1,5 +1,8 @@
-"""Packs weights for a device while the checkpoint is read: each is checked, packed, and its stored values are released, so that
-memory holds the packed weights and the few that are being worked on."""
+"""Packs weights for a device while the checkpoint is read.
+
+Each weight is checked and packed, and its stored values are released, so that memory holds only the packed weights and
+those in progress.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,18 @@ from headrace.quant.weights import place
 __all__ = ["Packing"]
 
 _AHEAD = 2
-"""Weights that wait for each thread."""
+"""Weights in the queue per thread."""
 _TRIMMED = 32 << 20
-"""Bytes of weights after which the heap gives back what packing them has left free."""
+"""After this number of bytes of weights, the free memory of the heap is returned to the system."""
 
 
 class Packing:
-    """What `Checkpoint.build` calls with every finished weight. A context: its end waits for the last weight, and raises what
-    went wrong with one.
+    """The function that `Checkpoint.build` calls with every finished weight, as a context manager.
 
-    On a device whose memory is the host's, `threads` threads pack while the next weights are read. Elsewhere each weight is moved
-    and packed at once.
+    The end of the context waits for the last weight, and raises the error of a failed one.
+
+    On a device whose memory is the host's, `threads` threads pack while the next weights are read. Elsewhere each
+    weight is moved and packed at once.
     """
 
     def __init__(
@@ -44,7 +48,7 @@ class Packing:
         threads: int,
         move: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> None:
-        """`move` puts a tensor on the device; None: the device reads the host's memory."""
+        """`move` puts a tensor on the device; None: the device reads host memory."""
         self._ops, self._path, self._move = ops, str(checkpoint), move
         self._forms = device.extension(PackedForms)
         self._files = MappedFiles(checkpoint)
@@ -69,8 +73,10 @@ class Packing:
         trim_heap()
 
     def finish(self, weight: Weight, operators: tuple[str, ...]) -> Weight:
-        """The weight as the model keeps it. It is packed for each of the operators that will be called with it; on another
-        thread, perhaps, that works until this context ends. Raises CheckpointError for a weight that is not sound."""
+        """The weight in the form that the model stores, packed for each operator that will be called with it.
+
+        Another thread may work on it until this context ends. Raises CheckpointError for an invalid weight.
+        """
         if self._move is not None:
             check_weight(weight, self._path)
             weight = place(weight, self._move)
@@ -83,7 +89,7 @@ class Packing:
         return weight
 
     def _wait(self, most: int) -> None:
-        """Until at most so many weights are under way."""
+        """Wait until at most this number of weights is in progress."""
         while len(self._running) > most:
             self._running.popleft().result()
 

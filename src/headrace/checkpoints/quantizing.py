@@ -1,4 +1,5 @@
-"""Quantising on load for several ranks: whole matrices, before they are cut, so that every rank has the codes and scales of one."""
+"""Quantizes on load for several ranks: complete matrices, before they are split, so that all ranks use the same codes
+and scales as one rank."""
 
 from __future__ import annotations
 
@@ -17,18 +18,18 @@ __all__ = ["QuantizingSource", "quantizing"]
 
 
 def quantizing(checkpoint: Checkpoint, kind: str) -> Checkpoint:
-    """The same checkpoint, quantised as it is read; `kind` as `quant.online.quantize_weight` takes it."""
+    """The same checkpoint, quantized while it is read; `kind` as in `quant.online.quantize_weight`."""
     layers = len(checkpoint.decoder_config.layers)
     return replace(checkpoint, source=QuantizingSource(checkpoint.source, checkpoint.names, layers, kind))
 
 
 class QuantizingSource:
-    """A `models.assemble.Source` whose matrices of layers are quantised as they are read; embedding, head and routers stay wide."""
+    """A `models.assemble.Source` that quantizes the matrices of layers; embedding, head and routers stay wide."""
 
     def __init__(self, source: Source, names: Names, layers: int, kind: str) -> None:
         patterns = (
-            names.q, names.k, names.v, names.output, names.gate, names.up, names.down,
-            names.expert_gate, names.expert_up, names.expert_down, names.shared_gate, names.shared_up, names.shared_down,
+            names.q, names.k, names.v, names.output, names.gate, names.up, names.down, names.expert_gate,
+            names.expert_up, names.expert_down, names.shared_gate, names.shared_up, names.shared_down,
         )  # fmt: skip
         self._own = {name.format(i=index, e="{e}") for name in patterns for index in range(layers)}
         self._source, self._kind = source, kind
@@ -42,7 +43,7 @@ class QuantizingSource:
         return self._source.used
 
     def matrix(self, name: str, rows: int, columns: int, bias: bool) -> Weight:
-        """Raises UnsupportedModel for one that is quantised already."""
+        """A quantized matrix. Raises UnsupportedModel if it is already quantized."""
         found = self._source.matrix(name, rows, columns, bias)
         return quantize_weight(found, self._kind) if name in self._own else found
 

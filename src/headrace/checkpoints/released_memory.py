@@ -1,5 +1,7 @@
-"""Gives memory back to the system while a model is loaded: pages of the checkpoint's mapped files, and what the heap has free.
-Without it a model is in memory twice."""
+"""Returns memory to the system while a model is loaded: pages of mapped files, and free memory of the heap.
+
+Without it, a model is in memory twice.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ _DONT_NEED = 4
 
 
 class MappedFiles:
-    """The maps of a checkpoint's files in this process, which stay valid: a page that is given back is read from the file again
-    when it is next touched. Nobody writes to these maps. Any thread may call."""
+    """The maps of a checkpoint's files in this process, which stay valid: a released page is read from the file again
+    at the next access. The maps are never written. Any thread may call the methods."""
 
     def __init__(self, checkpoint: Path) -> None:
-        """Finds the maps that there are now; none on a system that does not list them."""
+        """Find the current maps; none on a system that does not list them."""
         found = list(_maps(checkpoint)) if sys.platform == "linux" and _MAPS.exists() else []
         self._ranges = found
         self._advise = ctypes.CDLL(None, use_errno=True).madvise if found else None
@@ -27,7 +29,7 @@ class MappedFiles:
             self._advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
     def give_back(self) -> None:
-        """Let go of every page that was read. The system keeps them in its own cache of files for as long as it has room."""
+        """Release all pages that were read. The system keeps them in its file cache while it has room."""
         if self._advise is not None:
             for start, end in self._ranges:
                 # A failure costs memory, nothing else.
@@ -35,14 +37,14 @@ class MappedFiles:
 
 
 def trim_heap() -> None:
-    """Give back what this process has freed, where the C library can (glibc keeps most of it, in one pool per thread)."""
+    """Return freed heap memory to the system if the C library can (glibc keeps most of it, in one pool per thread)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
 def _maps(checkpoint: Path) -> Iterator[tuple[int, int]]:
-    """Address ranges."""
+    """The address ranges of the maps."""
     files = [entry for entry in checkpoint.iterdir() if entry.is_file()] if checkpoint.is_dir() else [checkpoint]
     names = {str(file.resolve()) for file in files}
     for line in _MAPS.read_text(encoding="utf-8", errors="replace").splitlines():

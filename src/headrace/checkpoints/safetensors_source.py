@@ -1,4 +1,4 @@
-"""Tensors of a Hugging Face directory: `model.safetensors`, or the shards that `model.safetensors.index.json` names."""
+"""The tensors of a Hugging Face directory: `model.safetensors`, or the shards of `model.safetensors.index.json`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SafetensorsSource:
         return name in self._files
 
     def get(self, name: str) -> Tensor:
-        """A tensor in its own type. Raises CheckpointError where it is missing or damaged."""
+        """A tensor in its stored type. Raises CheckpointError if it is missing or damaged."""
         if name not in self._files:
             raise CheckpointError("is missing", str(self._directory), name)
         self._used.add(name)
@@ -91,7 +91,7 @@ class SafetensorsSource:
 
 
 def open_safetensors(directory: Path, scheme: Scheme | None) -> SafetensorsSource:
-    """Open every shard. Raises CheckpointError that names the file, and the tensor where one is cut off."""
+    """Open all shards. Raises CheckpointError that names the file, and the tensor if a file is truncated."""
     index, single = directory / _INDEX, directory / _WHOLE
     placed = _read_index(index) if present(index) else None
     if placed is not None and present(single) and _is_stale(placed, directory):
@@ -111,7 +111,7 @@ def open_safetensors(directory: Path, scheme: Scheme | None) -> SafetensorsSourc
 
 
 def _is_stale(placed: Mapping[str, str], directory: Path) -> bool:
-    """Whether a shard is missing: whoever joined them has left the index behind."""
+    """Whether a shard is missing: a tool that joined the shards left the index."""
     return not all((directory / file).exists() for file in set(placed.values()))
 
 
@@ -136,7 +136,8 @@ def _open(path: Path) -> Any:
 
 
 def _first_cut(path: Path) -> str | None:
-    """The first tensor, by offset, that a truncated file no longer holds whole; None where the header itself is unreadable."""
+    """The first tensor, by offset, that a truncated file no longer holds completely; None if the header is
+    unreadable."""
     size = path.stat().st_size
     try:
         with path.open("rb") as file:

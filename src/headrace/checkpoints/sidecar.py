@@ -1,4 +1,4 @@
-"""Quantisation that a config.json does not declare the usual way: ModelOpt's file beside it, and MLX's own field."""
+"""Quantization that a config.json declares in an unusual way: ModelOpt's separate file, and MLX's own field."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SIDECAR = "hf_quant_config.json"
 
 
 def with_sidecar(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration, with what `hf_quant_config.json` says as its `quantization_config` where it has none.
+    """The configuration, with `hf_quant_config.json` as its `quantization_config` if it has none.
 
-    Its method is `modelopt`, which a plugin may offer. Raises UnsupportedModel for MLX's form, CheckpointError for a file that
-    is wrong.
+    The method is then `modelopt`, which a plugin may provide. Raises UnsupportedModel for MLX's field, CheckpointError
+    for an invalid file.
     """
     _refuse_mlx(directory, config)
     file = directory / _SIDECAR
@@ -32,7 +32,7 @@ def with_sidecar(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any
 
 
 def quantization_file(directory: Path, config: Mapping[str, Any]) -> Path:
-    """The file that `quantization_config` of `with_sidecar`'s answer comes from."""
+    """The file of the `quantization_config` in the result of `with_sidecar`."""
     settings = Settings(config).section("quantization_config")
     borrowed = settings is not None and settings.get("quant_method") == "modelopt" and present(directory / _SIDECAR)
     return directory / (_SIDECAR if borrowed else "config.json")
@@ -43,6 +43,6 @@ def _refuse_mlx(directory: Path, config: Mapping[str, Any]) -> None:
         found = config.get(key)
         if isinstance(found, Mapping) and "quant_method" not in found and {"group_size", "bits"} <= found.keys():
             raise UnsupportedModel(
-                f"{directory / 'config.json'}: {key!r} is MLX's quantisation, which is not supported: "
+                f"{directory / 'config.json'}: {key!r} is MLX's quantization, which is not supported: "
                 "use the checkpoint that it was made of"
             )

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         _set_up_process()
-    from headrace.errors import HeadraceError, cut
+    from headrace.errors import HeadraceError, truncate
 
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _PIPE_CLOSED
     except OSError as error:
         # An error of a path that the user gave, or of the machine.
-        where = "" if error.filename is None else f"{cut(str(error.filename))}: "
+        where = "" if error.filename is None else f"{truncate(str(error.filename))}: "
         return _report(f"{where}{error.strerror or _one_line(error)}")
 
 
@@ -92,7 +92,7 @@ def _run(arguments: list[str]) -> int:
     try:
         return _verb(arguments)
     finally:
-        # Flushed here, where a closed pipe is handled.
+        # Flushed here, since `main` handles a closed pipe.
         sys.stdout.flush()
 
 

@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     new.add_argument(
         "name", metavar="NAME", help="name of the platform: lower-case letters, digits and _, a letter first"
     )
-    new.add_argument("--dir", type=Path, default=Path(), metavar="DIR", help="where to put it (default: here)")
+    new.add_argument("--dir", type=Path, default=Path(), metavar="DIR", help="parent folder (default: here)")
 
 
 def run(args: argparse.Namespace) -> int:

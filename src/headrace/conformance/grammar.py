@@ -1,4 +1,4 @@
-"""The suite for grammar backends: what each must enforce or refuse, over a small vocabulary of bytes and words."""
+"""The test suite for grammar backends: constraints to enforce or refuse, with a small vocabulary of bytes and words."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def allows(matcher: Matcher, token: int) -> bool:
 
 
 def read(matcher: Matcher, text: str) -> str | None:
-    """Let the matcher take in a text, byte by byte. None if all of it is allowed, else the part that was."""
+    """Advance the matcher by a text, byte by byte. None if all of it is allowed, otherwise the allowed part."""
     data = text.encode()
     for at, token in enumerate(data):
         if matcher.stopped or not allows(matcher, token):
@@ -93,7 +93,8 @@ _HARD = [
     ({"type": "string", "pattern": r"^\A$"}, '""'),
     ({"$ref": "#/$defs/a", "maxLength": 1, "$defs": {"a": {"type": "string"}}}, '"ab"'),
 ]
-"""Schemas that libraries take and don't enforce, with an invalid text: refused, or the text is not allowed."""
+"""Schemas that some libraries accept but don't enforce, with an invalid text. A backend must refuse the schema or the
+text."""
 _BROKEN = [
     Constraint("regex", "("),
     Constraint("choice", "[]"),
@@ -131,8 +132,8 @@ class GrammarSuite:
             assert read(matcher, text) is None, text
             assert matcher.accepting, text
             if not matcher.stopped:
-                assert allows(matcher, END), "every end token is allowed where the text is complete"
-                assert allows(matcher, STOP), "every end token is allowed where the text is complete"
+                assert allows(matcher, END), "every end token is allowed if the text is complete"
+                assert allows(matcher, STOP), "every end token is allowed if the text is complete"
                 assert matcher.advance(STOP) is None
                 assert matcher.stopped
         for text in others:
@@ -156,13 +157,14 @@ class GrammarSuite:
 
     @pytest.mark.parametrize("seed", range(8))
     def test_a_random_walk_keeps_to_the_mask(self, backend: GrammarBackend, seed: int) -> None:
-        """Whatever the mask allows, `advance` takes; ends come only where the text is complete, and padding never."""
+        """`advance` accepts every token of the mask. End tokens are only allowed if the text is complete, padding
+        never."""
         rng = random.Random(seed)
         matcher = backend.compile(Constraint("json_object")).matcher()
         text = b""
         for _ in range(60):
             bits = np.flatnonzero(np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")).tolist()
-            assert bits, "something may follow"
+            assert bits, "at least one token is allowed"
             assert set(bits) <= {*range(END), END, STOP}, "ids without a token, and special ones, are never allowed"
             assert (END in bits) == (STOP in bits) == matcher.accepting
             token = rng.choice(bits)

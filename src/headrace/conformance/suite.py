@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.conformance.collectives import CollectivesTier
-from headrace.conformance.contract import ContractTier
+from headrace.conformance.collectives_tier import CollectivesTier
+from headrace.conformance.contract_tier import ContractTier
 from headrace.conformance.copies_tier import CopiesTier
 from headrace.conformance.explore import EXAMPLES
-from headrace.conformance.faults import FaultsTier
-from headrace.conformance.formats import FormatsTier
-from headrace.conformance.kv import KVTier
+from headrace.conformance.faults_tier import FaultsTier
+from headrace.conformance.formats_tier import FormatsTier
+from headrace.conformance.kv_tier import KVTier
 from headrace.conformance.loading_tier import LoadingTier
-from headrace.conformance.model import DeterminismTier, ModelTier
+from headrace.conformance.model_tiers import DeterminismTier, ModelTier
 from headrace.conformance.operators_tier import OperatorsTier
 from headrace.platforms.interface import Platform
 

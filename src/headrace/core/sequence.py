@@ -70,7 +70,7 @@ class Sequence:
     """The number of prompt positions whose logprobs were requested from the device."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     passed: int = 0
-    """How often another sequence has overtaken this one at the front of the queue."""
+    """The number of times that another sequence has overtaken this one at the front of the queue."""
     estimate: int = 0
     estimated_at: int = -1
     """`estimate` is the number of cached blocks when this step was scheduled, for the order of the queue."""

@@ -13,7 +13,7 @@ WINDOW = 16
 """Sequences at the front that are compared by cached prefix. The limit makes a step's cost independent of the queue's
 length."""
 PATIENCE = 16
-"""How often another sequence may overtake the first one."""
+"""The number of times that another sequence may overtake the first one."""
 
 
 class WaitingQueue:

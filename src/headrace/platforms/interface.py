@@ -119,7 +119,7 @@ class Device(Protocol):
         """Copy a host array to the device, in order with launched work. The array may be reused when this returns."""
 
     def get(self, tensor: Tensor) -> Pending:
-        """Start copying to the host, in order with launched work. Does not block where `async_exec` is declared."""
+        """Start copying to the host, in order with launched work. Does not block if `async_exec` is declared."""
 
     def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
         """A zeroed cache. Raises OutOfMemory with the needed and the free bytes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from headrace.errors import UnsupportedModel, cut
+from headrace.errors import UnsupportedModel, truncate
 from headrace.settings import Settings
 
 __all__ = ["input_rule", "log_token_scales"]
@@ -46,8 +46,8 @@ def input_rule(settings: Settings | None, where: str) -> str | None:
     if rule is None:
         kind, bits, strategy, when, group, symmetric = key
         raise UnsupportedModel(
-            f"{where}: inputs quantized to {cut(kind, 40)} of {bits} bits per {cut(str(strategy), 40)} "
-            f"(group {group}), {cut(when, 40)}, {'symmetric' if symmetric else 'asymmetric'}, are not supported"
+            f"{where}: inputs quantized to {truncate(kind, 40)} of {bits} bits per {truncate(str(strategy), 40)} "
+            f"(group {group}), {truncate(when, 40)}, {'symmetric' if symmetric else 'asymmetric'}, are not supported"
         )
     if key[2:4] == ("tensor", "dynamic"):
         log_token_scales(where)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headrace.errors import UnsupportedModel, cut, excerpt
+from headrace.errors import UnsupportedModel, excerpt, truncate
 from headrace.kernels.weight import Weight
 from headrace.quant.activations import input_rule
 from headrace.quant.bits import unpack_stream
@@ -116,7 +116,7 @@ def _targets(settings: Settings, key: str) -> tuple[str, ...]:
 
 def _read_group(name: str, group: Settings, whole: str) -> _Group:
     layout = group.text("format", whole)
-    where = f"compressed-tensors: {cut(name, 60)}"
+    where = f"compressed-tensors: {truncate(name, 60)}"
     if layout not in _FORMATS:
         raise UnsupportedModel(f"{where}: format {excerpt(layout)} is not supported: {', '.join(_FORMATS)} are")
     weights = group.section("weights") or Settings({}, within=group.name("weights"))
@@ -126,7 +126,7 @@ def _read_group(name: str, group: Settings, whole: str) -> _Group:
     if weights.get("dynamic"):
         raise UnsupportedModel(f"{where}: weights of dynamic {excerpt(weights.get('dynamic'))} are not supported")
     if kind not in ("int", "float") or (kind == "float" and bits not in (4, 8)) or bits > 8:
-        raise UnsupportedModel(f"{where}: {cut(kind, 40)} weights of {bits} bits are not supported")
+        raise UnsupportedModel(f"{where}: {truncate(kind, 40)} weights of {bits} bits are not supported")
     strategy = weights.text("strategy", "tensor")
     if strategy not in ("tensor", "channel", "group", "block", "tensor_group"):
         raise UnsupportedModel(f"{where}: weight strategy {excerpt(strategy)} is not supported")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,6 +37,8 @@ class ReadingOptions:
     single: bool = False
     """Calls after the first are dropped."""
     short_ids: bool = False
+    on_call: Callable[[str], None] | None = None
+    """Called with the name of each call."""
 
 
 @dataclass(slots=True)
@@ -101,6 +103,8 @@ class AnswerReader:
         for event in events:
             if event.kind == "call":
                 self.calls += 1
+                if self.options.on_call is not None:
+                    self.options.on_call(event.text)
             if event.kind in ("syntax", "end") or (event.kind in ("call", "arguments") and self._dropped):
                 continue
             if event.kind == "call" or not found or found[-1][0] != event.kind:

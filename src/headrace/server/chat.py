@@ -19,6 +19,7 @@ from headrace.server.chat_dialect import ChatDialect
 from headrace.server.context import Context
 from headrace.server.exchange import Exchange, ExchangeOptions
 from headrace.server.generation import GenerationRun
+from headrace.server.metrics import ServerMetrics
 from headrace.server.output_constraint import constraint_of
 from headrace.server.parsed_chat import ParsedChatDialect
 from headrace.server.prompted_tools import prompted_messages
@@ -84,12 +85,17 @@ def _dialect(
         shows_stops=job.params.include_stop_str_in_output,
         single=use.single,
         short_ids=formats.tools is not None and formats.tools.short_ids,
+        on_call=partial(_count_call, context.metrics, frozenset(tool.function.name for tool in body.tools or ())),
     )
 
     def new_reader() -> AnswerReader:
         return AnswerReader(Parser(machine, use.schemas, bool(reasons)), options, context.tokenizer)
 
     return ParsedChatDialect(context.model, body, job, run, new_reader, machine.can_reason)
+
+
+def _count_call(metrics: ServerMetrics, tools: frozenset[str], name: str) -> None:
+    metrics.tool_calls["yes" if name in tools else "no"] += 1
 
 
 def _constraint(body: ChatRequest, use: ToolUse) -> Constraint | None:

@@ -7,7 +7,7 @@ import math
 import msgspec
 from starlette.responses import Response
 
-from headrace.errors import EngineDead, InvalidRequest, Overloaded, UserError, cut, shortened
+from headrace.errors import EngineDead, InvalidRequest, Overloaded, UserError, shortened, truncate
 from headrace.server.replies import ErrorDetail, ErrorReply
 
 __all__ = ["HttpError", "ShuttingDown", "error_body", "error_response", "to_http"]
@@ -30,7 +30,7 @@ class HttpError(Exception):
         self.status = status
         self.message = shortened(message)
         self.kind = kind
-        self.param = None if param is None else cut(param)
+        self.param = None if param is None else truncate(param)
         self.code = code
         self.headers = headers or {}
 

@@ -62,6 +62,8 @@ class ServerMetrics(Collector):
         self.cached_tokens = 0
         self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
         self.errors: Counter[int] = Counter()
+        self.tool_calls: Counter[str] = Counter({"yes": 0, "no": 0})
+        """By whether the request has a tool of that name."""
         self.stats: EngineStats | None = None
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -77,6 +79,7 @@ class ServerMetrics(Collector):
         yield CounterMetricFamily("headrace_generation_tokens", "Tokens generated.", self.generation_tokens)
         yield CounterMetricFamily("headrace_cached_tokens", "Prompt tokens from the prefix cache.", self.cached_tokens)
         yield _labelled("headrace_requests_finished", "Choices by how they ended.", "reason", self.finished)
+        yield _labelled("headrace_tool_calls", "Tool calls, by whether the tool exists.", "known", self.tool_calls)
         yield _labelled("headrace_http_errors", "Answers other than 200.", "status", self.errors)
         yield GaugeMetricFamily("headrace_engine_up", "1 while the engine makes progress.", int(self.stats is not None))
         if self.stats is not None:

@@ -12,7 +12,7 @@ from headrace.server.chat_dialect import ChatDialect
 from headrace.server.exchange import ChunkUsage, event
 from headrace.server.generation import GeneratedChoice, GenerationRun
 from headrace.server.logprobs import chat_logprobs
-from headrace.server.replies import ChatChunkChoice, ChatDelta, ChatMessage, CompletionDetails, ToolCall, UsageReply
+from headrace.server.replies import ChatChunkChoice, ChatDelta, ChatMessage, ChatToolCall, CompletionDetails, UsageReply
 from headrace.server.schemas import ChatRequest
 
 __all__ = ["ParsedChatDialect"]
@@ -85,11 +85,11 @@ class ParsedChatDialect(ChatDialect):
         deltas = reader.read(choice.text, choice.token_ids, choice.finish_reason, choice.stop_reason)
         content = "".join(delta.content for delta in deltas if isinstance(delta.content, str))
         thoughts = [delta.reasoning for delta in deltas if isinstance(delta.reasoning, str)]
-        calls: list[ToolCall] = []
+        calls: list[ChatToolCall] = []
         for delta in deltas:
             for call in delta.tool_calls if isinstance(delta.tool_calls, list) else ():
                 if isinstance(call.id, str) and isinstance(call.function.name, str):
-                    calls.append(ToolCall(call.id, "function", call.function))
+                    calls.append(ChatToolCall(call.id, "function", call.function))
                 else:
                     calls[-1].function.arguments += call.function.arguments
         message = ChatMessage("assistant", content or (None if calls or thoughts else ""))

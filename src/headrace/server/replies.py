@@ -17,6 +17,7 @@ __all__ = [
     "ChatLogprob",
     "ChatLogprobs",
     "ChatMessage",
+    "ChatToolCall",
     "CompletionDetails",
     "DetokenizeReply",
     "ErrorDetail",
@@ -29,7 +30,6 @@ __all__ = [
     "TextCompletion",
     "TextLogprobs",
     "TokenizeReply",
-    "ToolCall",
     "ToolCallDelta",
     "UsageReply",
     "VersionReply",
@@ -79,7 +79,7 @@ class CalledFunction(Struct):
     name: str | UnsetType = UNSET
 
 
-class ToolCall(Struct):
+class ChatToolCall(Struct):
     id: str
     type: str
     function: CalledFunction
@@ -98,7 +98,7 @@ class ChatMessage(Struct):
     role: str
     content: str | None
     refusal: None = None
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     """The same text again: clients read either field."""

@@ -87,7 +87,7 @@ def _parse(body: bytes, kind: type[B]) -> B:
     except msgspec.ValidationError as error:
         if "got `float`" not in str(error):
             raise
-        # Lists of a large body would hold up the event loop.
+        # Converting the lists of a large body would block the event loop.
         parsed = msgspec.convert(_as_integers(msgspec.json.decode(body), lists=len(body) <= SMALL), kind)
     return parsed
 

@@ -88,7 +88,7 @@ def output_room(
 
 
 def check_length(text: str, param: str, limit: int) -> None:
-    """Raise ContextOverflow for a text that is too long, whatever its tokens are."""
+    """Raise ContextOverflow for a text that is too long for the context, independently of its tokens."""
     check_size(len(text), param, limit)
 
 

@@ -122,6 +122,8 @@ class FunctionCall(Body):
     name: str
     arguments: str | dict[str, Any] | None = None
     """JSON text, as the model wrote it."""
+    parsed_arguments: Annotated[Any, Inert] = None
+    """Set by openai's `parse` on the client's side, and sent back with the call."""
 
 
 class ToolCall(Body):
@@ -141,6 +143,8 @@ class Message(Body):
     reasoning: str | None = None
     refusal: str | None = None
     annotations: Annotated[Any, Inert] = None
+    parsed: Annotated[Any, Inert] = None
+    """Set by openai's `parse` on the client's side."""
     audio: Annotated[Any, Meta(description="Refused unless null.")] = None
     function_call: Annotated[Any, Meta(description="Refused unless null: use tool_calls.")] = None
 

@@ -12,7 +12,7 @@ from headrace.tokenization.reserved import RESERVED_TEMPLATE_ARGUMENTS
 
 __all__ = ["template_call"]
 
-_NOT_FOR_TEMPLATES = frozenset({"refusal", "annotations", "audio", "function_call"})
+_NOT_FOR_TEMPLATES = frozenset({"refusal", "annotations", "audio", "function_call", "parsed"})
 
 
 class _Sent(msgspec.Struct):
@@ -46,7 +46,8 @@ def _check(message: Message, path: str) -> None:
             raise InvalidRequest(f"`{path}.{field}` is not supported", f"{path}.{field}", "unsupported_value")
     if message.tool_calls and message.role != "assistant":
         raise _wrong(f"{path}.tool_calls", f"only an assistant's message calls tools, not a {message.role}'s")
-    if message.content is None and not message.tool_calls and message.refusal is None:
+    reasoned = message.reasoning or message.reasoning_content
+    if message.content is None and not message.tool_calls and message.refusal is None and not reasoned:
         raise _wrong(f"{path}.content", f"a message of the role {message.role} needs content")
 
 
@@ -55,8 +56,14 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     if "content" not in plain and message.get("refusal") is not None:
         plain["content"] = message["refusal"]
     if "tool_calls" in plain:
-        # Clients that send back a streamed answer leave the index of the deltas in.
-        plain["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in plain["tool_calls"]]
+        plain["tool_calls"] = [_call(call) for call in plain["tool_calls"]]
+    return plain
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """Without what clients add to the calls that they send back: the deltas' index, and the parsed arguments."""
+    plain = {key: value for key, value in call.items() if key != "index"}
+    plain["function"] = {key: value for key, value in plain["function"].items() if key != "parsed_arguments"}
     return plain
 
 

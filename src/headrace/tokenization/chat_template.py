@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import ConfigError, InvalidRequest, Overloaded, cut
+from headrace.errors import ConfigError, InvalidRequest, Overloaded, truncate
 from headrace.tokenization.conversation import normalize_messages
 from headrace.tokenization.quoting import Quoting
 from headrace.tokenization.render_frames import REFUSAL, TEXT, Frame
@@ -196,7 +196,7 @@ def _text(frame: Frame) -> str:
     kind, _, content = frame
     text = content.decode("utf-8", "surrogatepass")
     if kind == REFUSAL:
-        raise InvalidRequest(f"the chat template refuses these messages: {cut(text)}", "messages", "invalid_value")
+        raise InvalidRequest(f"the chat template refuses these messages: {truncate(text)}", "messages", "invalid_value")
     if kind != TEXT:
         raise _fault(text)
     return text
@@ -234,8 +234,8 @@ def _explained(error: Exception) -> Exception:
         return _fault(str(error))
     if isinstance(error, OSError):
         return Overloaded(f"no process can be started to render the chat template: {error.strerror or error}")
-    return InvalidRequest(f"the messages are not plain JSON: {cut(str(error))}", "messages", "invalid_value")
+    return InvalidRequest(f"the messages are not plain JSON: {truncate(str(error))}", "messages", "invalid_value")
 
 
 def _fault(why: str) -> InvalidRequest:
-    return InvalidRequest(f"the chat template failed: {cut(why)}", "messages", "chat_template_error")
+    return InvalidRequest(f"the chat template failed: {truncate(why)}", "messages", "chat_template_error")

@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _serve(link: socket.socket, setup: Mapping[str, Any]) -> None:
-    templates, memory = Templates(setup["templates"]), _Memory()
+    templates, memory = Templates(setup["templates"]), _MemoryUse()
     _limit(resource.RLIMIT_AS, memory.used()[0] + setup["memory"])
     _limit(resource.RLIMIT_CORE, 0)
     os.nice(setup.get("nice", 0))
@@ -111,7 +111,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-class _Memory:
+class _MemoryUse:
     """Reads this process's memory use, on systems that report it at little cost."""
 
     def __init__(self) -> None:

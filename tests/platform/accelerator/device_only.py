@@ -48,7 +48,7 @@ class DeviceOnly:
         report = run(KitTarget(self.platform(), options={"dtype": dtype}))
         assert report.ok, report.table()
 
-    def test_bfloat16_is_near_float32_and_the_same_in_any_company(self, opened: Any) -> None:
+    def test_bfloat16_is_near_float32_and_the_same_in_any_batch(self, opened: Any) -> None:
         """The kit's model in the kit's place: eight bits of significand move its logprobs by more than the kit
         allows."""
         device, exact = opened(dtype="bfloat16"), opened(dtype="float32")
@@ -84,7 +84,7 @@ class DeviceOnly:
             answers.append(Serving(device, TinyModel(device)).run(requests(9, 1.0)))
         assert answers[0] == answers[1]
 
-    def test_many_copies_under_way_stay_apart(self, opened: Any) -> None:
+    def test_many_copies_in_flight_stay_separate(self, opened: Any) -> None:
         device = opened()
         step = device.compile(lambda kv, i: (kv, {"y": i["x"] + 1}), Bucket(8, 8, 8, 8))
         pending = []

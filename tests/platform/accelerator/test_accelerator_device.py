@@ -21,7 +21,7 @@ from headrace.kernels.tritonlib.chip import TritonChip
 from headrace.kernels.tritonlib.launch_config import LaunchConfig
 from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.platforms.accelerator.device import AcceleratorDevice
-from headrace.platforms.accelerator.faults import Faults, first_line, root_cause
+from headrace.platforms.accelerator.error_patterns import ErrorPatterns, first_line, root_cause
 from headrace.platforms.accelerator.triton_operators import FollowsTable, missing_operators, triton_operators
 from headrace.platforms.interface import CaptureReason, Platform
 from headrace.platforms.torch_communicator import World
@@ -124,15 +124,13 @@ def test_bfloat16_comes_as_float32(device: AcceleratorDevice) -> None:
     assert device.get(torch.ones(3, dtype=torch.bfloat16)).result().dtype == np.float32
 
 
-def test_memory_is_what_nobody_uses_and_what_torch_keeps_for_us(
-    device: AcceleratorDevice, module: fake.FakeModule
-) -> None:
+def test_memory_is_free_memory_and_what_torch_caches(device: AcceleratorDevice, module: fake.FakeModule) -> None:
     assert device.memory() == (8 * fake.GIB, 8 * fake.GIB)
     module.others, module.reserved, module.allocated = 3 * fake.GIB, 2 * fake.GIB, fake.GIB
     assert device.memory() == (4 * fake.GIB, 8 * fake.GIB)
 
 
-def test_a_cache_takes_back_what_torch_keeps_and_says_both_numbers(
+def test_a_cache_uses_what_torch_has_cached_and_an_error_has_both_numbers(
     device: AcceleratorDevice, module: fake.FakeModule
 ) -> None:
     module.others, module.reserved = 8 * fake.GIB - 4096, 0
@@ -153,7 +151,7 @@ def test_blocks_are_copied_at_once_and_checked(device: AcceleratorDevice) -> Non
         device.copy_blocks(kv, [1], [1, 2])
 
 
-def test_running_out_of_memory_in_a_step_is_told_with_both_numbers(
+def test_running_out_of_memory_in_a_step_is_reported_with_both_numbers(
     device: AcceleratorDevice, module: fake.FakeModule
 ) -> None:
     def hungry(kv: Any, inputs: Tensors) -> tuple[Any, Tensors]:
@@ -206,11 +204,11 @@ def test_closing_gives_the_stream_back(tmp_path: Path, module: fake.FakeModule) 
     ("text", "kind"),
     [("it is LOST now", "lost"), ("out of memory", "memory"), ("no kernel image", "other"), ("", "other")],
 )
-def test_errors_are_told_apart_by_what_they_say(text: str, kind: str) -> None:
-    faults = Faults(lost=("is lost",))
-    assert faults.kind(RuntimeError(text)) == kind
-    assert faults.kind(ValueError("is lost")) == "other", "not an error of the runtime"
-    assert faults.kind(MemoryError()) == "memory"
+def test_errors_are_classified_by_their_text(text: str, kind: str) -> None:
+    error_patterns = ErrorPatterns(lost=("is lost",))
+    assert error_patterns.kind(RuntimeError(text)) == kind
+    assert error_patterns.kind(ValueError("is lost")) == "other", "not an error of the runtime"
+    assert error_patterns.kind(MemoryError()) == "memory"
 
 
 def test_the_cause_of_an_error_is_the_first() -> None:
@@ -246,7 +244,7 @@ def test_wrong_options_are_named(vendor: Any, options: dict[str, Any], said: str
         platform.open(0, options)
 
 
-def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
+def test_a_device_that_cannot_be_opened_gives_the_reason(tmp_path: Path) -> None:
     platform, module = CUDA.open(tmp_path)
     with pytest.raises(PlatformError, match="there are 2 devices, but index 2"):
         platform.open(2, {})

@@ -108,7 +108,7 @@ def test_outputs_of_one_step_outlive_another_steps_calls(opened: Open) -> None:
     assert device.get(outputs["y"]).result().tolist() == [10]
 
 
-def test_a_step_that_reads_on_the_host_stays_eager_and_says_so_once(
+def test_a_step_that_reads_on_the_host_stays_eager_and_logs_it_once(
     opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     device, module = opened()

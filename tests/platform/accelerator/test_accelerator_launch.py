@@ -67,7 +67,7 @@ def test_a_row_is_a_program_and_none_is_no_launch(session: dict[str, Any]) -> No
     assert session["calls"]["rows 0"] == {"launches": [], "compiled": []}
 
 
-def test_a_kernel_is_compiled_once_whatever_the_batch(session: dict[str, Any]) -> None:
+def test_a_kernel_is_compiled_once_for_all_batches(session: dict[str, Any]) -> None:
     assert session["calls"]["rows 4"]["compiled"] == ["norm_kernel"]
     assert all(session["calls"][name]["compiled"] == [] for name in ROWS)
     assert session["calls"]["attention again"]["compiled"] == []

@@ -88,7 +88,7 @@ def test_a_platform_is_small(name: str) -> None:
     assert sum(len(path.read_text().splitlines()) for path in (ROOT / "platforms" / name).rglob("*.py")) < SMALL
 
 
-def test_each_platform_is_a_plugin_that_nobody_imports() -> None:
+def test_each_platform_is_a_plugin_that_is_never_imported() -> None:
     tomllib = pytest.importorskip("tomllib", reason="Python 3.11 reads TOML")
     project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())
     points = project["project"]["entry-points"]["headrace.plugins"]

@@ -85,7 +85,7 @@ def test_flashinfer_computes_the_references_attention_from_what_it_is_handed(see
         assert library.wrappers[0].cores is (plan["num_qo_heads"] // plan["num_kv_heads"] > 2)
 
 
-def test_pages_lie_one_after_the_other_and_the_last_says_how_full_it_is() -> None:
+def test_pages_are_one_list_with_the_fill_of_the_last() -> None:
     rng = np.random.default_rng(0)
     batch = random.batch(rng, random.Shape((1, 3, 2), (31, 14, 0), 16), HOST)
     pages = pages_of(batch, 16)
@@ -157,7 +157,7 @@ def test_layers_of_a_kind_share_a_plan_and_a_step_makes_new_ones() -> None:
         ({"size": 80}, "heads have 80 elements, but it has kernels for 64, 128, 256"),
     ],
 )
-def test_what_does_not_fit_is_the_others_and_is_said_once(
+def test_calls_that_do_not_fit_are_served_by_the_other_and_logged_once(
     fixed: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = np.random.default_rng(5)
@@ -255,7 +255,7 @@ def test_a_provider_that_is_not_there_is_an_error_with_its_remedy(
         vendor.open(tmp_path)[0].open(0, {"operators": asked})
 
 
-def test_a_provider_that_does_not_load_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_provider_that_does_not_load_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "flashinfer.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(PlatformError, match=r"flashinfer cannot be loaded: OSError: libcudart\.so\.12: .*: repair it"):

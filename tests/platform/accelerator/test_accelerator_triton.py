@@ -18,7 +18,7 @@ from headrace.kernels.registry import OPS, OPTIONAL, binding
 from headrace.kernels.weight import Weight
 from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.platforms.accelerator.triton_operators import FollowsTable, triton_operators
-from headrace.platforms.cuda.chips import CudaProperties, capabilities, triton_chip
+from headrace.platforms.cuda.cuda_chips import CudaProperties, capabilities, triton_chip
 from headrace.platforms.torch_device import TorchDevice
 from headrace.types import Capabilities
 

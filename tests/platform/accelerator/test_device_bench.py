@@ -9,7 +9,7 @@ import pytest
 from device_bench import bench_offline, random_model
 
 
-def test_figures_are_kept_by_platform_and_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_are_stored_by_platform_and_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model(tmp_path / "model", monkeypatch)
     found = bench_offline("cpu", "float32", model, tmp_path / "reports")
     (path,) = (tmp_path / "reports").iterdir()

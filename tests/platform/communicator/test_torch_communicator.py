@@ -150,7 +150,7 @@ def test_an_address_needs_a_port() -> None:
         World(0, 2, "tcp://127.0.0.1").store([0, 1])
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_a_port_that_is_taken_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -224,7 +224,7 @@ def test_a_vendors_group_is_made_and_used(
     assert made.aborted
 
 
-def test_a_group_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_cannot_be_made_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> None:
         raise RuntimeError("no interface")
 
@@ -238,7 +238,7 @@ def test_a_group_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest
     ("machine", "writable", "said"),
     [("aarch64", True, "aarch64 may reorder stores"), ("x86_64", False, "/dev/shm cannot be written")],
 )
-def test_where_memory_cannot_be_shared_gloo_serves_and_the_log_says_why(
+def test_without_shared_memory_gloo_serves_and_the_log_has_the_reason(
     machine: str, writable: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr(shm_communicator.platform, "machine", lambda: machine)
@@ -276,7 +276,7 @@ def test_halves_are_added_in_float32_and_rounded_once() -> None:
     assert all(x.dtype == torch.bfloat16 and x.tolist() == [258.0, 1.0078125] for x in found)
 
 
-def test_a_rank_that_stays_away_or_differs_is_told() -> None:
+def test_a_rank_that_does_not_arrive_or_differs_is_reported() -> None:
     first, second = segments_of(2, timeout=0.05)
     with pytest.raises(PlatformError, match=r"rank 1 has not arrived within 0 s: did its process end\?"):
         first.exchange(torch.zeros(4))
@@ -329,7 +329,7 @@ def test_memory_that_cannot_be_had_leads_to_gloo(
     assert list(segments.iterdir()) == []
 
 
-def test_a_segment_that_is_gone_cannot_be_attached(tmp_path: Path) -> None:
+def test_a_deleted_segment_cannot_be_attached(tmp_path: Path) -> None:
     assert shm_communicator._attach(tmp_path / "gone") is None
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from broken_backends import CAPABILITIES, MisplacesTheZeroPoint, Sound, SwapsNibbles
 
-from headrace.conformance.contract import ContractTier
-from headrace.conformance.formats import FormatsTier, allowed
+from headrace.conformance.contract_tier import ContractTier
+from headrace.conformance.formats_tier import FormatsTier, allowed
 from headrace.conformance.nmse import WorstError
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.platforms.cpu import CpuPlatform

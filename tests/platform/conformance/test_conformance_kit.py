@@ -43,11 +43,11 @@ def test_nothing_is_asked_that_is_not_declared() -> None:
     assert report.ok, report.table()
 
 
-def test_a_failure_says_how_far_off_and_at_the_smallest_call() -> None:
+def test_a_failure_reports_the_error_of_the_smallest_call() -> None:
     report = run(KitTarget(Backend(TruncatesInsteadOfRounding), examples=6))
     (failed,) = (o for o in report.outcomes if o.name == "test_against_reference[linear-float32]")
     assert re.fullmatch(r"AssertionError: linear: NMSE \d.\de-0\d in float32, 1e-09 is allowed", failed.detail)
-    assert re.fullmatch(r".*measure\.py:\d+", failed.where)
+    assert re.fullmatch(r".*nmse\.py:\d+", failed.where)
     assert f"1e-09 is allowed ({failed.where})" in report.table()
     assert failed.measured is not None
     assert failed.measured.nmse > failed.measured.allowed == 1e-9

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from broken_backends import CAPABILITIES, Sound
 
-from headrace.conformance.faults import FaultsTier
+from headrace.conformance.faults_tier import FaultsTier
 from headrace.conformance.tiny import TinyModel
 from headrace.errors import PlatformError
 from headrace.kernels.kv import TorchKV
@@ -88,6 +88,6 @@ def test_a_donating_device_is_served_on_from_a_new_cache() -> None:
 @pytest.mark.parametrize(
     ("fault", "words"), [(AnswersZero, "of .* answers have other tokens"), (KeepsTheCacheThatIsGone, None)]
 )
-def test_what_goes_wrong_after_a_failure_is_noticed(fault: type[Sound], words: str | None) -> None:
+def test_wrong_tokens_after_a_failure_are_noticed(fault: type[Sound], words: str | None) -> None:
     with pytest.raises((AssertionError, PlatformError), match=words):
         check(fault())

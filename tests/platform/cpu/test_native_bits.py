@@ -148,7 +148,7 @@ def drawn_shape(rng: np.random.Generator) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("extras", EXTRAS, ids="+".join)
-def test_attention_in_any_company_and_chunking(
+def test_attention_in_any_batch_and_chunking(
     teams: dict[int, NativeOps], isa: str, store: str, extras: tuple[str, ...]
 ) -> None:
     rng = np.random.default_rng([native.ISAS.index(isa), STORES.index(store), EXTRAS.index(extras)])

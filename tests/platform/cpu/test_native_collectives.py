@@ -68,7 +68,7 @@ def test_sums_and_gathers_of_every_shape(size: int, threads: int, dtype: torch.d
                 assert all(torch.equal(found, torch.cat(parts, dim)) for found in gathered), (shape, dim)
 
 
-def test_sums_are_added_in_rank_order_whatever_the_threads() -> None:
+def test_sums_are_added_in_rank_order_for_any_number_of_threads() -> None:
     noise = [
         torch.randn(70_001, generator=torch.Generator().manual_seed(rank)) * 10.0 ** (torch.arange(70_001) % 12)
         for rank in range(3)
@@ -143,7 +143,7 @@ class NativeDeviceOf:
         self._device.close()
 
 
-def test_a_rank_that_stays_away_is_told_after_the_timeout() -> None:
+def test_a_rank_that_does_not_arrive_is_reported_after_the_timeout() -> None:
     with group(2, timeout=0.05) as ranks:
         with pytest.raises(DeviceLost, match="cpu: rank 1 has not arrived in time; start the engine again"):
             ranks[0][1].all_reduce(torch.zeros(4))
@@ -165,7 +165,7 @@ def test_a_rank_that_has_ended_is_noticed_at_once() -> None:
             NativeCommunicator(segment, device._ops, nobody).all_reduce(torch.zeros(4))
 
 
-def test_ranks_that_call_with_other_sizes_are_told() -> None:
+def test_ranks_that_call_with_other_sizes_are_reported() -> None:
     with group(2) as ranks:
 
         def call(rank: int) -> str:

@@ -37,14 +37,14 @@ def masks_of_a_team() -> list[set[int]]:
 
 
 @needs_library
-def test_a_limit_lowers_the_team_and_pins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_lowers_the_team_and_pins_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_team, "cpu_quota", lambda: 1)
     assert len(allowed_cores()) == 1
     assert masks_of_a_team() == [os.sched_getaffinity(0)]
 
 
 @needs_library
-def test_a_whole_team_is_pinned_each_thread_to_its_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_team_is_pinned_each_thread_to_its_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_team, "cpu_quota", lambda: None)
     assert sorted(masks_of_a_team(), key=min) == [{core} for core in sorted(allowed_cores())]
 

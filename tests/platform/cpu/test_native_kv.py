@@ -63,7 +63,7 @@ def test_a_block_of_all_layers_touches_little_memory() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_copied_blocks_are_whole_and_nothing_else_changes(dtype: str) -> None:
+def test_copied_blocks_are_complete_and_nothing_else_changes(dtype: str) -> None:
     device = NativeDevice(threads=2)
     try:
         kv = filled(KVLayout(UNEQUAL, 16, dtype), 7)

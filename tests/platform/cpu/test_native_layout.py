@@ -62,9 +62,9 @@ def test_a_structure_that_differs_is_named(
     monkeypatch.setitem(native_layout.TWINS, name, twin)  # type: ignore[arg-type]
     with pytest.raises(
         PlatformError, match=rf"built from other sources: {detail}: run `make` in the checkout, or"
-    ) as told:
+    ) as caught:
         CpuPlatform().open(0, {})
-    assert str(native.find()) in str(told.value)
+    assert str(native.find()) in str(caught.value)
 
 
 @pytest.fixture(params=[None, native.ABI + 1])
@@ -83,9 +83,9 @@ def stale(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_library_of_another_version_is_refused_and_not_passed_over(stale: int) -> None:
-    told = f"has version {stale} of the kernels' ABI, this headrace has {native.ABI}: run `make` in the checkout, or install"
-    with pytest.raises(PlatformError, match=re.escape(told)):
+    message = f"has version {stale} of the kernels' ABI, this headrace has {native.ABI}: run `make` in the checkout"
+    with pytest.raises(PlatformError, match=re.escape(message)):
         CpuPlatform().open(0, {})
     ((key, problem),) = native.describe()
     assert key == "native_problem"
-    assert told in problem
+    assert message in problem

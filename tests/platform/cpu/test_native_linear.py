@@ -111,7 +111,7 @@ ACTIVATIONS = {
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("compute", COMPUTES)
-def test_rounds_inputs_as_the_scheme_says(kernels: Kernels, activation: str, compute: Compute) -> None:
+def test_rounds_inputs_according_to_the_scheme(kernels: Kernels, activation: str, compute: Compute) -> None:
     rng = np.random.default_rng(len(activation))
     for name in ACTIVATIONS[activation]:
         weight = MAKERS[name](rng, 37, 300)

@@ -123,7 +123,7 @@ def test_every_format_gives_linears_bits(name: str, compute: Compute) -> None:
 
 
 @pytest.mark.parametrize("activation", ["int8_token", "int8_tensor", "fp8_token", "fp8_group128"])
-def test_inputs_are_rounded_as_each_experts_scheme_says(activation: str, teams: dict[int, Kernels]) -> None:
+def test_inputs_are_rounded_according_to_each_experts_scheme(activation: str, teams: dict[int, Kernels]) -> None:
     name = "int8-g0" if activation.startswith("int8") else "fp8-wide-blocks"
     given: dict[str, Any] = {**experts(name, 4), **inputs(7, 256, 4)}
     for index, part in enumerate((*given["gate_up"].parts, *given["down"].parts)):

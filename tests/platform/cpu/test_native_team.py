@@ -90,7 +90,7 @@ def test_an_unknown_kernel_names_the_remedy() -> None:
         native.load().kernel("no_such_kernel")
 
 
-def test_without_a_library_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_library_the_reason_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "find", lambda: None)
     assert "no C++ compiler" in (native.missing() or "")
     with pytest.raises(PlatformError, match="install a compiler"):

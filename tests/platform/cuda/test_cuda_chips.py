@@ -9,7 +9,7 @@ import pytest
 
 from compile_report.chips import CHIPS as CHIPS_COMPILED
 from headrace.errors import PlatformError
-from headrace.platforms.cuda.chips import CudaProperties, capabilities, triton_chip
+from headrace.platforms.cuda.cuda_chips import CudaProperties, capabilities, triton_chip
 from headrace.platforms.cuda.device import TRAITS, read_properties, runtime
 
 CHIPS = [
@@ -40,7 +40,7 @@ def test_chips(name: str, capability: tuple[int, int], bfloat16: bool, fp8: str,
     assert not found.host_memory
 
 
-def test_what_the_driver_says_goes_before_the_table() -> None:
+def test_the_drivers_value_has_priority_over_the_table() -> None:
     assert triton_chip(CudaProperties("future", 13, 0, 100, shared_memory=300 << 10)).shared_memory == 300 << 10
 
 
@@ -49,7 +49,7 @@ def test_too_old_a_chip_is_refused() -> None:
         capabilities(CudaProperties("GTX 1080", 6, 1, 20))
 
 
-def test_properties_are_read_where_torch_tells_them() -> None:
+def test_properties_are_read_if_torch_reports_them() -> None:
     old = SimpleNamespace(name="T4", major=7, minor=5, multi_processor_count=40)
     module: Any = SimpleNamespace(module=SimpleNamespace(get_device_properties=lambda index: old))
     assert read_properties(module, 0) == CudaProperties("T4", 7, 5, 40, 0)
@@ -82,7 +82,7 @@ def test_the_runtime_is_torchs_own() -> None:
     ],
 )
 def test_errors_of_the_runtime(text: str, kind: str) -> None:
-    assert TRAITS.faults.kind(RuntimeError(text)) == kind
+    assert TRAITS.error_patterns.kind(RuntimeError(text)) == kind
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from fake_machines import NVIDIA, machine, probed, torch_folder
 
 from headrace.platforms.accelerator.probe import MachineProbe, masked
-from headrace.platforms.cuda import CudaPlatform, discovery, nvml
+from headrace.platforms.cuda import CudaPlatform, cuda_discovery, nvml
 from headrace.types import DeviceInfo
 
 
@@ -40,15 +40,15 @@ def without(*names: str) -> dict[str, str]:
 def test_what_is_missing_is_named(
     tmp_path: Path, files: Mapping[str, str], build: Any, environ: dict[str, str], said: str
 ) -> None:
-    score, reason = probed(discovery, tmp_path, files, build, environ)
+    score, reason = probed(cuda_discovery, tmp_path, files, build, environ)
     assert score == 0
     assert re.search(said, reason), reason
 
 
-def test_a_usable_machine_says_what_it_has(tmp_path: Path) -> None:
+def test_a_usable_machine_reports_its_devices(tmp_path: Path) -> None:
     found = machine(tmp_path, NVIDIA, torch_folder(tmp_path, "2.9.0", cuda="12.8"))
     assert CudaPlatform(found).probe() == (50, "NVIDIA H200, NVIDIA L4; torch 2.9.0 for CUDA 12.8")
-    one, two = discovery.devices(found)
+    one, two = cuda_discovery.devices(found)
     assert (one.index, one.name, one.details) == (0, "NVIDIA H200", (("pci", "0000:1b:00.0"), ("uuid", "GPU-aa11")))
     assert (two.index, two.name, two.memory_bytes) == (1, "NVIDIA L4", 0)
 
@@ -56,11 +56,11 @@ def test_a_usable_machine_says_what_it_has(tmp_path: Path) -> None:
 def test_windows_shows_its_device_without_files(tmp_path: Path) -> None:
     files = {"dev/dxg": "", "usr/lib/wsl/lib/libcuda.so.1": ""}
     folder = torch_folder(tmp_path, "2.9.0", cuda="12.8")
-    assert discovery.probe(machine(tmp_path, files, folder)) == (
+    assert cuda_discovery.probe(machine(tmp_path, files, folder)) == (
         50,
         "a device behind Windows; torch 2.9.0 for CUDA 12.8",
     )
-    assert discovery.probe(machine(tmp_path, files, folder, CUDA_VISIBLE_DEVICES=""))[0] == 0
+    assert cuda_discovery.probe(machine(tmp_path, files, folder, CUDA_VISIBLE_DEVICES=""))[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ class Nvml:
         return 0
 
 
-def test_nvml_tells_names_and_memory() -> None:
+def test_nvml_reports_names_and_memory() -> None:
     library = Nvml()
     assert nvml.query(lambda name: library) == [
         DeviceInfo(0, "Name 1", 143771 << 20, (("uuid", "UUID 1"),)),
@@ -124,11 +124,11 @@ def test_nvml_tells_names_and_memory() -> None:
 
 
 @pytest.mark.parametrize("fault", ["nvmlInit_v2", "nvmlDeviceGetCount_v2"])
-def test_an_nvml_that_does_not_answer_tells_nothing(fault: str) -> None:
+def test_an_nvml_that_fails_reports_nothing(fault: str) -> None:
     assert nvml.query(lambda name: Nvml(fault)) == []
 
 
-def test_a_missing_nvml_tells_nothing() -> None:
+def test_a_missing_nvml_reports_nothing() -> None:
     def missing(name: str) -> ctypes.CDLL:
         raise OSError(name)
 

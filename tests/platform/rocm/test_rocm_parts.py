@@ -13,9 +13,9 @@ from fake_machines import AMD, machine, probed, torch_folder
 
 from compile_report.chips import CHIPS as CHIPS_COMPILED
 from headrace.errors import PlatformError
-from headrace.platforms.rocm import RocmPlatform, discovery
-from headrace.platforms.rocm.chips import RocmProperties, capabilities, fp8_codes, triton_chip
+from headrace.platforms.rocm import RocmPlatform, rocm_discovery
 from headrace.platforms.rocm.device import TRAITS, read_properties, runtime
+from headrace.platforms.rocm.rocm_chips import RocmProperties, capabilities, fp8_codes, triton_chip
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
 
@@ -35,17 +35,20 @@ NODES = "sys/class/kfd/kfd/topology/nodes"
 def test_what_is_missing_is_named(
     tmp_path: Path, files: Mapping[str, str], build: Any, environ: dict[str, str], said: str
 ) -> None:
-    score, reason = probed(discovery, tmp_path, files, build, environ)
+    score, reason = probed(rocm_discovery, tmp_path, files, build, environ)
     assert score == 0
     assert re.search(said, reason), reason
 
 
 def test_a_device_that_may_not_be_opened_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert discovery.probe(machine(tmp_path, AMD)) == (0, "no permission on /dev/kfd: join its group (render or video)")
+    assert rocm_discovery.probe(machine(tmp_path, AMD)) == (
+        0,
+        "no permission on /dev/kfd: join its group (render or video)",
+    )
 
 
-def test_a_usable_machine_says_what_it_has(tmp_path: Path) -> None:
+def test_a_usable_machine_reports_its_devices(tmp_path: Path) -> None:
     found = machine(tmp_path, AMD, torch_folder(tmp_path, "2.9.0+rocm6.4", hip="6.4.43"))
     assert RocmPlatform(found).probe() == (50, "AMD gfx942, AMD gfx90a; torch 2.9.0+rocm6.4 for ROCm 6.4.43")
     one, two = RocmPlatform(found).devices()
@@ -65,7 +68,7 @@ def test_a_usable_machine_says_what_it_has(tmp_path: Path) -> None:
     ],
 )
 def test_masks_hide_and_renumber(tmp_path: Path, environ: dict[str, str], archs: list[str]) -> None:
-    found = discovery.devices(machine(tmp_path, AMD, **environ))
+    found = rocm_discovery.devices(machine(tmp_path, AMD, **environ))
     assert [dict(device.details)["arch"] for device in found] == archs
     assert [device.index for device in found] == list(range(len(archs)))
 
@@ -75,7 +78,7 @@ def test_masks_hide_and_renumber(tmp_path: Path, environ: dict[str, str], archs:
     [(90402, "gfx942"), (90010, "gfx90a"), (90500, "gfx950"), (110000, "gfx1100"), (120001, "gfx1201")],
 )
 def test_architectures_are_named(number: int, name: str) -> None:
-    assert discovery.arch_name(number) == name
+    assert rocm_discovery.arch_name(number) == name
 
 
 CHIPS = [
@@ -130,7 +133,7 @@ def test_properties_and_runtime_are_torchs_own() -> None:
     ],
 )
 def test_errors_of_the_runtime(text: str, kind: str) -> None:
-    assert TRAITS.faults.kind(RuntimeError(text)) == kind
+    assert TRAITS.error_patterns.kind(RuntimeError(text)) == kind
 
 
 @pytest.mark.parametrize(

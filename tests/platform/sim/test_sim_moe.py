@@ -13,7 +13,7 @@ from headrace.kernels import moe, random
 from headrace.kernels.moe.routing import Routing
 from headrace.kernels.weight import Weight
 from headrace.platforms.sim import SimMachine
-from headrace.platforms.sim.ops import SimOperators
+from headrace.platforms.sim.sim_operators import SimOperators
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,8 @@ from fake_xla import FakeXla
 
 from headrace.config import CacheConfig, Config, ConfigError, ModelConfig, ModelFacts, resolve
 from headrace.kernels.pallaslib import torch_operators as pallas_table
-from headrace.platforms.tpu.chips import CHIPS, HOST, TpuChip
 from headrace.platforms.tpu.device import TpuDevice
+from headrace.platforms.tpu.tpu_chips import CHIPS, HOST, TpuChip
 from headrace.platforms.tpu.tpu_options import TpuOptions
 from headrace.platforms.tpu.xla_step import tensors_of
 from headrace.types import KVLayout, LayerKV
@@ -46,7 +46,7 @@ def test_the_cache_takes_what_it_was_given_and_no_more(chip: TpuChip, kernels: s
     device.close()
 
 
-def test_too_little_memory_is_told_in_what_blocks_cost() -> None:
+def test_too_little_memory_is_reported_with_the_size_of_blocks() -> None:
     device = opened(CHIPS["0x0063"], "auto")
     size = 2 * 2 * 2 * 2 * 128 * 128  # keys and values, layers, heads, bytes, places, lanes
     with pytest.raises(ConfigError, match=f"needs {2 * size} bytes for two blocks"):

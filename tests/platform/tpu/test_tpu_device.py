@@ -277,7 +277,7 @@ def test_a_kernel_is_called_with_what_is_no_tensor_by_name() -> None:
     assert xla.journal[0][0] == "kernel"
 
 
-def test_a_closed_device_says_so(opened: Opened) -> None:
+def test_a_closed_device_raises_an_error(opened: Opened) -> None:
     device, _ = opened()
     device.close()
     device.close()

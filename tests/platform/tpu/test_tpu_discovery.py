@@ -11,7 +11,7 @@ from fake_machines import machine, torch_folder
 
 from headrace.platforms.accelerator.probe import MachineProbe
 from headrace.platforms.tpu import TpuPlatform
-from headrace.platforms.tpu.chips import CHIPS, HOST, capabilities
+from headrace.platforms.tpu.tpu_chips import CHIPS, HOST, capabilities
 from headrace.types import QUANT_FORMATS
 
 PCI = "sys/bus/pci/devices/0000:00"
@@ -49,7 +49,7 @@ def test_what_is_missing_is_named(tmp_path: Path, files: Mapping[str, str], torc
 
 
 @pytest.mark.parametrize("node", ["dev/vfio/0", "dev/accel0"])
-def test_a_usable_machine_says_what_it_has(tmp_path: Path, node: str) -> None:
+def test_a_usable_machine_reports_its_devices(tmp_path: Path, node: str) -> None:
     here = TpuPlatform(found(tmp_path, TWO | {node: ""}, "2.9.1", "2.9.0"))
     assert here.probe() == (50, "TPU v6e, TPU v6e; torch-xla 2.9.0")
     assert [(d.index, d.name, d.memory_bytes) for d in here.devices()] == [

@@ -8,7 +8,7 @@ from headrace.conformance import KitTarget, run
 from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.platforms.cpu.device import CpuDevice
 from headrace.platforms.tpu import TpuPlatform
-from headrace.platforms.tpu.discovery import NAMED_ONLY
+from headrace.platforms.tpu.tpu_discovery import NAMED_ONLY
 
 SCORE, REASON = TpuPlatform().probe()
 

@@ -87,7 +87,7 @@ def test_every_kernel_fits_the_chip(chip: str, quick: Run) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_known_is_what_the_compiler_gives(quick: Run) -> None:
+def test_known_results_equal_those_of_the_compiler(quick: Run) -> None:
     before = json.loads(KNOWN.read_text())
     if before["triton"] != version("triton"):
         pytest.skip(f"known by triton {before['triton']}: everything was compiled")
@@ -122,7 +122,7 @@ def kernel(x):
         ("FACTOR = 2", "OTHER = 5\n\nFACTOR = 2", True),
     ],
 )
-def test_what_the_key_of_a_kernel_follows(before: str, after: str, same: bool, tmp_path: Path) -> None:
+def test_what_the_key_of_a_kernel_depends_on(before: str, after: str, same: bool, tmp_path: Path) -> None:
     def sources(name: str, text: str) -> dict[str, str]:
         path = tmp_path / f"{name}.py"
         path.write_text(text)
@@ -135,7 +135,7 @@ def test_what_the_key_of_a_kernel_follows(before: str, after: str, same: bool, t
     assert (sources("other", SOURCE.replace(before, after)) == one) == same
 
 
-def test_the_baseline_knows_every_chip_and_is_clean() -> None:
+def test_the_baseline_has_every_chip_and_no_fault() -> None:
     chips = json.loads(BASELINE.read_text())["chips"]
     assert set(chips) == set(CHIPS)
     for name, rows in chips.items():
@@ -178,14 +178,14 @@ def test_a_kernel_that_does_not_compile_is_a_fault() -> None:
     assert "FAILED: CompilationError" in render(CHIPS["sm_80"], "case/kernel", row, [row["error"]])
 
 
-def test_a_kernel_that_is_gone_is_a_fault_unless_the_report_is_quick() -> None:
+def test_a_missing_kernel_is_a_fault_unless_the_report_is_quick() -> None:
     before = {"a/k": _row(), "b/k": _row()}
     assert gone(before, {"a/k": _row(), "c/k": _row()}, core_only=False) == ["b/k"]
     assert gone(before, {"a/k": _row()}, core_only=True) == []
 
 
 @pytest.mark.parametrize(("arguments", "last"), [((), "1 passed, 1 failed"), (("--core",), "1 passed, 0 failed")])
-def test_the_report_counts_what_is_gone(
+def test_the_report_counts_missing_kernels(
     arguments: tuple[str, ...],
     last: str,
     tmp_path: Path,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from triton_support import BY_NAME, CPU, operator
 
-from headrace.conformance.formats import allowed
+from headrace.conformance.formats_tier import allowed
 from headrace.conformance.operators_tier import nmse
 from headrace.quant.random_weights import random_form
 from headrace.types import QUANT_FORMATS
@@ -18,12 +18,12 @@ _MOST_TOKENS, _MOST_MATRICES = 8, 16
 
 @pytest.mark.parametrize("form", sorted(QUANT_FORMATS))
 @pytest.mark.parametrize("name", ["linear", "embedding"])
-def test_within_what_the_kit_allows(name: str, form: str) -> None:
+def test_within_the_tolerance_of_the_kit(name: str, form: str) -> None:
     _check(name, form, 2)
 
 
 @pytest.mark.parametrize("form", ["int4", "fp8_e4m3", "mxfp4", "gguf:q4_0", "gguf:q5_0"])
-def test_experts_within_what_the_kit_allows(form: str) -> None:
+def test_experts_within_the_tolerance_of_the_kit(form: str) -> None:
     _check("moe", form, 1)
 
 

@@ -129,11 +129,11 @@ _ROUNDED = [
 _UNITS = [
     (rule, name, fp8) for rule, name in _ROUNDED for fp8 in (("", "ocp", "fnuz") if rule.startswith("fp8") else ("",))
 ]
-"""With each E4M3 that a matrix unit may have, where inputs have one."""
+"""With each E4M3 variant of matrix units, if inputs are E4M3."""
 
 
 @pytest.mark.parametrize(("activation", "name", "fp8"), _UNITS)
-def test_inputs_are_rounded_as_the_scheme_asks(activation: str, name: str, fp8: str) -> None:
+def test_inputs_are_rounded_as_the_scheme_requires(activation: str, name: str, fp8: str) -> None:
     weight = replace(WEIGHTS[name](), activation=activation)
     weight.tensors |= {"input_scale": torch.tensor([0.02]), "input_global_scale": torch.tensor([300.0])}
     for dtype, limit in LIMITS.items():

@@ -36,7 +36,7 @@ def _arguments(shape: random.Shape, store: str, dtype: str, heads: int = 5, rank
 
 
 @pytest.mark.parametrize("dtype", SPEC.tolerance)
-def test_over_the_operators_own_generator(dtype: str) -> None:
+def test_over_the_operators_generator(dtype: str) -> None:
     tested = 0
     for seed in range(200):
         arguments = SPEC.generate(rng(seed), CPU, dtype)
@@ -66,7 +66,7 @@ def test_no_sequence_at_all() -> None:
 
 @pytest.mark.usefixtures("_short_splits")
 @pytest.mark.parametrize(("store", "dtype"), [("bfloat16", "bfloat16"), ("int8", "float16"), ("float32", "float32")])
-def test_a_token_gets_the_same_bits_decoded_chunked_whole_and_in_company(store: str, dtype: str) -> None:
+def test_a_token_gets_the_same_bits_in_decodes_chunks_prompts_and_batches(store: str, dtype: str) -> None:
     shape = random.Shape((8, 1, 2), (130, 5, 64), 32)
     whole = _arguments(shape, store, dtype)
     function = operator("mla")
@@ -81,7 +81,7 @@ def test_a_token_gets_the_same_bits_decoded_chunked_whole_and_in_company(store: 
         assert torch.equal(function(**{**whole, "batch": part, "q": whole["q"][first:last]}), want[first:last])
 
 
-def test_padding_changes_nothing_and_what_was_never_written_is_not_read() -> None:
+def test_padding_changes_nothing_and_unwritten_memory_is_not_read() -> None:
     arguments = _arguments(random.Shape((3, 1), (20, 40), 16), "float32", "float32")
     want, batch = operator("mla")(**arguments), arguments["batch"]
     padded = replace(

@@ -24,14 +24,14 @@ Tensor = torch.Tensor
 
 
 def generated(dtype: str, count: int) -> list[dict[str, Any]]:
-    """Draws that the interpreter can run quickly."""
+    """Random calls that the interpreter can run quickly."""
     found = (SPEC.generate(rng(seed), CPU, dtype) for seed in range(400))
     quick = (a for a in found if len(a["x"]) * a["routing"].top_k <= 12 and a["x"].shape[1] <= 100)
     return [next(quick) for _ in range(count)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_over_its_own_generator(dtype: str) -> None:
+def test_over_the_operators_generator(dtype: str) -> None:
     cases = generated(dtype, 6)
     assert {0, 1} <= {len(a["x"]) for a in cases}
     for arguments in cases:
@@ -101,7 +101,7 @@ def test_inputs_that_each_part_rounds_its_own_way_go_to_the_reference(caplog: py
     for index, part in enumerate(arguments["gate_up"].parts):
         part.tensors["input_scale"] = torch.tensor([0.02 + 0.01 * index])
     run(SPEC, arguments, 0.0, dtype="bfloat16")
-    assert "inputs are rounded part by part, the reference serves" in caplog.text
+    assert "each expert rounds its inputs separately: the reference is used" in caplog.text
 
 
 def test_experts_of_several_forms_are_widened(caplog: pytest.LogCaptureFixture) -> None:

@@ -28,7 +28,7 @@ _GENERATED = [
 
 
 @pytest.mark.parametrize(("name", "dtype"), _GENERATED)
-def test_over_the_operators_own_generator(name: str, dtype: str) -> None:
+def test_over_the_operators_generator(name: str, dtype: str) -> None:
     spec = BY_NAME[name]
     for arguments in cases(spec, dtype, 4 if name != "rotary_cache" else 2):
         own, _ = run(spec, arguments, spec.tolerance[dtype])
@@ -154,7 +154,8 @@ def _sampled(rows: int = 3, vocab: int = 40, **given: Any) -> dict[str, Any]:
         "temperature": one, "top_p": one, "top_k": zero.int(), "min_p": zero, "repetition_penalty": one,
         "presence_penalty": zero, "frequency_penalty": zero, "target": (zero - 1).int(),
         "allowed_row": (zero - 1).int(), "bias_row": torch.full((1,), -1, dtype=torch.int32),
-        "bias_token": torch.zeros(1, dtype=torch.int32), "bias_value": torch.zeros(1), "history": torch.zeros(rows + 1, 64, dtype=torch.int32),
+        "bias_token": torch.zeros(1, dtype=torch.int32), "bias_value": torch.zeros(1),
+        "history": torch.zeros(rows + 1, 64, dtype=torch.int32),
     }  # fmt: skip
     logits = given.pop("logits", 3 * random.normal(rng(1), rows, vocab, device=CPU))
     return {

@@ -46,7 +46,7 @@ def _same_pools(found: dict[str, Any], wanted: dict[str, Any], limit: float) -> 
 
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("name", NAMES)
-def test_over_the_operators_own_generator(name: str, dtype: str) -> None:
+def test_over_the_operators_generator(name: str, dtype: str) -> None:
     assert BY_NAME[name].tolerance[dtype] == LIMITS[dtype]
     for given in _cases(name, dtype, 3):
         wanted = copy.deepcopy(given)
@@ -129,7 +129,7 @@ def test_padding_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_new_sequence_ignores_what_its_slot_held(name: str) -> None:
+def test_a_new_sequence_ignores_the_old_contents_of_its_slot(name: str) -> None:
     given = _given(name, "float32", random.Shape((20, 2), (0, 0), 16))
     want, dirty = operator(name)(**copy.deepcopy(given)), copy.deepcopy(given)
     for pool in ("state", "pending"):

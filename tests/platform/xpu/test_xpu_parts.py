@@ -12,9 +12,9 @@ import pytest
 from fake_machines import INTEL, machine, probed, torch_folder
 
 from headrace.errors import PlatformError
-from headrace.platforms.xpu import XpuPlatform, discovery
-from headrace.platforms.xpu.chips import XpuProperties, capabilities, triton_chip
+from headrace.platforms.xpu import XpuPlatform, xpu_discovery
 from headrace.platforms.xpu.device import TRAITS, read_properties, runtime
+from headrace.platforms.xpu.xpu_chips import XpuProperties, capabilities, triton_chip
 
 
 def without(*names: str) -> dict[str, str]:
@@ -37,12 +37,12 @@ def without(*names: str) -> dict[str, str]:
 def test_what_is_missing_is_named(
     tmp_path: Path, files: Mapping[str, str], build: Any, environ: dict[str, str], said: str
 ) -> None:
-    score, reason = probed(discovery, tmp_path, files, build, environ)
+    score, reason = probed(xpu_discovery, tmp_path, files, build, environ)
     assert score == 0
     assert re.search(said, reason), reason
 
 
-def test_a_usable_machine_says_what_it_has(tmp_path: Path) -> None:
+def test_a_usable_machine_reports_its_devices(tmp_path: Path) -> None:
     found = machine(tmp_path, INTEL, torch_folder(tmp_path, "2.11.0+xpu", xpu="20250302"))
     assert XpuPlatform(found).probe() == (50, "Intel GPU 0bd5, Intel GPU 7d55; torch 2.11.0+xpu for XPU 20250302")
     one, two = XpuPlatform(found).devices()
@@ -52,7 +52,7 @@ def test_a_usable_machine_says_what_it_has(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mask", "names"), [("1", ["Intel GPU 7d55"]), ("0.1", ["Intel GPU 0bd5"])])
 def test_a_mask_hides_and_renumbers(tmp_path: Path, mask: str, names: list[str]) -> None:
-    assert [d.name for d in discovery.devices(machine(tmp_path, INTEL, ZE_AFFINITY_MASK=mask))] == names
+    assert [d.name for d in xpu_discovery.devices(machine(tmp_path, INTEL, ZE_AFFINITY_MASK=mask))] == names
 
 
 CHIPS = [
@@ -95,4 +95,4 @@ def test_properties_and_runtime_are_torchs_own() -> None:
     ],
 )
 def test_errors_of_the_runtime(text: str, kind: str) -> None:
-    assert TRAITS.faults.kind(RuntimeError(text)) == kind
+    assert TRAITS.error_patterns.kind(RuntimeError(text)) == kind

@@ -34,7 +34,7 @@ def report(label: str, *runs: tuple[str, int, float, float], errors: int = 0) ->
 
 
 def compare(tmp_path: Path, *reports: dict[str, Any]) -> list[Ratio]:
-    """By way of files."""
+    """Compare two reports through files."""
     for name, data in zip(("ours", "theirs"), reports, strict=True):
         (tmp_path / name).write_text(json.dumps(data))
     return compare_measured(read_report(tmp_path / "ours"), read_report(tmp_path / "theirs"))

@@ -1,4 +1,4 @@
-"""Which tokens of a text count towards its perplexity, and how."""
+"""Perplexity: the tokens of a text that are scored, and the result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.errors import ConfigError
 
 
 class Letters:
-    """A token a character; one in front of all where `bos` is given."""
+    """One token per character, after `bos` if it is given."""
 
     def __init__(self, bos: int | None = None) -> None:
         self.bos_token_id = 0
@@ -66,7 +66,7 @@ def test_tokens_predicted_by_the_second_half_are_scored(size: int) -> None:
 
 @contextmanager
 def scoring(answer: dict[str, Any], key: str) -> Iterator[str]:
-    """A server that gives everyone with the key the same answer."""
+    """A server that gives the same answer to every request with the key."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -77,7 +77,7 @@ def scoring(answer: dict[str, Any], key: str) -> Iterator[str]:
             self.wfile.write(json.dumps(answer).encode())
 
         def log_message(self, *_: Any) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -22,7 +22,7 @@ AFTER = EngineStats(SCHEDULER, 16, 140, 0.4, 0.5, 0.6, totals=EngineTotals(53.0,
 
 
 def page(stats: EngineStats) -> str:
-    """As our server writes it."""
+    """A metrics page in the form of our server."""
     metrics = ServerMetrics()
     metrics.stats = stats
     return metrics.render().decode()

@@ -131,5 +131,5 @@ def test_a_script_is_valid_and_describes_its_use(script: Path) -> None:
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, *SCRIPTS], ids=lambda path: path.name)
 def test_no_host_is_named(path: Path) -> None:
-    """Where packages come from is the machine's business."""
+    """The source of packages is the machine's setting."""
     assert "://" not in path.read_text()

@@ -41,7 +41,7 @@ class FakeSource:
 
 
 class Terminal(io.StringIO):
-    """Text that looks as if a person typed it, or a stream that looks like a terminal."""
+    """An input or output stream that looks like a terminal."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""What the command line does to the process is undone after each test."""
+"""Undoes the changes of the command line to the process after each test."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_plugin_that_fails_is_named_and_blocks_the_choice() -> None:
 
 
 class _Platform:
-    """Sound, but its device cannot be opened."""
+    """A valid platform whose device cannot be opened."""
 
     name, api_version = "odd", (1, 0)
 
@@ -143,7 +143,7 @@ class _Faulty:
 
 @pytest.mark.parametrize("member", ["hook", "probe", "score", "devices", "device", "open", "binding"])
 def test_one_faulty_plugin_does_not_end_the_report(member: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a fact with its remedy, and every other platform is told of."""
+    """The fault is reported with a remedy, and every other platform is reported."""
     module = ModuleType("plugin_of_a_vendor")
 
     def headrace_platforms() -> list[Any]:

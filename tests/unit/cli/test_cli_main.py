@@ -1,4 +1,4 @@
-"""The command line as a whole: quick help, one-line errors, exit codes."""
+"""The command line: fast help, one-line errors, exit codes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_listing_names_every_verb() -> None:
 
 @pytest.fixture
 def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], int]], None]:
-    """Puts a function in place of `headrace models`."""
+    """Replaces `headrace models` by a function."""
 
     def put(work: Callable[[], int]) -> None:
         module = types.ModuleType("fake_verb", "A verb.")

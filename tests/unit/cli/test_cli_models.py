@@ -23,7 +23,7 @@ GEMMA = CATALOGUE["gemma3-270m"]
 
 @pytest.fixture(autouse=True)
 def pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """An empty cache, and a stand-in for the fetching. Returns what was fetched."""
+    """An empty cache, and a fake for fetching. Returns the fetched models."""
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
     names: list[str] = []
 

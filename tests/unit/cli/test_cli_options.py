@@ -1,4 +1,4 @@
-"""Options become configuration, and nothing else does."""
+"""Command-line options become the configuration."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_shapes(prompts: object, texts: list[object], ids: list[object]) -> None
     ],
     ids=str,
 )
-def test_other_shapes_are_refused_in_words(prompts: object, match: str) -> None:
+def test_other_shapes_are_refused_with_a_message(prompts: object, match: str) -> None:
     with pytest.raises(InvalidRequest, match=match) as caught:
         read_prompts(prompts, encode)
     assert caught.value.param == "prompt"

@@ -62,7 +62,7 @@ def test_ids_are_exact() -> None:
     assert [id for id, record in records.items() if record.reason == "abort"] == ["req-1"]
 
 
-def test_one_delta_says_so() -> None:
+def test_one_delta_reports_it() -> None:
     driver = Driver()
     driver.add(request("a", range(2, 12), 9), request("b", [3], 9))
     driver.step()
@@ -187,7 +187,7 @@ def test_a_step_that_cannot_be_launched_fails_before_the_one_under_way() -> None
     same(records["last"], naive(driver.requests["last"]))
 
 
-def test_only_a_plan_under_way_can_fail() -> None:
+def test_only_a_plan_in_flight_can_fail() -> None:
     driver = Driver()
     driver.add(request("a", range(2, 12), 9))
     driver.schedule()

@@ -11,7 +11,7 @@ import pytest
 from headrace.bench.verb_scheduler import configure, decode, queue, run
 
 
-def test_figures_are_positive() -> None:
+def test_measurements_are_positive() -> None:
     for figure in (
         decode(2, 8, prompt=16),
         decode(2, 8, prompt=16, ahead=False),

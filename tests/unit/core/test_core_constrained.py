@@ -69,7 +69,7 @@ def alone(one: Request, matcher: FakeMatcher | None, config: CoreConfig) -> Reco
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("blocks", [16, 65])
-def test_the_same_tokens_in_any_company(depth: int, blocks: int) -> None:
+def test_the_same_tokens_in_any_batch(depth: int, blocks: int) -> None:
     config = replace(SMALL, num_blocks=blocks)
     rng = random.Random(blocks)
     requests = [

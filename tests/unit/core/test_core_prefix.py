@@ -158,7 +158,7 @@ def test_two_conversations_in_turns() -> None:
 
 @pytest.mark.parametrize("warmth", ["cold", "same", "half", "plain"])
 @pytest.mark.parametrize("budget", [16, 500])
-def test_prompt_logprobs_are_whole_whatever_the_cache_holds(warmth: str, budget: int) -> None:
+def test_prompt_logprobs_are_complete_for_any_content_of_the_cache(warmth: str, budget: int) -> None:
     driver = Driver(replace(SMALL, max_num_batched_tokens=budget))
     prompt = ids(64)
     scored = {"logprobs": 3, "prompt_logprobs": 3}
@@ -180,7 +180,7 @@ def test_prompt_logprobs_are_whole_whatever_the_cache_holds(warmth: str, budget:
     assert driver.records["b"].cached == 63, "what it computed serves others"
 
 
-def test_duplicates_give_way_to_the_tree() -> None:
+def test_duplicates_are_replaced_by_the_trees_blocks() -> None:
     """Two prompts that become equal while they run hold their common blocks once."""
     driver = Driver(replace(SMALL, max_num_batched_tokens=64))
     prompt = ids(9)

@@ -52,7 +52,7 @@ def test_the_longest_cached_prefix_goes_first_among_equals() -> None:
     assert order(driver) == ["warm", "urgent", "full", "part", "cold"]
 
 
-def test_nobody_starves_behind_a_popular_prefix() -> None:
+def test_no_request_starves_behind_a_popular_prefix() -> None:
     """A request without a cached prefix, and a stream of requests with one that never ends while it waits."""
     driver = Driver(ONE)
     stem = list(range(2, 26))
@@ -65,7 +65,7 @@ def test_nobody_starves_behind_a_popular_prefix() -> None:
     assert PATIENCE - 1 <= ids.index("cold") - 1 <= PATIENCE
 
 
-def test_nobody_starves_behind_better_priorities() -> None:
+def test_no_request_starves_behind_better_priorities() -> None:
     driver = Driver(ONE)
     driver.add(request("low", [3], 1, arrival=0.0, priority=2))
     count = 0

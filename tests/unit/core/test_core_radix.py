@@ -55,14 +55,14 @@ def test_a_run_is_one_node_until_sequences_part() -> None:
     assert (forest.tree.size, forest.tree.evictable, len(forest.pool)) == (6, 6, 33)
 
 
-def test_matches_end_at_whole_blocks_anywhere_in_a_run() -> None:
+def test_matches_end_at_full_blocks_anywhere_in_a_run() -> None:
     forest = Forest()
     forest.keep("aabbccdd", "aabbxxyy")
     for text, depth in (("aabbccdd", 4), ("aabbcc", 3), ("aabbcz", 2), ("aab", 1), ("zz", 0), ("aabbxxyyzz", 4)):
         assert forest.find(text).depth == depth
 
 
-def test_nodes_merge_again_when_a_branch_is_gone() -> None:
+def test_nodes_merge_again_when_a_branch_is_removed() -> None:
     forest = Forest()
     forest.keep("aabbccdd")
     forest.keep("aabbxxyy", "aabbccdd")

@@ -33,7 +33,7 @@ def many(count: int, seed: int = 1, **params: object) -> list[Request]:
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("budget", [5, 32, 500])
 @pytest.mark.parametrize("caching", [False, True])
-def test_same_answer_in_any_company(depth: int, budget: int, caching: bool) -> None:
+def test_same_answer_in_any_batch(depth: int, budget: int, caching: bool) -> None:
     config = replace(SMALL, max_num_batched_tokens=budget, prefix_caching=caching)
     driver = Driver(config, depth, eos_every=20)
     requests = many(24, logprobs=2, repetition_penalty=1.1)

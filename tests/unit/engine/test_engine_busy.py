@@ -15,7 +15,7 @@ from headrace.platforms.interface import own_extension
 from headrace.types import StepPlan, StepResult
 
 
-def test_it_is_what_the_device_says() -> None:
+def test_it_is_what_the_device_reports() -> None:
     """Every step takes 40 ms, of which the device works 30."""
     now, worked = 100.0, 7.0
 
@@ -43,7 +43,7 @@ def test_it_is_what_the_device_says() -> None:
 
 
 @pytest.mark.parametrize("knows", [False, True])
-def test_devices_that_know_and_those_that_do_not(knows: bool) -> None:
+def test_devices_that_measure_it_and_those_that_do_not(knows: bool) -> None:
     class Device:
         def extension(self, kind: Any) -> Any:
             return own_extension(self, kind)

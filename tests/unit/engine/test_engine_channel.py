@@ -29,7 +29,7 @@ def received(channel: Channel, count: int) -> list[bytes]:
     return found
 
 
-def test_messages_of_any_length_stay_whole_and_in_order(pair: Pair) -> None:
+def test_messages_of_any_length_stay_complete_and_in_order(pair: Pair) -> None:
     drawn = random.Random(0)
     messages = [drawn.randbytes(drawn.choice((0, 1, 7, 8, 1000, 300_000))) for _ in range(60)]
     threading.Thread(target=lambda: [pair[0].send(one) for one in messages] and pair[0].flush_for(60)).start()
@@ -47,7 +47,7 @@ def test_a_message_that_comes_in_pieces() -> None:
         channel.close()
 
 
-def test_nobody_waits_for_a_reader(pair: Pair) -> None:
+def test_a_sender_does_not_wait_for_a_reader(pair: Pair) -> None:
     """Far more than a socket holds is kept, and leaves when it can."""
     messages = [bytes([at]) * 100_000 for at in range(100)]
     taken = [pair[0].send(one) for one in messages]
@@ -92,7 +92,7 @@ def test_any_thread_may_send(pair: Pair) -> None:
         assert [len(one) for one in found if one[0] == who] == [1 + at * 10 for at in range(300)]
 
 
-def test_last_words_come_before_the_end(pair: Pair) -> None:
+def test_the_last_messages_arrive_before_the_end(pair: Pair) -> None:
     pair[0].send(b"last words")
     assert not pair[1].other_end_closed(0)
     pair[0].close()
@@ -113,7 +113,7 @@ def test_the_end_amid_a_message() -> None:
     channel.close()
 
 
-def test_it_does_not_wait_longer_than_told(pair: Pair) -> None:
+def test_it_does_not_wait_longer_than_requested(pair: Pair) -> None:
     assert pair[0].receive(0.001) == []
     assert not pair[0].other_end_closed(0.001)
     pair[0].send(bytes(10_000_000))

@@ -67,7 +67,7 @@ def test_one_request() -> None:
     asyncio.run(main())
 
 
-def test_ends_that_the_tokenizer_alone_knows_end_a_request() -> None:
+def test_end_tokens_that_only_the_tokenizer_has_end_a_request() -> None:
     """And those beyond the model's rows are left out: no token can be one."""
 
     async def main() -> None:
@@ -190,7 +190,7 @@ def test_prompt_alone_without_the_engine() -> None:
     asyncio.run(main())
 
 
-def test_scored_prompt_of_the_whole_context() -> None:
+def test_scored_prompt_of_the_full_context() -> None:
     async def main() -> None:
         async with in_process() as c:
             prompt = tuple(i % 200 for i in range(128))
@@ -258,7 +258,7 @@ def test_abort_storm_leaves_nothing_behind() -> None:
     asyncio.run(main())
 
 
-def test_a_slow_reader_gets_everything_and_holds_nobody_up() -> None:
+def test_a_slow_reader_gets_everything_and_delays_no_other() -> None:
     async def main() -> None:
         runner = HeldRunner(held="slow")
         async with in_process(make_engine(runner)) as c:
@@ -303,7 +303,7 @@ def test_a_loading_error_is_raised_by_start() -> None:
     asyncio.run(main())
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     seen: list[tuple[str, float]] = []
 
     def build(config: object, progress: Callable[[str, float], None]) -> FakeEngine:

@@ -101,7 +101,7 @@ def test_blocks_are_free_after_an_abort_at_any_step() -> None:
         assert (stats.running, stats.waiting, stats.blocks_held) == (0, 0, 0)
 
 
-def test_a_finished_request_says_nothing_more() -> None:
+def test_a_finished_request_sends_nothing_more() -> None:
     engine = make_engine()
     engine.core.add([request("a"), request("b")])
     while not (deltas := engine.core.step()):
@@ -156,7 +156,7 @@ def test_a_lost_device_ends_the_engine() -> None:
         run(engine)
 
 
-def test_figures_of_a_busy_and_an_idle_engine() -> None:
+def test_stats_of_a_busy_and_an_idle_engine() -> None:
     """By a clock that only the device's work moves: 5 ms a step."""
     now = 100.0
 

@@ -60,7 +60,7 @@ def gone(launched: EngineProcessHandle) -> bool:
     return not psutil.pid_exists(launched.process.pid) and launched.link.fileno() < 0
 
 
-def test_what_nobody_takes_over_is_ended() -> None:
+def test_a_process_that_is_not_taken_over_is_ended() -> None:
     with launch(COMMAND) as launched:
         assert psutil.pid_exists(launched.process.pid)
     assert gone(launched)
@@ -110,7 +110,7 @@ def test_serve_ends_it_where_it_cannot_serve(
     assert gone(seen[0])
 
 
-def test_a_wrong_variable_is_told_once(tmp_path: Path) -> None:
+def test_a_wrong_variable_is_reported_once(tmp_path: Path) -> None:
     environment = {**os.environ, "HEADRACE_LOG": "loud"}
     command = [sys.executable, "-m", "headrace", "serve", str(tmp_path)]
     found = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300, env=environment)

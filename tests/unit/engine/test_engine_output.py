@@ -225,7 +225,7 @@ def test_usage_counts_the_stop() -> None:
     assert out.usage == Usage(2, 2, 0)
 
 
-def test_a_finish_that_the_engine_knows_need_not_be_told() -> None:
+def test_a_finish_by_the_engine_is_not_reported_to_it() -> None:
     o = outputs(make_request(stop=("b",)))
     assert not o.push(0, delta("ab", finish_reason="length"))
 
@@ -245,7 +245,7 @@ def test_queue_time_survives_merging() -> None:
     assert o.take()[0].queue_time == 0.25
 
 
-def test_nothing_to_say_is_not_said() -> None:
+def test_empty_outputs_are_not_sent() -> None:
     o = outputs(make_request(stop=("abc",)))
     o.push(0, Delta("r#0"))
     assert o.take() == []

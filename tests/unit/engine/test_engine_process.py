@@ -126,7 +126,7 @@ def test_requests_stats_and_close() -> None:
     asyncio.run(main())
 
 
-def test_figures_are_there_before_anybody_asks() -> None:
+def test_stats_are_there_before_the_first_request() -> None:
     async def main() -> None:
         async with running() as client:
             await until(lambda: client._last_stats is not None)
@@ -134,7 +134,7 @@ def test_figures_are_there_before_anybody_asks() -> None:
     asyncio.run(main())
 
 
-def test_nobody_else_can_connect() -> None:
+def test_no_other_process_can_connect() -> None:
     """Both ends of the link were made by one process; neither has a name or a port."""
 
     async def main() -> None:
@@ -167,7 +167,7 @@ def test_one_that_loads_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(main())
 
 
-def test_what_nobody_closes_is_ended_by_the_collector() -> None:
+def test_an_engine_that_is_not_closed_is_ended_by_the_collector() -> None:
     pids: list[int | None] = []
 
     async def main() -> None:

@@ -137,7 +137,7 @@ PROMPTS = {"a": (1, 2, 3, 4, 5, 6, 7, 8, 9), "b": (5, 6), "c": (7,), "d": (9, 9)
 
 @pytest.mark.parametrize("late", [False, True], ids=["call", "result"])
 @pytest.mark.parametrize("step", [1, 2, 3, 5])
-def test_tokens_after_a_failure_are_those_of_a_sound_device(
+def test_tokens_after_a_failure_are_those_of_a_device_without_failures(
     step: int, late: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted = serve(Device(), PROMPTS)[0]
@@ -154,7 +154,7 @@ def test_tokens_after_a_failure_are_those_of_a_sound_device(
     assert logged == ["the KV cache was donated to that step: it was allocated again, and cached prefixes are lost"]
 
 
-def test_steps_under_way_on_the_old_cache_do_not_make_it_a_third_time() -> None:
+def test_steps_in_flight_on_the_old_cache_do_not_allocate_it_a_third_time() -> None:
     device = Device([2, 3], late=True)
     core = serve(device, PROMPTS)[2]
     assert device.allocated <= 3

@@ -271,7 +271,7 @@ def test_the_history_follows_where_buffers_are_donated() -> None:
     assert device.puts > 0
 
 
-def test_a_failing_device_is_told_by_the_result() -> None:
+def test_a_failing_device_is_reported_by_the_result() -> None:
     class Broken(Device):
         def get(self, tensor: np.ndarray) -> Done:
             class Bad(Done):
@@ -318,7 +318,7 @@ def test_biases_are_padded_to_few_sizes(count: int, size: int) -> None:
     assert [bucket.biases for bucket in device.compiled] == [size]
 
 
-def test_a_late_failure_of_a_cache_that_is_gone_does_not_cost_the_next_one() -> None:
+def test_a_late_failure_with_an_old_cache_does_not_cost_the_next_one() -> None:
     class Failing(Device):
         def get(self, tensor: np.ndarray) -> Done:
             class Bad(Done):

@@ -65,7 +65,7 @@ def test_aborted_before_it_ran() -> None:
     assert [type(event) for event in sent] == [StatsReply]
 
 
-def test_the_pulse_tells_how_long_the_loop_stands_still() -> None:
+def test_the_stall_clock_measures_how_long_a_step_hangs() -> None:
     now = [10.0]
     pulse = StallClock(lambda: now[0])
     assert pulse.stalled() == 0

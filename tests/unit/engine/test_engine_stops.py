@@ -73,7 +73,7 @@ def test_repeated_starts() -> None:
     st.lists(st.text("abc", max_size=3), max_size=12),
     st.booleans(),
 )
-def test_against_a_search_of_the_whole_text(stops: tuple[str, ...], pieces: list[str], include: bool) -> None:
+def test_against_a_search_of_the_complete_text(stops: tuple[str, ...], pieces: list[str], include: bool) -> None:
     text, expected = "", None
     for piece in pieces:
         text += piece

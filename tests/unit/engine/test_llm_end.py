@@ -100,7 +100,7 @@ def test_a_script_ends_in_silence(what: str) -> None:
     assert done.stdout.split() == said.split()
 
 
-def test_a_fork_that_uses_it_is_told_so() -> None:
+def test_a_fork_that_uses_it_gets_an_error() -> None:
     done = run("""
 llm, client = LLM(), FakeAsync()
 asyncio.run(client.start())

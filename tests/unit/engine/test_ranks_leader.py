@@ -110,7 +110,7 @@ def test_a_rank_without_its_first_ends_and_clears_up(tmp_path: Path) -> None:
     assert not meeting.exists()
 
 
-def test_a_rank_whose_words_were_not_read_ends_and_clears_up_too(tmp_path: Path) -> None:
+def test_a_rank_whose_messages_were_not_read_ends_and_cleans_up_too(tmp_path: Path) -> None:
     """Rank 0 died before it had read them: its end is an error on the socket."""
     meeting = tmp_path / "headrace-meeting"
     meeting.mkdir()
@@ -142,7 +142,7 @@ def test_ranks_log_as_much_as_their_first(level: int, monkeypatch: pytest.Monkey
         made.await_all(Opened)
 
 
-def test_a_rank_takes_the_level_that_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_takes_the_log_level_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     set_to: list[int] = []
     monkeypatch.setattr(logging.getLogger(), "setLevel", set_to.append)
 
@@ -169,7 +169,7 @@ def test_one_rank_is_a_group_without_followers() -> None:
     alone.close()
 
 
-def test_a_message_larger_than_the_socket_arrives_whole() -> None:
+def test_a_message_larger_than_the_socket_arrives_complete() -> None:
     with ranks("ok") as made:
         made.await_all(Loaded)
         plan = numbered(1)
@@ -203,7 +203,7 @@ def test_why_a_rank_cannot_load_is_raised_here() -> None:
     assert (caught.value.path, caught.value.tensor) == ("model.safetensors", "q")
 
 
-def test_a_rank_that_ends_while_it_loads_is_told_with_its_code() -> None:
+def test_a_rank_that_ends_while_it_loads_is_reported_with_its_code() -> None:
     with ranks("dies") as made, pytest.raises(DeviceLost, match="rank 1 ended with code 3"):
         made.await_all(Opened)
 
@@ -219,7 +219,7 @@ def test_a_rank_that_is_killed_is_named_by_the_next_step() -> None:
             runner.launch(numbered(3))
 
 
-def test_what_a_rank_said_stands_before_what_its_end_did_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ranks_own_error_comes_before_the_errors_it_caused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader, "_ERROR_TIMEOUT", 600.0)
     with ranks("killed at 2") as made:
         made.await_all(Loaded)
@@ -243,7 +243,7 @@ def test_a_rank_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
         made.await_all(Loaded)
 
 
-def test_an_idle_engine_tells_of_a_rank_that_ends() -> None:
+def test_an_idle_engine_reports_a_rank_that_ends() -> None:
     with ranks("killed at 2") as made:
         made.await_all(Loaded)
         runner = GroupRunner(Runner(), made)
@@ -257,14 +257,14 @@ def test_an_idle_engine_tells_of_a_rank_that_ends() -> None:
             core.step()
 
 
-def test_a_gone_rank_cannot_be_told_anything() -> None:
+def test_sending_to_an_exited_rank_is_an_error() -> None:
     with ranks("dies") as made:
         assert isinstance(made.wait_for_error(600), HeadraceError)
         with pytest.raises(DeviceLost, match="rank 1 ended with code 3"):
             made.send(Stop())
 
 
-def test_without_a_temporary_folder_the_error_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_temporary_folder_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(**_: object) -> str:
         raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,8 @@ from headrace.formats.reasoning_forms import REASONING_FORMATS
 from headrace.formats.tool_formats import TOOL_FORMATS
 
 Call = tuple[str, str]
+FULL = os.environ.get("FORMATS_FULL") == "1"
+"""Every split of the samples and 10^5 random texts, in half a minute; by default a part of both."""
 
 
 @dataclass

@@ -10,6 +10,7 @@ import pytest
 from format_samples import Sample, machine, parse
 
 from headrace.core.matcher import Matcher
+from headrace.errors import InvalidRequest
 from headrace.formats.call_grammar import CallableTool, call_grammar
 from headrace.formats.reasoning_forms import REASONING_FORMATS
 from headrace.formats.tool_formats import TOOL_FORMATS
@@ -151,3 +152,16 @@ def test_what_cannot_be_held_is_refused() -> None:
 def test_detected_names_exist() -> None:
     assert set(TEXTS) == set(FORCED)
     assert "harmony" in REASONING_FORMATS
+
+
+def test_schemas_of_tools_have_the_same_limits_as_others(backend: LlguidanceBackend) -> None:
+    """Blanks between the parts of JSON are bounded, and what cannot be enforced is refused."""
+    spaced = TEXTS["mistral_v13"].replace('{"city"', '{%s"city"')
+    assert accepts(matcher(backend, "mistral_v13", False), spaced % (" " * 32), False)
+    assert not accepts(matcher(backend, "mistral_v13", False), spaced % (" " * 33), False)
+    large = CallableTool("f", {"type": "object", "properties": {"a": {"enum": [2**53 + 1]}}})
+    with pytest.raises(InvalidRequest, match=r"beyond 2\^53"):
+        matcher(backend, "hermes", False, tools=[large])
+    loose = CallableTool("f", {"type": "object", "properties": {"a": {}}}, strict=True)
+    with pytest.raises(InvalidRequest, match="strict"):
+        matcher(backend, "hermes", False, tools=[loose])

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 
 import pytest
-from format_samples import SAMPLES, Sample, collected, machine
+from format_samples import FULL, SAMPLES, Sample, collected, machine
 
 from headrace.formats.machine import Machine
 from headrace.formats.parser import Parser
 from headrace.formats.reasoning_forms import REASONING_FORMATS
 from headrace.formats.tool_formats import TOOL_FORMATS
 
-TEXTS = int(os.environ.get("FORMAT_TEXTS", "400"))
-"""Texts per format. 4000 make 10^5 in all, each read in four ways."""
+TEXTS = 4000 if FULL else 200
+"""Per format; each text is read in four ways."""
 PAIRS = sorted({(sample.tools, sample.reasoning) for sample in SAMPLES}, key=str)
 GLUE = ["{", "}", "[", "]", '"', "\\", ",", ":", "=", "(", ")", ">", "\n", " ", "x", "name", "1", "é", "'", "/", "`"]
 

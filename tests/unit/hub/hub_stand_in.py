@@ -22,10 +22,10 @@ class Hub:
 
     repositories: dict[str, Mapping[str, bytes]]
     token: str | None = None
-    """Asked of every request for the repositories in `gated`."""
+    """Required in every request for the repositories in `gated`."""
     gated: frozenset[str] = frozenset()
     cut: dict[str, int] = field(default_factory=dict)
-    """Bytes after which the first answer with this file breaks off."""
+    """Bytes after which the first answer with this file is interrupted."""
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     """(method, path, Range)"""
     url: str = ""
@@ -58,7 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Silent."""
+        """Log nothing."""
 
     def do_HEAD(self) -> None:
         self._answer()

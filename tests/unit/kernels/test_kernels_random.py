@@ -1,4 +1,4 @@
-"""What the generators of inputs draw: every kind of sequence, and batches that hold together."""
+"""The inputs that generators make: every kind of sequence, in consistent batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 SHAPES = [random.Shape.draw(np.random.default_rng(seed)) for seed in range(300)]
 
 
-def test_every_kind_of_sequence_is_drawn() -> None:
+def test_every_kind_of_sequence_is_generated() -> None:
     pairs = [pair for shape in SHAPES for pair in zip(shape.fresh, shape.before, strict=True)]
     assert any(not shape.fresh for shape in SHAPES)
     for wanted in ((0, False), (0, True), (1, False), (1, True)):
@@ -20,7 +20,7 @@ def test_every_kind_of_sequence_is_drawn() -> None:
     assert any(shape.fresh and not sum(shape.fresh) for shape in SHAPES)
 
 
-def test_rows_are_the_last_tokens_of_sequences_that_have_some() -> None:
+def test_rows_are_the_last_tokens_of_sequences_that_have_tokens() -> None:
     for seed, shape in enumerate(SHAPES):
         batch = random.batch(np.random.default_rng(seed), shape, CPU)
         tokens, sequences, rows = batch.sizes.tolist()

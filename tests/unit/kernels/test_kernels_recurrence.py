@@ -144,7 +144,7 @@ def test_results_have_the_inputs_type(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("name", NAIVE)
-def test_alone_and_cut_anywhere_the_bits_are_the_same(name: str, seed: int) -> None:
+def test_the_bits_are_the_same_alone_and_for_every_split(name: str, seed: int) -> None:
     """Every sequence of a batch alone, in chunks of random length and one token at a time: results and what is kept."""
     given, rng = arguments(name, seed), np.random.default_rng(seed)
     whole, pools = copied(given), copied(given)
@@ -165,7 +165,7 @@ def test_alone_and_cut_anywhere_the_bits_are_the_same(name: str, seed: int) -> N
 
 
 @pytest.mark.parametrize("name", NAIVE)
-def test_a_new_sequence_ignores_what_its_slot_held(name: str) -> None:
+def test_a_new_sequence_ignores_the_old_contents_of_its_slot(name: str) -> None:
     draws = (arguments(name, seed) for seed in range(100))
     given = next(
         a for a in draws if len(a["batch"].slots) == 1 and len(a["batch"].positions) == a["batch"].context_lens
@@ -178,7 +178,7 @@ def test_a_new_sequence_ignores_what_its_slot_held(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAIVE)
-def test_other_slots_are_left_alone(name: str) -> None:
+def test_other_slots_are_unchanged(name: str) -> None:
     given = next(a for a in (arguments(name, seed) for seed in range(20)) if len(a["batch"].slots) > 1)
     after = copied(given)
     SPECS[name].reference(**after)

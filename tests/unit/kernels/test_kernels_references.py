@@ -102,7 +102,7 @@ def test_linear_dequantizes_a_chunk_of_rows_at_a_time(monkeypatch: pytest.Monkey
     assert sizes == [(32, 32), (32, 32), (32, 32), (4, 32)]
 
 
-def test_linear_quantizes_inputs_where_the_scheme_says_so() -> None:
+def test_linear_quantizes_inputs_if_the_scheme_requires_it() -> None:
     weight = random.weight(rng(), 10, 32, CPU, "bfloat16", bias=False)
     x = random.normal(rng(1), 3, 32, device=CPU)
     rounded = linear(x, replace(weight, activation="int8_token"))
@@ -110,7 +110,7 @@ def test_linear_quantizes_inputs_where_the_scheme_says_so() -> None:
     torch.testing.assert_close(rounded, linear(x, weight), atol=0.1, rtol=0.1)
 
 
-def test_embedding_unpacks_the_rows_asked_for() -> None:
+def test_embedding_unpacks_the_requested_rows() -> None:
     table = random.weight(rng(), 50, 8, CPU, "bfloat16", bias=False)
     seen = []
 
@@ -124,7 +124,7 @@ def test_embedding_unpacks_the_rows_asked_for() -> None:
     assert seen == [(3, 8)]
 
 
-def test_logits_of_the_rows_asked_for_with_soft_cap() -> None:
+def test_logits_of_the_requested_rows_with_soft_cap() -> None:
     batch = random.batch(rng(), random.Shape((4, 1), (0, 3)), CPU)
     head, x = random.weight(rng(), 30, 16, CPU, "float32", bias=False), random.normal(rng(1), 5, 16, device=CPU)
     expected = 3 * torch.tanh(x[batch.rows.long()] @ head.dequantize().T / 3)
@@ -240,7 +240,7 @@ def test_quantized_cache_round_trip(store: str, limit: float) -> None:
         torch.testing.assert_close(kv.value_scales[0][1, :, 0], v[0].abs().amax(-1) / largest)
 
 
-def test_cache_bytes_are_what_the_layout_says() -> None:
+def test_cache_bytes_are_those_of_the_layout() -> None:
     for store in ("float32", "int8", "float8_e4m3"):
         layout = KVLayout((LayerKV(2, 16), LayerKV(1, 8)), 32, store)
         kv = paged.alloc(layout, 4, CPU)
@@ -262,6 +262,6 @@ def test_a_span_is_64_positions_in_order(store: str, size: int) -> None:
             assert torch.equal(got[sequence].transpose(0, 1)[: len(expected)], expected)
 
 
-def test_a_block_size_that_no_span_is_made_of_is_refused() -> None:
+def test_a_block_size_that_does_not_divide_a_span_is_refused() -> None:
     with pytest.raises(PlatformError, match="block size 48: choose a divisor or a multiple of 64"):
         paged.alloc(KVLayout((LayerKV(1, 8),), 48, "float32"), 2, CPU)

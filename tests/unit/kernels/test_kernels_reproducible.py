@@ -60,7 +60,7 @@ ROWWISE: list[tuple[str, Callable[[np.random.Generator], tuple[int, Callable[[Te
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize(("name", "make"), ROWWISE, ids=[name for name, _ in ROWWISE])
-def test_row_alone_in_a_batch_elsewhere_and_on_two_threads(
+def test_a_row_is_the_same_alone_in_a_batch_and_on_two_threads(
     name: str,
     make: Callable[[np.random.Generator], tuple[int, Callable[[Tensor], Tensor]]],
     seed: int,
@@ -143,7 +143,7 @@ def test_attention_alone_chunked_and_on_two_threads(seed: int, threads: Callable
             first = last
 
 
-def test_attention_does_not_read_what_was_never_written() -> None:
+def test_attention_does_not_read_memory_that_was_never_written() -> None:
     """NaN beyond the context, in unused blocks and in block 0."""
     rng = np.random.default_rng(0)
     shape = random.Shape((3, 1), (10, 30), 16)

@@ -119,7 +119,7 @@ def test_bias_bans_masks() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 1e-8, 1.0])
-def test_a_row_where_everything_is_banned_says_so_and_writes_nothing(temperature: float) -> None:
+def test_a_row_without_an_allowed_token_is_reported_and_writes_nothing(temperature: float) -> None:
     bans = [(0, token, -INF) for token in range(3)]
     out, inputs = run([[0.0, 100.0, 1.0], [0.0, 1.0, 2.0]], bias=bans, temperature=temperature, top_k=1, top_p=0.5)
     assert out.tokens.tolist() == [NO_CHOICE, 2]
@@ -132,7 +132,7 @@ def test_a_row_where_everything_is_banned_says_so_and_writes_nothing(temperature
     "bad", [[float("nan"), 1.0, 0.0], [INF, 1.0, 0.0], [-INF] * 3, [float("nan")] * 3, [1.0, 0.0, float("nan")]]
 )
 @pytest.mark.parametrize("temperature", [0, 1.0])
-def test_broken_logits_are_told_in_sampled_and_scored_rows(bad: list[float], temperature: float) -> None:
+def test_invalid_logits_are_reported_in_sampled_and_scored_rows(bad: list[float], temperature: float) -> None:
     rows = [bad, bad, [-INF, 1.0, 0.0]]
     out, inputs = run(rows, target=[-1, 1, -1], temperature=temperature, top_k=1, num_logprobs=2)
     assert out.tokens.tolist() == [NOT_FINITE, NOT_FINITE, 1]
@@ -223,7 +223,7 @@ def test_noise_differs_by_seed_and_position() -> None:
     assert len({row.numpy().tobytes() for row in noise}) == 4
 
 
-def test_draws_follow_the_softmax() -> None:
+def test_sampled_tokens_follow_the_softmax() -> None:
     """Chi-square over 4,000 positions; the limit is the 99.9th percentile for 4 degrees of freedom."""
     p, count = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]), 4000
     out, _ = run(
@@ -234,7 +234,7 @@ def test_draws_follow_the_softmax() -> None:
     assert chi < 18.5
 
 
-def test_truncation_holds_in_draws() -> None:
+def test_sampled_tokens_respect_the_truncation() -> None:
     count = 300
     logits = torch.zeros(count, 50)
     out, _ = run(logits, temperature=1.0, top_k=3, seed=list(range(count)))
@@ -243,7 +243,7 @@ def test_truncation_holds_in_draws() -> None:
     assert set(out.tokens.tolist()) == {0, 1, 2, 3, 4}
 
 
-def test_the_same_seed_and_position_draw_the_same_token_anywhere() -> None:
+def test_the_same_seed_and_position_give_the_same_token_in_every_batch() -> None:
     logits = torch.randn(6, 200, generator=torch.Generator().manual_seed(0))
     logits[4] = logits[1]
     seeds = [1, 2, 3, 4, 2, 6]

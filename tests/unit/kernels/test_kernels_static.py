@@ -55,7 +55,7 @@ def stored(kv: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("case", range(12))
 @pytest.mark.parametrize("name", sorted(FORMS))
-def test_over_the_operators_own_generator(name: str, case: int) -> None:
+def test_over_the_operators_generator(name: str, case: int) -> None:
     spec = BY_NAME[name]
     given = spec.generate(np.random.default_rng([case, len(name)]), CPU, "float32")
     if "kv" in given and given["kv"].layout.dtype == "float8_e4m3":
@@ -109,7 +109,7 @@ def test_padding_writes_nothing_to_the_history() -> None:
     assert not more[7:].any()
 
 
-def test_padding_leaves_every_block_but_the_first_alone() -> None:
+def test_padding_changes_no_block_but_the_first() -> None:
     rng = np.random.default_rng(4)
     batch = random.batch(rng, SHAPE, CPU)
     kv = random.cache(rng, SHAPE, LayerKV(2, 16), CPU, "int8")
@@ -139,7 +139,7 @@ def test_rows_of_padding_are_not_remembered() -> None:
     assert set(changed) <= {int(inputs.slot[0])}
 
 
-def test_nothing_that_was_never_written_is_seen() -> None:
+def test_memory_that_was_never_written_is_not_read() -> None:
     rng = np.random.default_rng(6)
     kv = random.cache(rng, SHAPE, LayerKV(1, 16), CPU, "float32")
     batch = random.batch(rng, random.Shape((1,), (4,), 16), CPU)

@@ -1,4 +1,4 @@
-"""The table of a step's inputs says of every array that a plan gives what it is; padding makes it a bucket's."""
+"""The table of a step's inputs describes every array of a plan; padding gives the sizes of a bucket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_field_of_batch_and_sampler_is_in_the_table_and_nothing_else() -> 
     assert frozenset({"history"}) == PERSISTENT
 
 
-def test_a_plan_gives_what_the_table_says() -> None:
+def test_a_plans_arrays_match_the_table() -> None:
     arrays = plan_arrays(dummy_plan(), VOCAB)
     assert {*arrays} == {*STEP_INPUTS} - PERSISTENT
     for name, array in arrays.items():
@@ -35,7 +35,7 @@ def test_a_plan_gives_what_the_table_says() -> None:
 
 @pytest.mark.parametrize("biases", [0, 1, 7, 8])
 @pytest.mark.parametrize("masks", [None, 1, 2])
-def test_padding_gives_the_buckets_sizes_whatever_the_plan(biases: int, masks: int | None) -> None:
+def test_padding_gives_the_buckets_sizes_for_every_plan(biases: int, masks: int | None) -> None:
     plan = dummy_plan()
     allowed = None if masks is None else np.full((masks, 3), 7, np.uint32)
     sampling = replace(
@@ -69,7 +69,7 @@ def test_the_guide_shows_the_table() -> None:
         assert shown[one.name] == (one.dtype, ", ".join(one.dims)), one.name
 
 
-def test_a_bucket_that_says_nothing_of_biases_and_masks_keeps_them() -> None:
+def test_a_bucket_without_biases_and_masks_keeps_their_sizes() -> None:
     arrays = plan_arrays(dummy_plan(), VOCAB)
     padded = pad_arrays(arrays, Bucket(8, 2, 8, 3), 9)
     assert padded["allowed"].shape == arrays["allowed"].shape == (1, 3)

@@ -13,7 +13,7 @@ from headrace.errors import ConfigError, PlatformError, PluginError
 from headrace.plugins import AUTO_SCORE, discover, version_fault
 
 
-def test_the_highest_score_is_chosen_and_the_reason_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_highest_score_is_chosen_and_the_reason_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     plugins = discover(
         [
             offering(monkeypatch, "one", FakePlatform("slow", 10), FakePlatform("none", 0)),

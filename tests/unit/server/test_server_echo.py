@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from server_fakes import MODEL, serve_fake
 
-from headrace.errors import InvalidRequest, cut, excerpt, shortened
+from headrace.errors import InvalidRequest, excerpt, shortened, truncate
 from headrace.server import schemas
 
 SERVED = serve_fake()
@@ -71,8 +71,8 @@ def test_paths_and_headers() -> None:
 
 
 def test_long_texts_are_shortened_in_the_middle() -> None:
-    assert cut("abc", 3) == "abc"
-    assert cut("a" * 300) == "a" * 149 + "…" + "a" * 50
+    assert truncate("abc", 3) == "abc"
+    assert truncate("a" * 300) == "a" * 149 + "…" + "a" * 50
     assert len(excerpt(["x" * 1000] * 1000)) <= 120
     assert "\n" not in excerpt("a\nb")
     assert shortened(f"field {'x' * 5000!r} is wrong").endswith("' is wrong")

@@ -55,7 +55,7 @@ def send(path: str, body: dict[str, Any]) -> None:
 
 
 def check(prompt: tuple[int, ...], params: SamplingParams) -> None:
-    """What the engine relies on."""
+    """Check the properties of requests that the engine relies on."""
     assert prompt
     assert all(0 <= token < VOCAB for token in prompt)
     assert 0 <= params.min_tokens <= params.max_tokens

@@ -209,7 +209,7 @@ def test_cancel_scope_stops_once_and_never_after_release():
 
 
 def answer_with(status: int, body: bytes, prompt: str = "Hi") -> tuple[str, dict]:
-    """What `ask` prints when a server answers so, and what it sent."""
+    """(The output of `ask` for such an answer of a server, the request that it sent)."""
     sent: dict = {}
 
     class Handler(BaseHTTPRequestHandler):

@@ -34,7 +34,7 @@ PATIENCE = 300.0
 
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
-    """What `serve` keeps from the collector in a process of its own would be kept from it in this one."""
+    """Undo what `serve` does to the garbage collector, which is meant for a process of its own."""
     yield
     gc.unfreeze()
 
@@ -54,7 +54,7 @@ class Server:
         self.url = match[0]
 
     def go(self) -> None:
-        """What stands still goes on."""
+        """Continue the streams that wait."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.stdin = None
@@ -102,7 +102,7 @@ class Reader(threading.Thread):
             self.begun.set()
 
     def end(self) -> dict[str, Any]:
-        """The last event ahead of the mark."""
+        """The last event before `[DONE]`."""
         self.join(PATIENCE)
         assert self.lines[-1] == "data: [DONE]"
         found: dict[str, Any] = json.loads(self.lines[-2][6:])

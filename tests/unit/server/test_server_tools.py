@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
+from importlib.metadata import EntryPoint
+from types import ModuleType
 from typing import Any
 
 import pytest
 from server_fakes import Served, events, fault, serve_fake
 
 from headrace.config import Config
+from headrace.errors import ConfigError
+from headrace.formats.json_reader import JsonCallsReader
 from headrace.formats.machine import Machine
 from headrace.formats.parser import Parser
 from headrace.formats.reasoning_forms import REASONING_FORMATS
+from headrace.formats.states import State, ToolFormat
 from headrace.formats.tool_formats import TOOL_FORMATS
+from headrace.plugins import GROUP, discover, hookimpl
 from headrace.server.answer_reader import AnswerReader, ReadingOptions
 from headrace.server.model_formats import ModelFormats, find_formats
 from headrace.server.prompted_tools import prompted_messages
@@ -99,6 +106,11 @@ def test_parallel_calls() -> None:
     ]
     choice = message(serve_fake(reply=TWO), tools=[TOOL, OTHER], parallel_tool_calls=False)
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]
+    served = serve_fake(reply=TWO)
+    message(served, tools=[TOOL])
+    counts = served.app.state.context.metrics.render().decode()
+    assert 'headrace_tool_calls_total{known="yes"} 1.0' in counts
+    assert 'headrace_tool_calls_total{known="no"} 1.0' in counts
     streamed = deltas(serve_fake(reply=TWO), tools=[TOOL, OTHER], parallel_tool_calls=False)
     assert '"g"' not in json.dumps([choice["delta"].get("tool_calls") for choice in streamed])
 
@@ -275,3 +287,41 @@ def test_a_constraint_waits_for_the_reasoning() -> None:
     assert after_reasoning(plain, formats, True) == Constraint("json_object", after=(1,))
     assert after_reasoning(plain, formats, None) == Constraint("json_object", after=(1,), opens=(0,))
     assert after_reasoning(plain, ModelFormats(reasoning=REASONING_FORMATS["think"]), None) is plain
+
+
+def test_an_answer_as_clients_send_it_back() -> None:
+    served = serve_fake(reply="Hi")
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {"a": 1}}
+    call = {"id": "1", "type": "function", "index": 0, "function": function}
+    sent = {"role": "assistant", "content": None, "tool_calls": [call], "parsed": {"a": 1}, "refusal": None}
+    thought = {"role": "assistant", "content": None, "reasoning": "so", "reasoning_content": "so"}
+    response = chat(served, messages=[{"role": "user", "content": "x"}, sent, thought])
+    assert response.status_code == 200, response.text
+    shown = served.tokenizer.rendered[-1]["messages"]
+    assert set(shown[1]["tool_calls"][0]["function"]) == {"name", "arguments"}
+    assert "parsed" not in shown[1]
+    assert shown[2]["reasoning_content"] == "so"
+
+
+def plugins(monkeypatch: pytest.MonkeyPatch, **members: Any) -> None:
+    """One plugin with these members and with the formats that it names."""
+    module = ModuleType("fake_formats")
+    for key, value in members.items():
+        setattr(module, key, value)
+    module.headrace_formats = hookimpl(lambda: {"mill": "fake_formats:MILL"})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    found = discover([EntryPoint("mill", module.__name__, GROUP)])
+    monkeypatch.setattr("headrace.plugins.discover", lambda: found)
+
+
+def test_a_format_of_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = State("reader", reader=lambda schemas: JsonCallsReader(), then="after")
+    states = {"body": body, "after": State("skip", {"</call>": "start"})}
+    plugins(monkeypatch, MILL=ToolFormat("mill", {"<call>": "body"}, states))
+    served = serve_fake(configured(tool_format="mill"), reply='<call>{"name": "f"}</call>')
+    assert message(served, tools=[TOOL])["message"]["tool_calls"][0]["function"]["name"] == "f"
+    assert "cannot be forced" in fault(chat(served, tools=[TOOL], tool_choice="required"), 400, "tools")["message"]
+    with pytest.raises(ConfigError, match="reasoning_format 'mill' is not known; there are think, "):
+        serve_fake(configured(reasoning_format="mill"))
+    with pytest.raises(ConfigError, match="tool_format 'other' is not known; there are hermes, "):
+        serve_fake(configured(tool_format="other"))

@@ -29,7 +29,7 @@ def on_wire(test: Callable[[Wire], Awaitable[None]], **engine: Any) -> None:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that waits for nothing."""
+    """A server with very short timeouts."""
     for name in ("HEAD_TIME", "BODY_PAUSE", "BODY_TIME"):
         monkeypatch.setattr(receive_timeout, name, 0.02)
 
@@ -114,7 +114,7 @@ def test_the_shutdown_does_not_wait_for_readers(caplog):
 
 
 class Clock:
-    """A loop's clock that a test turns."""
+    """An event loop's clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -79,7 +79,7 @@ def conversations(arguments: object) -> dict[str, list[dict[str, Any]]]:
 
 
 PRINTED = ("type': 'text", 'type": "text', 'type\\": \\"text', "None", "'deep'", '\\"deep')
-"""What a template writes that was not made for what it is given."""
+"""Output of templates that don't support their input."""
 
 
 def theirs(source: str, messages: list[dict[str, Any]], as_sent: bool, **options: Any) -> str | None:

@@ -30,7 +30,7 @@ ENDS: dict[str, Any] = {"eos_token_id": [1, 2]}
 
 
 def refused(read: Any) -> bool:
-    """Whether it was, in one line. A tokenizer that loads must work, or refuse a text in one line."""
+    """Whether the tokenizer was refused, in one line. One that loads must work, or refuse a text in one line."""
     try:
         tokenizer = read()
         tokenizer.decode(tokenizer.encode("hello <tool> world é"))
@@ -94,7 +94,7 @@ def test_a_very_long_piece_is_refused() -> None:
 
 def test_a_panic_is_an_error_of_one_line() -> None:
     class PanicException(BaseException):
-        """As the library's, which is no Exception."""
+        """A panic like the library's, which is not an Exception."""
 
     with pytest.raises(CheckpointError, match="it fails: index out of bounds: 3 of 2"), guarded("it fails"):
         raise PanicException("index out of bounds:\n3 of 2")
@@ -103,7 +103,7 @@ def test_a_panic_is_an_error_of_one_line() -> None:
 
 
 def test_a_text_that_cannot_be_encoded_is_an_invalid_request(tmp_path: Path) -> None:
-    """A model of whole words without a token for the unknown."""
+    """A model of complete words without a token for unknown ones."""
     save(Tokenizer(WordLevel({"a": 0}, unk_token="<unk>")), tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     with pytest.raises(InvalidRequest, match="the text cannot be encoded"):

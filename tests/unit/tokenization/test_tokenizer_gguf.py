@@ -121,7 +121,7 @@ class TestSentencePiece:
 
 
 def gpt2_with(kind: int, *texts: str) -> dict[str, Any]:
-    """The metadata with more tokens of one type behind the others."""
+    """The metadata with more tokens of one type after the others."""
     metadata = gpt2_metadata()
     metadata["tokenizer.ggml.tokens"] += texts
     types = metadata["tokenizer.ggml.token_type"]

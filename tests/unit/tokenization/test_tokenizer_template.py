@@ -1,4 +1,4 @@
-"""Chat templates: what they see, and what they may not do."""
+"""Chat templates: their variables, and the operations that are forbidden."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ class TestContinue:
 
 
 def attack(source: str) -> str:
-    """The complaint about a hostile template."""
+    """The error of a hostile template."""
     with pytest.raises(InvalidRequest) as caught:
         render(source)
     assert "Traceback" not in str(caught.value)

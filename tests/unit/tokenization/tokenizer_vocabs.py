@@ -68,7 +68,7 @@ def _named(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def byte_level_tokenizer() -> Tokenizer:
-    """What `gpt2_metadata` says, made with the library directly."""
+    """The tokenizer of `gpt2_metadata`, built with the library directly."""
     metadata = gpt2_metadata()
     tokens = metadata["tokenizer.ggml.tokens"]
     merges = [tuple(line.split(" ")) for line in metadata["tokenizer.ggml.merges"]]
@@ -98,7 +98,7 @@ def sentencepiece_tokenizer() -> Tokenizer:
 
 
 def save(backend: Tokenizer, folder: Path, **files: Any) -> Path:
-    """A directory as a checkpoint has it; `files` are JSON by name, without their ending."""
+    """A checkpoint's directory; `files` are JSON objects by file name without its suffix."""
     backend.save(str(folder / "tokenizer.json"))
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))

@@ -1,5 +1,5 @@
-"""Weights as a platform has laid them out, kept on disk from one start to the next.
+"""Caches the packed weights of a platform on disk for the next start.
 
-`cache.py` finds, loads, keeps and evicts; `content.py` says which checkpoint it was; `tree.py` turns a model's weights into a
-header and buffers, and back; `file.py` is the file's form; `forms.py` is what a platform brings.
+`cache.py` finds, loads, saves and evicts files; `content.py` identifies the checkpoint; `tree.py` converts a model's
+weights to a header and buffers, and back; `file.py` defines the format of a file.
 """

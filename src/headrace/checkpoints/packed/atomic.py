@@ -1,4 +1,4 @@
-"""A file that others see whole or not at all."""
+"""Writes a file that other processes see completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ __all__ = ["replacing"]
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Written beside its name and renamed at the end; nothing is left of it where the block raises. Not synced: a file that a
-    power cut leaves empty is found out by whoever reads it."""
+    """Write to a temporary file and rename it at the end; if the block raises, it is removed.
+
+    The file is not synced: a reader must detect a file that a power failure left empty.
+    """
     descriptor, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -1,4 +1,5 @@
-"""The cache of packed weights: one file a model, form and rank under the user's cache directory, the least recently used evicted."""
+"""The cache of packed weights: one file per model, form and rank in the user's cache directory. The least recently used
+file is evicted."""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ __all__ = ["Kept", "PackedCache", "clear", "directory_of", "kept", "open_cache"]
 _log = logging.getLogger(__name__)
 _SUFFIX = ".packed"
 _WORTH = 16 << 20
-"""Bytes of packed weights; fewer are packed as fast as they are read."""
+"""Smaller models are not cached: packing them is as fast as reading them. In bytes of packed weights."""
 _ABANDONED = 3600.0
-"""Seconds after which a file half written belongs to nobody."""
+"""Seconds after which an unfinished file counts as abandoned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Kept:
 
 
 class PackedCache:
-    """For one checkpoint in one form. `load` and `save` never raise for what is wrong with the cache: they say it in the log."""
+    """The cache of one checkpoint in one form. `load` and `save` log faults of the cache and never raise for them."""
 
     def __init__(
         self,
@@ -59,8 +60,10 @@ class PackedCache:
         forms: PackedForms,
         shard: Shard = WHOLE,
     ) -> None:
-        """`settings`: everything beside the files that the weights' form depends on. `limit`: bytes of all files together, those
-        of all ranks among them. `shard`: whose part of the model it is."""
+        """`settings`: everything except the files that the form of the weights depends on.
+
+        `limit`: the bytes of all files together, for all ranks. `shard`: the part of the model.
+        """
         self._directory, self._limit, self._forms, self._shard = directory, limit, forms, shard
         if shard.size > 1:
             settings = {**settings, "rank": shard.rank, "ranks": shard.size, "cut": _cutting()}
@@ -72,7 +75,7 @@ class PackedCache:
         self._thread: threading.Thread | None = None
 
     def load(self) -> Any:
-        """The weights as they were saved, None where they were not, or are not sound any more."""
+        """The saved weights; None if they were not saved or are damaged."""
         path = None
         try:
             path = self._find()
@@ -86,17 +89,17 @@ class PackedCache:
             return None
 
     def save(self, weights: Any) -> None:
-        """Keep them, on a thread of its own: the engine serves meanwhile."""
+        """Save the weights in a separate thread, while the engine serves."""
         self._thread = threading.Thread(target=self._save, args=(weights,), name="packed cache", daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> None:
-        """Until what was given to `save` is on disk."""
+        """Wait until the weights given to `save` are on disk."""
         if self._thread is not None:
             self._thread.join(seconds)
 
     def _find(self) -> Path | None:
-        """Files are only read through where an entry may turn out to be theirs."""
+        """The path of the entry. Files are hashed only if an entry may match them."""
         digest = self._contents.known(self._files)
         if digest is None and any(self._directory.glob(f"{self._prefix}-*{_SUFFIX}")):
             digest = self._contents.digest(self._files)
@@ -148,7 +151,10 @@ class PackedCache:
 def open_cache(
     config: Config, model: Path, decoder: object, forms: PackedForms | None, shard: Shard = WHOLE
 ) -> PackedCache | None:
-    """None where the device has no packed forms, or the user wants none kept. `decoder`: the model's configuration, by its repr."""
+    """The cache for a checkpoint; None if the device has no packed forms, or if the user turned the cache off.
+
+    `decoder`: the model's configuration, by its repr.
+    """
     if forms is None or not config.model.packed_cache:
         return None
     settings = {"decoder": repr(decoder), "quantize": config.model.quantize}
@@ -160,12 +166,12 @@ def directory_of() -> Path:
 
 
 def kept(directory: Path) -> list[Kept]:
-    """What the cache holds, the least recently used first."""
+    """The entries of the cache, the least recently used first."""
     return sorted(_kept(directory), key=lambda entry: entry.used)
 
 
 def clear(directory: Path) -> int:
-    """Remove everything; returns the bytes that were freed. Engines that run keep what they have loaded."""
+    """Remove all entries; returns the freed bytes. Running engines keep the weights they have loaded."""
     freed = 0
     for entry in _kept(directory):
         entry.path.unlink(missing_ok=True)
@@ -199,7 +205,7 @@ def _evict(directory: Path, limit: int, newest: Path) -> None:
 
 
 def _cutting() -> str:
-    """What cuts a model into parts: so that one cut elsewhere is never taken for this one."""
+    """A hash of the code that splits a model, so that parts of another split are never used."""
     digest = hashlib.sha256()
     for module in (assemble, sharding, column_split):
         assert module.__file__ is not None

@@ -1,4 +1,7 @@
-"""Which checkpoint this is, by what its files hold. A file is read through once; after that its place, size and times vouch for it."""
+"""Identifies a checkpoint by the contents of its files.
+
+A file is read once; later its path, size and times identify it.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +23,27 @@ __all__ = ["Contents", "checkpoint_files"]
 
 _PIECE = 8 << 20
 _SETTLED_NS = 2 * 10**9
-"""A file that changed so recently may change again within the same tick of its clock: its digest is not kept."""
+"""A file that changed so recently may change again within the same clock tick: its digest is not stored."""
 _MOST_KEPT = 4096
 
 
 def checkpoint_files(path: Path) -> list[Path]:
-    """The file itself, or what a directory's weights and settings are read from, by name."""
+    """The file, or the files that a directory's weights and settings are read from, by name."""
     if not path.is_dir():
         return [path]
     return sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".json") and file.is_file())
 
 
 class Contents:
-    """Digests of files, remembered in `index`: a JSON object from absolute path to [device, inode, size, mtime, ctime, digest]."""
+    """Digests of files, stored in `index`: a JSON object from absolute path to [device, inode, size, mtime, ctime,
+    digest]."""
 
     def __init__(self, index: Path) -> None:
         self._index = index
         self._known = _read(index)
 
     def known(self, files: Sequence[Path]) -> str | None:
-        """The digest of the files together, if each has been read before and not changed since. Raises OSError."""
+        """The digest of all files, if each was read before and has not changed since. Raises OSError."""
         digests = []
         for file in files:
             entry = self._known.get(str(file.absolute()))
@@ -49,7 +53,10 @@ class Contents:
         return _together(files, digests)
 
     def digest(self, files: Sequence[Path]) -> str:
-        """The same, reading what is not known; of several ranks that want the same, one reads. Raises OSError."""
+        """The digest of all files; unknown files are read.
+
+        Of several ranks with the same files, one reads. Raises OSError.
+        """
         known = self.known(files)
         if known is not None:
             return known
@@ -81,7 +88,7 @@ class Contents:
 
 
 def _alone(index: Path) -> BaseFileLock:
-    """One process at a time, on every system; the lock ends with its holder."""
+    """A lock for one process at a time, on every system; it ends with its process."""
     # Late: only a checkpoint that was not read before needs it.
     from filelock import FileLock
 
@@ -95,7 +102,7 @@ def _stamp(file: Path) -> list[int]:
 
 
 def _sha256(file: Path) -> str:
-    """SHA-256 rather than BLAKE2: processors have instructions for it, which makes it twice as fast."""
+    """SHA-256, not BLAKE2: processors have instructions for it, which make it twice as fast."""
     digest = hashlib.sha256()
     buffer = bytearray(_PIECE)
     with file.open("rb", buffering=0) as source:
@@ -110,7 +117,7 @@ def _together(files: Sequence[Path], digests: Sequence[str]) -> str:
 
 
 def _read(index: Path) -> dict[str, list[Any]]:
-    """What can be read of it; the rest is found out again."""
+    """The readable part of the index; the rest is computed again."""
     try:
         known = read_json(index)
     except CheckpointError:

@@ -1,15 +1,15 @@
-"""A file of packed weights: a header that is checked, then buffers at multiples of 64 bytes, each piece with its sum.
+"""A file of packed weights: a checked header, then buffers at multiples of 64 bytes, with a checksum per piece.
 
     8 bytes   magic and version
     8 bytes   length of the header
     32 bytes  BLAKE2b of the header
-    header    JSON: `key`, `about`, `tree`, `size` of the payload, `buffers` as [offset, bytes, sum, sum…], a sum a piece
+    header    JSON: `key`, `about`, `tree`, `size` of the payload, `buffers` as [offset, bytes, sum per piece…]
     zeros     up to a multiple of 4096
     payload
 
-It is written beside its name and then renamed, so that a reader finds all of it or nothing. A sum depends on where each word
-lies: a changed bit, a lost page, two pages that changed places and a shortened file all show, at a fraction of what reading
-costs (`_sum`).
+It is written to a temporary file and then renamed, so that a reader finds the complete file or none. A checksum depends
+on the position of each word: it detects a changed bit, a lost page, two exchanged pages and a truncated file, at a
+fraction of the cost of reading (`_sum`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _FIXED = struct.Struct("<8sQ32s")
 _PAGE = 4096
 _ALIGN = 64
 _PIECE = 1 << 20
-"""Bytes that a sum covers: what stays in a core's cache between reading and adding up."""
+"""Bytes per checksum: they stay in a core's cache between reading and adding."""
 _ROW = 4096
-"""Bytes of a row when a piece is summed by rows and by columns."""
+"""Bytes per row when a piece is summed by rows and by columns."""
 _LONGEST_HEADER = 1 << 28
 _READERS = 2
 
@@ -47,11 +47,11 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Unsound(Exception):
-    """The file is not what it should be; the message says how. Never leaves the cache."""
+    """The file is invalid; the message gives the reason. Never leaves the cache."""
 
 
 def write(path: Path, key: str, about: dict[str, Any], tree: Any, buffers: Sequence[torch.Tensor]) -> int:
-    """Returns the file's size. Buffers are contiguous tensors of any type. Raises OSError."""
+    """Write a file and return its size. Buffers are contiguous tensors of any type. Raises OSError."""
     arrays = [_bytes(buffer) for buffer in buffers]
     entries, at = [], 0
     for array in arrays:
@@ -69,7 +69,7 @@ def write(path: Path, key: str, about: dict[str, Any], tree: Any, buffers: Seque
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header, checked, and where the payload starts. Raises Unsound and OSError."""
+    """(the checked header, the offset of the payload). Raises Unsound and OSError."""
     if not path.is_file():
         raise Unsound("it is no file")
     with path.open("rb") as file:
@@ -132,10 +132,10 @@ def _bytes(buffer: torch.Tensor) -> Bytes:
 def _sum(piece: Bytes) -> int:
     """A checksum of 64 bits that depends on the order of the bytes.
 
-    The piece is a table of 64-bit words, a row a page. The sums of its rows and of its columns go through a CRC each, with the
-    bytes behind the last whole row. Up to three changed words always change a sum of a row or of a column, and words that change
-    places change the sums of the rows or of the columns that they leave. Two passes of vectorised additions cost a sixth of a
-    CRC of the whole piece.
+    The piece is a table of 64-bit words, one row per page. The sums of its rows and of its columns go through a CRC
+    each, with the bytes after the last complete row. Up to three changed words always change a sum of a row or of a
+    column, and words that change places change the sums of the rows or columns that they leave. Two passes of
+    vectorized additions cost a sixth of a CRC of the complete piece.
     """
     whole = len(piece) // _ROW * _ROW
     table = piece[:whole].view(np.uint64).reshape(-1, _ROW // 8)

@@ -1,4 +1,4 @@
-"""A model's weights as plain data and buffers, whatever dataclasses, lists and tensors they are made of."""
+"""Converts a model's weights (dataclasses, lists and tensors) to plain data and buffers, and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Uncacheable", "decode", "encode", "keep_packed_alone"]
 
 Tensor = torch.Tensor
 _CLASSES = "headrace.models."
-"""Where the dataclasses of weights stand; others are not made from a file."""
+"""The modules of the weights' dataclasses; others are not created from a file."""
 _SCALARS = (type(None), bool, int, float, str)
 _PLAIN = ("float32", "bfloat16", "float16")
 _DTYPES = {
@@ -28,24 +28,24 @@ _DTYPES = {
 
 
 class Uncacheable(Exception):
-    """Something in there cannot be kept; the message says what."""
+    """The weights cannot be cached; the message gives the reason."""
 
 
 def encode(weights: object, forms: PackedForms) -> tuple[Any, list[Tensor]]:
-    """Data for JSON, and the buffers that it counts. Raises Uncacheable."""
+    """(JSON data, the buffers it refers to). Raises Uncacheable."""
     writer = _Writer(forms)
     root = writer.node(weights)
     return {"root": root, "weights": writer.weights}, writer.buffers
 
 
 def decode(tree: Any, buffers: Sequence[Tensor], forms: PackedForms) -> Any:
-    """The inverse of `encode`. Buffers are uint8 and are kept. Raises what a tree that `encode` did not make leads to."""
+    """The inverse of `encode`. Buffers are uint8 and are stored, not copied. Other trees raise various errors."""
     reader = _Reader(tree["weights"], buffers, forms)
     return reader.node(tree["root"])
 
 
 def keep_packed_alone(weight: Weight, forms: PackedForms) -> None:
-    """Release the stored values of a weight whose packed form is everything that the device reads."""
+    """Release the stored values of a weight if the device reads only its packed form."""
     if forms.dump(weight) is not None:
         weight.tensors, weight.parts, weight.unpack = {}, (), _unread
 
@@ -79,7 +79,10 @@ class _Writer:
         return [len(self.buffers) - 1, dtype, list(tensor.shape)]
 
     def _weight(self, weight: Weight) -> int:
-        """Its number. The same object twice, as an embedding that is the head too, is one entry."""
+        """The number of an entry.
+
+        An object that occurs twice, such as an embedding that is also the head, is one entry.
+        """
         if id(weight) in self._seen:
             return self._seen[id(weight)]
         entry: dict[str, Any] = {"shape": list(weight.shape), "name": weight.name}
@@ -154,6 +157,6 @@ class _Reader:
 
 def _unread(weight: Weight) -> Tensor:
     raise PlatformError(
-        f"{weight.name or 'a weight'} is kept in its packed form alone, but an operator asks for its stored values: the device "
-        "packs weights for operators that it does not have"
+        f"{weight.name or 'a weight'} is stored in its packed form alone, but an operator needs its stored values: "
+        "the device packs weights for operators that it does not have"
     )

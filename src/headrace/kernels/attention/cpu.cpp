@@ -1,31 +1,32 @@
-// Causal attention over the paged cache, for decode and chunked prefill alike.
+// Causal attention over the paged cache, for decode and chunked prefill.
 //
-// One algorithm a (query, head) row, whatever shares the step: keys in segments of 256 aligned to absolute positions.
-// Within a segment scores are summed over d in order, their maximum is taken, and the values are summed over keys in
-// order; segments are joined in ascending order as in an online softmax (arXiv:2205.14135). What a row doesn't see adds
-// exact zeros. So the bits don't depend on the tile of rows, on the chunk, or on whether segments were computed by one
-// thread or by several.
+// Every (query, head) row has one algorithm, independently of the other rows of the step: keys are processed in
+// segments of 256 aligned to absolute positions. Within a segment, scores are summed over d in order, their maximum is
+// computed, and the values are summed over keys in order; segments are joined in ascending order as in an online
+// softmax (arXiv:2205.14135). Masked keys add exact zeros. So the bits don't depend on the tile of rows, on the chunk,
+// or on whether one thread or several computed the segments.
 #include "cpu_tile.h"
 
 namespace {
 
 struct Unit {
-    int64_t seq, head, tile;  // head counts groups of query heads that share a unit
+    int64_t seq, head, tile;  // head: index of a group of query heads that share a unit
     int64_t first, last;      // segments [first, last)
-    bool whole;               // all that the rows see: the result can be written
-    int64_t partial;          // else where this unit's first segment's state goes; of the tile's first member, in a bundle
+    bool whole;               // covers all keys that the rows see: the result can be written
+    int64_t partial;          // otherwise: slot for the state of the first segment (in a bundle, of its first member)
     int64_t members;          // sequences that share the unit's keys; 1 outside a bundle
 };
 
 // The units of a step, the same list in every thread. Sequences of one tile may be split over segments.
 //
-// Neighbours of one token each whose tables begin with the same blocks are a bundle: the segments in those blocks are
-// read once for all of them, and every member's states are joined in order of segments as if it had read them alone.
+// Adjacent sequences of one token each whose block tables begin with the same blocks form a bundle: the segments in
+// those blocks are read once for all of them. Each member's states are joined in the order of segments, as they are
+// without a bundle.
 struct Plan {
     const Args *a;
     const hr_ctx *ctx;
     int64_t heads, tile_tokens, grain, slots;
-    int64_t seq = 0, members = 0, shared = 0;  // the bundle under way, and the segments that all of it sees
+    int64_t seq = 0, members = 0, shared = 0;  // the current bundle, and the segments that all its members see
     int64_t base = 0, units = 0, common = 0, parts = 1, tiles = 0, slot = 0, taken = 0;
 
     int64_t tokens(int64_t s) const { return a->query_start[s + 1] - a->query_start[s]; }
@@ -35,20 +36,21 @@ struct Plan {
     }
     int64_t segments(int64_t s) const { return (a->context_lens[s] + SEGMENT - 1) / SEGMENT - first_segment(s); }
     int64_t seqs() const { return ctx->sizes[HR_S]; }
-    // Slots of partial states of sequence s: one a segment, head and row.
+    // Slots for partial states of sequence s: one per segment, head and row.
     int64_t states(int64_t s) const { return segments(s) * heads * tokens(s) * a->sub_rows; }
 
     Plan(const Args *args, const hr_ctx *c) : a(args), ctx(c) {
         heads = a->kv.heads * a->subs;
         tile_tokens = TILE_ROWS / a->sub_rows > 1 ? TILE_ROWS / a->sub_rows : 1;
         int64_t total = 0;
-        for (int64_t s = 0; s < seqs(); s++) total += segments(s) * heads * ((tokens(s) + tile_tokens - 1) / tile_tokens);
+        for (int64_t s = 0; s < seqs(); s++)
+            total += segments(s) * heads * ((tokens(s) + tile_tokens - 1) / tile_tokens);
         grain = total / (4 * c->parts);
         if (grain < 1) grain = 1;
         if (c->parts == 1) grain = 1 << 30;
         slots = c->shared_bytes / (a->state * 4);
     }
-    // Move to the sequence (or bundle) of unit `index`, which only grows; false behind the last.
+    // Move to the sequence (or bundle) of unit `index`, which must not decrease; false after the last unit.
     bool seek(int64_t index) {
         while (index >= base + units) {
             base += units;
@@ -83,8 +85,7 @@ struct Plan {
     }
 
 private:
-    // Segments that lie in the blocks with which the tables of s and t begin alike, `most` at most; whole ones before
-    // both ends.
+    // Number of complete segments, at most `most`, in the blocks that the tables of s and t have in common.
     int64_t alike(int64_t s, int64_t t, int64_t most) const {
         int64_t width = ctx->sizes[HR_TABLE], whole = a->context_lens[t] / SEGMENT, n = 0;
         if (whole < most) most = whole;
@@ -93,7 +94,7 @@ private:
         n = n * a->kv.block_size / SEGMENT;
         return n < most ? n : most;
     }
-    // The bundle that begins at `seq`: those who follow while what is shared is not cut to less than half.
+    // The bundle that begins at `seq`: sequences are added while the shared segments don't shrink to less than half.
     void gather() {
         members = 1, shared = taken = 0;
         if (a->window > 0 || tokens(seq) != 1) return;
@@ -128,7 +129,8 @@ void run_shared(const Plan &p, hr_ctx *ctx, const Unit &u) {
     t.segment(u.first);
     int64_t at = u.partial;
     for (int64_t j = 0; j < u.members; j++) {
-        float *to = (float *)ctx->shared + (at + (u.head * p.segments(u.seq + j) + u.first) * p.a->sub_rows) * p.a->state;
+        int64_t from = at + (u.head * p.segments(u.seq + j) + u.first) * p.a->sub_rows;
+        float *to = (float *)ctx->shared + from * p.a->state;
         for (int64_t h = 0; h < t.heads; h++) t.save(j * t.heads + h, to + h * p.a->state);
         at += p.states(u.seq + j);
     }
@@ -154,7 +156,7 @@ void run(const Plan &p, hr_ctx *ctx, const Unit &u) {
     }
 }
 
-// Join the partial states of sequence s, which begin at `slot`; rows are shared out over the team.
+// Join the partial states of sequence s, which begin at `slot`; the rows are distributed over the team.
 void join(const Plan &p, hr_ctx *ctx, int64_t s, int64_t slot) {
     const Args *a = p.a;
     int64_t n = p.segments(s), rows = p.tokens(s) * a->sub_rows;
@@ -163,7 +165,8 @@ void join(const Plan &p, hr_ctx *ctx, int64_t s, int64_t slot) {
         Tile t(a, ctx, s, head, 0, p.tile_tokens);
         if (r >= t.rows) continue;
         t.reset();
-        for (int64_t k = 0; k < n; k++) t.add(r, (const float *)ctx->shared + (slot + (head * n + k) * rows + r) * a->state);
+        const float *states = (const float *)ctx->shared;
+        for (int64_t k = 0; k < n; k++) t.add(r, states + (slot + (head * n + k) * rows + r) * a->state);
         t.write(r);
     }
 }

@@ -1,4 +1,4 @@
-// Groups of cached keys and values as the products take them: float32, or bfloat16 pairs where the processor multiplies
+// Groups of cached keys and values in the form the products use: float32, or bfloat16 pairs if the processor multiplies
 // those. The conversion from every stored type is exact.
 #ifndef HEADRACE_ATTENTION_PANEL_H
 #define HEADRACE_ATTENTION_PANEL_H
@@ -31,7 +31,7 @@ HR_INLINE __m512i pairs_of_int8(__m256i codes) {
     __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(wide, 1)));
     return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
-// Exponent and mantissa move into place; the 8 smallest, which are subnormal (k / 512), and the NaN come from tables.
+// Exponent and mantissa are shifted; the 8 smallest, which are subnormal (k / 512), come from a table, NaN is set.
 HR_INLINE __m512i pairs_of_e4m3(__m256i codes) {
     const __m512i small = _mm512_castsi128_si512(
         _mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
@@ -40,7 +40,8 @@ HR_INLINE __m512i pairs_of_e4m3(__m256i codes) {
     __m512i value = _mm512_add_epi16(_mm512_slli_epi16(rest, 4), _mm512_set1_epi16(120 << 7));
     __mmask32 tiny = _mm512_cmplt_epu16_mask(rest, _mm512_set1_epi16(8));
     value = _mm512_mask_permutexvar_epi16(value, tiny, rest, small);
-    value = _mm512_mask_mov_epi16(value, _mm512_cmpeq_epi16_mask(rest, _mm512_set1_epi16(0x7f)), _mm512_set1_epi16(0x7fc0));
+    __mmask32 nan = _mm512_cmpeq_epi16_mask(rest, _mm512_set1_epi16(0x7f));
+    value = _mm512_mask_mov_epi16(value, nan, _mm512_set1_epi16(0x7fc0));
     return _mm512_or_si512(value, sign);
 }
 #endif
@@ -82,9 +83,10 @@ HR_INLINE const uint32_t *panel_of(const hr_kv *kv, const char *stored, bool key
     return room;
 }
 
-// A copy of a value panel in which keys from `present` on are zero: what was never written may hold anything, and 0
+// A copy of a value panel in which keys from `present` on are zero: memory that was never written may hold NaN, and 0
 // times NaN is NaN.
-HR_INLINE const uint32_t *clear_absent(const uint32_t *panel, int64_t padded, bool pairs, int64_t present, uint32_t *room) {
+HR_INLINE const uint32_t *clear_absent(const uint32_t *panel, int64_t padded, bool pairs, int64_t present,
+                                       uint32_t *room) {
     int64_t words = (pairs ? 8 : 16) * padded, kept = (pairs ? present / 2 : present) * padded;
     if (room != panel) memcpy(room, panel, (size_t)words * 4);
     if (pairs && present % 2) {

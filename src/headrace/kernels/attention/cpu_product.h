@@ -6,7 +6,7 @@
 #include "simd.h"
 
 #if defined(__AVX512BF16__)
-#define HR_PAIRS 1  // two products an instruction: panels of bfloat16 pairs
+#define HR_PAIRS 1  // two products per instruction: panels of bfloat16 pairs
 #else
 #define HR_PAIRS 0
 #endif
@@ -19,7 +19,7 @@ constexpr int GROUP_VECTORS = 16 / W;         // vectors of the 16 keys of a gro
 constexpr int NG = NV / GROUP_VECTORS > 0 ? NV / GROUP_VECTORS : 1;
 
 // acc[r][v] += a[r][k] * b[v][k], k ascending. `a` and `b` hold 32-bit steps (a float or a pair); vector v of step k
-// stands at b[v] + k * stride. `Pairs` takes the bfloat16 dot product.
+// is at b[v] + k * stride. `Pairs` uses the bfloat16 dot product.
 template <bool Pairs, int R, int V>
 HR_INLINE void multiply(vf (&acc)[R][V], const uint32_t *a, int64_t lda, int64_t steps, const uint32_t *const (&b)[V],
                         int64_t stride) {
@@ -44,7 +44,7 @@ HR_INLINE void multiply(vf (&acc)[R][V], const uint32_t *a, int64_t lda, int64_t
     }
 }
 
-// Scores of R rows with the 16 keys of each of G groups: out[r][16 g + key]; top[r]: the largest so far, lane by lane.
+// Scores of R rows with the 16 keys of each of G groups: out[r][16 g + key]; top[r]: the maximum of each lane.
 template <bool Pairs, int R, int G>
 void score_groups(const uint32_t *q, int64_t ldq, int64_t steps, const uint32_t *const *groups, float *out, int64_t ldo,
                   vf *top) {
@@ -65,11 +65,11 @@ void score_groups(const uint32_t *q, int64_t ldq, int64_t steps, const uint32_t 
     }
 }
 
-// R rows of weights over `count` groups of values, V vectors of columns from `column` on, joined to the rows' running
+// R rows of weights times `count` groups of values, V vectors of columns from `column` on, added to the rows' running
 // sums: out = out * keep[r] + sum * take[r].
 template <bool Pairs, int R, int V>
-void mix_groups(const uint32_t *p, int64_t ldp, const uint32_t *const *groups, int64_t count, int64_t padded, int64_t column,
-                const float *keep, const float *take, float *out) {
+void mix_groups(const uint32_t *p, int64_t ldp, const uint32_t *const *groups, int64_t count, int64_t padded,
+                int64_t column, const float *keep, const float *take, float *out) {
     constexpr int STEPS = Pairs ? 8 : 16;
     vf acc[R][V] = {};
     for (int64_t g = 0; g < count; g++) {

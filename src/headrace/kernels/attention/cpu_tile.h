@@ -1,5 +1,5 @@
-// A tile: the rows (token, query head) of one sequence that share a KV head, and their state while segments of keys
-// pass by.
+// A tile: the rows (token, query head) of one sequence that share a KV head, and their state while segments of keys are
+// processed.
 #ifndef HEADRACE_ATTENTION_TILE_H
 #define HEADRACE_ATTENTION_TILE_H
 #include "cpu_panel.h"
@@ -23,7 +23,7 @@ namespace {
 
 typedef attention_args Args;
 constexpr int64_t SEGMENT = 256, GROUPS = SEGMENT / 16, TILE_ROWS = 48, BLOCK = 2 * MR, MAX_ROWS = TILE_ROWS + MR;
-constexpr float NOTHING = -1e30f;  // the maximum of a row that has seen no key: finite, so that differences are
+constexpr float NOTHING = -1e30f;  // the maximum of a row before its first key: finite, so that differences are finite
 
 struct Scratch {
     uint32_t *q, *p, *panels;
@@ -58,7 +58,8 @@ struct Tile {
     vf sum[MAX_ROWS], top[MAX_ROWS];
 
     // Tokens of one sequence.
-    Tile(const Args *args, hr_ctx *ctx, int64_t s, int64_t head, int64_t tile, int64_t tile_tokens) : Tile(args, ctx, s, head) {
+    Tile(const Args *args, hr_ctx *ctx, int64_t s, int64_t head, int64_t tile, int64_t tile_tokens)
+        : Tile(args, ctx, s, head) {
         int64_t begin = a->query_start[s], n = a->query_start[s + 1] - begin, from = tile * tile_tokens;
         tokens = n - from < tile_tokens ? n - from : tile_tokens;
         for (int64_t i = 0; i < tokens; i++) {
@@ -67,8 +68,8 @@ struct Tile {
         }
         load_queries();
     }
-    // The tokens of `members` sequences of one token each, for segments that they all see whole and that lie in the
-    // same blocks.
+    // The tokens of `members` sequences of one token each, for segments in common blocks that all of them see
+    // completely.
     Tile(const Args *args, hr_ctx *ctx, int64_t s, int64_t head, int64_t members) : Tile(args, ctx, s, head) {
         tokens = members;
         for (int64_t i = 0; i < tokens; i++) {
@@ -78,7 +79,9 @@ struct Tile {
         load_queries();
     }
 
-    const float *query(int64_t r) const { return a->q + ((int64_t)token[r / heads] * a->q_heads + head0 + r % heads) * kv->dim; }
+    const float *query(int64_t r) const {
+        return a->q + ((int64_t)token[r / heads] * a->q_heads + head0 + r % heads) * kv->dim;
+    }
     int64_t position(int64_t r) const { return place[r / heads]; }
     int64_t start(int64_t r) const {
         int64_t p = position(r) - a->window + 1;
@@ -120,7 +123,7 @@ struct Tile {
         for (int64_t r = 0; r < rows; r++) peak[r] = NOTHING, sum[r] = vf{};
     }
 
-    // Let every row meet the keys at positions 256 s to 256 s + 255.
+    // Process the keys at positions 256 s to 256 s + 255 for every row.
     void segment(int64_t s) {
         int64_t base = s * SEGMENT, end = last_position() + 1 - base, lo = start(0) - base;
         int64_t g0 = lo > 0 ? lo / 16 : 0, g1 = (end < SEGMENT ? end + 15 : SEGMENT) / 16, n = g1 - g0;
@@ -130,10 +133,10 @@ struct Tile {
         for (int64_t g = g0; g < g1; g++) fetch(base + 16 * g, g - g0, keys, values, key_scales, value_scales);
         bool stored = panel_stored(kv);
         bool extras = a->soft_cap != 0.0f || a->alibi || scaled;
-        // Where all rows see all keys and nothing is added to the scores, the products have found the maxima already.
+        // If all rows see all keys and nothing is added to the scores, the products have already found the maxima.
         bool plain = !extras && base + 16 * g1 <= place[0] + 1 && start(rows - 1) <= base + 16 * g0;
         for (int64_t r = 0; r < rows; r++) top[r] = vset(-INFINITY);
-        // So many rows at a time that their scores stay in the first cache.
+        // Rows are processed in blocks whose scores stay in the L1 cache.
         for (int64_t begin = 0; begin < rows; begin += BLOCK) {
             int64_t end_row = rows - begin < BLOCK ? rows : begin + BLOCK;
             for (int64_t g = 0; g < n; g += NG) {
@@ -142,7 +145,8 @@ struct Tile {
                 for (int64_t i = g + NG; stored && begin == 0 && i < n && i < g + 2 * NG; i++) prefetch_panel(keys[i]);
                 for (int64_t r = begin; r < end_row; r += MR) {
 #define CALL(R) \
-    pairs ? score_rows<HR_PAIRS, R>(m.q + r * ldq, ldq, ldq, keys + g, some, m.s + r * SEGMENT + 16 * g, SEGMENT, top + r) \
+    pairs ? score_rows<HR_PAIRS, R>(m.q + r * ldq, ldq, ldq, keys + g, some, m.s + r * SEGMENT + 16 * g, SEGMENT, \
+                                    top + r)                                                                     \
           : score_rows<false, R>(m.q + r * ldq, ldq, ldq, keys + g, some, m.s + r * SEGMENT + 16 * g, SEGMENT, top + r)
                     HR_BY_ROWS(end_row - r, CALL)
 #undef CALL
@@ -188,8 +192,8 @@ struct Tile {
         }
     }
 
-    // Row r's scores over n groups from position `first` on: what belongs to them is added, what it doesn't see is
-    // taken out, and the maximum is found anew.
+    // Finish row r's scores over n groups from position `first` on: scale, soft cap and slopes, then the mask, then the
+    // maximum.
     template <bool Extras> void adjust(int64_t r, int64_t first, int64_t n, const float *ks) {
         float *s = m.s + r * SEGMENT;
         int64_t lo = start(r) - first, hi = position(r) + 1 - first, count = 16 * n;
@@ -206,19 +210,20 @@ struct Tile {
         }
         top[r] = high;
     }
-    // The maxima of rows [begin, end), and the factors that join this segment to those before. `unit`: from scores to
-    // exponents of 2.
+    // Compute the maxima of rows [begin, end), and the factors that join this segment to those before. `unit` converts
+    // scores to exponents of 2.
     void settle(int64_t begin, int64_t end, float unit) {
         for (int64_t r = begin; r < end; r++) now[r] = hmax(top[r]) * unit;
         for (int64_t r = begin; r < end; r += W) {
-            vf high = vmax(vload_n(now + r, end - r), vset(NOTHING)), before = vload_n(peak + r, end - r), next = vmax(high, before);
+            vf high = vmax(vload_n(now + r, end - r), vset(NOTHING)), before = vload_n(peak + r, end - r);
+            vf next = vmax(high, before);
             vstore_n(now + r, high, end - r);
             vstore_n(keep + r, vexp2<5>(before - next), end - r);
             vstore_n(take + r, vexp2<5>(high - next), end - r);
             vstore_n(peak + r, next, end - r);
         }
     }
-    // Row r's scores become weights: exp(score - maximum).
+    // Replace row r's scores by weights, exp(score - maximum).
     template <bool Extras, bool Pairs> void weigh(int64_t r, int64_t n, const float *vs) {
         const float *s = m.s + r * SEGMENT;
         uint32_t *to = m.p + r * ldp;
@@ -239,7 +244,8 @@ struct Tile {
         sum[r] = vfma(sum[r], vset(keep[r]), total * vset(take[r]));
     }
 
-    inline __attribute__((always_inline)) vf adjusted(vf x, int64_t r, int64_t first, int64_t i, const float *ks) const {
+    inline __attribute__((always_inline)) vf adjusted(vf x, int64_t r, int64_t first, int64_t i,
+                                                      const float *ks) const {
         if (ks) x = x * vload(ks + i);
         x = x * vset(a->scale);
         if (a->soft_cap != 0.0f) x = vset(a->soft_cap) * vtanh(x / vset(a->soft_cap));

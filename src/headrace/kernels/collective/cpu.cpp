@@ -1,5 +1,5 @@
-// Collectives between processes of one machine, as kernels: all_reduce and all_gather over a shared segment, and what a
-// table that is split over ranks needs.
+// Collectives between processes of one machine, as kernels: all_reduce and all_gather over a shared segment, and
+// the lookups of a table that is split over ranks.
 #include <string.h>
 
 #include "segment.h"
@@ -12,7 +12,7 @@ typedef struct hr_all_reduce_args {
     hr_segment segment;
     const void *x;
     void *y;
-    int64_t width;  // elements a row
+    int64_t width;  // elements per row
     hr_dim rows;
     int32_t type;   // HR_SUM_*
 } hr_all_reduce_args;
@@ -22,15 +22,15 @@ typedef struct hr_all_gather_args {
     hr_segment segment;
     const char *x;
     char *y;
-    int64_t bytes;   // of a row of x; a row of y has one from each rank
+    int64_t bytes;   // of a row of x; a row of y holds one from each rank
     hr_dim rows;
-    int32_t stacked;  // each rank's rows stand below the one's before it: one row for all
+    int32_t stacked;  // the ranks' rows are stacked: all rows of rank 0, then those of rank 1, …
 } hr_all_gather_args;
 HR_LAYOUT(hr_all_gather_args, segment, x, y, bytes, rows, stacked);
 
 typedef struct hr_own_args {
     const int32_t *ids;
-    int32_t *own;   // own_ids: the id's row here; 0 for ids of other ranks
+    int32_t *own;   // own_ids: the id's row on this rank; 0 for ids of other ranks
     float *y;       // own_rows: rows of other ranks' ids become zero
     int64_t width;
     hr_dim rows;
@@ -41,7 +41,7 @@ HR_LAYOUT(hr_own_args, ids, own, y, width, rows, first, count);
 
 namespace {
 
-// A thread's share of `bytes`, in whole cache lines.
+// Copy a thread's share of `bytes`, in complete cache lines.
 void copy_share(const hr_ctx *ctx, char *to, const char *from, int64_t bytes) {
     int64_t begin, end;
     hr_share(ctx, bytes, 64, &begin, &end);
@@ -68,7 +68,7 @@ void all_reduce(const hr_all_reduce_args *a, hr_ctx *ctx) {
         [&](u32 turn, int64_t at, int64_t part) {
             int64_t begin, end;
             hr_share(ctx, part / (int64_t)sizeof(T), 64 / (int64_t)sizeof(T), &begin, &end);
-            // A line at a time stays in the cache while every rank's is added.
+            // A run at a time, so that it stays in the cache while all ranks' values are added.
             constexpr int64_t RUN = 4096 / (int64_t)sizeof(T);
             T *y = (T *)((char *)a->y + at);
             for (int64_t i = begin; i < end; i += RUN) add_slots(s, turn, i, i + RUN < end ? i + RUN : end, y);

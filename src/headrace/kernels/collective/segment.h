@@ -1,8 +1,9 @@
-// Memory that the ranks of one machine share: a line a rank, then two slots a rank.
+// Memory that the ranks of one machine share: one line per rank, then two slots per rank.
 //
-// A rank copies its part into a slot of its own, says so in its line's turn, waits until every rank has, and reads all
-// slots in rank order: sums have the same bits on every rank and in every run. The next turn uses the other slot; the
-// one after it finds the first free, since no rank comes to a turn before it has read the slots of the previous one.
+// A rank copies its part into its slot, writes the turn to its line, waits until every rank has done so, and reads all
+// slots in rank order: sums have the same bits on every rank and in every run. The next turn uses the other slot. The
+// turn after that can use the first again, because no rank reaches a turn before it has read the slots of the previous
+// one.
 #ifndef HEADRACE_SEGMENT_H
 #define HEADRACE_SEGMENT_H
 #include <fcntl.h>
@@ -14,7 +15,7 @@
 
 extern "C" {
 
-// What a collective puts into *hr_ctx.error: one of these plus the rank that it is about.
+// Errors of a collective in *hr_ctx.error: one of these plus the rank it concerns.
 enum { HR_PEER_GONE = 3000, HR_PEER_LATE = 4000, HR_PEER_DIFFERS = 5000, HR_PEER_FAILED = 6000 };
 
 typedef struct hr_segment {
@@ -29,11 +30,11 @@ HR_LAYOUT(hr_segment, memory, slot_bytes, timeout_ns, spin_ns, rank, size);
 namespace {
 
 struct alignas(128) Line {
-    std::atomic<u32> turn;      // of the last part that was put into a slot; a futex of all processes
+    std::atomic<u32> turn;      // of the last part that was written to a slot; a futex of all processes
     std::atomic<u32> sleepers;
-    std::atomic<u32> failed;    // the rank takes part in nothing more
-    int32_t pid;                // 0: not known here
-    int64_t bytes[2];           // of the parts of even and odd turns
+    std::atomic<u32> failed;    // the rank takes part in no more collectives
+    int32_t pid;                // 0: unknown
+    int64_t bytes[2];           // sizes of the parts of even and odd turns
 };
 static_assert(sizeof(Line) == 128, "Python writes into lines");
 
@@ -42,11 +43,12 @@ constexpr int64_t NAP_NS = 10000000;
 inline Line *line_of(const hr_segment *s, int rank) { return (Line *)s->memory + rank; }
 
 inline char *slot_of(const hr_segment *s, u32 turn, int rank) {
-    return s->memory + (int64_t)s->size * (int64_t)sizeof(Line) + ((int64_t)(turn & 1) * s->size + rank) * s->slot_bytes;
+    char *slots = s->memory + (int64_t)s->size * (int64_t)sizeof(Line);
+    return slots + ((int64_t)(turn & 1) * s->size + rank) * s->slot_bytes;
 }
 
 #ifdef __linux__
-// A process that has ended but was not collected yet still has its number.
+// Whether a process has ended. One that has not been waited for yet (a zombie) still has its number.
 inline bool ended(int32_t pid) {
     char path[32], text[512];
     snprintf(path, sizeof(path), "/proc/%d/stat", pid);
@@ -77,7 +79,7 @@ inline void announce(Line *line, u32 turn) {
     if (line->sleepers.load()) wake_shared(&line->turn);
 }
 
-// Until the rank has come to the turn. 0, or an error.
+// Wait until the rank has reached the turn. Returns 0 or an error.
 inline int32_t await_rank(const hr_segment *s, int rank, u32 turn) {
     Line *line = line_of(s, rank);
     auto there = [&] { return (int32_t)(line->turn.load(std::memory_order_acquire) - turn) >= 0; };
@@ -102,7 +104,8 @@ inline int32_t await_rank(const hr_segment *s, int rank, u32 turn) {
     }
 }
 
-// Say that this rank's part of `bytes` lies in its slot and wait for all others. By one thread. 0, or an error.
+// Announce that this rank's part of `bytes` is in its slot, and wait for all others. Called by one thread. Returns 0 or
+// an error.
 inline int32_t meet(const hr_segment *s, u32 turn, int64_t bytes) {
     Line *own = line_of(s, s->rank);
     own->bytes[turn & 1] = bytes;
@@ -116,19 +119,19 @@ inline int32_t meet(const hr_segment *s, u32 turn, int64_t bytes) {
     return error;
 }
 
-// `put(slot, begin, bytes)` and then `take(turn, begin, bytes)` for every part of `bytes` that fits a slot; `begin`
-// counts bytes. Both are called in every part of the team. Odd phases wait for the other ranks, the one thing in a
-// kernel that waits.
+// Call `put(slot, begin, bytes)` and then `take(turn, begin, bytes)` for every part of `bytes` that fits a slot;
+// `begin` is in bytes. Both are called in every part of the team. Odd phases wait for the other ranks: no other kernel
+// waits.
 template <class Put, class Take>
 inline void exchange(const hr_segment *s, hr_ctx *ctx, int64_t bytes, Put put, Take take) {
     Line *own = line_of(s, s->rank);
     u32 turn = own->turn.load();
-    if (*ctx->error) {  // of an operator before this one, or of this one's last phase
+    if (*ctx->error) {  // from an operator before this one, or from this one's last phase
         if (ctx->phase == 0 && ctx->part == 0) own->failed.store(1);
         return;
     }
     auto size = [&](int64_t begin) { return bytes - begin < s->slot_bytes ? bytes - begin : s->slot_bytes; };
-    int64_t begin = ctx->phase / 2 * s->slot_bytes;  // of what is put now; what was put in the phase before is taken
+    int64_t begin = ctx->phase / 2 * s->slot_bytes;  // of the part written now; the part of the phase before is read
     if (ctx->phase % 2) {
         if (ctx->part == 0) {
             int32_t error = meet(s, turn + 1, size(begin));

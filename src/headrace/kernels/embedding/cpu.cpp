@@ -1,4 +1,4 @@
-// Embedding: rows of a packed table, which may be the head's as well, or of a plain one.
+// Embedding: rows of a packed table, which may also be the head, or of a plain table.
 #include "../linear/cpu_codes.h"
 
 namespace {

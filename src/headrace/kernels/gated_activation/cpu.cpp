@@ -15,14 +15,15 @@ HR_LAYOUT(gated_activation_args, x, y, rows, width, kind);
 namespace {
 
 template <int Kind> void rows(const gated_activation_args *a, int64_t begin, int64_t end) {
-    int64_t n = a->width;  // units are elements of the output: a single row is shared, too
+    int64_t n = a->width;  // units are elements of the output, so that a single row is split, too
     for (int64_t at = begin; at < end;) {
         int64_t r = at / n, c = at % n, stop = n - c < end - at ? n : c + (end - at);
         const float *gate = a->x + r * 2 * n, *up = gate + n;
         float *y = a->y + r * n;
         int64_t i = c;
         for (; i + W <= stop; i += W) vstore(y + i, activate<Kind>(vload(gate + i)) * vload(up + i));
-        if (i < stop) vstore_n(y + i, activate<Kind>(vload_n(gate + i, stop - i)) * vload_n(up + i, stop - i), stop - i);
+        int64_t left = stop - i;
+        if (left > 0) vstore_n(y + i, activate<Kind>(vload_n(gate + i, left)) * vload_n(up + i, left), left);
         at += stop - c;
     }
 }

@@ -1,4 +1,4 @@
-// The gate's own function, and a block of gated values; kinds: 0 silu, 1 gelu, 2 gelu_tanh.
+// The activation function, and a block of gated values; kinds: 0 silu, 1 gelu, 2 gelu_tanh.
 #ifndef HEADRACE_GATED_ACTIVATION_H
 #define HEADRACE_GATED_ACTIVATION_H
 #include "simd.h"
@@ -14,7 +14,8 @@ template <int Kind> HR_INLINE vf activate(vf x) {
 }
 
 template <int Kind>
-HR_INLINE void activate_rows(const float *gate, const float *up, int64_t rows, int64_t columns, float *y, int64_t stride) {
+HR_INLINE void activate_rows(const float *gate, const float *up, int64_t rows, int64_t columns, float *y,
+                             int64_t stride) {
     for (int64_t r = 0; r < rows; r++, gate += 16, up += 16, y += stride)
         for (int64_t i = 0; i < columns; i += W)
             vstore_n(y + i, activate<Kind>(vload_n(gate + i, columns - i)) * vload_n(up + i, columns - i), columns - i);

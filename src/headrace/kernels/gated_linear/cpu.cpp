@@ -1,16 +1,16 @@
-// Gate and up, a panel of each at a time, and the activation of both while they are in the first cache.
+// Gate and up, one panel of each at a time, and their gated activation while they are in the L1 cache.
 #include "../gated_activation/cpu_activate.h"
 #include "../linear/cpu_run.h"
 
 struct gated_linear_args {
-    hr_linear_args linear;  // the weight's panels: those of the gate, then as many of up; y: [M, F]
+    hr_linear_args linear;  // the weight's panels: first those of gate, then the same number of up; y: [M, F]
     int32_t kind;
 };
 HR_LAYOUT(gated_linear_args, linear, kind);
 
 namespace {
 
-// Both products of a block of rows, in the order of its rows.
+// Both products of a block of rows.
 struct Halves {
     static constexpr int64_t ROOM = 2 * RUN_BLOCK * 16;  // floats
     const gated_linear_args *args;

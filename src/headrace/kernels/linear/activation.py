@@ -1,8 +1,8 @@
-"""How schemes quantize the inputs of a product: every function rounds to the format and back, in float32.
+"""The schemes' rounding of the inputs of a product: every function rounds to the format and back, in float32.
 
-Scales follow compressed-tensors, whose checkpoints ask for them: a symmetric scale is the largest magnitude over half
-the format's range (127.5 for int8, 448 for E4M3, 6 for E2M1), and every scale comes from one row alone, so that a row's
-result does not depend on its company.
+Scales follow compressed-tensors: a symmetric scale is the largest magnitude divided by half the format's range (127.5
+for int8, 448 for E4M3, 6 for E2M1). Every scale depends on one row only, so that a row's result does not depend on the
+other rows of the batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def quantize_activation(x: Tensor, weight: Weight) -> Tensor:
-    """float32 [T, K] of [T, K]: x as a product with this weight sees it; x itself where the scheme leaves inputs alone.
+    """x [T, K] rounded as the weight's scheme requires, in float32; x itself if the scheme does not round inputs.
 
     Not for stacks: each part has its own rule. Static scales are the weight's tensors `input_scale` and
     `input_global_scale`.
@@ -34,12 +34,12 @@ def quantize_activation(x: Tensor, weight: Weight) -> Tensor:
 
 
 def round_e4m3(x: Tensor) -> Tensor:
-    """To the nearest OCP E4M3 value, ties to even, saturating at 448."""
+    """Round to the nearest OCP E4M3 value, ties to even, saturating at 448."""
     return x.clamp(-448, 448).to(torch.float8_e4m3fn).float()
 
 
 def round_e2m1(x: Tensor) -> Tensor:
-    """To the nearest E2M1 value, ties to even, saturating at 6 (OCP Microscaling 1.0)."""
+    """Round to the nearest E2M1 value, ties to even, saturating at 6 (OCP Microscaling 1.0)."""
     table = torch.tensor(_E2M1, device=x.device)
     size = x.abs()
     upper = torch.bucketize(size, table).clamp(1, len(_E2M1) - 1)
@@ -49,7 +49,7 @@ def round_e2m1(x: Tensor) -> Tensor:
 
 
 def _scale(size: Tensor, half_range: float) -> Tensor:
-    """One scale from a largest magnitude; never zero."""
+    """The scale for a largest magnitude; never zero."""
     scale = size / half_range
     return torch.where(scale == 0, _TINY, scale)
 
@@ -88,14 +88,14 @@ def _fp8_tensor(x: Tensor, weight: Weight) -> Tensor:
 
 
 def _fp8_group128(x: Tensor, weight: Weight) -> Tensor:
-    """A scale for every 128 inputs of a row; the last group may be shorter."""
+    """One scale per 128 inputs of a row; the last group may be shorter."""
     pieces = [_fp8_token(piece, weight) for piece in torch.split(x, 128, dim=-1)]
     return torch.cat(pieces, dim=-1)
 
 
 def _power_of_two(size: Tensor, mantissa: int, largest_exponent: int) -> Tensor:
-    """The E8M0 scale that compressed-tensors picks: the magnitude's exponent, rounded up once its mantissa exceeds what
-    the format could still round down to, less the format's own largest exponent."""
+    """The E8M0 scale that compressed-tensors chooses: the exponent of the rounded magnitude minus the format's largest
+    exponent."""
     bits = size.view(torch.int32) + (1 << (23 - mantissa - 1))
     exponent = (bits >> 23) - 127 - largest_exponent
     return torch.ldexp(torch.ones_like(size), exponent.clamp(-127, 127))
@@ -108,7 +108,7 @@ def _mxfp4(x: Tensor, weight: Weight) -> Tensor:
 
 
 def _nvfp4(x: Tensor, weight: Weight) -> Tensor:
-    """E4M3 scales a group of 16 under the checkpoint's scale for the whole tensor."""
+    """One E4M3 scale per group of 16, and the checkpoint's scale for the complete tensor."""
     whole = weight.tensors["input_global_scale"]
     grouped = _groups(x, 16)
     local = round_e4m3(whole * (grouped.abs().amax(-1, keepdim=True) / 6.0))
@@ -128,4 +128,4 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor, Weight], Tensor]] = MappingProxyType
         "nvfp4": _nvfp4,
     }
 )
-"""What `Weight.activation` may say."""
+"""The rounding functions by the values of `Weight.activation`."""

@@ -1,10 +1,10 @@
-// Linear: a weight against the rows of x.
+// Linear: a weight times the rows of x.
 #include "cpu_run.h"
 #include "cpu_whole.h"
 
 namespace {
 
-// Panels as they are, and c tanh(y / c) where `soft_cap` c isn't 0.
+// The products of the panels, and c tanh(y / c) if `soft_cap` c isn't 0.
 struct Plain {
     static constexpr int64_t ROOM = 0;
     float soft_cap = 0.0f;

@@ -1,12 +1,13 @@
 // Packed weights and the arguments of the kernels that read them: linear, logits and embedding.
 //
 // A weight [N, K] is one or more parts of consecutive rows (fused QKV, gate and up), each in its own format. A part is
-// stored in panels of 16 rows; a panel's columns are padded with zeros to a multiple of 32, and the last panel's rows
-// likewise. In a panel, codes come first, then scales, minima and what else the format has, every region padded to 64
+// stored in panels of 16 rows; a panel's columns are padded with zeros to a multiple of 32, and the last panel has
+// padding rows. In a panel, codes come first, then scales, minima and other regions of the format, each padded to 64
 // bytes:
 //
 //   HR_CODE_4    byte 4 n + j of every 64: columns 8 t + j (low half) and 8 t + 4 + j (high half) of row n
-//   HR_CODE_6    every 16 columns: 64 + 64 bytes of HR_CODE_4 and 64 with the top bits, two each for columns j, 4 + j, 8 + j, 12 + j
+//   HR_CODE_6    every 16 columns: 64 + 64 bytes of HR_CODE_4 and 64 with the top bits, two each for columns j, 4 + j,
+//                8 + j, 12 + j
 //   HR_CODE_5    every 32 columns: 256 bytes of HR_CODE_4 and 64 with the fifth bits, bit b for columns 4 b + j
 //   HR_CODE_8    byte 4 n + j of every 64: column 4 t + j of row n
 //   HR_CODE_F16, HR_CODE_F32    [K][16]
@@ -21,21 +22,22 @@ extern "C" {
 
 enum { HR_CODE_4, HR_CODE_5, HR_CODE_6, HR_CODE_8, HR_CODE_E4M3, HR_CODE_F16, HR_CODE_BF16, HR_CODE_F32 };
 
-// How scales [groups][16] are stored. HR_SCALE_K: int8, times float16 [K / 256][16] at `super_at`.
+// The types of scales [groups][16]. HR_SCALE_K: int8, times float16 [K / 256][16] at `super_at`.
 enum { HR_SCALE_NONE, HR_SCALE_F16, HR_SCALE_F32, HR_SCALE_E8M0, HR_SCALE_K };
 
-// What is added to code times scale, [groups][16]: a float, minus a float16 times an int8 (HR_MIN_K), or minus scale
+// The addends of code times scale, [groups][16]: a float, minus a float16 times an int8 (HR_MIN_K), or minus scale
 // times a zero point of 8 bits.
 enum { HR_MIN_NONE, HR_MIN_F16, HR_MIN_F32, HR_MIN_K, HR_MIN_U8, HR_MIN_S8 };
 
-// The arithmetic a part was packed for. HR_ARITH_I8: integer dot products a step of 16 or 32 columns, each scaled and
-// added in float32. HR_ARITH_I8_ROW: one integer sum a row. HR_ARITH_F8: bfloat16 products of unscaled E4M3 values,
-// scaled a step of 128 columns or, where step is 0, once a row. HR_ARITH_I8_PAIR: HR_ARITH_I8 on both rows of
+// The arithmetic a part was packed for. HR_ARITH_I8: integer dot products per step of 16 or 32 columns, each scaled and
+// added in float32. HR_ARITH_I8_ROW: one integer sum per row. HR_ARITH_F8: bfloat16 products of unscaled E4M3 values,
+// scaled per step of 128 columns or, if step is 0, once per row. HR_ARITH_I8_PAIR: HR_ARITH_I8 on both rows of
 // HR_INPUT_PAIR, added.
 enum { HR_ARITH_F32, HR_ARITH_BF16, HR_ARITH_I8, HR_ARITH_I8_ROW, HR_ARITH_F8, HR_ARITH_I8_PAIR };
 
-// How inputs are rounded before the product. HR_INPUT_DYNAMIC: int8 a step of columns, scale from their largest
-// magnitude. HR_INPUT_PAIR: likewise, and what that leaves in a second row of int8, 254 times finer: close to 16 bits.
+// The rounding of inputs before the product. HR_INPUT_DYNAMIC: int8 per step of columns, with a scale from their
+// largest magnitude. HR_INPUT_PAIR: the same, with the rounding error in a second row of int8, 254 times finer: almost
+// 16 bits.
 enum {
     HR_INPUT_NONE,
     HR_INPUT_DYNAMIC,
@@ -52,7 +54,7 @@ enum {
 
 typedef struct hr_input {
     int32_t kind, arith, step;  // HR_INPUT_*, HR_ARITH_*; columns that share a scale
-    float scale;                // the checkpoint's, for the kinds that have one
+    float scale;                // the checkpoint's scale, for the kinds that have one
     const int32_t *order;       // [K]: column k of the part is column order[k] of the input; null: the same
 } hr_input;
 HR_LAYOUT(hr_input, kind, arith, step, scale, order);
@@ -63,7 +65,7 @@ typedef struct hr_part {
     int64_t scale_at, super_at, min_at, min_super_at, row_sum_at;  // byte offsets in a panel
     int32_t rows, column;        // rows of this part; its first column of the output
     int32_t code, scale, min, arith;
-    int32_t group, step;         // columns a stored scale; columns a step of the arithmetic
+    int32_t group, step;         // columns per stored scale; columns per step of the arithmetic
     int32_t offset_bits;         // codes stand for code - (1 << offset_bits); -1: code itself
     int32_t input;               // index into inputs
     float factor;                // of every scale

@@ -1,23 +1,23 @@
-// Products on tile registers (AMX). Sixteen rows of a panel are a B tile as they lie, sixteen prepared rows an A tile.
+// Products on tile registers (AMX). Sixteen rows of a panel are a B tile as stored, sixteen prepared rows an A tile.
 //
-// Integer sums are exact, so here tiles and vectors give the same bits, and tiles take only products of many rows. A
-// tile adds bfloat16 products in an order of its own (even and odd columns apart, 32 columns at a time): those are on
-// tiles whatever the number of rows, so that a row has the same bits alone and in a crowd. An output is one row of A
-// and one column of B: what else shares the tile does not enter.
+// Integer sums are exact, so tiles and vectors give the same bits, and tiles are used only for products of many rows. A
+// tile adds bfloat16 products in its own order (even and odd columns separately, 32 columns at a time): these use tiles
+// for any number of rows, so that a row has the same bits in every batch. An output depends only on one row of A and
+// one column of B, not on the rest of the tile.
 #ifndef HEADRACE_LINEAR_AMX_H
 #define HEADRACE_LINEAR_AMX_H
 
 namespace {
 
-constexpr int64_t TILES = 4;          // of 16 rows, that meet a B tile while it is loaded
-constexpr int64_t TILE_ROWS = 128;    // rows whose float sums are kept between steps of integer sums
+constexpr int64_t TILES = 4;          // A tiles of 16 rows that are multiplied with a loaded B tile
+constexpr int64_t TILE_ROWS = 128;    // rows whose float sums are stored between steps of integer sums
 constexpr int64_t TILE_STEPS = 8;     // steps of a panel that are expanded at a time
-constexpr int64_t TILED_FROM = 16;    // rows from which on integer products are on tiles
+constexpr int64_t TILED_FROM = 16;    // smallest number of rows for which integer products use tiles
 
-// The compiler does not know that loading a tile reads memory: what was written for it must be written by now.
+// The compiler does not see that loading a tile reads memory: all writes before must be done.
 HR_INLINE void written(const void *p) { __asm__ volatile("" ::"r"(p) : "memory"); }
 
-// The shapes of the eight registers, given back at the end: a processor with tiles in use rests less deeply.
+// The shapes of the eight registers, released at the end: a processor with tiles in use cannot enter deep sleep states.
 class Shapes {
     struct {
         uint8_t palette, start_row, reserved[14];
@@ -43,8 +43,8 @@ class Shapes {
     ~Shapes() {
         if (key) _tile_release();
     }
-    // Sums in 0 to 3, of which the last one's are `rest` rows (1 to 16); A in 4 and 5, the last one in 6; B, 64 bytes
-    // deep, in 7.
+    // Sums are in 0 to 3, the last of them with `rest` rows (1 to 16); A is in 4 and 5, the last tile in 6; B, 64 bytes
+    // deep, is in 7.
     void columns_of_sums(int64_t tiles, int64_t rest) {
         if (key == 32 * tiles + rest) return;
         for (int i = 0; i < TILES; i++) set(i, i == tiles - 1 ? rest : 16, 64);
@@ -53,7 +53,7 @@ class Shapes {
         set(7, 16, 64);
         load(32 * tiles + rest);
     }
-    // Sums in 0 and 1 and, of `rest` rows, in 2; A likewise in 3, 4 and 5; B in 6 and 7: all as deep as a step.
+    // Sums are in 0, 1 and, with `rest` rows, 2; A is in 3, 4 and 5; B is in 6 and 7: all as deep as a step.
     void steps(int64_t depth, int64_t rest) {
         for (int i = 0; i < 3; i++) {
             set(i, i == 2 ? rest : 16, 64);
@@ -64,8 +64,8 @@ class Shapes {
     }
 };
 
-// 64 bytes of each row of A times a B tile a step, added to the sums; T of A's tiles, the last as short as the shapes
-// say.
+// 64 bytes of each row of A times one B tile per step, added to the sums; A has T tiles, the last one of the configured
+// height.
 template <bool Float, int T>
 inline void add_products(const uint8_t *w, int64_t steps, const char *x, int64_t stride, char *sums) {
 #define HR_TIMES(c, a)                              \
@@ -105,7 +105,8 @@ inline void add_products(const uint8_t *w, int64_t steps, const char *x, int64_t
 
 // Up to 64 rows; `sums` is [rows][16] of float, or of int32 (signed inputs, unsigned codes).
 template <bool Float>
-inline void add_columns(Shapes &shapes, const uint8_t *w, int64_t steps, const char *x, int64_t stride, int64_t rows, void *sums) {
+inline void add_columns(Shapes &shapes, const uint8_t *w, int64_t steps, const char *x, int64_t stride, int64_t rows,
+                        void *sums) {
     int64_t tiles = (rows + 15) / 16;
     shapes.columns_of_sums(tiles, rows - 16 * (tiles - 1));
     written(w);
@@ -133,7 +134,7 @@ inline void amx_bf16(const uint8_t *panel, int64_t wide, Rows in, const Out &out
     });
 }
 
-// A chunk as TileF8 has it, for up to 64 rows.
+// A chunk in the form of TileF8, for up to 64 rows.
 inline void amx_f8_rows(Shapes &shapes, const TileF8 &tile, int64_t r, int64_t rows) {
     alignas(64) float sums[16 * TILES * 16];
     const Out &out = *tile.out;
@@ -152,23 +153,26 @@ inline void amx_f8_rows(Shapes &shapes, const TileF8 &tile, int64_t r, int64_t r
     }
 }
 
-inline void amx_f8(const hr_part *part, const uint8_t *panel, int64_t columns, Rows in, const Out &out, float *scratch) {
+inline void amx_f8(const hr_part *part, const uint8_t *panel, int64_t columns, Rows in, const Out &out,
+                   float *scratch) {
     Shapes shapes;
     uint8_t *w = (uint8_t *)scratch;
     int64_t wide = padded(columns);
     for (int64_t k = 0; k < columns; k += CHUNK) {
         int64_t end = k + CHUNK < columns ? k + CHUNK : columns;
-        for (int64_t i = k; i < padded(end); i += 2) {  // k is a multiple of 32, and so is what the panel holds
+        for (int64_t i = k; i < padded(end); i += 2) {  // k and the panel's columns are multiples of 32
             if (i % 4 == 0) prefetch(panel + 16 * i + AHEAD);
             cstore(w + 32 * (i - k), load_e4m3_pairs(panel + 16 * i));
         }
-        TileF8 tile = {w, k, end, wide, end == columns, part->step != 0, scale_at(part, panel, k / part->group), in, &out};
+        F scale = scale_at(part, panel, k / part->group);
+        TileF8 tile = {w, k, end, wide, end == columns, part->step != 0, scale, in, &out};
         for_groups(in.count, 16 * TILES, [&](int64_t r, int64_t rows) { amx_f8_rows(shapes, tile, r, rows); });
     }
 }
 
-// Codes of a step of columns as a B tile, less `offset`.
-template <class Codes, int J, int End> HR_INLINE void expand_bytes(Codes codes, const uint8_t *p, int offset, uint8_t *to) {
+// The codes of a step of columns as a B tile, minus `offset`.
+template <class Codes, int J, int End>
+HR_INLINE void expand_bytes(Codes codes, const uint8_t *p, int offset, uint8_t *to) {
     typedef uint8_t Bytes __attribute__((vector_size(64)));
     if constexpr (J < End) {
         cstore(to + 64 * J, codes.template get<J>(p));
@@ -177,9 +181,10 @@ template <class Codes, int J, int End> HR_INLINE void expand_bytes(Codes codes, 
     }
 }
 
-// 64 columns at a time, one integer sum over all of them. Where half a tile is missing at the end it is zeros, and the
-// inputs that meet them are bytes of the row's step.
-template <class Codes> inline void amx_i8_row(const hr_part *part, const uint8_t *panel, int64_t wide, Rows in, const Out &out) {
+// 64 columns at a time, one integer sum over all of them. If the last tile is half empty, the rest is zeros; the inputs
+// multiplied with them are bytes of the row's step.
+template <class Codes>
+inline void amx_i8_row(const hr_part *part, const uint8_t *panel, int64_t wide, Rows in, const Out &out) {
     Shapes shapes;
     alignas(64) uint8_t w[TILE_STEPS * 1024];
     alignas(64) int32_t sums[TILE_ROWS * 16] = {};
@@ -189,7 +194,8 @@ template <class Codes> inline void amx_i8_row(const hr_part *part, const uint8_t
     const int64_t each = TILE_STEPS * 64;
     for (int64_t k = 0; k < wide; k += each) {
         int64_t end = k + each < wide ? k + each : wide, steps = (end - k + 63) / 64;
-        for (int64_t i = k; i < end; i += 32) expand_bytes<Codes, 0, 8>(codes, panel + i * 2 * Codes::BITS, 0, w + 16 * (i - k));
+        for (int64_t i = k; i < end; i += 32)
+            expand_bytes<Codes, 0, 8>(codes, panel + i * 2 * Codes::BITS, 0, w + 16 * (i - k));
         memset(w + 16 * (end - k), 0, (size_t)(steps * 1024 - 16 * (end - k)));
         for_groups(in.count, 16 * TILES, [&](int64_t r, int64_t rows) {
             add_columns<false>(shapes, w, steps, in.x + r * in.stride + k, in.stride, rows, sums + 16 * r);
@@ -230,10 +236,10 @@ inline void step_sums(const uint8_t *w, int64_t count, const char *x, int64_t st
     }
 }
 
-// As tile_i8 scales and adds, step by step, for R rows.
+// Scale and add as tile_i8 does, step by step, for R rows.
 template <bool Min, int R>
-HR_INLINE void add_steps(const int32_t *sums, int64_t count, const float *scales, const float *addends, const char *info,
-                         int64_t stride, float *totals) {
+HR_INLINE void add_steps(const int32_t *sums, int64_t count, const float *scales, const float *addends,
+                         const char *info, int64_t stride, float *totals) {
     F acc[R];
     for (int r = 0; r < R; r++) acc[r] = fload(totals + 16 * r);
     for (int64_t i = 0; i < count; i++, sums += 256, info += sizeof(Step)) {
@@ -250,8 +256,8 @@ HR_INLINE void add_steps(const int32_t *sums, int64_t count, const float *scales
 
 // Up to TILE_ROWS rows; `totals` is [rows][16], zero before.
 template <class Codes, int Columns, bool Min>
-inline void amx_i8_rows(const hr_part *part, const Stream &from, int64_t wide, Rows in, const float *scales, const float *addends,
-                        float *totals) {
+inline void amx_i8_rows(const hr_part *part, const Stream &from, int64_t wide, Rows in, const float *scales,
+                        const float *addends, float *totals) {
     Shapes shapes;
     alignas(64) uint8_t w[TILE_STEPS * Columns * 16];
     alignas(64) int32_t sums[TILE_STEPS * 256];
@@ -273,10 +279,12 @@ inline void amx_i8_rows(const hr_part *part, const Stream &from, int64_t wide, R
             if (r < whole) step_sums<false, Columns>(w, count, x + r * in.stride, in.stride, (char *)sums);
             else step_sums<true, Columns>(w, count, x + r * in.stride, in.stride, (char *)sums);
             const float *s = scales + 16 * t, *m = addends + 16 * t;
+            const char *row = info + r * in.stride;
+            float *to = totals + 16 * r;
             for (; i + 8 <= rows; i += 8)
-                add_steps<Min, 8>(sums + 16 * i, count, s, m, info + (r + i) * in.stride, in.stride, totals + 16 * (r + i));
+                add_steps<Min, 8>(sums + 16 * i, count, s, m, row + i * in.stride, in.stride, to + 16 * i);
             for (; i < rows; i++)
-                add_steps<Min, 1>(sums + 16 * i, count, s, m, info + (r + i) * in.stride, in.stride, totals + 16 * (r + i));
+                add_steps<Min, 1>(sums + 16 * i, count, s, m, row + i * in.stride, in.stride, to + 16 * i);
         }
     }
 }
@@ -291,7 +299,8 @@ inline void amx_i8(const hr_part *part, const uint8_t *panel, int64_t wide, Rows
     alignas(64) float totals[TILE_ROWS * 16];
     for_groups(in.count, TILE_ROWS, [&](int64_t r, int64_t rows) {
         memset(totals, 0, (size_t)rows * 64);
-        amx_i8_rows<Codes, Columns, Min>(part, from, wide, {in.x + r * in.stride, in.stride, rows}, scales, addends, totals);
+        Rows some = {in.x + r * in.stride, in.stride, rows};
+        amx_i8_rows<Codes, Columns, Min>(part, from, wide, some, scales, addends, totals);
         for (int64_t i = 0; i < rows && !pair; i++) out.put(r + i, fload(totals + 16 * i));
         for (int64_t i = 0; i < rows && pair; i += 2)
             out.put((r + i) / 2, fadd(fload(totals + 16 * i), fload(totals + 16 * i + 16)));
@@ -299,7 +308,8 @@ inline void amx_i8(const hr_part *part, const uint8_t *panel, int64_t wide, Rows
 }
 
 template <class Codes>
-inline void amx_i8_any(const hr_part *part, const uint8_t *panel, int64_t wide, Rows in, const Out &out, float *scratch) {
+inline void amx_i8_any(const hr_part *part, const uint8_t *panel, int64_t wide, Rows in, const Out &out,
+                       float *scratch) {
     if (part->arith == HR_ARITH_I8_ROW) {
         for_groups(in.count, TILE_ROWS, [&](int64_t r, int64_t rows) {
             Out to = out;
@@ -315,8 +325,9 @@ inline void amx_i8_any(const hr_part *part, const uint8_t *panel, int64_t wide, 
     }
 }
 
-// False where vectors are to do it.
-inline bool amx_product(const hr_part *part, const uint8_t *panel, int64_t columns, Rows in, const Out &out, float *scratch) {
+// Returns false if vectors must compute the product.
+inline bool amx_product(const hr_part *part, const uint8_t *panel, int64_t columns, Rows in, const Out &out,
+                        float *scratch) {
     int64_t wide = padded(columns);
     if (part->arith == HR_ARITH_F32) return false;
     if (part->arith == HR_ARITH_BF16) return amx_bf16(panel, wide, in, out), true;

@@ -1,4 +1,4 @@
-// Codes and scales of a panel, as the arithmetic wants them.
+// Codes and scales of a panel, converted for the arithmetic.
 #ifndef HEADRACE_LINEAR_CODES_H
 #define HEADRACE_LINEAR_CODES_H
 #include "cpu.h"
@@ -6,7 +6,7 @@
 
 namespace {
 
-// A class a layout of codes. `get<J>(p)`: columns 4 J to 4 J + 3 of the step that starts at p. The step is 16 or 32
+// One class per layout of codes. `get<J>(p)`: columns 4 J to 4 J + 3 of the step that starts at p. The step is 16 or 32
 // columns.
 struct Codes4 {
     static constexpr int BITS = 4;
@@ -58,7 +58,7 @@ struct Codes8 {
 
 HR_INLINE int64_t padded(int64_t columns) { return (columns + 31) / 32 * 32; }
 
-// Scale and addend of sixteen rows at stored group g.
+// Scale and addend of sixteen rows in stored group g.
 HR_INLINE F scale_at(const hr_part *part, const uint8_t *panel, int64_t g) {
     const uint8_t *p = panel + part->scale_at;
     F s = fzero();
@@ -66,7 +66,9 @@ HR_INLINE F scale_at(const hr_part *part, const uint8_t *panel, int64_t g) {
     case HR_SCALE_F16: s = load_f16(p + 32 * g); break;
     case HR_SCALE_F32: s = fload((const float *)p + 16 * g); break;
     case HR_SCALE_E8M0: s = load_e8m0(p + 16 * g); break;
-    case HR_SCALE_K: s = fmul(load_f16(panel + part->super_at + g * part->group / 256 * 32), load_s8(p + 16 * g)); break;
+    case HR_SCALE_K:
+        s = fmul(load_f16(panel + part->super_at + g * part->group / 256 * 32), load_s8(p + 16 * g));
+        break;
     }
     return fmul(s, fset(part->factor));
 }
@@ -79,8 +81,10 @@ HR_INLINE F addend_at(const hr_part *part, const uint8_t *panel, int64_t g, F sc
     switch (part->min) {
     case HR_MIN_F16: return load_f16(p + 32 * g);
     case HR_MIN_F32: return fload((const float *)p + 16 * g);
-    case HR_MIN_K:
-        return fsub(fzero(), fmul(load_f16(panel + part->min_super_at + g * part->group / 256 * 32), load_s8(p + 16 * g)));
+    case HR_MIN_K: {
+        F super = load_f16(panel + part->min_super_at + g * part->group / 256 * 32);
+        return fsub(fzero(), fmul(super, load_s8(p + 16 * g)));
+    }
     case HR_MIN_U8:
     case HR_MIN_S8: return fsub(fzero(), fmul(scale, zero_at(part, panel, g)));
     }
@@ -100,7 +104,7 @@ template <class Value> HR_INLINE void for_steps(const hr_part *part, int64_t ste
     }
 }
 
-// Scales (and addends) of every step of a panel. The common kinds have loops without a choice inside.
+// Scales (and addends) of every step of a panel. The common kinds have loops without a branch inside.
 inline void decode_scales(const hr_part *part, const uint8_t *panel, int64_t steps, float *scales, float *addends) {
     const uint8_t *s = panel + part->scale_at, *m = panel + part->min_at;
     if (part->scale == HR_SCALE_F16 && part->factor == 1.0f)
@@ -121,8 +125,8 @@ HR_INLINE void expand_quad(Codes codes, const uint8_t *p, F offset, F scale, F a
     }
 }
 
-// Float values of columns [begin, end) of a panel, [columns][16]; begin is a multiple of 32, what lies beyond `end` in
-// the last step is written, too.
+// Float values of columns [begin, end) of a panel, [columns][16]; begin is a multiple of 32; the last step is written
+// completely, also past `end`.
 template <class Codes>
 inline void expand_codes(const hr_part *part, const uint8_t *panel, int64_t begin, int64_t end, float *out) {
     Codes codes = Codes::make(part);
@@ -166,7 +170,7 @@ inline void expand_floats(const hr_part *part, const uint8_t *panel, int64_t beg
     }
 }
 
-// As expand_codes, for every format but HR_CODE_F32, whose panels are that already.
+// expand_codes for every format except HR_CODE_F32, whose panels already are floats.
 inline void expand(const hr_part *part, const uint8_t *panel, int64_t begin, int64_t end, float *out) {
     switch (part->code) {
     case HR_CODE_4:

@@ -1,13 +1,13 @@
-// A row of inputs as the product wants it: rounded as the checkpoint's scheme says, in int8, bfloat16 or float32.
+// A row of inputs in the form of the product: rounded as the checkpoint's scheme requires, int8, bfloat16 or float32.
 //
-// The rounding of each scheme is that of `activation.py`, to the bit. Every scale comes from one row alone.
+// The rounding of each scheme is that of `activation.py`, to the bit. Every scale depends on one row only.
 #ifndef HEADRACE_LINEAR_INPUTS_H
 #define HEADRACE_LINEAR_INPUTS_H
 #include "cpu_tile.h"
 
 namespace {
 
-// Largest magnitude; NaN wins over everything, so that it is not lost.
+// The largest magnitude; a NaN gives NaN.
 HR_INLINE float largest(const float *x, int64_t n) {
     vu m = {};
     int64_t i = 0;
@@ -33,7 +33,7 @@ HR_INLINE float largest(const float *x, int64_t n) {
 HR_INLINE vf clamp(vf x, float low, float high) { return vmin(vmax(x, vset(low)), vset(high)); }
 
 // To the nearest float with `mantissa` bits after the leading one, ties to even, at exponents of `least` and above;
-// below, steps stay as they are there.
+// below, the step size stays the same.
 HR_INLINE vf round_short(vf x, int mantissa, int least) {
     vi e = (vi)((vu)vabs(x) >> 23);
     vi low = iset(least + 127);
@@ -48,7 +48,7 @@ HR_INLINE float one(vf x) { return x[0]; }
 
 HR_INLINE float never_zero(float scale) { return scale == 0.0f ? 1.1920928955078125e-7f : scale; }
 
-// 2^e as compressed-tensors picks it for a group of E2M1 values: the mantissa is rounded at its first bit, and 2 is
+// 2^e as compressed-tensors chooses it for a group of E2M1 values: the mantissa is rounded at its first bit, and 2 is
 // E2M1's own largest exponent.
 HR_INLINE float mxfp4_scale(float size) {
     uint32_t bits;
@@ -61,7 +61,7 @@ HR_INLINE float nvfp4_scale(float size, float whole) {
     return (local == 0.0f ? 0.125f : local) / whole;
 }
 
-// The scale of n values that share one, and the zero point where the kind has one.
+// The scale of n values that share one, and the zero point if the kind has one.
 inline float scale_of(const hr_input *in, const float *x, int64_t n, int32_t *zero) {
     switch (in->kind) {
     case HR_INPUT_DYNAMIC: return largest(x, n) / 127.0f;
@@ -83,7 +83,7 @@ inline float scale_of(const hr_input *in, const float *x, int64_t n, int32_t *ze
     return scale;
 }
 
-// W values over their scale, on the format's grid (integers for int8, less the zero point).
+// W values divided by their scale and rounded to the format (integers for int8, minus the zero point).
 HR_INLINE vf on_grid(int kind, vf x, float scale, int32_t zero) {
     switch (kind) {
     case HR_INPUT_INT8_TOKEN:
@@ -103,7 +103,7 @@ HR_INLINE int64_t shared_columns(int kind, int64_t columns) {
     return kind == HR_INPUT_FP8_GROUP128 ? 128 : kind == HR_INPUT_MXFP4 ? 32 : kind == HR_INPUT_NVFP4 ? 16 : columns;
 }
 
-// Rounded and back, in place.
+// Round values to the format and back, in place.
 inline void round_row(const hr_input *in, float *x, int64_t columns) {
     if (in->kind == HR_INPUT_NONE) return;
     int64_t share = shared_columns(in->kind, columns);
@@ -136,8 +136,8 @@ HR_INLINE int32_t store_int8(int8_t *q, vf v) {  // whole numbers; returns their
 
 namespace {
 
-// `columns` is a multiple of 32 here, zeros at the end. HR_INPUT_DYNAMIC: a scale a step; other kinds: the scheme's own
-// scale, repeated for each step. E2M1 values are stored doubled, which makes them whole.
+// `columns` is a multiple of 32 here, zeros at the end. HR_INPUT_DYNAMIC: one scale per step; other kinds: the
+// scheme's scale, repeated for each step. E2M1 values are stored doubled, which makes them integers.
 inline void int8_row(const hr_input *in, const float *x, int64_t columns, int8_t *q, Step *info) {
     int64_t step = in->arith == HR_ARITH_I8_ROW ? columns : in->step;
     bool dynamic = in->kind == HR_INPUT_DYNAMIC, fp4 = in->kind == HR_INPUT_MXFP4 || in->kind == HR_INPUT_NVFP4;
@@ -164,7 +164,7 @@ inline void int8_row(const hr_input *in, const float *x, int64_t columns, int8_t
     }
 }
 
-// HR_INPUT_PAIR: a row of whole steps and, `piece` bytes on, one of what they leave.
+// HR_INPUT_PAIR: a row of rounded values and, `piece` bytes later, a row of their rounding errors.
 inline void pair_row(const hr_input *in, const float *x, int64_t columns, int8_t *coarse, int64_t piece) {
     int8_t *fine = coarse + piece;
     Step *first = (Step *)(coarse + columns), *second = (Step *)(fine + columns);
@@ -191,8 +191,8 @@ inline void bf16_row(const float *x, int64_t columns, uint16_t *out) {
     for (; i < columns; i++) out[i] = to_bf16(x[i]);
 }
 
-// E4M3 values over their scales, which follow: one a row, or one every `step` columns. Plain inputs are rounded to
-// bfloat16.
+// E4M3 values divided by their scales, then the scales: one per row, or one per `step` columns. Plain inputs are
+// rounded to bfloat16.
 inline void fp8_row(const hr_input *in, float *x, int64_t columns, uint16_t *out, float *scales) {
     int64_t step = in->step ? in->step : columns, share = shared_columns(in->kind, columns);
     float scale = 1.0f;
@@ -206,25 +206,27 @@ inline void fp8_row(const hr_input *in, float *x, int64_t columns, uint16_t *out
     bf16_row(x, columns, out);
 }
 
-// Bytes of a prepared row: an odd number of cache lines, so that rows don't share their places in a cache.
+// Bytes of a prepared row: an odd number of cache lines, so that rows map to different cache sets.
 HR_INLINE int64_t row_bytes(const hr_input *in, int64_t columns) {
     int64_t wide = padded(columns), bytes = 4 * wide;
     if (in->arith == HR_ARITH_BF16) bytes = 2 * wide;
     if (in->arith == HR_ARITH_F8) bytes = 2 * wide + (in->step ? (wide + in->step - 1) / in->step : 1) * 4;
-    if (in->arith == HR_ARITH_I8 || in->arith == HR_ARITH_I8_PAIR) bytes = wide + wide / in->step * (int64_t)sizeof(Step);
+    if (in->arith == HR_ARITH_I8 || in->arith == HR_ARITH_I8_PAIR)
+        bytes = wide + wide / in->step * (int64_t)sizeof(Step);
     if (in->arith == HR_ARITH_I8_ROW) bytes = wide + (int64_t)sizeof(Step);
     bytes = ((bytes + 63) / 64 | 1) * 64;
     return in->arith == HR_ARITH_I8_PAIR ? 2 * bytes : bytes;
 }
 
-// One row. `buffer` holds a padded row of floats, of this thread alone.
+// Prepare one row. `buffer` holds a padded row of floats and belongs to this thread.
 inline void prepare_row(const hr_input *in, const float *x, int64_t columns, float *buffer, char *out) {
     int64_t wide = padded(columns);
     bool floats = in->arith == HR_ARITH_F32;
     float *row = floats ? (float *)out : buffer;
     if (in->order)
         for (int64_t k = 0; k < columns; k++) row[k] = x[in->order[k]];
-    else if ((in->kind == HR_INPUT_DYNAMIC || in->kind == HR_INPUT_PAIR) && !floats && wide == columns) row = (float *)x;
+    else if ((in->kind == HR_INPUT_DYNAMIC || in->kind == HR_INPUT_PAIR) && !floats && wide == columns)
+        row = (float *)x;
     else memcpy(row, x, (size_t)columns * 4);
     if (row != x) memset(row + columns, 0, (size_t)(wide - columns) * 4);
     if (in->arith == HR_ARITH_I8 || in->arith == HR_ARITH_I8_ROW) {

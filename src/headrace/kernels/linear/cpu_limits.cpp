@@ -1,9 +1,9 @@
-// What this machine can do at most: reading memory, and products on registers alone. `headrace bench` sets kernels
-// against it.
+// The limits of this machine: the speed of reading memory, and of products in registers. `headrace bench` compares
+// kernels with them.
 #include "cpu_panel.h"
 
 struct hr_limit_args {
-    const char *data;  // limit_read: bytes to read, every thread its share
+    const char *data;  // limit_read: bytes to read, each thread reads its share
     int64_t bytes;
     int64_t rounds;  // the others: of 16 products of 16 rows each
     float *sink;     // [threads * 16]
@@ -17,7 +17,7 @@ constexpr int CHAINS = 16;
 HR_INLINE F as_floats(F v) { return v; }
 HR_INLINE F as_floats(I v) { return to_f(v); }
 
-// Chains that differ from the start, so that none can be left out.
+// Chains that differ from the start, so that the compiler cannot remove one.
 template <class Sum, class Step> HR_INLINE void spin(const hr_limit_args *a, hr_ctx *ctx, Sum unit, Step step) {
     float *sink = a->sink + 16 * ctx->part;
     Sum sums[CHAINS];

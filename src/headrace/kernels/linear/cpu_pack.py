@@ -1,4 +1,4 @@
-"""From a checkpoint's weight to the form that the native kernels read: packed once, kept beside the weight.
+"""Packs a checkpoint's weight for the native kernels: done once, and stored with the weight.
 
 `pack` chooses the arithmetic: `float32` multiplies dequantized weights exactly; `bfloat16` lets bfloat16 (and float32)
 weights meet inputs rounded to bfloat16, and FP8 weights those or the FP8 inputs that their scheme asks for; `int8` also
@@ -51,7 +51,7 @@ _ARITHMETIC = {
 _DYNAMIC, _PAIR = 1, 10
 _FP8_INPUTS = (None, "fp8_token", "fp8_tensor", "fp8_group128")
 _LONGEST_ROW = 1 << 16
-"""Columns whose int8 products are sure to fit one 32-bit sum."""
+"""Columns whose int8 products always fit a 32-bit sum."""
 
 
 class InputArgs(ctypes.Structure):
@@ -94,7 +94,7 @@ class PackedPart:
 
     @property
     def input_key(self) -> tuple[Any, ...]:
-        """What the inputs are rounded to; parts with equal keys share prepared inputs."""
+        """The rounding of the inputs; parts with equal keys share prepared inputs."""
         kind = _INPUTS[self.activation]
         if self.layout.arith in (ARITH_I8, ARITH_I8_ROW) and kind == 0:
             kind = _DYNAMIC
@@ -122,18 +122,19 @@ class PackedWeight:
 
     @property
     def form(self) -> str:
-        """For people: the codes of each part, and how many share a scale."""
+        """A description for people: the codes of each part, and the columns that share a scale."""
         return "+".join(dict.fromkeys(part.layout.form for part in self.parts))
 
     @property
     def arithmetic(self) -> str:
-        """The type of the products, of the slowest where parts differ: `float32`, `bfloat16` or `int8`."""
+        """The type of the products: `float32`, `bfloat16` or `int8`. If parts differ, that of the slowest."""
         kinds = {_ARITHMETIC.get(part.layout.arith, "float32") for part in self.parts}
         return next(kind for kind in ("float32", "bfloat16", "int8") if kind in kinds)
 
     @cached_property
     def halves(self) -> bool:
-        """Whether panel i of the first half of the rows and panel i of the second hold the same rows of each."""
+        """Whether panel i of the first half of the rows and panel i of the second half hold the same rows of each
+        half."""
         rows, middle = [part.rows for part in self.parts], len(self.parts) // 2
         if len(rows) == 1:
             return rows[0] % 32 == 0
@@ -158,7 +159,7 @@ class PackedWeight:
         return ctypes.addressof(packed)
 
     def dump(self) -> tuple[dict[str, Any], list[Tensor]]:
-        """A header for JSON and flat buffers, for `load`."""
+        """A JSON header and flat buffers, for `load`."""
         buffers = [part.panels for part in self.parts]
         buffers += [part.order for part in self.parts if part.order is not None]
         parts = [
@@ -193,9 +194,9 @@ class PackedWeight:
 
 
 def pack(weight: Weight, compute: Compute, take: Take = plain_memory) -> PackedWeight:
-    """Repack a weight, a stack part by part.
+    """Pack a weight; a stack is packed part by part.
 
-    Raises PlatformError for an arithmetic or an input format that the kernels don't know.
+    Raises PlatformError for an arithmetic or an input format that the kernels don't support.
     """
     if compute not in get_args(Compute):
         raise PlatformError(f"cpu: arithmetic {compute!r} is unknown: choose one of {', '.join(get_args(Compute))}")
@@ -225,7 +226,7 @@ def _pack_part(weight: Weight, compute: Compute, take: Take) -> PackedPart:
 
 
 def _arithmetic(weight: Weight, form: Coded | Dense, compute: Compute) -> tuple[int, int]:
-    """(arithmetic, columns a step)"""
+    """(arithmetic, columns per step)."""
     if isinstance(form, Dense):
         return _dense_arithmetic(weight, form, compute)
     activation = weight.activation

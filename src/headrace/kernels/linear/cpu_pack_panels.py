@@ -1,4 +1,4 @@
-"""Panels of 16 rows: how neutral forms are laid out for the kernels (`kernels/linear/cpu.h` draws the layouts)."""
+"""Lays out the neutral forms in panels of 16 rows for the kernels (`kernels/linear/cpu.h` defines the layouts)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 Tensor = torch.Tensor
 Take = Callable[[int], Tensor]
-"""Gives memory for packed weights: uint8 [size], aligned to 64 bytes, zeroed."""
+"""Allocates memory for packed weights: uint8 [size], aligned to 64 bytes, zeroed."""
 LAYOUT_VERSION = 1
 """Raise it with every change of what packed bytes or the numbers of `Layout` mean to the kernels: packed weights are
 kept on disk from one start to the next, and those of another version are packed anew."""
@@ -70,7 +70,7 @@ class Layout:
 
 
 def plain_memory(size: int) -> Tensor:
-    """A `Take` of torch's own memory."""
+    """A `Take` that allocates torch memory."""
     return torch.zeros(size, dtype=torch.uint8)
 
 
@@ -140,7 +140,7 @@ def _dense_group(form: Dense) -> int:
 
 
 def _pad(x: Tensor, columns: int, fill: int = 0) -> Tensor:
-    """[N, K] → [N up to a multiple of 16, columns]"""
+    """Pad [N, K] to [N rounded up to a multiple of 16, columns]."""
     rows = -(-x.shape[0] // 16) * 16
     if tuple(x.shape) == (rows, columns) and x.is_contiguous():
         return x
@@ -150,7 +150,7 @@ def _pad(x: Tensor, columns: int, fill: int = 0) -> Tensor:
 
 
 def _by_panel(x: Tensor) -> Tensor:
-    """[16 P, n] → a view [P, n, 16]"""
+    """View [16 P, n] as [P, n, 16]."""
     return x.view(-1, 16, x.shape[1]).transpose(1, 2)
 
 
@@ -186,7 +186,7 @@ def _coded_regions(form: Coded, arith: int) -> dict[str, Tensor]:
 
 
 def _codes(codes: Tensor, bits: int) -> Tensor:
-    """uint8 [16 P, K] → int32 words [P, ., 16]"""
+    """Pack codes uint8 [16 P, K] into int32 words [P, ., 16]."""
     if bits == 8:
         return _by_panel(codes.view(torch.int32))
     if bits == 4:
@@ -204,7 +204,7 @@ def _two_to_a_byte(codes: Tensor) -> Tensor:
 
 
 def _gather_bits(words: Tensor, step: int) -> Tensor:
-    """[..., n] → [...]: word i shifted up by i * step bits."""
+    """Combine words [..., n] to [...]: word i is shifted left by i * step bits."""
     out = words[..., 0].clone()
     for i in range(1, words.shape[-1]):
         out |= words[..., i] << (i * step)

@@ -1,4 +1,4 @@
-"""Every number format as one of two neutral forms: unsigned codes with scales, or plain floats."""
+"""Converts every number format to one of two neutral forms: unsigned codes with scales, or plain floats."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Coded:
     bits: int
     """4, 5, 6 or 8."""
     group: int
-    """Columns a scale."""
+    """Columns per scale."""
     scales: Tensor
     offset_bits: int = -1
     """-1: no offset."""
@@ -41,38 +41,38 @@ class Coded:
     minimum_super: Tensor | None = None
     zeros: Tensor | None = None
     table: tuple[int, ...] | None = None
-    """Sixteen codes of 8 bits that 4-bit codes stand for, offset included."""
+    """The sixteen 8-bit codes that the 4-bit codes stand for, including the offset."""
     factor: float = 1.0
-    """Of every scale."""
+    """A factor of every scale."""
     order: Tensor | None = None
     """int32 [K]: column k of the codes is column order[k] of the matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """float32, bfloat16 or float16 [N, K]; or E4M3 with float32 `scales` [N, G]."""
+    """A matrix of floats: float32, bfloat16 or float16 [N, K], or E4M3 with float32 `scales` [N, G]."""
 
     values: Tensor
     scales: Tensor | None = None
 
 
 def read(weight: Weight) -> Coded | Dense:
-    """The neutral form of one part; float32 where the kernels have no form of the scheme, and the log says so."""
+    """The neutral form of one part. If the kernels have no form of the scheme, it is float32, which is logged."""
     reader = _READERS.get(weight.scheme)
     form = None if reader is None else reader(weight)
     if form is None:
-        _log.info("%s: %s has no packed form, float32 serves", weight.name or "a weight", weight.scheme)
+        _log.info("%s: %s has no packed form: float32 is used", weight.name or "a weight", weight.scheme)
         return Dense(weight.dequantize())
     return form
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
-    """float16 [N, blocks] of uint8 [N, blocks, bytes]."""
+    """The float16 at a byte offset of each block: uint8 [N, blocks, bytes] → float16 [N, blocks]."""
     return blocks[:, :, at : at + 2].contiguous().view(torch.float16).squeeze(-1)
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """[..., n] → [..., 2 n]: all low halves, then all high ones."""
+    """Split bytes [..., n] → [..., 2 n]: all low halves, then all high halves."""
     out = packed.new_empty((*packed.shape[:-1], 2 * packed.shape[-1]))
     torch.bitwise_and(packed, 15, out=out[..., : packed.shape[-1]])
     torch.bitwise_right_shift(packed, 4, out=out[..., packed.shape[-1] :])
@@ -80,7 +80,7 @@ def _nibbles(packed: Tensor) -> Tensor:
 
 
 def _bit_planes(packed: Tensor, count: int, step: int) -> Tensor:
-    """[..., n] → [..., count, n]: plane i holds bits i * step … of each byte, unmasked."""
+    """Shift bytes [..., n] → [..., count, n]: plane i begins at bit i * step of each byte, without a mask."""
     shifts = torch.arange(0, count * step, step, dtype=torch.uint8)
     return packed.unsqueeze(-2) >> shifts.unsqueeze(-1)
 
@@ -105,7 +105,7 @@ def _simple(bits: int, offset_bits: int, minimum: bool) -> Callable[[Weight], Co
 
 
 def _unsigned(values: Tensor) -> Tensor:
-    """int8 bits as uint8 with 128 added."""
+    """int8 plus 128, as uint8."""
     return values.view(torch.uint8) ^ 128
 
 
@@ -128,7 +128,7 @@ def _super_blocks(weight: Weight) -> Tensor:
 
 
 def _run_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Eight scales and eight minima of six bits in twelve bytes."""
+    """(eight scales, eight minima), of 6 bits each, from twelve bytes."""
     first, second, rest = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
     scales = torch.cat([first & 63, (rest & 15) | ((first >> 6) << 4)], dim=-1)
     return scales, torch.cat([second & 63, (rest >> 4) | ((second >> 6) << 4)], dim=-1)
@@ -221,7 +221,7 @@ def _columns_in_order(weight: Weight, groups: int) -> Tensor | bool | None:
 
 
 def _short(scales: Tensor) -> Tensor:
-    """float16 where nothing is lost by it."""
+    """The scales as float16 if that is exact."""
     half = scales.half()
     return half if torch.equal(half.float(), scales) else scales
 
@@ -251,7 +251,7 @@ def _fp8(weight: Weight) -> Dense | None:
 
 
 def _pairs(packed: Tensor) -> Tensor:
-    """[N, n] → [N, 2 n]: each byte's low half, then its high one."""
+    """Split bytes [N, n] → [N, 2 n]: each byte's low half, then its high half."""
     return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
 
 
@@ -300,5 +300,5 @@ _READERS: Mapping[str, Callable[[Weight], Coded | Dense | None]] = MappingProxyT
 
 
 def _split(x: Tensor, *sizes: int) -> Tensor:
-    """The last dimension as several."""
+    """Split the last dimension into several."""
     return x.reshape(*x.shape[:-1], *sizes)

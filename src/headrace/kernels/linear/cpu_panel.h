@@ -1,4 +1,4 @@
-// One panel of a weight against many prepared rows.
+// One panel of a weight times many prepared rows.
 #ifndef HEADRACE_LINEAR_PANEL_H
 #define HEADRACE_LINEAR_PANEL_H
 #include "cpu_inputs.h"
@@ -7,11 +7,11 @@ namespace {
 
 constexpr int CHUNK = 128;  // columns that are dequantized at a time for float32 arithmetic
 
-// Where the outputs of a panel go.
+// The destination of a panel's outputs.
 struct Out {
     float *y;           // row 0, first column of the panel
-    int64_t stride;     // floats a row
-    int64_t rows;       // of the panel that exist: 1 to 16
+    int64_t stride;     // floats per row
+    int64_t rows;       // rows of the panel that exist: 1 to 16
     const float *bias;  // of the panel's first row, or null
 
     inline __attribute__((always_inline)) void put(int64_t r, F v) const {
@@ -35,9 +35,9 @@ struct Rows {
     int64_t stride, count;
 };
 
-// Calls the tile with as many rows as it takes, then with half of that, down to one. Tiles of one and two rows wait for
-// their own sums: where all the smaller ones would follow, a whole one is cheaper, over rows some of which it computes
-// for a second time. (Products of codes have other work to do meanwhile.)
+// Calls the tile with its full number of rows, then with half of that, down to one. Tiles of one and two rows are bound
+// by the latency of their sums: if all smaller ones would follow, a full tile is cheaper, although it computes some
+// rows a second time. (Products of codes have other work to do meanwhile.)
 template <int R, class Tile> HR_INLINE void for_tiles_from(int64_t r, int64_t rows, const Tile &tile) {
     for (; r + R <= rows; r += R) tile.template run<R>(r);
     if (Tile::TWICE && R > 2 && rows >= R && rows - r == R - 1) return tile.template run<R>(rows - R);
@@ -45,7 +45,7 @@ template <int R, class Tile> HR_INLINE void for_tiles_from(int64_t r, int64_t ro
 }
 template <class Tile> HR_INLINE void for_tiles(int64_t rows, const Tile &tile) { for_tiles_from<TILE>(0, rows, tile); }
 
-// `pair`: two prepared rows an output, added.
+// `pair`: two prepared rows per output, added.
 template <class Codes, int Columns, bool Min> struct TileI8 {
     static constexpr bool TWICE = false;
     Codes codes;
@@ -94,7 +94,7 @@ struct TileBf16 {
     Rows in;
     const Out *out;
     template <int R> inline void run(int64_t r) const {
-        // Memory is idle while a panel is read again: the last time fetches the next panel.
+        // Memory is idle while a panel is read again: the last pass prefetches the next panel.
         int64_t ahead = r > 0 && r + R == in.count ? panel_bytes : AHEAD;
         F sums[R];
 #pragma GCC unroll 8
@@ -104,8 +104,7 @@ struct TileBf16 {
     }
 };
 
-// A chunk of E4M3 as bfloat16 pairs. Sums of earlier columns wait in the output: bare ones where there is one scale a
-// row.
+// A chunk of E4M3 as bfloat16 pairs. Sums of earlier columns are in the output, unscaled if there is one scale per row.
 struct TileF8 {
     static constexpr bool TWICE = false;
     const uint8_t *w;
@@ -135,7 +134,7 @@ struct TileF8 {
     }
 };
 
-// Sums of earlier columns wait in the output.
+// Sums of earlier columns are in the output.
 struct TileF32 {
     static constexpr bool TWICE = false;
     const float *w;
@@ -168,7 +167,8 @@ inline void panel_i8(const hr_part *part, const uint8_t *panel, int64_t wide, Ro
 }
 
 template <class Codes>
-inline void panel_i8_any(const hr_part *part, const uint8_t *panel, int64_t wide, Rows in, const Out &out, float *scratch) {
+inline void panel_i8_any(const hr_part *part, const uint8_t *panel, int64_t wide, Rows in, const Out &out,
+                         float *scratch) {
     if (part->arith == HR_ARITH_I8_ROW) {
         I sums = part->row_sum_at ? iload(panel + part->row_sum_at) : iset16(0);
         Stream from = stream_of(part, panel, wide * 2 * Codes::BITS);
@@ -183,8 +183,10 @@ inline void panel_i8_any(const hr_part *part, const uint8_t *panel, int64_t wide
     }
 }
 
-inline void panel_f32(const hr_part *part, const uint8_t *panel, int64_t columns, Rows in, const Out &out, float *scratch) {
-    if (part->code == HR_CODE_F32) return for_tiles(in.count, TileF32{(const float *)panel, 0, columns, true, in, &out});
+inline void panel_f32(const hr_part *part, const uint8_t *panel, int64_t columns, Rows in, const Out &out,
+                      float *scratch) {
+    if (part->code == HR_CODE_F32)
+        return for_tiles(in.count, TileF32{(const float *)panel, 0, columns, true, in, &out});
     for (int64_t k = 0; k < columns; k += CHUNK) {
         int64_t end = k + CHUNK < columns ? k + CHUNK : columns;
         expand(part, panel, k, end, scratch);
@@ -192,7 +194,8 @@ inline void panel_f32(const hr_part *part, const uint8_t *panel, int64_t columns
     }
 }
 
-inline void panel_f8(const hr_part *part, const uint8_t *panel, int64_t columns, Rows in, const Out &out, float *scratch) {
+inline void panel_f8(const hr_part *part, const uint8_t *panel, int64_t columns, Rows in, const Out &out,
+                     float *scratch) {
     uint8_t *w = (uint8_t *)scratch;
     for (int64_t k = 0; k < columns; k += CHUNK) {
         int64_t end = k + CHUNK < columns ? k + CHUNK : columns;
@@ -222,7 +225,8 @@ HR_INLINE int64_t panel_scratch(int64_t columns) {
 
 namespace {
 
-inline void panel_product(const hr_part *part, int64_t index, int64_t columns, Rows in, const Out &out, float *scratch) {
+inline void panel_product(const hr_part *part, int64_t index, int64_t columns, Rows in, const Out &out,
+                          float *scratch) {
     const uint8_t *panel = part->panels + index * part->panel_bytes;
     int64_t wide = padded(columns);
 #ifdef HEADRACE_LINEAR_AMX_H
@@ -230,7 +234,8 @@ inline void panel_product(const hr_part *part, int64_t index, int64_t columns, R
 #endif
     if (part->arith == HR_ARITH_F8) return panel_f8(part, panel, columns, in, out, scratch);
     if (part->arith == HR_ARITH_F32) return panel_f32(part, panel, columns, in, out, scratch);
-    if (part->arith == HR_ARITH_BF16) return for_tiles(in.count, TileBf16{panel, (columns + 1) / 2, part->panel_bytes, in, &out});
+    if (part->arith == HR_ARITH_BF16)
+        return for_tiles(in.count, TileBf16{panel, (columns + 1) / 2, part->panel_bytes, in, &out});
     switch (part->code) {
     case HR_CODE_4:
         if (part->has_table) panel_i8_any<Codes4Table>(part, panel, wide, in, out, scratch);

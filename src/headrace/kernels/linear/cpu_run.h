@@ -1,17 +1,17 @@
-// A weight against many rows, for the operators that do something with the result: rows are prepared once for all
-// panels, work is dealt to parts, and each panel is read once for a block of rows.
+// A weight times many rows, for operators that process the result: rows are prepared once for all panels, work is
+// distributed to parts, and each panel is read once per block of rows.
 #ifndef HEADRACE_LINEAR_RUN_H
 #define HEADRACE_LINEAR_RUN_H
 #include "cpu_panel.h"
 
 namespace {
 
-constexpr int64_t RUN_BLOCK = 128;         // rows of a unit of work
-constexpr int64_t RUN_FEW = 64;            // up to here a product is bound by memory: every part streams one run of panels
-constexpr int64_t RUN_ALONE = 1 << 13;     // inputs that each part prepares for itself rather than wait for others
+constexpr int64_t RUN_BLOCK = 128;         // rows per unit of work
+constexpr int64_t RUN_FEW = 64;            // up to here a product is memory-bound: every part streams one run of panels
+constexpr int64_t RUN_ALONE = 1 << 13;     // up to here each part prepares all inputs itself instead of waiting
 constexpr int64_t RUN_MOST = 1024;         // rows that are prepared at a time
 
-// A panel: of which part, and the columns of the product that are its rows.
+// A panel: its part, and the columns of the product that are its rows.
 struct Place {
     const hr_part *part;
     int64_t panel, column, rows;
@@ -22,7 +22,7 @@ struct LinearRun {
     const int32_t *rows;
     hr_ctx *ctx;
     int64_t columns, panels, bytes;  // bytes: of one row in all its prepared forms
-    float *scratch, *room;           // for products; for what is done with them
+    float *scratch, *room;           // for products; for processing them
     char *prepared;
     int64_t first, count;            // rows of this pass
 
@@ -60,13 +60,13 @@ struct LinearRun {
         return {part, panel, part->column + panel * 16, rest < 16 ? rest : 16};
     }
     const float *bias(const Place &at) const { return weight()->bias ? weight()->bias + at.column : nullptr; }
-    // Rows [begin, end) of this pass against a panel.
+    // Rows [begin, end) of this pass times a panel.
     void product(const Place &at, int64_t begin, int64_t end, const Out &out) const {
         panel_product(at.part, at.panel, columns, inputs(at.part->input, begin, end), out, scratch);
     }
 };
 
-// Few rows: no phase before the products where the inputs are small, and a run of panels a part.
+// Few rows: no phase before the products if the inputs are small, and one run of panels per part.
 template <class Work> void run_few(LinearRun &run, int64_t taken, const Work &work) {
     int64_t begin, end;
     if (run.count * run.columns <= RUN_ALONE && taken + run.bytes * run.count <= run.ctx->scratch_bytes) {
@@ -81,7 +81,7 @@ template <class Work> void run_few(LinearRun &run, int64_t taken, const Work &wo
     for (int64_t unit = begin; unit < end; unit++) work(run, unit, 0, run.count);
 }
 
-// A part takes blocks of the rows that it prepared, against every panel, then what others have left of theirs.
+// A part multiplies the blocks of rows that it prepared with every panel, then the remaining blocks of other parts.
 template <class Work> void run_blocks(const LinearRun &run, int64_t part, const Work &work) {
     int64_t begin, end, units = work.units(run);
     hr_share_of(run.ctx, part, run.count, 1, &begin, &end);
@@ -92,7 +92,7 @@ template <class Work> void run_blocks(const LinearRun &run, int64_t part, const 
     }
 }
 
-// Many rows: two phases for so many as fit.
+// Many rows: two phases per pass of as many rows as fit.
 template <class Work> void run_many(LinearRun &run, int64_t total, int64_t fit, const Work &work) {
     run.first = run.ctx->phase / 2 * fit;
     run.count = total - run.first < fit ? total - run.first : fit;

@@ -1,14 +1,14 @@
 // The inner products: R rows of prepared inputs against one panel of 16 rows of the weight.
 //
-// Every output element is one chain of additions over ascending columns, whatever R is, so its bits don't depend on how
-// many rows share a tile.
+// Every output element is one chain of additions over ascending columns for every R, so its bits don't depend on the
+// number of rows in a tile.
 #ifndef HEADRACE_LINEAR_TILE_H
 #define HEADRACE_LINEAR_TILE_H
 #include "cpu_codes.h"
 
 namespace {
 
-// What follows a row's int8 values, a step each.
+// The data behind a row's int8 values, one per step.
 struct Step {
     float scale;
     int32_t minus_sum;  // of the int8 values
@@ -18,13 +18,13 @@ struct Step {
 
 constexpr int AHEAD = 8192;  // bytes to prefetch
 
-// A panel's codes, and what follows them, to fetch the same of a later panel in time.
+// A panel's codes and the regions behind them, for the prefetch of the same regions of a later panel.
 struct Stream {
     const uint8_t *codes, *end, *next_tail;
     int64_t tail;  // bytes between the end of the codes and the next panel
     int64_t jump;  // from codes to those of a later panel
 
-    // Where to fetch when p is read.
+    // The address to prefetch when p is read.
     inline __attribute__((always_inline)) const uint8_t *ahead(const uint8_t *p) const {
         return p + AHEAD < end ? p + AHEAD : p + jump;
     }
@@ -36,15 +36,18 @@ struct Stream {
 HR_INLINE Stream stream_of(const hr_part *part, const uint8_t *panel, int64_t codes) {
     int64_t size = part->panel_bytes, tail = size - codes;
     if (codes >= AHEAD) return {panel, panel + codes, panel + size + codes, tail, AHEAD + tail};
-    int64_t jump = (AHEAD + size - 1) / size * size;  // whole panels: less would leave out as many codes as it fetches tails twice
+    // Complete panels: a shorter jump would skip codes and prefetch tails twice.
+    int64_t jump = (AHEAD + size - 1) / size * size;
     return {panel, panel, panel + jump + codes, tail, jump};
 }
 
 template <class Codes, int R, int J, int End>
-HR_INLINE void dot_quads(Codes codes, const uint8_t *p, const uint8_t *ahead, const int8_t *x, int64_t stride, I *sums) {
+HR_INLINE void dot_quads(Codes codes, const uint8_t *p, const uint8_t *ahead, const int8_t *x, int64_t stride,
+                         I *sums) {
     if constexpr (J < End) {
         C w = codes.template get<J>(p);
-        if constexpr (J == 0 || J * Codes::BITS / 8 != (J - 1) * Codes::BITS / 8) prefetch(ahead + J * Codes::BITS / 8 * 64);
+        if constexpr (J == 0 || J * Codes::BITS / 8 != (J - 1) * Codes::BITS / 8)
+            prefetch(ahead + J * Codes::BITS / 8 * 64);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) sums[r] = dot<Codes::SMALL>(sums[r], w, x + r * stride + 4 * J);
         dot_quads<Codes, R, J + 1, End>(codes, p, ahead, x, stride, sums);
@@ -52,8 +55,8 @@ HR_INLINE void dot_quads(Codes codes, const uint8_t *p, const uint8_t *ahead, co
 }
 
 template <class Codes, int Columns, bool Min, int R>
-inline void tile_i8(Codes codes, const Stream &from, int64_t steps, int offset_bits, const float *scales, const float *addends,
-                    const int8_t *x, int64_t stride, const Step *info, F *out) {
+inline void tile_i8(Codes codes, const Stream &from, int64_t steps, int offset_bits, const float *scales,
+                    const float *addends, const int8_t *x, int64_t stride, const Step *info, F *out) {
     const uint8_t *p = from.codes;
     F acc[R];
 #pragma GCC unroll 8
@@ -83,8 +86,8 @@ inline void tile_i8(Codes codes, const Stream &from, int64_t steps, int offset_b
 
 // One integer sum over all columns, scaled once.
 template <class Codes, int R>
-inline void tile_i8_row(Codes codes, const Stream &from, int64_t steps, int offset_bits, F scale, I row_sums, const int8_t *x,
-                        int64_t stride, const Step *info, F *out) {
+inline void tile_i8_row(Codes codes, const Stream &from, int64_t steps, int offset_bits, F scale, I row_sums,
+                        const int8_t *x, int64_t stride, const Step *info, F *out) {
     const uint8_t *p = from.codes;
     I sums[R];
 #pragma GCC unroll 8
@@ -104,8 +107,9 @@ inline void tile_i8_row(Codes codes, const Stream &from, int64_t steps, int offs
     }
 }
 
-// Adds to what `out` holds.
-template <int R> inline void tile_bf16(const uint8_t *p, int64_t pairs, int64_t ahead, const uint8_t *x, int64_t stride, F *out) {
+// Adds to `out`.
+template <int R>
+inline void tile_bf16(const uint8_t *p, int64_t pairs, int64_t ahead, const uint8_t *x, int64_t stride, F *out) {
     F acc[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) acc[r] = out[r];
@@ -119,7 +123,7 @@ template <int R> inline void tile_bf16(const uint8_t *p, int64_t pairs, int64_t 
     for (int r = 0; r < R; r++) out[r] = acc[r];
 }
 
-// Adds to what `out` holds.
+// Adds to `out`.
 template <int R> inline void tile_f32(const float *w, int64_t columns, const float *x, int64_t stride, F *out) {
     F acc[R];
 #pragma GCC unroll 8

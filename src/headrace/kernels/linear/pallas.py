@@ -1,6 +1,6 @@
-"""Products with int8 and int4 weights by groups on a TPU: codes are widened beside the matrix unit, never in memory.
+"""Products with int8 and int4 weights in groups on a TPU: codes are converted in the kernel, never in memory.
 
-Columns come in units of 128, which have one scale and one zero a row: a longer group repeats its own. `codes` are int8
+Columns form units of 128 with one scale and one zero point per row; a longer group repeats its values. `codes` are int8
 [N, K], or int8 [N, K / 2] in which the run r of 128 bytes holds units 2 r (low halves) and 2 r + 1 (high halves), so
 that no lane is exchanged.
 """
@@ -21,10 +21,10 @@ __all__ = ["UNIT", "product"]
 Array = Any
 UNIT = 128
 _ROWS, _COLUMNS = 128, 512
-"""Most rows of x, and rows of the weight, in a grid step."""
+"""The largest number of rows of x and of the weight in a grid step."""
 _UNITS = 8
-"""Most units in a grid step: each is a product of its own, and a step costs a third of a microsecond whatever is in
-it."""
+"""The largest number of units in a grid step: each is a separate product, and every step costs a third of a microsecond
+independently of its size."""
 
 
 def product(x: Array, codes: Array, scales: Array, zeros: Array, *, bits: int, interpret: Any = False) -> Array:
@@ -66,7 +66,7 @@ def _kernel(bits: int, units: int, x: Any, codes: Any, scales: Any, zeros: Any, 
         seen = x[:, unit * UNIT : (unit + 1) * UNIT]
         made = _dot(seen, _unit(bits, codes, unit).astype(jnp.float32).astype(seen.dtype))
         row = pl.ds(step * units + unit, 1)
-        # The zero is one number a row: what it takes away is the sum of the inputs times it.
+        # There is one zero point per row: its contribution is the sum of the inputs times it.
         sums = jnp.sum(seen.astype(jnp.float32), axis=1, keepdims=True)
         out[...] += (made - sums * zeros[row, :]) * scales[row, :]
 

@@ -1,4 +1,4 @@
-"""From a checkpoint's weight to what `linear.pallas.product` reads, once at load. Plain torch; loads no JAX."""
+"""Packs a checkpoint's weight for `linear.pallas.product`, once at load. Plain torch; loads no JAX."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["KEY", "PallasPacked", "packed"]
 
 Tensor = torch.Tensor
 KEY = "pallas:packed"
-"""Where a part's packed form stands in `Weight.prepared`."""
+"""The key of a part's packed form in `Weight.prepared`."""
 _UNIT = 128
 
 
@@ -30,7 +30,7 @@ class PallasPacked:
 
 
 def packed(weight: Weight) -> PallasPacked | None:
-    """None for a scheme, a group size or an order of columns that the kernel doesn't take."""
+    """The packed weight; None for a scheme, a group size or an order of columns that the kernel doesn't support."""
     if KEY not in weight.prepared:
         weight.prepared[KEY] = _pack(weight) if weight.scheme in ("int4", "int8") else None
     found: PallasPacked | None = weight.prepared[KEY]
@@ -62,14 +62,14 @@ def _pack(weight: Weight) -> PallasPacked | None:
 
 
 def _by_unit(x: Tensor, columns: int, units: int) -> Tensor:
-    """[units, N] of [N, G]: a group's own for each of its units; zeros for the padding behind the last."""
+    """Values per group [N, G] as values per unit [units, N]; zeros for the padding after the last group."""
     own = -(-columns // _UNIT)
     wide = x.repeat_interleave(own // x.shape[1], 1)
     return functional.pad(wide, (0, units - own)).t().contiguous()
 
 
 def _order(weight: Weight, groups: int) -> Tensor | bool | None:
-    """None where groups are equal runs; the order that makes them so; False where none does."""
+    """None if groups are equal runs; otherwise the column order that makes them so; False if there is none."""
     index = weight.tensors.get("group_index")
     if index is None:
         return None

@@ -13,7 +13,7 @@ __all__ = ["KEY", "embedding", "linear", "logits", "pack", "product"]
 
 Tensor = torch.Tensor
 KEY = "static:matrix"
-"""Begins the name under which the matrix stands in `Weight.prepared`."""
+"""Prefix of the key of the matrix in `Weight.prepared`."""
 
 
 def pack(weight: Weight, dtype: torch.dtype | None) -> None:
@@ -54,7 +54,7 @@ def product(x: Tensor, weight: Weight, dtype: torch.dtype | None) -> Tensor:
 def _part(x: Tensor, weight: Weight, dtype: torch.dtype | None) -> Tensor:
     matrix = _matrix(weight, dtype)
     seen = quantize_activation(x, weight).to(matrix.dtype).float()
-    # The compiler takes narrow operands through the float32 product without widening them in memory.
+    # The compiler multiplies narrow operands in float32 without converting them in memory.
     out = seen @ matrix.float().t()
     return out if weight.bias is None else out + weight.bias
 

@@ -20,7 +20,7 @@ __all__ = ["FLOATS", "linear", "pack", "product"]
 
 Tensor = torch.Tensor
 FLOATS = MappingProxyType({torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16})
-"""Triton's names of torch's types."""
+"""Triton's types by torch's types."""
 
 
 def linear(x: Tensor, weight: Weight, *, config: LaunchConfig) -> Tensor:
@@ -29,7 +29,7 @@ def linear(x: Tensor, weight: Weight, *, config: LaunchConfig) -> Tensor:
 
 
 def pack(weight: Weight, *, config: LaunchConfig) -> None:
-    """Repack at load, so that no step does it."""
+    """Repack a weight at load, so that no step does it."""
     packed(weight, config)
 
 
@@ -67,7 +67,7 @@ def product(
 
 
 def _rounded(x: Tensor, part: TritonPacked) -> Tensor:
-    """Inputs of a float matrix; rounded by torch in the rare scheme that asks for it."""
+    """The inputs of a float matrix; torch rounds them if the scheme requires it, which is rare."""
     return x if part.source is None else quantize_activation(x, part.source).to(x.dtype)
 
 

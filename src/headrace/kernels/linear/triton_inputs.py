@@ -33,7 +33,7 @@ class Inputs:
     scales: Tensor | None
     """float32 [T, 1] or [T, ceil(K / group)]."""
     group: int
-    """Columns a scale; 0: one a row."""
+    """Columns per scale; 0: one scale per row."""
 
 
 @jit
@@ -46,10 +46,10 @@ def quantise_kernel(
     `static` is the scale where the scheme fixes it.
     """
     # Grid (rows, groups). `x` and `codes` are [T, width], contiguous, `scales` [T, groups]; `static` is one scale or
-    # None. A program holds its whole group (GROUP columns, or with GROUP 0 the row) in BLOCK lanes: one read finds the
-    # largest value, the same registers are then divided and rounded, and x is not read again. Divisions are rounded to
-    # nearest (`div_rn`) as torch's are: the codes are to be the reference's, not close to them. `asymmetric` writes
-    # code minus zero point as a float, since the product has no place for a zero point of inputs.
+    # None. A program holds its complete group (GROUP columns, or with GROUP 0 the row) in BLOCK lanes: it reads x once,
+    # finds the largest value, and divides and rounds the same registers. Divisions are rounded to nearest (`div_rn`)
+    # like torch's: the codes must equal the reference's. `asymmetric` writes code minus zero point as a float, since
+    # the product does not support a zero point of inputs.
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = group * GROUP + tl.arange(0, BLOCK)
     inside = column < width

@@ -1,4 +1,4 @@
-"""From a checkpoint's weight to the forms that the Triton products read: repacked once at load, kept beside the weight.
+"""Packs a checkpoint's weight for the Triton products: done once at load, and stored with the weight.
 
 | kind | `codes` | element |
 |---|---|---|
@@ -30,13 +30,13 @@ __all__ = ["KEY", "NO_OFFSET", "OFFSET_ADDEND", "OFFSET_ZERO", "TritonPacked", "
 Tensor = torch.Tensor
 _log = logging.getLogger(__name__)
 KEY = "triton:packed"
-"""Where the packed parts stand in `Weight.prepared`."""
+"""The key of the packed parts in `Weight.prepared`."""
 NO_OFFSET, OFFSET_ZERO, OFFSET_ADDEND = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class TritonPacked:
-    """Rows of one form."""
+    """A packed part: rows of one form."""
 
     kind: str
     codes: Tensor
@@ -52,12 +52,12 @@ class TritonPacked:
 
     @property
     def group(self) -> int:
-        """Columns a scale."""
+        """Columns per scale."""
         return self.shape[1] if self.scales is None else self.shape[1] // self.scales.shape[0]
 
 
 def packed(weight: Weight, config: LaunchConfig) -> tuple[TritonPacked, ...]:
-    """The parts of a weight, neighbours of one form merged. Packed at the first call."""
+    """The packed parts of a weight, made at the first call; adjacent parts of one form are merged."""
     found: tuple[TritonPacked, ...] | None = weight.prepared.get(KEY)
     if found is None:
         parts: list[TritonPacked] = []
@@ -75,7 +75,7 @@ def _pack(weight: Weight, config: LaunchConfig) -> TritonPacked:
     reader = _READERS.get(weight.scheme)
     form = None if reader is None else reader(weight)
     if form is None:
-        _log.info("%s: %s has no packed form, %s serves", weight.name or "a weight", weight.scheme, config.dtype)
+        _log.info("%s: %s has no packed form: %s is used", weight.name or "a weight", weight.scheme, config.dtype)
         form = TritonPacked("dense", weight.dequantize().to(config.dtype), weight.shape)
     return replace(form, source=weight if weight.activation else None)
 
@@ -103,27 +103,27 @@ def _merge(a: TritonPacked, b: TritonPacked) -> TritonPacked:
 
 
 def _unit(columns: int, groups: int, most: int) -> int | None:
-    """Columns of one product; None where a group is too odd for any. One group alone may have any length."""
+    """Columns per product; None if no unit fits the group size. A single group may have any length."""
     sizes = (unit for unit in (64, 32, 16) if unit <= most)
     return most if groups == 1 else next((unit for unit in sizes if columns // groups % unit == 0), None)
 
 
 def _halves(codes: Tensor, unit: int) -> Tensor:
-    """uint8 [N, K] below 16 to the packed kinds' layout."""
+    """Lay out codes below 16, uint8 [N, K], for the packed kinds."""
     padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % (2 * unit)))
     low, high = padded.view(len(codes), -1, 2, unit).unbind(2)
     return (low | (high << 4)).flatten(1).t().contiguous()
 
 
 def _short(x: Tensor) -> Tensor:
-    """[G, N] of [N, G], float16 where nothing is lost by it."""
+    """[N, G] transposed to [G, N], as float16 if that is exact."""
     x = x.t().contiguous().float()
     half = x.half()
     return half if torch.equal(half.float(), x) else x
 
 
 def _nibbles(packed_codes: Tensor, columns: int) -> Tensor:
-    """uint8 [N, columns]: even columns in low halves."""
+    """Split bytes to codes, uint8 [N, columns]: even columns are in low halves."""
     return torch.stack([packed_codes & 15, packed_codes >> 4], -1).flatten(1)[:, :columns]
 
 
@@ -135,7 +135,7 @@ def _four(
     offset: int = NO_OFFSET,
     order: Tensor | None = None,
 ) -> TritonPacked | None:
-    """codes uint8 [N, K], scales and offsets [N, G]."""
+    """Pack 4-bit codes uint8 [N, K] with scales and offsets [N, G]."""
     rows, columns = codes.shape
     unit = _unit(columns, scales.shape[1], 32)  # of both halves of a byte, so a step takes twice as many
     if unit is None:
@@ -146,7 +146,7 @@ def _four(
 
 
 def _order(weight: Weight) -> Tensor | bool | None:
-    """None where groups are equal runs; the order that makes them so; False where none does."""
+    """None if groups are equal runs; otherwise the column order that makes them so; False if there is none."""
     columns, groups = weight.shape[1], weight.tensors["scales"].shape[1]
     if columns % groups:
         return False

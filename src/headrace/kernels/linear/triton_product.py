@@ -19,7 +19,7 @@ def _finish(
     total: tensor, out: tensor, bias: tensor, row: tensor, column: tensor, rows: tensor, columns: tensor,
     out_stride: tensor, soft_cap: tensor, CAP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Bias, soft cap, and the tile's way out."""
+    """Add the bias, apply the soft cap, and write the tile."""
     if bias is not None:
         total += tl.load(bias + column, column < columns, 0.0).to(tl.float32)[None, :]
     if CAP:
@@ -41,8 +41,8 @@ def dense_kernel(
     # transposed copy; `bias` is [columns] or None, `out` [rows, out_stride], of which this weight fills `columns` from
     # the pointer on.
     # The program walks the depth in ascending steps of BK and keeps its tile of sums in float32. The step is the same
-    # for every number of rows: a row's sum has one order, whoever else is in the batch. EVEN says that BK divides the
-    # depth, which saves the masks along it; rows and columns past the end are read as zeros.
+    # for every number of rows, so a row's sum has one order in every batch. EVEN: BK divides the depth, so that masks
+    # along it are not needed; rows and columns past the end are read as zeros.
     row, column = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
     source = row if picks is None else tl.load(picks + row, row < rows, 0)
     x_row = x + source.to(tl.int64)[:, None] * depth
@@ -115,16 +115,16 @@ def coded_kernel(
     OFFSET: tl.constexpr, LATE: tl.constexpr, MATH: tl.constexpr, FLOAT: tl.constexpr, EVEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """codes of KIND int8, fp8, int4 or fp4. LATE: there is one scale a column, applied at the end."""
+    """codes of KIND int8, fp8, int4 or fp4. LATE: there is one scale per column, applied at the end."""
     # Grid (tiles of BM rows, tiles of BN columns). `x` is [., depth]: floats, int8 codes or bytes of E4M3, with
     # `x_scales` [rows] or [rows, x_groups] for codes. `codes` is [columns, depth], or for four bits
-    # [depth / 2, columns] with two columns of the matrix to a byte (`triton_pack` draws it); `scales` and `offsets` are
-    # [groups, columns]; `order` [depth] says which column of x a code meets.
+    # [depth / 2, columns] with two columns of the matrix per byte (see `triton_pack`); `scales` and `offsets` are
+    # [groups, columns]; `order` [depth] gives the column of x for each code.
     # The program walks the depth in ascending steps of BK. For four bits a step reads one run of bytes and multiplies
     # twice: the low halves are BK columns, the high halves the BK after them, so no lane has to be exchanged. A step
     # never spans two groups of scales. Its product is of floats, dequantized in registers, or of codes on the matrix
-    # unit (MATH), whose integer or FP8 sum is then scaled; with LATE the one scale of a column waits for the end. Sums
-    # of steps are float32 in one order for every number of rows.
+    # unit (MATH), whose integer or FP8 sum is then scaled; with LATE the only scale of a column is applied at the end.
+    # Sums of steps are float32 in one order for every number of rows.
     row, column = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
     source = row if picks is None else tl.load(picks + row, row < rows, 0)
     x_row, x_in, w_in = x + source.to(tl.int64)[:, None] * depth, (row < rows)[:, None], (column < columns)[None, :]

@@ -1,4 +1,4 @@
-"""What one step of a product takes, for `linear` and for experts alike: the arithmetic and the tile."""
+"""The arithmetic and the tile of one step of a product, for `linear` and for experts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Tile", "coded_tile", "dense_tile", "math_of"]
 _LEAST = 32
 """Depth of a matrix instruction on 8-bit codes."""
 _DEPTH = 64
-"""Of a step of plain floats."""
+"""Depth of a step of plain floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Tile:
 
 
 def dense_tile(rows: int, wide: bool, config: LaunchConfig) -> Tile:
-    """For `rows` inputs times a float matrix; `wide`: multiplied in float32."""
+    """The tile for `rows` inputs times a float matrix; `wide`: multiplied in float32."""
     return _tile(rows, _DEPTH, wide, config)
 
 
@@ -56,7 +56,7 @@ def math_of(inputs: Inputs, part: TritonPacked, config: LaunchConfig) -> str:
 
 
 def _tile(rows: int, depth: int, wide: bool, config: LaunchConfig) -> Tile:
-    """The same for all `rows` where results must not depend on the batch. float32 takes registers instead."""
+    """The tile; it is the same for all `rows` if results must not depend on the batch. float32 needs more registers."""
     if wide:
         return Tile(32, 32, min(depth, 32))
     if config.batch_invariant:

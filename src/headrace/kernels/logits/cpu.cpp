@@ -1,4 +1,4 @@
-// Logits: the linear product on the rows that are asked for.
+// Logits: the linear product on the requested rows.
 #include "../linear/cpu_whole.h"
 
 HR_KERNEL(logits) {

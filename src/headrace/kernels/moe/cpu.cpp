@@ -8,22 +8,22 @@
 namespace {
 
 constexpr int64_t FEW_PAIRS = 64;          // up to here every thread streams one run of panels
-constexpr int64_t MOST_PAIRS = 1 << 14;    // pairs that are prepared at a time; an expert is read again where they cut it
-constexpr int64_t BLOCK = 128;             // rows of a unit of work
+constexpr int64_t MOST_PAIRS = 1 << 14;    // pairs prepared at a time; an expert split by this limit is read again
+constexpr int64_t BLOCK = 128;             // rows per unit of work
 constexpr int64_t ALONE = 4;               // tokens that one thread routes while the others wait
 
 struct Call {
     const hr_moe_args *a;
     hr_ctx *ctx;
-    int64_t begin, end;        // pairs of this pass, by their place in the order
+    int64_t begin, end;        // pairs of this pass, by their index in `order`
     bool dealt;
     float *scratch, *gate, *up;
 };
 
-// One of the two products: `each` parts an expert, inputs prepared in `forms` forms.
+// One of the two products: `each` parts per expert, inputs prepared in `forms` forms.
 struct Product {
     const hr_packed *weight;
-    int64_t each, forms, slot;  // slot: bytes of a prepared row at the most
+    int64_t each, forms, slot;  // slot: the largest size of a prepared row, in bytes
 
     const hr_part *part(int64_t expert, int64_t i) const { return weight->parts + expert * each + i; }
     const hr_input *input(int64_t expert, int64_t i) const { return weight->inputs + part(expert, i)->input; }
@@ -41,7 +41,7 @@ Product product_of(const hr_packed *w, int64_t each, int64_t experts) {
     return p;
 }
 
-// An expert's pairs of this pass, and where its prepared rows lie.
+// An expert's pairs of this pass, and the place of its prepared rows.
 struct Group {
     int64_t expert, begin, end;
     int64_t rows() const { return end - begin; }
@@ -76,8 +76,8 @@ template <class Source> void prepare(const Call &c, const Product &p, Source sou
     }
 }
 
-// work(group, panel, first row, rows) for every panel of every expert that has pairs. Which thread does what is up to
-// chance where units are dealt.
+// work(group, panel, first row, rows) for every panel of every expert that has pairs. If units are distributed
+// dynamically, any thread may get any of them.
 template <class Work> void for_panels(const Call &c, int64_t panels, Work work) {
     int64_t unit, stop, before = 0, total = 0;
     auto blocks_of = [](const Group &g) { return g.rows() > 0 ? (g.rows() + BLOCK - 1) / BLOCK : 0; };
@@ -139,7 +139,7 @@ void down(const Call &c, const Product &p) {
     });
 }
 
-// Each token's sum, over its experts as they were chosen.
+// The sum of each token, over its experts in the order of their choice.
 void combine(const Call &c, int64_t tokens) {
     const hr_moe_args *a = c.a;
     int64_t n = a->columns, k = a->top_k, begin, end;
@@ -158,7 +158,7 @@ void combine(const Call &c, int64_t tokens) {
     }
 }
 
-// The phases that choose experts: one of all parts where tokens are many, then one that sorts.
+// The phases that choose experts: one of all parts if there are many tokens, then one that sorts.
 void route(const Call &c, int64_t tokens) {
     bool many = tokens > ALONE, sorts = c.ctx->phase == many;
     int64_t begin = 0, end = c.ctx->part == 0 && !many ? tokens : 0;
@@ -183,7 +183,7 @@ HR_KERNEL(moe) {
     float *scratch = (float *)ctx->scratch;
     Call c = {a, ctx, 0, 0, pairs > FEW_PAIRS, scratch, scratch + floats, scratch + floats + BLOCK * 16};
     fit = fit < MOST_PAIRS ? fit : MOST_PAIRS;
-    // The phases of the choice, then four a pass, then the sums.
+    // The phases of the choice, then four per pass, then the sums.
     int64_t at = ctx->phase - (tokens > ALONE ? 2 : 1);
     c.begin = at / 4 * fit;
     c.end = c.begin + fit < pairs ? c.begin + fit : pairs;

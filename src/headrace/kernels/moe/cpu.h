@@ -1,4 +1,5 @@
-// Arguments of the mixture of experts. T tokens, E experts, k of them a token, D model columns, F columns of an expert.
+// Arguments of the mixture of experts. T tokens, E experts, k of them per token, D model columns, F columns of an
+// expert.
 #ifndef HEADRACE_MOE_H
 #define HEADRACE_MOE_H
 #include "../linear/cpu.h"
@@ -6,15 +7,15 @@
 typedef struct hr_moe_args {
     const float *x;         // [T, D]
     const float *router;    // [T, E]
-    const float *bias;      // [E], added for the choice alone; or null
+    const float *bias;      // [E], added only for the choice; or null
     float *y;               // [T, D]
     const hr_packed *gate_up;  // parts gate_0, up_0, gate_1, up_1, … of F rows each
     const hr_packed *down;     // parts down_0, down_1, … of D rows each
-    int32_t *chosen;        // [T, k]: experts by falling score
+    int32_t *chosen;        // [T, k]: experts in descending order of score
     float *shares;          // [T, k]
-    int32_t *order;         // [T k]: pairs (token, rank) by expert, of one expert by token
-    int32_t *place;         // [T k]: where in `order` a pair stands
-    int32_t *first;         // [E + 1]: where in `order` an expert's pairs start
+    int32_t *order;         // [T k]: pairs (token, rank), sorted by expert, then by token
+    int32_t *place;         // [T k]: index of a pair in `order`
+    int32_t *first;         // [E + 1]: index in `order` of an expert's first pair
     float *hidden;          // [T k, F], in that order
     float *out;             // [T k, D], in that order
     hr_dim m;               // T

@@ -27,7 +27,7 @@ inline void score_row(const hr_moe_args *a, const float *x, float *scores) {
     for (int64_t i = 0; i < n; i += W) vstore_n(scores + i, vload_n(scores + i, n - i) / total, n - i);
 }
 
-// Places of the k largest of n values, in falling order, equal ones by the lower place; those with `shut` don't count.
+// The places of the k largest of n values in descending order, ties by the lower place; those in `shut` are ignored.
 inline void largest_k(const float *values, int64_t n, int64_t k, const uint8_t *shut, int32_t *found) {
     int64_t count = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -39,7 +39,7 @@ inline void largest_k(const float *values, int64_t n, int64_t k, const uint8_t *
     }
 }
 
-// Experts outside the best groups are shut.
+// Exclude experts outside the best groups (`shut`).
 inline void shut_groups(const hr_moe_args *a, const float *choice, float *worth, int32_t *best, uint8_t *shut) {
     int64_t run = a->experts / a->groups, count = a->group_best < run ? a->group_best : run;
     for (int64_t g = 0; g < a->groups; g++) {
@@ -76,7 +76,7 @@ inline void route_token(const hr_moe_args *a, int64_t token, char *scratch) {
     for (int64_t i = 0; i < k; i++) shares[i] = shares[i] / unit * a->scale;
 }
 
-// Pairs by expert: a counting sort, which keeps the tokens' order.
+// Sort pairs by expert with a counting sort, which is stable.
 inline void sort_pairs(const hr_moe_args *a, int64_t pairs) {
     int32_t *first = a->first;
     memset(first, 0, (size_t)(a->experts + 1) * 4);

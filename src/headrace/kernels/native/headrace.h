@@ -1,20 +1,20 @@
-// The plain C interface of the CPU kernels: what a kernel is given and how the runtime calls it.
+// The plain C interface of the CPU kernels: the arguments of a kernel, and how the runtime calls it.
 //
-// An operator's work is cut into as many equal parts as the team has threads, and a kernel does one part a call. Which
-// thread runs which part is up to the runtime: mostly part i is thread i's, but one that the system has taken off its
-// core is not waited for before it has begun. What needs all parts of something before it goes on is a phase: see
-// hr_again.
+// An operator's work is split into as many equal parts as the team has threads, and a kernel computes one part per
+// call. The runtime chooses the thread of each part: usually thread i runs part i, but another thread takes the part if
+// thread i has lost its core before it began. An operator that needs all parts of a result before it continues does so
+// in phases: see hr_again.
 //
-// Kernels never allocate, never lock, never wait for one another, and order every reduction by the data's position
-// alone: an output's bits depend on neither the number of threads, the other rows of the batch nor the chunking. One
-// output element is computed by one part.
+// Kernels never allocate, lock, or wait for one another, and the order of every reduction depends only on positions in
+// the data: an output's bits depend on neither the number of threads, the other rows of the batch nor the chunking. One
+// part computes an output element.
 #ifndef HEADRACE_H
 #define HEADRACE_H
 #include <stddef.h>
 #include <stdint.h>
 
-// Raise it with every change of what functions of the runtime take or mean; `platforms/cpu/native.py` has the same number. How
-// structures lie is checked by itself: see HR_LAYOUT.
+// Increase it with every change of the arguments or the meaning of runtime functions; `platforms/cpu/native.py` has the
+// same number. The layout of structures is checked separately: see HR_LAYOUT.
 #define HR_ABI 1
 
 #ifdef __cplusplus
@@ -29,15 +29,15 @@ enum { HR_T = 0, HR_S = 1, HR_R = 2, HR_B = 3, HR_TABLE = 4, HR_NUM_SIZES = 8, H
 // Element types of buffers.
 enum { HR_F32 = 0, HR_BF16 = 1, HR_F16 = 2, HR_I8 = 3, HR_E4M3 = 4, HR_I32 = 5 };
 
-// What a kernel may put into *hr_ctx.error. The step's results then raise. HR_ERROR_FORKED: waited for in a forked
-// process.
+// The values that a kernel may write to *hr_ctx.error; reading the step's results then raises. HR_ERROR_FORKED: the job
+// was awaited in a forked process.
 enum { HR_OK = 0, HR_ERROR_SCRATCH = 1, HR_ERROR_INDEX = 2, HR_ERROR_FORKED = 3 };
 
 enum { HR_COUNTER_STRIDE = 8 };  // a cache line
 
 typedef struct hr_dim {
     int32_t dim;    // HR_T, HR_S, HR_R or HR_FIXED
-    int32_t fixed;  // the size where dim is HR_FIXED; else a multiplier of the symbolic size (1 in most cases)
+    int32_t fixed;  // the size if dim is HR_FIXED; otherwise a multiplier of the symbolic size (1 in most cases)
 } hr_dim;
 
 typedef struct hr_ctx {
@@ -45,12 +45,12 @@ typedef struct hr_ctx {
     int32_t part, parts;
     int32_t phase;          // 0 at first; see hr_again
     int32_t again;
-    char *scratch;          // the running thread's own, 64-byte aligned; holds nothing from one phase to the next
+    char *scratch;          // belongs to the running thread, 64-byte aligned; not preserved between phases
     int64_t scratch_bytes;
-    char *shared;           // the whole team's, 64-byte aligned
+    char *shared;           // shared by the team, 64-byte aligned
     int64_t shared_bytes;
-    int64_t *counters;      // the whole team's, one a part, zero when a phase starts; for hr_next
-    int32_t *error;         // the whole team's; see HR_OK
+    int64_t *counters;      // shared by the team, one per part, zero when a phase starts; for hr_next
+    int32_t *error;         // shared by the team; see HR_OK
 } hr_ctx;
 
 typedef void (*hr_kernel)(const void *args, hr_ctx *ctx);
@@ -59,15 +59,15 @@ static inline int64_t hr_size(const hr_ctx *c, hr_dim d) {
     return d.dim == HR_FIXED ? d.fixed : (int64_t)c->sizes[d.dim] * d.fixed;
 }
 
-// Hand out work dynamically: 0, 1, 2, ... over the whole team, each number once a phase. Which part gets which is up to
-// chance, so no result may depend on it. hr_next_of counts for each part by itself: a part takes its own work first,
-// then others'.
+// Distribute work dynamically: 0, 1, 2, ... over the team, each number once per phase. Any part may get any number, so
+// no result may depend on it. hr_next_of counts for each part separately: a part takes its own work first, then that of
+// others.
 static inline int64_t hr_next_of(hr_ctx *c, int64_t part) {
     return __atomic_fetch_add(c->counters + part * HR_COUNTER_STRIDE, 1, __ATOMIC_RELAXED);
 }
 static inline int64_t hr_next(hr_ctx *c) { return hr_next_of(c, 0); }
 
-// The share [*begin, *end) of n units that is the given part's, in multiples of `step`.
+// The share [*begin, *end) of n units that belongs to the given part, in multiples of `step`.
 static inline void hr_share_of(const hr_ctx *c, int64_t part, int64_t n, int64_t step, int64_t *begin, int64_t *end) {
     int64_t blocks = (n + step - 1) / step;
     int64_t b = blocks * part / c->parts * step, e = blocks * (part + 1) / c->parts * step;
@@ -78,8 +78,8 @@ static inline void hr_share(const hr_ctx *c, int64_t n, int64_t step, int64_t *b
     hr_share_of(c, c->part, n, step, begin, end);
 }
 
-// Ask for another phase: once all parts of this one have returned, each is called again with `phase` one higher. By
-// every part of a phase or by none.
+// Request another phase: when all parts of this one have returned, each is called again with `phase` increased by one.
+// All parts of a phase must call it, or none.
 static inline void hr_again(hr_ctx *c) { c->again = 1; }
 
 #ifdef __cplusplus
@@ -92,17 +92,18 @@ static inline void hr_again(hr_ctx *c) { c->again = 1; }
 #define HR_PASTE(name, isa) HR_PASTE_(name, isa)
 #define HR_EXPORT __attribute__((visibility("default")))
 
-// HR_LAYOUT(type, field, ...) exports hr_layout_<type>: the number of fields, the size of the structure, and of each field its
-// offset and size. `platforms/cpu/native_layout.py` holds the ctypes twins to it when the library is loaded, so that a library of
-// other sources is refused in place of reading arguments from wrong places. Data, not a function: the copies of all instruction
-// sets are one, and none is run.
+// HR_LAYOUT(type, field, ...) exports hr_layout_<type>: the number of fields, the size of the structure, and of each
+// field its offset and size. `platforms/cpu/native_layout.py` compares the ctypes structures with it when the library
+// is loaded, so that a library built from other sources is refused and cannot misread its arguments. It is data, not a
+// function: the linker merges the copies of all instruction sets, and no code of them runs.
 #define HR_FIELD_(type, field) , (int32_t)offsetof(type, field), (int32_t)sizeof(((type *)nullptr)->field)
 #define HR_PARENS_ ()
 #define HR_REPEAT_(...) HR_REPEAT_A(HR_REPEAT_A(HR_REPEAT_A(HR_REPEAT_A(__VA_ARGS__))))
 #define HR_REPEAT_A(...) HR_REPEAT_B(HR_REPEAT_B(HR_REPEAT_B(HR_REPEAT_B(__VA_ARGS__))))
 #define HR_REPEAT_B(...) HR_REPEAT_C(HR_REPEAT_C(HR_REPEAT_C(HR_REPEAT_C(__VA_ARGS__))))
 #define HR_REPEAT_C(...) __VA_ARGS__
-#define HR_EACH_(what, type, first, ...) what(type, first) __VA_OPT__(HR_EACH_AGAIN_ HR_PARENS_ (what, type, __VA_ARGS__))
+#define HR_EACH_(what, type, first, ...) \
+    what(type, first) __VA_OPT__(HR_EACH_AGAIN_ HR_PARENS_ (what, type, __VA_ARGS__))
 #define HR_EACH_AGAIN_() HR_EACH_
 #define HR_ONE_(type, field) +1
 #define HR_LAYOUT(type, ...)                                                                                          \

@@ -23,7 +23,8 @@ HR_INLINE float sum_of_squares(const float *x, int64_t n) {
 }
 
 HR_INLINE void norm_row(const float *x, const float *weight, float *y, int64_t n, float squares, float eps) {
-    // Times the reciprocal, as models are trained: rounded inputs that lie midway between two steps fall as theirs do.
+    // Multiply by the reciprocal, as in training, so that inputs midway between two rounding steps round in the same
+    // way.
     vf by = vset(1.0f / sqrtf(squares / (float)n + eps));
     int64_t i = 0;
     for (; i + W <= n; i += W) vstore(y + i, vload(x + i) * by * vload(weight + i));

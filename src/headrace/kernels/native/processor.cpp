@@ -1,4 +1,4 @@
-// What the processor that runs this can do.
+// The features of this processor.
 #include "headrace.h"
 
 #if defined(__aarch64__) && defined(__linux__)
@@ -14,8 +14,8 @@
 namespace {
 
 #if defined(__x86_64__) && defined(__linux__)
-// Whether the processor has tiles of bfloat16 and int8, the system keeps them over a change of threads, and this
-// process may use them: it asks for that here, once for all its threads, as Linux gives a thread 8 KiB more of state
+// Whether the processor has tiles of bfloat16 and int8, the system saves them at a thread switch, and this process may
+// use them. The request is made here, once for all threads, because Linux allocates the extra 8 KiB of state per thread
 // only on request.
 bool tiles_allowed() {
     constexpr uint32_t FEATURES = 1u << 22 | 1u << 24 | 1u << 25;  // AMX-BF16, AMX-TILE, AMX-INT8
@@ -28,7 +28,8 @@ bool tiles_allowed() {
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     if ((low & STATE) != STATE) return false;
     uint64_t allowed = 0;
-    return !syscall(SYS_arch_prctl, ASK, TILES) && !syscall(SYS_arch_prctl, ALLOWED, &allowed) && (allowed >> TILES & 1);
+    if (syscall(SYS_arch_prctl, ASK, TILES) || syscall(SYS_arch_prctl, ALLOWED, &allowed)) return false;
+    return allowed >> TILES & 1;
 }
 #elif defined(__x86_64__)
 bool tiles_allowed() { return false; }
@@ -40,7 +41,7 @@ extern "C" {
 
 HR_EXPORT int32_t hr_abi(void) { return HR_ABI; }
 
-// Whether kernels of a level run here. 0: generic, 1: v3, 2: v4, 3: v4bf16, 4: dotprod, 5: amx. To be asked before
+// Whether kernels of a level run here. 0: generic, 1: v3, 2: v4, 3: v4bf16, 4: dotprod, 5: amx. Call it before
 // threads that run them are started.
 HR_EXPORT int32_t hr_cpu_has(int32_t level) {
 #if defined(__x86_64__)

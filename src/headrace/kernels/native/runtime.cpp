@@ -1,10 +1,10 @@
 // The runtime: a team of threads that executes submitted jobs in order.
 //
 // A job is host copies, then a tape (or one kernel). Operators run in phases of as many parts as there are threads. A
-// thread does its own part, and a little later those that nobody has begun; whoever ends a phase's last part begins the
-// next phase, and whoever ends a job takes the next one from the queue. So no thread is waited for unless it is in the
-// middle of a part: the loop, the server and others need the cores, too. Nobody in Python waits between two jobs.
-// Threads with nothing to do spin for a bounded time and then sleep on a futex.
+// thread runs its own part, and a little later parts that no thread has begun. The thread that ends a phase's last part
+// begins the next phase, and the thread that ends a job takes the next one from the queue. So the team waits for a
+// thread only if it is in the middle of a part, because the loop, the server and others need the cores, too. Python
+// does not have to act between two jobs. Idle threads spin for a bounded time and then sleep on a futex.
 #include "headrace.h"
 #include "sync.h"
 
@@ -52,7 +52,7 @@ namespace {
 struct Job {
     Job *next;
     hr_tape *tape;   // owned by the caller, or null
-    Op single;       // where fn is set: one kernel, its arguments behind this struct
+    Op single;       // if fn is set: one kernel, its arguments behind this struct
     int32_t sizes[HR_NUM_SIZES];
     int64_t copies;
     hr_copy *copy;
@@ -67,7 +67,7 @@ struct Member {
 };
 
 struct alignas(64) Part {
-    std::atomic<u32> begun{0};  // the last turn of this part that somebody has taken
+    std::atomic<u32> begun{0};  // the last turn of this part that a thread has taken
 };
 
 struct Team {
@@ -78,10 +78,10 @@ struct Team {
     char *arena;
     int64_t arena_bytes;
 
-    // A phase is a turn. What it consists of stands beside the word that threads watch, in one cache line, and is
-    // written before the word moves, by the only thread that works then.
+    // A phase is a turn. Its data is beside the word that threads watch, in one cache line. The only thread that works
+    // at that time writes it before it changes the word.
     alignas(64) Event turn;
-    std::atomic<u32> active{0};  // the last turn that has parts to do
+    std::atomic<u32> active{0};  // the last turn that has parts to run
     int32_t phase = 0;
     Op *op = nullptr, *last = nullptr;
     const int32_t *sizes = nullptr;
@@ -97,9 +97,9 @@ struct Team {
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     Job *head = nullptr, *tail = nullptr;
     u64 tickets = 0;
-    bool idle = true;  // nobody runs a job; who changes that under the lock begins the next one
+    bool idle = true;  // no job runs; the thread that changes this under the lock begins the next job
     bool closed = false;
-    pid_t process = getpid();  // whose the threads are: a fork has none
+    pid_t process = getpid();  // the process of the threads: a forked process has none
     std::atomic<u64> busy_ns{0};
     Event started;
     bool failed = false;  // some thread could not be started
@@ -107,7 +107,7 @@ struct Team {
 };
 
 void begin_turn(Team *team) {
-    // Lines that nobody has written to stay in every cache.
+    // Lines that are not written stay in every cache.
     for (int64_t *c = team->counters; c < team->counters + team->n * HR_COUNTER_STRIDE; c += HR_COUNTER_STRIDE)
         if (*c) *c = 0;
     team->parts_done.store(0, std::memory_order_relaxed);
@@ -123,7 +123,7 @@ void end_job(Team *team, Job *job) {
     team->finished.advance();
 }
 
-// The next job, of which the caller is in charge then; null where there is none, and the team is idle.
+// Take the next job, for which the caller is then responsible; null if there is none: the team is then idle.
 Job *take(Team *team) {
     pthread_mutex_lock(&team->lock);
     Job *job = team->head;
@@ -141,11 +141,12 @@ Job *take(Team *team) {
     return job;
 }
 
-// Begin jobs until one has operators, which the team then runs, or none is left.
+// Begin jobs until one has operators, which the team then runs, or until none is left.
 void begin_jobs(Team *team, Job *job) {
     for (; job; job = take(team)) {
         team->job_start = now_ns();
-        for (int64_t i = 0; i < job->copies; i++) memcpy(job->copy[i].dst, job->copy[i].src, (size_t)job->copy[i].bytes);
+        for (int64_t i = 0; i < job->copies; i++)
+            memcpy(job->copy[i].dst, job->copy[i].src, (size_t)job->copy[i].bytes);
         int64_t count = job->tape ? job->tape->count : job->single.fn ? 1 : 0;
         team->job = job;
         team->sizes = job->sizes;
@@ -159,7 +160,7 @@ void begin_jobs(Team *team, Job *job) {
     }
 }
 
-// By the thread that ended the last part of a phase.
+// Called by the thread that ended the last part of a phase.
 void end_turn(Team *team, bool again) {
     if (again) {
         team->phase++;
@@ -187,15 +188,15 @@ void run_part(Member *m, int part) {
     if (team->parts_done.fetch_add(1, std::memory_order_acq_rel) + 1 == team->n) end_turn(team, m->ctx.again);
 }
 
-// Do a part of turn t unless somebody has begun it. A turn ends when all its parts have been done, so a part that could
-// be taken keeps the turn as it is, and who comes late finds that every part has begun this turn or a later one.
+// Run a part of turn t unless another thread has begun it. A turn ends when all its parts have been run, so the turn
+// cannot change while a part can be taken; a late thread finds that every part has begun this turn or a later one.
 void take_part(Member *m, int part, u32 t) {
     std::atomic<u32> &last = m->team->parts[part].begun;
     u32 begun = last.load(std::memory_order_acquire);
     if ((int32_t)(t - begun) > 0 && last.compare_exchange_strong(begun, t)) run_part(m, part);
 }
 
-// Until the turn is over, and meanwhile for those who have not come to their parts.
+// Wait until the turn has ended; meanwhile run parts that their threads have not begun.
 void await_turn(Member *m, u32 t) {
     Team *team = m->team;
     u64 start = 0;
@@ -231,10 +232,10 @@ void *member_main(void *arg) {
     return nullptr;
 }
 
-// In a forked process nobody takes jobs, and the lock may be held for ever.
+// In a forked process no thread takes jobs, and the lock may never be released.
 bool forked(const Team *team) { return getpid() != team->process; }
 
-// Where the team is idle, the caller begins the job: it does the copies itself and wakes the threads.
+// If the team is idle, the caller begins the job: it runs the copies itself and wakes the threads.
 u64 submit(Team *team, Job *job) {
     u64 ticket = 0;
     Job *next = nullptr;
@@ -267,7 +268,7 @@ void destroy(Team *team) {
     free(team);
 }
 
-// By the thread that makes the team, so that whoever is handed it finds every thread in its place.
+// Called by the thread that makes the team, so that all threads are ready when the team is returned.
 void settle(const Member *m) {
 #ifdef __linux__
     char name[16] = "hr-cpu-0";
@@ -281,7 +282,7 @@ void settle(const Member *m) {
 #endif
 }
 
-// Threads wait until all have been started, and end at once where one could not be.
+// Threads wait until all have been started, and end at once if one could not be started.
 bool start_members(Team *team) {
     int count = 0;
     for (; count < team->n; count++) {
@@ -346,7 +347,7 @@ HR_EXPORT void *hr_team_new(int32_t threads, const int32_t *cpus, int64_t scratc
                         team->counters, &team->error};
     }
     sigset_t all, old;
-    sigfillset(&all);  // signals are Python's, but for those that a thread brings upon itself: they must be seen
+    sigfillset(&all);  // signals belong to Python, except those that a thread causes itself: they must not be blocked
     for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) sigdelset(&all, fault);
     pthread_sigmask(SIG_BLOCK, &all, &old);
     bool good = start_members(team);
@@ -354,8 +355,8 @@ HR_EXPORT void *hr_team_new(int32_t threads, const int32_t *cpus, int64_t scratc
     return good ? team : (destroy(team), nullptr);
 }
 
-// Finish what was submitted, then end the threads. The handle stays good: what asks for a ticket finds it done, what
-// submits gets none. Twice is harmless; in a forked process it does nothing.
+// Finish all submitted jobs, then end the threads. The handle stays valid: every ticket is done, and submitting returns
+// no ticket. Calling it twice is harmless; in a forked process it does nothing.
 HR_EXPORT void hr_team_close(void *handle) {
     Team *team = (Team *)handle;
     if (forked(team)) return;
@@ -371,14 +372,14 @@ HR_EXPORT void hr_team_close(void *handle) {
     for (int i = 0; i < team->n; i++) pthread_join(team->members[i].thread, nullptr);
 }
 
-// Close, and forget the handle: nobody may be using it.
+// Close the team and free the handle, which must not be in use.
 HR_EXPORT void hr_team_free(void *handle) {
     hr_team_close(handle);
     destroy((Team *)handle);
 }
 
-// Copies, then the tape where given. Returns the ticket to wait for; 0 where memory is short, or the team closed or
-// forked.
+// Submit copies, then the tape if given. Returns the ticket to wait for; 0 if memory is short, or if the team is closed
+// or forked.
 HR_EXPORT u64 hr_submit_tape(void *team, hr_tape *tape, const int32_t *sizes, const hr_copy *copies, int64_t ncopies) {
     Job *job = new_job(sizes, copies, ncopies, nullptr, 0);
     if (!job) return 0;
@@ -386,7 +387,7 @@ HR_EXPORT u64 hr_submit_tape(void *team, hr_tape *tape, const int32_t *sizes, co
     return submit((Team *)team, job);
 }
 
-// One kernel over the whole team; its arguments are copied.
+// Submit one kernel for the team; its arguments are copied.
 HR_EXPORT u64 hr_submit_kernel(void *team, hr_kernel fn, const void *args, int64_t arg_bytes, const int32_t *sizes) {
     Job *job = new_job(sizes, nullptr, 0, args, arg_bytes);
     if (!job) return 0;
@@ -412,7 +413,7 @@ HR_EXPORT u64 hr_busy_ns(void *team) { return ((Team *)team)->busy_ns.load(); }
 
 HR_EXPORT hr_tape *hr_tape_new(void) { return (hr_tape *)calloc(1, sizeof(hr_tape)); }
 
-// Append an operator; its arguments are copied. Returns 0, or -1 where memory is short. Not while the tape runs.
+// Append an operator; its arguments are copied. Returns 0, or -1 if memory is short. Not allowed while the tape runs.
 HR_EXPORT int32_t hr_tape_add(hr_tape *tape, hr_kernel fn, const void *args, int64_t arg_bytes) {
     if (tape->count == tape->room) {
         int64_t room = tape->room ? 2 * tape->room : 64;
@@ -441,7 +442,7 @@ HR_EXPORT void hr_tape_profile(hr_tape *tape, int32_t on) {
     tape->profile = on;
 }
 
-// Nanoseconds of each operator over the runs since profiling began; returns the runs.
+// Nanoseconds of each operator over the runs since profiling began; returns the number of runs.
 HR_EXPORT u64 hr_tape_times(hr_tape *tape, u64 *ns) {
     for (int64_t i = 0; i < tape->count; i++) ns[i] = tape->ops[i].ns;
     return tape->runs;

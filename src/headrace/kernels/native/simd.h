@@ -1,6 +1,6 @@
 // Vectors of the instruction set a file is compiled for, as compiler vector types: 16 floats with AVX-512, 8 with AVX2,
-// 4 elsewhere (SSE2, NEON). Products are fused where `vfma` says so and nowhere else; every function gives a lane's
-// result from that lane's operands alone, so bits don't depend on where in a vector an element stands.
+// 4 elsewhere (SSE2, NEON). Products are fused only by `vfma`. Every function computes a lane from that lane's operands
+// only, so bits don't depend on the position of an element in a vector.
 #ifndef HEADRACE_SIMD_H
 #define HEADRACE_SIMD_H
 #include <math.h>
@@ -46,7 +46,7 @@ template <class V, class T> HR_INLINE V loadu(const T *p) {
 template <class V, class T> HR_INLINE void storeu(T *p, V v) { memcpy(p, &v, sizeof(V)); }
 HR_INLINE vf vload(const float *p) { return loadu<vf>(p); }
 HR_INLINE void vstore(float *p, vf v) { storeu(p, v); }
-// The first n lanes (0 <= n <= W); the rest of a load is `fill`, of a store left alone.
+// The first n lanes (0 <= n <= W); the other lanes of a load are `fill`, those of a store are not written.
 HR_INLINE vf vload_n(const float *p, int64_t n, float fill = 0.0f) {
     if (n >= W) return vload(p);
     vf v = vset(fill);
@@ -69,7 +69,7 @@ HR_INLINE vf vfma(vf a, vf b, vf c) {
     return a * b + c;
 #endif
 }
-// b where either is NaN, as the instructions have it.
+// b if either is NaN, like the instructions.
 #if defined(__AVX512F__)
 HR_INLINE vf vmax(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
 HR_INLINE vf vmin(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }

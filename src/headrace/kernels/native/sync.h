@@ -1,4 +1,4 @@
-// What threads of the team wait on: spin for a bounded time, then sleep on a futex.
+// Waiting of the team's threads: spin for a bounded time, then sleep on a futex.
 #ifndef HEADRACE_SYNC_H
 #define HEADRACE_SYNC_H
 #include <stdint.h>
@@ -43,7 +43,7 @@ void sleep_on(std::atomic<u32> *word, u32 seen, const timespec *) {
 void wake_all(std::atomic<u32> *) {}
 #endif
 
-// A counter that can be waited for: the word moves, whoever slept is woken.
+// A counter that threads can wait for: a change of the word wakes the sleepers.
 struct alignas(8) Event {
     std::atomic<u32> word{0};
     std::atomic<u32> sleepers{0};
@@ -52,7 +52,7 @@ struct alignas(8) Event {
         word.fetch_add(1);
         if (sleepers.load()) wake_all(&word);
     }
-    // Until the word differs from `seen` or spin_ns + timeout have passed.
+    // Wait until the word differs from `seen` or spin_ns + timeout have passed.
     void await(u32 seen, u64 spin_ns, const timespec *timeout = nullptr) {
         if (spin_ns) {
             u64 end = now_ns() + spin_ns;

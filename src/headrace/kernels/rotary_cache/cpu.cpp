@@ -1,4 +1,4 @@
-// One pass over QKV: norms of q and k by head, NeoX rotation (arXiv:2104.09864), k and v into the cache, q out.
+// One pass over QKV: norms of q and k by head, NeoX rotation (arXiv:2104.09864), writes k and v to the cache, and q.
 #include "kv.h"
 #include "norm.h"
 

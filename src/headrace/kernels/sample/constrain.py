@@ -1,4 +1,4 @@
-"""What changes a row's logits before a token is chosen: biases, masks, penalties."""
+"""The changes of a row's logits before a token is chosen: biases, masks, penalties."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Tensor = torch.Tensor
 
 
 def constrain(logits: Tensor, inputs: SampleInputs, count: int) -> Tensor:
-    """float32 [R, V] for the first `count` rows: logits + biases, -inf where a mask forbids, then penalties."""
+    """float32 [R, V] for the first `count` rows: logits + biases, -inf for masked tokens, then penalties."""
     out = logits.clone()
     rows = ((inputs.bias_row >= 0) & (inputs.bias_row < count)).nonzero()[:, 0]
     index = (inputs.bias_row[rows].long(), inputs.bias_token[rows].long())
@@ -27,14 +27,16 @@ def constrain(logits: Tensor, inputs: SampleInputs, count: int) -> Tensor:
 
 
 def _bits(words: Tensor, vocab: int) -> Tensor:
-    """bool [V]: bit t mod 32 of word t div 32."""
+    """Unpack a mask to bool [V]: bit t mod 32 of word t div 32."""
     shifts = torch.arange(32, device=words.device)
     return ((words.long().unsqueeze(-1) >> shifts) & 1).flatten()[:vocab].bool()
 
 
 def _penalise(logits: Tensor, inputs: SampleInputs, row: int) -> Tensor:
-    """Repetition over all tokens so far (a positive logit is divided, another multiplied), then presence and frequency
-    over the output."""
+    """Apply the penalties: repetition for all tokens so far, then presence and frequency for the output.
+
+    The repetition penalty divides positive logits and multiplies others.
+    """
     vocab, position, prompt = len(logits), int(inputs.position[row]), int(inputs.prompt_len[row])
     tokens = inputs.history[int(inputs.slot[row]), :position].long()
     seen = torch.bincount(tokens, minlength=vocab)[:vocab] > 0

@@ -1,5 +1,6 @@
-// From logits to tokens: constraints, penalties, truncation, one reproducible draw, logprobs. The rules are those of
-// reference.py and the files beside it; a row is one thread's, and all rows read the history before any writes it.
+// From logits to tokens: constraints, penalties, truncation, one reproducible random choice, logprobs. The rules are
+// those of reference.py and the files beside it. One thread computes a row; all rows read the history before any row
+// writes it.
 #include "headrace.h"
 #include "cpu_random.h"
 #include "cpu_rank.h"
@@ -33,7 +34,7 @@ constexpr int32_t NO_TOKEN = -1, NO_CHOICE = -2, NOT_FINITE = -3;  // as in head
 HR_INLINE vf clean(vf x) {  // NaN counts as -inf, +inf as the largest float
     return x <= LARGEST ? x : (x > LARGEST ? vset(LARGEST) : vset(-INFINITY));
 }
-// Largest cleaned logit: `vmax` passes over NaN.
+// The largest cleaned logit; `vmax` ignores NaN.
 HR_INLINE float peak_of(const float *x, int64_t n) {
     vf top[4] = {vset(-INFINITY), vset(-INFINITY), vset(-INFINITY), vset(-INFINITY)};
     int64_t i = 0;
@@ -43,7 +44,7 @@ HR_INLINE float peak_of(const float *x, int64_t n) {
     float peak = hmax(vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));
     return peak > LARGEST ? LARGEST : peak;
 }
-// Whether no logit is NaN or infinitely large.
+// Whether no logit is NaN or +inf.
 HR_INLINE bool sound(const float *x, int64_t n) {
     vf largest = vset(LARGEST);
     vi good[2] = {largest <= largest, largest <= largest};
@@ -116,7 +117,8 @@ struct Row {
         end = end < a->history_width ? end : a->history_width;
         memset(counts, 0, (size_t)n * 4);
         for (int64_t i = 0; i < end; i++)
-            if (tokens[i] >= 0 && tokens[i] < n) counts[tokens[i]] = (counts[tokens[i]] | 1) + (i >= a->prompt_len[r] ? 2 : 0);
+            if (tokens[i] >= 0 && tokens[i] < n)
+                counts[tokens[i]] = (counts[tokens[i]] | 1) + (i >= a->prompt_len[r] ? 2 : 0);
         for (int64_t i = 0; i < end; i++) {
             int64_t t = tokens[i];
             if (t < 0 || t >= n || !counts[t]) continue;
@@ -148,7 +150,7 @@ struct Row {
         for (int k = 0; k < 4; k++) hit |= vexp(vload_n(x + k * W, left - k * W, -INFINITY)) >= least;
         return any(hit);
     }
-    // Over the whole vocabulary, or what min_p leaves of it.
+    // Over the complete vocabulary, or the tokens that min_p keeps.
     int64_t draw_all() const {
         float least = a->min_p[r], high = -INFINITY, noise[4 * W];
         int64_t chosen = 0;
@@ -191,7 +193,7 @@ struct Row {
         }
         return total;
     }
-    // How many of the first k ranked tokens stand before the mass top_p is full; at least one.
+    // The number of leading ranked tokens, out of k, until their mass reaches top_p; at least one.
     int64_t nucleus(int64_t k, double total, float least, float top_p) const {
         double before = 0;
         for (int64_t i = 0; i < k; i++) {
@@ -248,7 +250,8 @@ struct Row {
 void remember(const Args *a, int64_t rows) {
     for (int64_t r = 0; r < rows; r++) {
         int64_t slot = a->slot[r], position = a->position[r];
-        if (a->tokens[r] < 0 || position < 0 || position >= a->history_width || slot < 0 || slot >= a->history_rows) continue;
+        if (a->tokens[r] < 0 || position < 0 || position >= a->history_width) continue;
+        if (slot < 0 || slot >= a->history_rows) continue;
         a->history[slot * a->history_width + position] = a->tokens[r];
     }
 }

@@ -7,7 +7,7 @@
 
 namespace {
 
-// A token as one integer, larger is better; see order.py.
+// A token as one integer key, larger is better; see order.py.
 HR_INLINE uint64_t key_of(float score, int64_t token) {
     float x = score + 0.0f;  // -0 becomes +0
     int32_t bits;
@@ -17,7 +17,7 @@ HR_INLINE uint64_t key_of(float score, int64_t token) {
 }
 HR_INLINE int64_t token_of(uint64_t key) { return 0xffffffffu - (uint32_t)key; }
 
-// Keys of all tokens with score >= floor, in no order; returns how many.
+// Keys of all tokens with score >= floor, in any order; returns their number.
 HR_INLINE int64_t gather_above(const float *x, int64_t n, float floor, uint64_t *keys) {
     int64_t count = 0, i = 0;
     for (; i + W <= n; i += W) {
@@ -43,8 +43,8 @@ HR_INLINE void sort_best(uint64_t *keys, int64_t count, int64_t first) {
     std::sort(keys, keys + (first < count ? first : count), better);
 }
 
-// The k best of n tokens (k <= n) in order; `peak` is the largest score, `unit` a first guess of how far down they
-// reach.
+// The k best of n tokens (k <= n) in order; `peak` is the largest score, `unit` a first estimate of their
+// range.
 HR_INLINE void best(const float *x, int64_t n, int64_t k, float peak, float unit, uint64_t *keys) {
     for (float reach = unit;; reach *= 4.0f) {
         bool all = !(reach < 1e4f * unit);

@@ -16,11 +16,11 @@ __all__ = ["GREEDY_BELOW", "sample"]
 
 Tensor = torch.Tensor
 GREEDY_BELOW = 1e-5
-"""Temperatures below this are 0: the quotient would leave nothing but the largest logit."""
+"""Temperatures below this count as 0: only the largest logit would remain."""
 
 
 def sample(logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int) -> SampleOutputs:
-    """One token a row, written to history[slot, position]; scored rows get NO_TOKEN and write nothing.
+    """Choose one token per row and write it to history[slot, position]; scored rows get NO_TOKEN and write nothing.
 
     Bias, mask and penalties; then at a temperature the token with the largest (logit - largest) / temperature + Gumbel
     noise (`philox.gumbel`) among those that top-k, min-p and top-p keep: that is a draw from their softmax. Ties go to
@@ -48,7 +48,7 @@ def sample(logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int
 
 
 def _choose(raw: Tensor, inputs: SampleInputs, count: int) -> Tensor:
-    """int64 [R]"""
+    """The chosen tokens, int64 [R]."""
     logits = constrain(raw, inputs, count)
     peak = logits.amax(-1, keepdim=True)
     left = peak[:, 0] > -torch.inf

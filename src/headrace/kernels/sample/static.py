@@ -1,7 +1,7 @@
-"""`sample` for compilers of whole steps: all rows alike, whatever each asks for, with no look at a value.
+"""`sample` for compilers of complete steps: all rows run the same operations, independently of values.
 
-The rules are the reference's; where it walks over the rows that need something, every row gets it here, neutral where
-it asked for nothing. Order among equals is by the lower id, through a stable sort.
+The rules are the reference's. The reference processes only rows that use a parameter; here every row is processed, with
+neutral values if it doesn't use it. Ties are ordered by the lower id, by a stable sort.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MASK = 0xFFFFFFFF
 
 
 def sample(logits: Tensor, inputs: SampleInputs, batch: Batch, num_logprobs: int) -> SampleOutputs:
-    """One token a row, written to history[slot, position]; scored rows get NO_TOKEN and write nothing."""
+    """Choose one token per row and write it to history[slot, position]; scored rows get NO_TOKEN and write nothing."""
     if not len(logits):
         return _nothing(logits, num_logprobs)
     raw, target = _finite(logits), inputs.target.long()
@@ -41,7 +41,8 @@ def _nothing(logits: Tensor, count: int, tokens: Tensor | None = None) -> Sample
 
 
 def _finite(logits: Tensor) -> Tensor:
-    """NaN counts as -inf and +inf as the largest float; a row without any finite logit counts as zeros."""
+    """Clean float32 logits: NaN counts as -inf, +inf as the largest float, and a row without a finite logit as
+    zeros."""
     largest = torch.finfo(torch.float32).max
     wide = logits.float()
     clean = torch.where(torch.isnan(wide), -torch.inf, wide.clamp(max=largest))
@@ -49,18 +50,18 @@ def _finite(logits: Tensor) -> Tensor:
 
 
 def _is_finite(logits: Tensor) -> Tensor:
-    """bool [R]: no NaN, no +inf, and something that is not -inf."""
+    """Whether each row has no NaN, no +inf, and a value that is not -inf; bool [R]."""
     wide = logits.float()
     return (wide <= torch.finfo(torch.float32).max).all(-1) & (wide != -torch.inf).any(-1)
 
 
 def _nothing_left(logits: Tensor) -> Tensor:
-    """bool [R, 1]. Not by the largest: some compilers' maximum begins at the least finite number."""
+    """Whether all logits of a row are -inf, bool [R, 1]. A maximum is not used: in some compilers it is never -inf."""
     return (logits == -torch.inf).all(-1, keepdim=True)
 
 
 def _remember(token: Tensor, target: Tensor, inputs: SampleInputs, batch: Batch) -> None:
-    """A difference is added: rows that write nothing add 0."""
+    """Write the tokens by adding differences: rows that write nothing add 0."""
     history = inputs.history
     live = torch.arange(len(token), device=history.device) < batch.sizes[2].to(history.device)
     writes = live & (target == NO_TOKEN) & (token >= 0) & (inputs.position < history.shape[1])
@@ -70,7 +71,7 @@ def _remember(token: Tensor, target: Tensor, inputs: SampleInputs, batch: Batch)
 
 
 def _choose(raw: Tensor, inputs: SampleInputs) -> Tensor:
-    """int64 [R]"""
+    """The chosen tokens, int64 [R]."""
     logits = constrain(raw, inputs)
     nothing = _nothing_left(logits)[:, 0]
     greedy = inputs.temperature < _GREEDY_BELOW
@@ -82,7 +83,7 @@ def _choose(raw: Tensor, inputs: SampleInputs) -> Tensor:
 
 
 def _kept(scaled: Tensor, inputs: SampleInputs) -> Tensor:
-    """bool [R, V]: what top-k, min-p and top-p leave, in this order. `scaled` is at most 0."""
+    """The tokens that top-k, min-p and top-p keep, applied in this order, bool [R, V]. `scaled` is at most 0."""
     vocab = scaled.shape[-1]
     ranked, tokens = torch.sort(scaled + 0.0, dim=-1, descending=True, stable=True)
     weight, rank = torch.exp(ranked), torch.arange(vocab, device=scaled.device)
@@ -107,7 +108,7 @@ def _gumbel(seed: Tensor, position: Tensor, vocab: int) -> Tensor:
 
 
 def _philox(counter: list[Tensor], k0: Tensor, k1: Tensor) -> list[Tensor]:
-    """`philox.philox` without negative numbers, whose shift is a division that rounds to zero for some compilers."""
+    """`philox.philox` without negative numbers, which some compilers shift by a division that rounds to zero."""
     c0, c1, c2, c3 = counter
     for _ in range(10):
         high0, low0 = _product(c0, 0xD2511F53)

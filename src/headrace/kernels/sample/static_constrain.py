@@ -18,7 +18,7 @@ def constrain(logits: Tensor, inputs: SampleInputs) -> Tensor:
 
 
 def _biased(logits: Tensor, inputs: SampleInputs) -> Tensor:
-    """Padding adds 0 to the first row's first token. -inf plus anything finite stays -inf."""
+    """Add the biases. Padding adds 0 to the first row's first token. -inf plus a finite bias stays -inf."""
     if not len(inputs.bias_row):
         return logits
     used = (inputs.bias_row >= 0) & (inputs.bias_row < len(logits))
@@ -27,8 +27,8 @@ def _biased(logits: Tensor, inputs: SampleInputs) -> Tensor:
 
 
 def _allowed(inputs: SampleInputs, vocab: int) -> Tensor:
-    """bool [R, V]: bit t mod 32 of word t div 32; all where a row has no mask."""
-    # Without its sign: a shift of a negative number is a division that rounds to zero for some compilers.
+    """The allowed tokens, bool [R, V]: bit t mod 32 of word t div 32; all tokens if a row has no mask."""
+    # As an unsigned number: some compilers shift a negative number by a division that rounds to zero.
     words = (inputs.allowed.long() & 0xFFFFFFFF)[inputs.allowed_row.long().clamp(min=0)]
     shifts = torch.arange(32, device=words.device)
     bits = ((words.unsqueeze(-1) >> shifts) & 1).flatten(1)[:, :vocab] > 0
@@ -36,7 +36,7 @@ def _allowed(inputs: SampleInputs, vocab: int) -> Tensor:
 
 
 def _penalised(logits: Tensor, inputs: SampleInputs) -> Tensor:
-    """Repetition over all tokens so far, then presence and frequency over the output."""
+    """Apply the repetition penalty for all tokens so far, then presence and frequency penalties for the output."""
     tokens = inputs.history[inputs.slot.long()].long().clamp(0, logits.shape[-1] - 1)
     at = torch.arange(tokens.shape[1], device=tokens.device)
     before = at < inputs.position.unsqueeze(-1)
@@ -51,5 +51,5 @@ def _penalised(logits: Tensor, inputs: SampleInputs) -> Tensor:
 
 
 def _counts(logits: Tensor, tokens: Tensor, which: Tensor) -> Tensor:
-    """float32 [R, V]: how often each token is among those of its row that `which` marks."""
+    """Count each row's tokens that `which` marks, float32 [R, V]."""
     return torch.zeros_like(logits).scatter_add(1, tokens, which.float())

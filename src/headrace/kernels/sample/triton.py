@@ -1,4 +1,4 @@
-"""Triton form of `sample`: a program a row and no word to the host."""
+"""Triton form of `sample`: one program per row, without a synchronization with the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["choose_kernel", "sample", "score_kernel"]
 Tensor = torch.Tensor
 _BLOCK, _WARPS = 4096, 16
 _CHUNK = 1024
-"""Tokens of a program that has no row to itself, and entries of a loop over history or biases."""
+"""Tokens per program if a program computes a part of a row, and entries per iteration over history or biases."""
 _BIG = tl.constexpr(2147483647)
 
 
@@ -27,10 +27,10 @@ def choose_kernel(
     top_k: tensor, min_p: tensor, top_p: tensor, seed: tensor, position: tensor, target: tensor, slot: tensor,
     history: tensor, vocab: int, width: int, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a row.
+    """One program per row.
 
-    `chosen`: the token to score; `tokens`: the same, or -1 (NO_TOKEN) where it was given, -2 (NO_CHOICE) where bans
-    left nothing, -3 (NOT_FINITE) for broken logits.
+    `chosen`: the token to score; `tokens`: the same, or -1 (NO_TOKEN) if it was given, -2 (NO_CHOICE) if bans left no
+    token, -3 (NOT_FINITE) for invalid logits.
     """
     row = tl.program_id(0).to(tl.int64)
     if row < tl.load(sizes + 2):
@@ -64,8 +64,8 @@ def score_kernel(
     logits: tensor, dead: tensor, chosen: tensor, logprobs: tensor, ranks: tensor, top_ids: tensor,
     top_logprobs: tensor, sizes: tensor, vocab: int, alternatives: int, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a row: the token's logprob and rank, and the likeliest tokens, ties to the lower id, under the raw
-    logits."""
+    """One program per row: the token's logprob and rank, and the most likely tokens, under the raw logits; ties by the
+    lower id."""
     row = tl.program_id(0).to(tl.int64)
     if row < tl.load(sizes + 2):
         own, none, lane = logits + row * vocab, tl.load(dead + row) == 1, tl.arange(0, BLOCK)
@@ -131,7 +131,7 @@ def sample(
 def _constrain(
     config: LaunchConfig, logits: Tensor, work: Tensor, counts: Tensor, dead: Tensor, inputs: SampleInputs, batch: Batch
 ) -> None:
-    """`work` becomes the logits that a token is chosen from, `dead` marks rows without any."""
+    """Write to `work` the logits that a token is chosen from; `dead` marks rows without a finite logit."""
     rows, vocab = logits.shape
     penalties = {
         "sizes": batch.sizes,

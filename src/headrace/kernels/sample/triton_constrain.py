@@ -1,7 +1,7 @@
 """Biases, masks and penalties on the device, in the order of `constrain.py`. Requires triton.
 
-`work` float32 [R, V] is what a token is chosen from. `dead` int32 [R] is 1 for rows without any finite logit, which
-count as zeros, 2 for others that hold NaN or +inf, else 0.
+A token is chosen from `work`, float32 [R, V]. `dead` int32 [R] is 1 for rows without a finite logit, which count as
+zeros, 2 for other rows that hold NaN or +inf, and 0 for all others.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from headrace.kernels.tritonlib.device import jit, jit_varying
 __all__ = ["bias_kernel", "clean", "clean_kernel", "count_kernel", "penalise_kernel"]
 
 _SEEN = tl.constexpr(1 << 30)
-"""Bit of a count that says the token is in prompt or output; the rest counts the output."""
+"""Bit of a count: the token is in prompt or output. The other bits count the output."""
 
 
 @jit
 def clean(x: tensor) -> tensor:
-    """NaN counts as -inf, +inf as the largest float."""
+    """Clean a logit: NaN counts as -inf, +inf as the largest float."""
     x = tl.where(x != x, float("-inf"), x)  # noqa: PLR0124
     return tl.minimum(x, 3.4028234663852886e38)
 
@@ -34,7 +34,7 @@ def clean_kernel(
     logits: tensor, work: tensor, counts: tensor, dead: tensor, sizes: tensor, repetition: tensor, presence: tensor,
     frequency: tensor, vocab: int, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a row: clean logits to `work`; the row's counts to zero where it is penalised."""
+    """One program per row: writes clean logits to `work`, and sets the row's counts to zero if it has penalties."""
     row = tl.program_id(0).to(tl.int64)
     if row < tl.load(sizes + 2):
         peak = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -63,7 +63,7 @@ def count_kernel(
     counts: tensor, sizes: tensor, history: tensor, slot: tensor, position: tensor, prompt_len: tensor,
     repetition: tensor, presence: tensor, frequency: tensor, vocab: int, width: int, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a penalised row: its tokens before `position` into `counts`."""
+    """One program per row with penalties: counts its tokens before `position`."""
     row = tl.program_id(0).to(tl.int64)
     if (row < tl.load(sizes + 2)) & _penalised(repetition, presence, frequency, row):
         tokens = history + tl.load(slot + row).to(tl.int64) * width
@@ -82,7 +82,7 @@ def bias_kernel(
     work: tensor, sizes: tensor, bias_row: tensor, bias_token: tensor, bias_value: tensor, vocab: int, biases: int,
     BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a triplet. The first of those for one row and token adds them all, so that the result has one order."""
+    """One program per triplet. The first triplet of a row and token adds all of them, so that the order is fixed."""
     own = tl.program_id(0)
     row, token = tl.load(bias_row + own), tl.load(bias_token + own)
     if (row >= 0) & (row < tl.load(sizes + 2)):
@@ -103,7 +103,7 @@ def penalise_kernel(
     work: tensor, counts: tensor, sizes: tensor, allowed: tensor, allowed_row: tensor, repetition: tensor,
     presence: tensor, frequency: tensor, vocab: int, words: int, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program a row and BLOCK tokens: -inf where the mask forbids, then penalties."""
+    """One program per row and BLOCK tokens: -inf for masked tokens, then penalties."""
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if row < tl.load(sizes + 2):

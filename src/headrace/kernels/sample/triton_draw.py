@@ -1,7 +1,8 @@
-"""Truncation and the draw of one row by one program, without sorting: cuts are found by bisecting the scores' bits.
+"""Truncation and sampling of one row by one program, without sorting: thresholds are found by bisecting the scores.
+bits.
 
-Masses are fixed-point integers of 2^-44, so their sums have no order: a row draws the same token wherever and with
-whomever it is computed. The largest weight is 1, so the rounding of 2^18 tokens together stays below that of one
+Masses are fixed-point integers of 2^-44, so their sums don't depend on the order: a row gets the same token in every
+batch and on every device. The largest weight is 1, so the rounding of 2^18 tokens together stays below that of one
 float32 `exp`. Requires triton.
 """
 
@@ -20,27 +21,27 @@ _BIG = tl.constexpr(2147483647)
 
 @jit
 def _key(x: tensor) -> tensor:
-    """int32 that orders as the floats do, with -0 as +0."""
+    """An int32 with the order of the float; -0 counts as +0."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @jit
 def _mass(x: tensor, inside: tensor, min_p: tensor) -> tensor:
-    """int64 weight of exp(x), nothing for what min_p cuts."""
+    """The weight exp(x) as int64; 0 for tokens that min_p removes."""
     weight = tl.exp(x)
     return tl.where(inside & (weight >= min_p), (weight * _ONE).to(tl.int64), 0)
 
 
 @jit
 def _within(key: tensor, token: tensor, cut: tensor, last_tie: tensor) -> tensor:
-    """Above the cut, or one of its ties with the lower ids."""
+    """Whether a token is above the threshold `cut`, or a tie with an id up to `last_tie`."""
     return (key > cut) | ((key == cut) & (token <= last_tie))
 
 
 @jit
 def last(best: tensor, token: tensor) -> tensor:
-    """(largest, its token) over all lanes, ties to the lower id; _BIG where every lane is empty."""
+    """(largest, its token) over all lanes, ties by the lower id; _BIG if every lane is empty."""
     top = tl.max(best, 0)
     return top, tl.min(tl.where(best == top, token, _BIG), 0)
 

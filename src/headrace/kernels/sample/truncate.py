@@ -13,7 +13,7 @@ Tensor = torch.Tensor
 
 
 def truncate(scaled: Tensor, top_k: int, min_p: float, top_p: float) -> Tensor:
-    """float32 [V] with -inf for what is cut; `scaled` is (logit - largest) / temperature, so its largest is 0.
+    """float32 [V] with -inf for removed tokens; `scaled` is (logit - largest) / temperature, so its largest is 0.
 
     Tokens are ordered by score, ties by the lower id. top_k keeps the first k (0: all). With e = exp(scaled), min_p
     keeps e >= min_p (the largest e is 1). top_p < 1 keeps a token of those left where the sum of e before it, in this

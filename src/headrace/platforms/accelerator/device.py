@@ -22,7 +22,7 @@ from headrace.kernels.spec import OpSpec
 from headrace.kernels.tritonlib.chip import TritonChip
 from headrace.platforms.accelerator.accelerator_options import TRITON, AcceleratorOptions
 from headrace.platforms.accelerator.async_copies import AsyncCopies, EventPending
-from headrace.platforms.accelerator.faults import Faults, first_line
+from headrace.platforms.accelerator.error_patterns import ErrorPatterns, first_line
 from headrace.platforms.accelerator.graphs import GraphStep
 from headrace.platforms.accelerator.providers import Provider, provider_versions, with_provider, without_provider
 from headrace.platforms.accelerator.torch_runtime import TorchRuntime
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 class Traits:
     """The facts that all devices of one platform share."""
 
-    faults: Faults
+    error_patterns: ErrorPatterns
     backend: str
     """The name of the vendor's collectives in torch.distributed."""
     providers: Mapping[str, Provider] = field(default_factory=dict)
@@ -211,7 +211,7 @@ class AcceleratorDevice(TorchDevice):
     def _translate(self, error: Exception) -> HeadraceError:
         if isinstance(error, HeadraceError):
             return error
-        kind, message = self.traits.faults.kind(error), f"{self.torch_device}: {first_line(error)}"
+        kind, message = self.traits.error_patterns.kind(error), f"{self.torch_device}: {first_line(error)}"
         if kind == "lost":
             return DeviceLost(f"{message}: the device's state is lost; start the engine again")
         if kind == "memory":

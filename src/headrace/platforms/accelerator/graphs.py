@@ -12,7 +12,7 @@ import torch
 from headrace.errors import DeviceLost, HeadraceError
 from headrace.kernels.step_inputs import PERSISTENT
 from headrace.platforms.accelerator.async_copies import AsyncCopies
-from headrace.platforms.accelerator.faults import first_line, root_cause
+from headrace.platforms.accelerator.error_patterns import first_line, root_cause
 from headrace.platforms.accelerator.torch_runtime import TorchRuntime
 from headrace.platforms.interface import KV, StepFn, Tensor
 

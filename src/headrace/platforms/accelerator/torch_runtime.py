@@ -20,7 +20,7 @@ class TorchRuntime:
     kind: str
     """The type of `torch.device`."""
     pinned: bool = True
-    """Whether host memory can be pinned for asynchronous copies."""
+    """True if host memory can be pinned for asynchronous copies."""
     graph: str = ""
     """Name of the module's graph class; empty if steps cannot be captured."""
     graph_options: tuple[tuple[str, Any], ...] = ()
@@ -36,7 +36,7 @@ class TorchRuntime:
 
     @property
     def captures(self) -> bool:
-        """Whether this build of torch can capture a step."""
+        """True if this build of torch can capture a step."""
         return bool(self.graph) and hasattr(self.module, self.graph)
 
     def new_graph(self) -> Any:

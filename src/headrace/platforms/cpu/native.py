@@ -22,7 +22,7 @@ _UNDER = {"amx": "v4bf16"}
 products."""
 _NAME = "libheadrace_cpu.so"
 ABI = 1
-"""`HR_ABI` of `kernels/native/headrace.h`: what the runtime's functions take and mean."""
+"""`HR_ABI` of `kernels/native/headrace.h`: the version of the runtime's functions and their arguments."""
 REMEDY = "run `make` in the checkout, or install headrace again"
 
 

@@ -1,4 +1,4 @@
-"""The ctypes twins of the kernels' argument structures, held to the loaded library field by field."""
+"""Checks that the ctypes structures of the kernels' arguments agree with the loaded library, field by field."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _layout(twin: type[ctypes.Structure]) -> list[int]:
 
 
 def _exported(library: Library, symbol: str) -> list[int] | None:
-    """As `_layout`; None where the library has no such symbol."""
+    """The layout that the library exports, in the form of `_layout`; None if it has no such symbol."""
     try:
         fields = ctypes.c_int32.in_dll(library.functions, symbol).value
         return list((ctypes.c_int32 * (2 * fields + 2)).in_dll(library.functions, symbol))[1:]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pluggy
 
 from headrace.platforms.accelerator.platform import AcceleratorPlatform
-from headrace.platforms.cuda import discovery
+from headrace.platforms.cuda import cuda_discovery
 from headrace.platforms.interface import Platform
 
 __all__ = ["CudaPlatform", "headrace_platforms"]
@@ -21,7 +21,7 @@ class CudaPlatform(AcceleratorPlatform):
 
     name = "cuda"
     providers = ("flashinfer",)
-    discovery = discovery
+    discovery = cuda_discovery
     home = "headrace.platforms.cuda.device"
 
 

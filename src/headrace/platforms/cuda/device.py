@@ -8,15 +8,15 @@ import torch
 
 from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.platforms.accelerator.device import AcceleratorDevice, Traits
-from headrace.platforms.accelerator.faults import Faults
+from headrace.platforms.accelerator.error_patterns import ErrorPatterns
 from headrace.platforms.accelerator.providers import Provider
 from headrace.platforms.accelerator.torch_runtime import TorchRuntime
-from headrace.platforms.cuda.chips import CudaProperties, capabilities, triton_chip
+from headrace.platforms.cuda.cuda_chips import CudaProperties, capabilities, triton_chip
 
 __all__ = ["TRAITS", "CudaDevice", "open_device", "runtime"]
 
 TRAITS = Traits(
-    faults=Faults(
+    error_patterns=ErrorPatterns(
         # "sticky" errors of the CUDA runtime: they destroy the context
         lost=(
             "device-side assert", "illegal memory access", "unspecified launch failure", "uncorrectable ecc",

@@ -40,7 +40,7 @@ class Pages:
 
     @property
     def decodes(self) -> bool:
-        """Whether every sequence has one query."""
+        """True if every sequence has exactly one query."""
         return self.tokens == len(self.last_page_len)
 
 

@@ -9,7 +9,7 @@ import pluggy
 
 from headrace.platforms.accelerator.platform import AcceleratorPlatform
 from headrace.platforms.interface import Platform
-from headrace.platforms.rocm import discovery
+from headrace.platforms.rocm import rocm_discovery
 
 __all__ = ["RocmPlatform", "headrace_platforms"]
 
@@ -21,7 +21,7 @@ class RocmPlatform(AcceleratorPlatform):
     hides."""
 
     name = "rocm"
-    discovery = discovery
+    discovery = rocm_discovery
     home = "headrace.platforms.rocm.device"
 
 

@@ -8,14 +8,14 @@ import torch
 
 from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.platforms.accelerator.device import AcceleratorDevice, Traits
-from headrace.platforms.accelerator.faults import Faults
+from headrace.platforms.accelerator.error_patterns import ErrorPatterns
 from headrace.platforms.accelerator.torch_runtime import TorchRuntime
-from headrace.platforms.rocm.chips import RocmProperties, capabilities, triton_chip
+from headrace.platforms.rocm.rocm_chips import RocmProperties, capabilities, triton_chip
 
 __all__ = ["TRAITS", "RocmDevice", "open_device", "runtime"]
 
 TRAITS = Traits(
-    faults=Faults(
+    error_patterns=ErrorPatterns(
         lost=(
             "illegal memory access", "hiperrorillegaladdress", "unspecified launch failure", "hiperrorlaunchfailure",
             "device-side assert", "hiperrorassert", "uncorrectable ecc", "hiperroreccnotcorrectable",

@@ -14,7 +14,7 @@ from headrace.kernels.spec import OpSpec
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor, own_extension
 from headrace.platforms.one_rank import OneRank
 from headrace.platforms.sim.cost import SimClock, SimMachine
-from headrace.platforms.sim.ops import SimOperators
+from headrace.platforms.sim.sim_operators import SimOperators
 from headrace.types import QUANT_FORMATS, Bucket, Capabilities, KVLayout
 
 __all__ = ["SimDevice", "SimKV"]

@@ -15,7 +15,7 @@ import pluggy
 from headrace.errors import PlatformError
 from headrace.platforms.accelerator.probe import MachineProbe
 from headrace.platforms.interface import Device, Platform
-from headrace.platforms.tpu import discovery
+from headrace.platforms.tpu import tpu_discovery
 from headrace.platforms.tpu.tpu_options import read_tpu_options
 from headrace.types import API_VERSION, DeviceInfo
 
@@ -40,10 +40,10 @@ class TpuPlatform:
         self._given = runtime
 
     def probe(self) -> tuple[int, str]:
-        return discovery.probe(self.machine)
+        return tpu_discovery.probe(self.machine)
 
     def devices(self) -> list[DeviceInfo]:
-        return discovery.devices(self.machine)
+        return tpu_discovery.devices(self.machine)
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
         parsed = read_tpu_options(options)
@@ -57,7 +57,7 @@ class TpuPlatform:
             count = runtime.device_count()
             if not 0 <= index < count:
                 raise PlatformError(f"tpu: there are {count} devices, but index {index} was requested")
-            return TpuDevice(runtime, index, discovery.chip(self.machine), parsed)
+            return TpuDevice(runtime, index, tpu_discovery.chip(self.machine), parsed)
         except (RuntimeError, OSError, ImportError) as error:
             raise PlatformError(f"tpu: device {index} cannot be opened: {error}") from error
 

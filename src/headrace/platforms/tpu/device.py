@@ -13,11 +13,11 @@ from headrace.errors import DeviceLost, HeadraceError, OutOfMemory, PlatformErro
 from headrace.kernels.pallaslib import LANES
 from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
-from headrace.platforms.accelerator.faults import Faults, first_line
+from headrace.platforms.accelerator.error_patterns import ErrorPatterns, first_line
 from headrace.platforms.host import host_memory
 from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
 from headrace.platforms.torch_device import TorchDevice
-from headrace.platforms.tpu.chips import TpuChip, capabilities
+from headrace.platforms.tpu.tpu_chips import TpuChip, capabilities
 from headrace.platforms.tpu.tpu_options import TpuOptions
 from headrace.platforms.tpu.xla_communicator import XlaCommunicator
 from headrace.platforms.tpu.xla_operators import operators
@@ -26,10 +26,10 @@ from headrace.platforms.tpu.xla_step import XlaStep, tensors_of
 from headrace.platforms.work_queue import FuturePending, InlineQueue, ThreadQueue
 from headrace.types import Bucket, KVLayout
 
-__all__ = ["FAULTS", "TpuDevice"]
+__all__ = ["ERROR_PATTERNS", "TpuDevice"]
 
 T = TypeVar("T")
-FAULTS = Faults(
+ERROR_PATTERNS = ErrorPatterns(
     lost=("data_loss", "unavailable", "device halted", "core halted", "tpu is in a bad state"),
     memory=("resource_exhausted", "out of memory", "ran out of memory"),
 )
@@ -124,7 +124,7 @@ class TpuDevice(TorchDevice):
             raise failure from error
 
     def _translate(self, error: Exception) -> HeadraceError:
-        kind = "other" if isinstance(error, HeadraceError) else FAULTS.kind(error)
+        kind = "other" if isinstance(error, HeadraceError) else ERROR_PATTERNS.kind(error)
         if kind == "memory":
             free, total = self.memory()
             return OutOfMemory(f"{self.torch_device}: {first_line(error)} ({free} of {total} bytes are free)")

@@ -10,7 +10,7 @@ import pluggy
 from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.platforms.accelerator.platform import AcceleratorPlatform
 from headrace.platforms.interface import Platform
-from headrace.platforms.xpu import discovery
+from headrace.platforms.xpu import xpu_discovery
 
 __all__ = ["XpuPlatform", "headrace_platforms"]
 
@@ -24,7 +24,7 @@ class XpuPlatform(AcceleratorPlatform):
     name = "xpu"
     providers = ("ipex",)
     defaults = AcceleratorOptions(graph_tokens=0)
-    discovery = discovery
+    discovery = xpu_discovery
     home = "headrace.platforms.xpu.device"
 
 

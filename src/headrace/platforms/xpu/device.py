@@ -8,15 +8,15 @@ import torch
 
 from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.platforms.accelerator.device import AcceleratorDevice, Traits
-from headrace.platforms.accelerator.faults import Faults
+from headrace.platforms.accelerator.error_patterns import ErrorPatterns
 from headrace.platforms.accelerator.providers import Provider
 from headrace.platforms.accelerator.torch_runtime import TorchRuntime
-from headrace.platforms.xpu.chips import XpuProperties, capabilities, triton_chip
+from headrace.platforms.xpu.xpu_chips import XpuProperties, capabilities, triton_chip
 
 __all__ = ["TRAITS", "XpuDevice", "open_device", "runtime"]
 
 TRAITS = Traits(
-    faults=Faults(
+    error_patterns=ErrorPatterns(
         lost=("device_lost", "device lost", "error_device_lost", "dead_on_init", "uncorrectable ecc"),
         memory=(
             "out of memory", "out_of_device_memory", "out_of_host_memory", "out_of_resources",

@@ -7,7 +7,7 @@ import re
 from headrace.platforms.accelerator.platform import SCORE
 from headrace.platforms.accelerator.probe import MachineProbe
 from headrace.platforms.host import host_memory
-from headrace.platforms.tpu.chips import CHIPS, HOST, TpuChip
+from headrace.platforms.tpu.tpu_chips import CHIPS, HOST, TpuChip
 from headrace.types import DeviceInfo
 
 __all__ = ["NAMED_ONLY", "chip", "devices", "probe"]

@@ -7,11 +7,11 @@ from typing import Literal
 
 import torch
 
-__all__ = ["Faults", "first_line", "root_cause"]
+__all__ = ["ErrorPatterns", "first_line", "root_cause"]
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
+class ErrorPatterns:
     """Phrases that identify a runtime's errors, in lower case."""
 
     lost: tuple[str, ...]

@@ -184,7 +184,7 @@ class TestChat:
 
 
 class FakeLLM:
-    """As `AsyncLLM`, for `LocalSource`: says the prompt's ids back, one an output."""
+    """A fake `AsyncLLM` for `LocalSource`: repeats the prompt's ids, one per output."""
 
     made: list[FakeLLM] = []  # noqa: RUF012
     info = ModelInfo("m", "m", 10, 300, "p", "d")

@@ -1,0 +1,37 @@
+"""The openai package's `parse` helpers against the default model."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import openai_parse
+import pytest
+
+from headrace.hub.catalogue import cached_path
+
+pytestmark = pytest.mark.real_model
+PATIENCE = 300.0
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    cached_path("smollm2")
+    command = [sys.executable, "-m", "headrace", "serve", "smollm2", "--port", "0", "--max-model-len", "1024"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
+        assert found, "the server did not start"
+        yield found[0]
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_openai_parse(url: str) -> None:
+    openai_parse.main(url)
