@@ -13,7 +13,7 @@ from server_harness import NAME, Server, running
 
 from headrace.bench.dispatch import main
 from headrace.bench.local_engine import open_engine
-from headrace.bench.offline_load import drive, run_in_process
+from headrace.bench.offline_load import check_prompts, run_in_process
 from headrace.bench.workloads import Prompt, Workload
 from headrace.errors import ConfigError, HeadraceError
 
@@ -35,9 +35,9 @@ def server(tiny_llama: Path) -> Iterator[Server]:
 def test_a_workload_in_process(tiny_llama: Path) -> None:
     engine, encode = open_engine(str(tiny_llama), {"threads": 1, "max_num_seqs": 4})
     try:
-        one, same, other = (run_in_process(engine.core, SMALL, encode, seed=seed) for seed in (0, 0, 1))
+        one, same, other = (run_in_process(engine, SMALL, encode, seed=seed) for seed in (0, 0, 1))
         with pytest.raises(HeadraceError, match="512"):
-            drive(engine.core, [Prompt((5,) * 600, 2)], 1)
+            check_prompts([Prompt((5,) * 600, 2)], engine.info)
         assert not engine.core.has_work()
     finally:
         engine.close()

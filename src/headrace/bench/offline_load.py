@@ -17,17 +17,21 @@ from headrace.bench.process_cost import cost, machine_seconds
 from headrace.bench.request_timing import RequestTiming, summarize
 from headrace.bench.wastes import between, sums_of_stats
 from headrace.bench.workloads import Prompt, Workload, build
+from headrace.client.api import GenerateRequest
+from headrace.client.validate import validated
 from headrace.engine.core_loop import EngineCore
+from headrace.engine.service import BuiltEngine
+from headrace.engine.wire import EngineInfo
 from headrace.types import Delta, Request, SamplingParams
 
-__all__ = ["drive", "run_in_process"]
+__all__ = ["check_prompts", "drive", "run_in_process"]
 
 _STUCK = 0.001
 """Seconds to wait if nothing runs and nothing can be scheduled."""
 
 
 def run_in_process(
-    core: EngineCore,
+    engine: BuiltEngine,
     workload: Workload,
     encode: Callable[[str], Sequence[int]],
     *,
@@ -38,7 +42,8 @@ def run_in_process(
 ) -> LoadRun:
     """Measure a workload, as `server_load.run_load` does for a server. Raises InvalidRequest and its subclasses for a
     prompt that doesn't fit the model."""
-    prompts = build(workload, encode, seed, requests)
+    prompts, core = build(workload, encode, seed, requests), engine.core
+    check_prompts(prompts, engine.info)
     for i in range(warmup):
         drive(core, [Prompt(prompts[0].token_ids[i + 1 : i + 33], 8)], 1)
     gc.collect()
@@ -52,6 +57,12 @@ def run_in_process(
     spent = after.cpu_seconds - before.cpu_seconds
     usage |= {"peak_rss_bytes": after.peak_bytes, "cpu_s": spent, "others_cpu_s": max(0.0, machine - spent)}
     return LoadRun(workload, seed, rows, summarize(rows, wall, *targets), wastes, "counters", usage)
+
+
+def check_prompts(prompts: Sequence[Prompt], info: EngineInfo) -> None:
+    """The core trusts its client: raises InvalidRequest and its subclasses for a prompt that doesn't fit the model."""
+    for prompt in prompts:
+        validated(GenerateRequest("", prompt.token_ids, _params(prompt)), info)
 
 
 def drive(core: EngineCore, prompts: Sequence[Prompt], concurrency: int) -> list[RequestTiming]:
@@ -77,8 +88,11 @@ def drive(core: EngineCore, prompts: Sequence[Prompt], concurrency: int) -> list
 
 
 def _request(name: str, prompt: Prompt) -> Request:
-    params = SamplingParams(max_tokens=prompt.max_tokens, temperature=0.0, ignore_eos=True, seed=0)
-    return Request(name, prompt.token_ids, params, arrival=time.monotonic())
+    return Request(name, prompt.token_ids, _params(prompt), arrival=time.monotonic())
+
+
+def _params(prompt: Prompt) -> SamplingParams:
+    return SamplingParams(max_tokens=prompt.max_tokens, temperature=0.0, ignore_eos=True, seed=0)
 
 
 def _take(delta: Delta, running: dict[str, RequestTiming], now: float) -> None:

@@ -131,7 +131,7 @@ def _headrace(
 ) -> ServingResult:
     engine, encode = open_engine(str(path), {**options, "max_num_seqs": workload.concurrency})
     try:
-        found = run_in_process(engine.core, workload, encode, seed=seed, requests=requests)
+        found = run_in_process(engine, workload, encode, seed=seed, requests=requests)
     finally:
         engine.close()
     wastes = {name: found.wastes.get(name, 0.0) for name in _SHARES}

@@ -26,9 +26,7 @@ def run(args: argparse.Namespace) -> int:
     engine, encode = open_engine(args.model, options)
     try:
         runs = [
-            run_in_process(
-                engine.core, workload, encode, seed=seed, requests=args.requests, targets=target_seconds(args)
-            )
+            run_in_process(engine, workload, encode, seed=seed, requests=args.requests, targets=target_seconds(args))
             for workload, seed in planned_runs(args)
         ]
         known = {"model": args.model, "platform": engine.info.platform, "dtype": engine.info.dtype, **options}

@@ -11,8 +11,8 @@ from headrace.core.admission import CoreConfig, admit
 from headrace.core.block_pool import blocks_for
 from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
-from headrace.core.matcher import Matcher, advance
-from headrace.core.outcome import scheduler_stats, token_logprobs
+from headrace.core.matcher import Matcher
+from headrace.core.outcome import scheduler_stats, take_token, token_logprobs
 from headrace.core.plan_builder import Decodes, PrefillChunk, StepExtras, StepRecord, build
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
@@ -317,34 +317,12 @@ class Scheduler:
         """Append a sampled token, and end the sequence if it is the last."""
         if token < 0:
             return self._without_token(seq, token)
-        tokens = seq.tokens
-        seq.filled = len(tokens)
-        tokens.append(token)
-        delta = Delta(seq.request.id, [token], cached_tokens=seq.cached)
-        params = seq.request.params
-        if params.logprobs is not None:
-            delta.logprobs = [token_logprobs(result, row, token, params.logprobs)]
-        if token in seq.stops and len(tokens) - seq.prompt_len > params.min_tokens:
-            delta.finish_reason, delta.stop_token = "stop", token
+        delta = take_token(seq, row, token, result)
+        if delta.finish_reason is not None:
             self._end(seq)
-        elif len(tokens) == seq.end:
-            delta.finish_reason = "length"
-            self._end(seq)
-        elif seq.matcher is not None:
-            self._advance_matcher(seq, seq.matcher, token, delta)
-        return delta
-
-    def _advance_matcher(self, seq: Sequence, matcher: Matcher, token: int, delta: Delta) -> None:
-        """Advance the grammar by a token; the sequence continues, or ends if no token is allowed next."""
-        why = advance(matcher, token)
-        if why is not None:
-            delta.finish_reason, delta.error = "error", f"the constraint cannot be followed any further: {why}"
-            self._end(seq)
-        elif matcher.stopped:
-            delta.finish_reason = "stop"
-            self._end(seq)
-        elif seq.slot >= 0:
+        elif seq.matcher is not None and seq.slot >= 0:
             self._prefilling.append(seq)
+        return delta
 
     def _commit_chunk(self, chunk: PrefillChunk, tokens: list[int], result: StepResult) -> list[Delta]:
         seq = chunk.seq

@@ -56,8 +56,8 @@ class Tokenizer:
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def encode_chat(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """The token ids of a text that `apply_chat_template` has rendered: the template's own markers are special tokens,
-        and what messages only quote is text. Raises as `encode`."""
+        """The token ids of a text that `apply_chat_template` has rendered. The template's own markers are special
+        tokens; what messages only quote is text. Raises as `encode`."""
         split = split_quoted(text)
         if split is None:
             return self.encode(text, add_special_tokens)

@@ -31,8 +31,22 @@ SCHEMA = {
 }
 TOOLS = [CallableTool("weather", SCHEMA), CallableTool("now", None)]
 FORCED = [name for name, found in TOOL_FORMATS.items() if found.form is not None]
-SPECIAL = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|channel|>", "<|message|>",
-           "<|constrain|>", "<|end|>", "<|start|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")  # fmt: skip
+SPECIAL = (
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|end|>",
+    "<|start|>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+)
 END = 256 + len(SPECIAL)
 WORDS = [*(bytes([i]) for i in range(256)), *(marker.encode() for marker in SPECIAL), b"<end>"]
 IDS = {marker: 256 + at for at, marker in enumerate(SPECIAL)}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_templates import inline_template
 from tokenizer_vocabs import gpt2_metadata, llama_metadata
 
+from headrace.errors import InvalidRequest
 from headrace.tokenization.quoting import Quoting, split_quoted, without_marks
 from headrace.tokenization.tokenizer import Tokenizer, tokenizer_from_gguf
 
@@ -114,3 +117,37 @@ def test_random_contents_make_no_control_tokens() -> None:
     for _ in range(40):
         messages = [user("".join(draw.choices(pieces, k=draw.randrange(1, 8)))) for _ in range(20)]
         assert control(tokenizer, messages) == ["<s>", "<end>"] * 20
+
+
+PUBLISHED = sorted((Path(__file__).parents[4] / "shared/cases/templates").glob("*.jinja"))
+ADDED = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "[THINK]",
+    "<|im_end|>",
+    "<|end|>",
+)
+
+
+@pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
+def test_published_templates_render_the_same_text(file: Path) -> None:
+    """They trim, search and split contents; marks change none of it."""
+    source = file.read_text(encoding="utf-8")
+    messages = [
+        user("see </think> and <|im_end|> there"),
+        {"role": "assistant", "content": "<think>\nabc\n</think>\n\nHi"},
+        user(" <tool_response>x</tool_response> <|end|> ."),
+    ]
+
+    def rendered(quoting: Quoting | None) -> str:
+        template = inline_template({"default": source}, {"bos_token": "<s>", "eos_token": "</s>"})
+        template._quoting = quoting or template._quoting
+        try:
+            return without_marks(template.render(messages))
+        except InvalidRequest as error:
+            return str(error)
+
+    assert rendered(Quoting(["<|im_end|>", "<|end|>"], ADDED, source)) == rendered(None)
