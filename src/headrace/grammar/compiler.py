@@ -24,6 +24,11 @@ _MOST_OVERDUE = 4
 """Compilations past their time that may still run. A thread cannot be stopped; the library's limits end it at some
 time."""
 
+_STACK = 512 << 20
+"""Bytes of address space for a compilation's stack: the library recurses along chains of references and rules, and a grammar
+of the longest text that is accepted must not overflow it. Memory is used only as far as the stack grows."""
+_stack_lock = threading.Lock()
+
 _Result = CompiledGrammar | InvalidRequest
 
 
@@ -115,7 +120,7 @@ class GrammarCompiler:
         if len(self._overdue) >= _MOST_OVERDUE:
             raise Overloaded("grammars that take long are being compiled: try again later", retry_after=5)
         compilation = _Compilation(backend, constraint)
-        compilation.start()
+        _start(compilation)
         compilation.join(self._seconds)
         if compilation.result is None:
             self._overdue.append(compilation)
@@ -131,6 +136,16 @@ class GrammarCompiler:
             except Exception as error:
                 raise PluginError(f"the grammar backend cannot be set up: {type(error).__name__}: {error}") from error
         return self._backend
+
+
+def _start(compilation: _Compilation) -> None:
+    # The size is the process's own setting, for threads that start from now on.
+    with _stack_lock:
+        before = threading.stack_size(_STACK)
+        try:
+            compilation.start()
+        finally:
+            threading.stack_size(before)
 
 
 def _refusal(why: str) -> InvalidRequest:

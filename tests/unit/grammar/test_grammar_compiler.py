@@ -145,6 +145,29 @@ def test_a_cached_grammar_does_not_wait_for_one_that_is_compiled(backend: Llguid
     compiler.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (
+            "json_schema",
+            json.dumps(
+                {
+                    "$defs": {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(3000)},
+                    "$ref": "#/$defs/d0",
+                }
+            ),
+        ),
+        ("lark", "\n".join(["start: r0", *[f"r{i}: r{i + 1}" for i in range(3000)], 'r3000: "a"'])),
+    ],
+)
+def test_long_chains_of_references_overflow_no_stack(backend: LlguidanceBackend, kind: Any, text: str) -> None:
+    """An overflow would end the engine's process."""
+    compiler = GrammarCompiler(lambda: backend, seconds=60)
+    with contextlib.suppress(InvalidRequest):
+        compiler.matchers(Constraint(kind, text), 1).result(60)
+    compiler.close()
+
+
 def test_a_backend_that_cannot_be_set_up_is_a_plugins_error() -> None:
     def broken() -> Any:
         raise OSError("no such library")
