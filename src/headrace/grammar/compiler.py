@@ -25,7 +25,8 @@ _MOST_OVERDUE = 4
 time."""
 
 _STACK = 512 << 20
-"""Bytes of address space for a compilation's stack: the library recurses along chains of references and rules, and a grammar
+"""Bytes of address space for a compilation's stack: the library recurses along chains of references and rules, and a
+grammar
 of the longest text that is accepted must not overflow it. Memory is used only as far as the stack grows."""
 _stack_lock = threading.Lock()
 
