@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -132,11 +132,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """The next message of one conversation, or of several. Without `params` at most 512 tokens are generated; for
         errors and `progress` see `generate`."""
-        talks = [messages] if messages and isinstance(messages[0], dict) else messages
+        talks = _conversations(messages)
         texts: list[str | None] = []
         ids: list[list[int]] = []
         for talk in talks:
-            text = self.tokenizer.apply_chat_template(list(talk), tools=tools, kwargs=template_kwargs)  # type: ignore[arg-type]
+            text = self.tokenizer.apply_chat_template(talk, tools=tools, kwargs=template_kwargs)
             texts.append(without_marks(text))
             ids.append(self.tokenizer.encode_chat(text))
         if params is None:
@@ -243,3 +243,16 @@ def _close(client: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+def _conversations(messages: object) -> list[list[Mapping[str, Any]]]:
+    """One conversation or several, as lists of messages. Raises InvalidRequest for another shape."""
+    if isinstance(messages, Sequence) and not isinstance(messages, str):
+        talks = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        if all(isinstance(talk, Sequence) and all(isinstance(one, Mapping) for one in talk) for talk in talks):
+            return [list(talk) for talk in talks]
+    raise InvalidRequest(
+        '`messages` takes a list of messages such as {"role": "user", "content": …}, or a list of such lists',
+        "messages",
+        "invalid_value",
+    )

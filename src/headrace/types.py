@@ -106,6 +106,8 @@ class Delta:
     first_scheduled: float | None = None
     """Monotonic seconds; set with the first token. Queue time is this minus the arrival."""
     error: str | None = None
+    request_fault: bool = False
+    """The error is the request's own: what it asked for left nothing to sample."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,24 @@ if TYPE_CHECKING:
 __all__ = ["add_sampling_options", "build_config", "sampling"]
 
 
+def _positive(text: str) -> int:
+    """A whole number above 0."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
 def add_sampling_options(parser: argparse.ArgumentParser, temperature: float, max_tokens: int) -> None:
     group = parser.add_argument_group("sampling")
     add = group.add_argument
-    add("--max-tokens", type=int, default=max_tokens, metavar="N", help=f"tokens of an answer (default: {max_tokens})")
+    add(
+        "--max-tokens",
+        type=_positive,
+        default=max_tokens,
+        metavar="N",
+        help=f"tokens of an answer (default: {max_tokens})",
+    )
     add("--temperature", type=float, default=temperature, metavar="T", help=f"default: {temperature:g}; 0 is greedy")
     add("--top-p", type=float, default=1.0, metavar="P")
     add("--top-k", type=int, default=0, metavar="K")

@@ -83,6 +83,8 @@ class Output:
     usage: Usage | None = None
     """Running totals of the request; always set."""
     error: str | None = None
+    request_fault: bool = False
+    """The error is the request's own, not the engine's: the same request would fail again."""
     queue_time: float | None = None
     """Seconds from arrival to the first scheduling; set in the first piece of each choice."""
     prompt_logprobs: list[LogprobEntry] | None = None

@@ -62,7 +62,7 @@ def _is_number(value: object) -> bool:
 
 
 def _entries(prompts: object) -> list[object]:
-    if not isinstance(prompts, Iterable):
+    if not isinstance(prompts, Iterable) or getattr(prompts, "ndim", 1) == 0:
         raise InvalidRequest(f"`prompts` takes {_SHAPES}, or a list of those, got {type(prompts).__name__}", "prompt")
     return list(prompts)
 
@@ -74,7 +74,7 @@ def _read(prompt: object, name: str, encode: Callable[[str], list[int]]) -> tupl
         return prompt, tuple(encode(prompt))
     if isinstance(prompt, (bytes, bytearray)):
         raise InvalidRequest(f"`{name}` is bytes: decode them to a text first", "prompt", "invalid_value")
-    if not isinstance(prompt, Iterable):
+    if not isinstance(prompt, Iterable) or getattr(prompt, "ndim", 1) == 0:
         raise InvalidRequest(f"`{name}` takes {_SHAPES}, got {type(prompt).__name__}", "prompt", "invalid_value")
     try:
         return None, token_ids(prompt, name)

@@ -78,7 +78,7 @@ class ChoiceBuilder:
                 return out
         if delta.finish_reason is not None:
             self._end(out, delta.finish_reason)
-            out.error = delta.error
+            out.error, out.request_fault = delta.error, delta.request_fault
             if out.finish_reason == "stop" and out.stop_reason is None:
                 out.stop_reason = delta.stop_token
         return out
@@ -233,6 +233,7 @@ def _merge(into: Output, out: Output) -> None:
     if out.logprobs is not None:
         into.logprobs = out.logprobs if into.logprobs is None else into.logprobs + out.logprobs
     into.finish_reason, into.stop_reason, into.error = out.finish_reason, out.stop_reason, out.error
+    into.request_fault = out.request_fault
     if into.queue_time is None:
         into.queue_time = out.queue_time
     if into.prompt_logprobs is None:

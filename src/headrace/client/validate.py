@@ -93,9 +93,9 @@ def _check_min_tokens(params: SamplingParams, ends: Collection[int]) -> None:
 
 
 def _check_constrained(params: SamplingParams) -> None:
-    """Refuse parameters that would truncate a constrained text, or prevent its end."""
-    for name, given in (("min_tokens", params.min_tokens), ("stop", params.stop), ("ignore_eos", params.ignore_eos)):
-        if given:
+    """Refuse parameters that would truncate a constrained text, prevent its end, or contradict the constraint."""
+    for name in ("min_tokens", "stop", "stop_token_ids", "ignore_eos", "allowed_token_ids"):
+        if getattr(params, name):
             message = f"`{name}` cannot be combined with a constraint, which itself decides where the output ends"
             raise InvalidRequest(message, name, "invalid_value")
 

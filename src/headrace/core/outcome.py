@@ -67,7 +67,8 @@ def take_token(seq: Sequence, row: int, token: int, result: StepResult) -> Delta
     elif seq.matcher is not None:
         why = advance(seq.matcher, token)
         if why is not None:
-            delta.finish_reason, delta.error = "error", f"the constraint cannot be followed any further: {why}"
+            delta.finish_reason, delta.request_fault = "error", True
+            delta.error = f"the constraint cannot be followed any further: {why}"
         elif seq.matcher.stopped:
             delta.finish_reason = "stop"
     return delta

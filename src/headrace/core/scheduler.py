@@ -359,17 +359,17 @@ class Scheduler:
     def _without_token(self, seq: Sequence, why: int) -> Delta:
         """End a sequence for which the device found no token."""
         if why != NOT_FINITE:
-            return self._fail(seq, "no token is left to sample: bans and `allowed_token_ids` exclude every one")
+            return self._fail(seq, "no token is left to sample: bans, masks and the constraint exclude every one", True)
         self.broken[seq.id] = list(seq.tokens)
         delta = self._fail(seq, "the model's logits are not finite")
         # Cached prefixes of this sequence may hold the same invalid numbers.
         self.reset_cache()
         return delta
 
-    def _fail(self, seq: Sequence, message: str) -> Delta:
+    def _fail(self, seq: Sequence, message: str, own: bool = False) -> Delta:
         cached = max(seq.cached, 0)
         self._end(seq, keep=False)
-        return Delta(seq.id, finish_reason="error", error=message, cached_tokens=cached)
+        return Delta(seq.id, finish_reason="error", error=message, request_fault=own, cached_tokens=cached)
 
     def _end(self, seq: Sequence, keep: bool = True) -> None:
         """Remove a sequence; its results in flight become invalid."""

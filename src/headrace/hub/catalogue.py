@@ -161,6 +161,10 @@ def resolve_model(name_or_path: str, progress: Progress | None = None) -> Path:
 
     Raises ModelNotFound that lists the choices.
     """
+    if not name_or_path.strip():
+        raise ModelNotFound(
+            f"the model's name is empty: give a directory, a .gguf file, or one of {', '.join(CATALOGUE)}"
+        )
     if name_or_path in CATALOGUE:
         return cached_path(name_or_path, progress)
     # Not with pathlib, which raises for names that are too long and for home folders that do not exist.

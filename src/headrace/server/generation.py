@@ -91,6 +91,8 @@ def _failure(output: Output) -> HttpError:
             503, "the request was aborted", kind="server_error", code="aborted", headers={"retry-after": "5"}
         )
     message = output.error or "the engine could not finish the request"
+    if output.request_fault:
+        return HttpError(400, message, code="nothing_to_sample")
     return HttpError(500, message, kind="server_error", code="engine_error")
 
 

@@ -75,6 +75,8 @@ def _with_path(config: Config, model_path: Path) -> Config:
     """The configuration with the model's path for the engine, and for clients the name that the user gave."""
     name = config.server.served_model_name or display_name(config.model.model)
     given = config.server.api_key
+    if given is not None and not given.strip():
+        raise ConfigError("--api-key is empty, and would let every client in: give a key, or leave the option out")
     key = given.strip() if given else read_environment().api_key
     server = config.server.model_copy(update={"served_model_name": name, "api_key": key})
     model = config.model.model_copy(update={"model": str(model_path)})

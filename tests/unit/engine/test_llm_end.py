@@ -46,7 +46,9 @@ SCRIPTS = {
     ),
     "in a running event loop": ("async def main():\n global llm\n llm = LLM(); answer(llm)\nasyncio.run(main())", "3"),
     "dropped and made again": (
-        "for _ in range(2):\n llm = LLM(); answer(llm); del llm\nprint(threading.active_count())",
+        "for _ in range(2):\n llm = LLM(); answer(llm); del llm\n"
+        "others = set(threading.enumerate()) - {threading.main_thread()}\nfor other in others: other.join(300)\n"
+        "print(threading.active_count())",
         "3 3 1",
     ),
     "collected by its own thread": (
