@@ -93,6 +93,8 @@ class LlguidanceBackend:
                 overrides: Any = {**_ALWAYS, **_OPTIONS[constraint.whitespace]}
                 return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides))
             if kind == "regex":
+                if (len(text) - len(text.rstrip("\\"))) % 2:
+                    raise _refusal("ends with a backslash, which escapes nothing")
                 return str(llguidance.LLMatcher.grammar_from_regex(text))
             if kind == "tool_calls":
                 return _tool_calls(text, constraint.whitespace)
