@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Ten thousand random grammars through the compiler: valid ones, broken ones and hostile ones.
 
-Each is refused with one line, or compiled; of the compiled ones a random text is drawn that keeps to the mask. Nothing may
+Each is refused with one line, or compiled; of the compiled ones a random text is drawn that keeps to the mask. Nothing
+may
 crash, no mask may allow every token of a constraint that forbids some, and no single step of a matcher may take long.
 Prints counts and the longest times.
 

@@ -1,4 +1,5 @@
-"""A Llama's operators in bfloat16 throughout, rounded wherever transformers rounds: what a reference in that arithmetic computes.
+"""A Llama's operators in bfloat16 throughout, rounded wherever transformers rounds: what a reference in that arithmetic
+computes.
 
 One sequence, whole, without a cache. Sums are float64, so that no order of adding enters.
 """

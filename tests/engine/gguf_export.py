@@ -1,4 +1,5 @@
-"""Write a tiny transformers model as a GGUF, as a converter would, and hand back the model with the weights it then has."""
+"""Write a tiny transformers model as a GGUF, as a converter would, and hand back the model with the weights it then
+has."""
 
 from __future__ import annotations
 

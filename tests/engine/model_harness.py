@@ -42,7 +42,8 @@ def reference_ops() -> Ops:
 def logits_of(
     decoder: Decoder, ids: list[int], chunk: int | None = None, kv_dtype: str = "float32", device: Any = None
 ) -> Tensor:
-    """float32 [len(ids), vocab]: logits after every token, the prompt fed in chunks; the cache is that of a device, if given."""
+    """float32 [len(ids), vocab]: logits after every token, the prompt fed in chunks; the cache is that of a device, if
+    given."""
     block = _BLOCK if device is None else 16
     layout = KVLayout(decoder.config.kv_layers, block, kv_dtype)
     blocks = len(ids) // block + 2

@@ -34,16 +34,20 @@ _DEEPSEEK = {
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", _QWEN),
     "qwen3_moe-plain-shares": ("qwen3_moe", {**_QWEN, "norm_topk_prob": False, "attention_bias": True}),
-    "qwen3_moe-some-dense": ("qwen3_moe", {**_QWEN, "decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [1]}),
+    "qwen3_moe-some-dense": ("qwen3_moe", {**_QWEN, "decoder_sparse_step": 2, "num_hidden_layers": 4,
+        "mlp_only_layers": [1]}),
     "qwen2_moe": ("qwen2_moe", _SHARED),
-    "qwen2_moe-renormalised": ("qwen2_moe", {**_SHARED, "norm_topk_prob": True, "qkv_bias": False, "shared_expert_intermediate_size": 40}),
+    "qwen2_moe-renormalised": ("qwen2_moe", {**_SHARED, "norm_topk_prob": True, "qkv_bias": False,
+        "shared_expert_intermediate_size": 40}),
     "qwen2_moe-some-dense": ("qwen2_moe", {**_SHARED, "num_hidden_layers": 4, "decoder_sparse_step": 2}),
-    "qwen2_moe-window": ("qwen2_moe", {**_SHARED, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}),
+    "qwen2_moe-window": ("qwen2_moe", {**_SHARED, "use_sliding_window": True, "sliding_window": 7,
+        "max_window_layers": 2}),
     "dots1": ("dots1", {**_DEEPSEEK, "n_group": 4, "topk_group": 2, "sliding_window": None}),
     "dots1-window": ("dots1", {**_DEEPSEEK, "norm_topk_prob": False, "first_k_dense_replace": 0, "attention_bias": True,
         "sliding_window": 7, "max_window_layers": 1}),
     "glm4_moe": ("glm4_moe", {**_DEEPSEEK, "head_dim": 32, "use_qk_norm": True}),
-    "glm4_moe-bias": ("glm4_moe", {**_DEEPSEEK, "n_shared_experts": 1, "attention_bias": True, "partial_rotary_factor": 0.25}),
+    "glm4_moe-bias": ("glm4_moe", {**_DEEPSEEK, "n_shared_experts": 1, "attention_bias": True,
+        "partial_rotary_factor": 0.25}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral-window": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 1, "sliding_window": 7}),
 }  # fmt: skip
@@ -110,7 +114,8 @@ def _add_deepseek(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def export_moe(variant: str, path: Path, quantization: Type, **more: Any) -> Any:
-    """Write the model; router and norms stay float32, the rest is of the type, and the model's own weights become those."""
+    """Write the model; router and norms stay float32, the rest is of the type, and the model's own weights become
+    those."""
     model = make_moe(variant, **more)
     config = model.config
     arch = {"mixtral": "llama"}.get(config.model_type, config.model_type.replace("_", ""))

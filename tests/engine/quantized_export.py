@@ -1,4 +1,5 @@
-"""Write a tiny transformers model as llm-compressor, GPTQModel and AutoAWQ would: rounded to nearest, packed by the layouts' definitions.
+"""Write a tiny transformers model as llm-compressor, GPTQModel and AutoAWQ would: rounded to nearest, packed by the
+layouts' definitions.
 
 Nothing of the product is used, so that its readers are held to something else than themselves.
 """

@@ -1,4 +1,5 @@
-"""What transformers gives for the catalogue's models: computed once, kept in `tests/data/references`, read by the tests beside this.
+"""What transformers gives for the catalogue's models: computed once, kept in `tests/data/references`, read by the tests
+beside this.
 
 `tests/data/references/make_references.py` makes the files, and checks that transformers still gives what they hold.
 """
@@ -26,10 +27,12 @@ PROMPTS = 50
 STEPS = 8
 """Tokens of a continuation."""
 TOP, COLUMNS = 8, 32
-"""Logits that are kept of a row: the largest, and some that change from row to row, so that every one of the vocabulary has its turn."""
+"""Logits that are kept of a row: the largest, and some that change from row to row, so that every one of the vocabulary
+has its turn."""
 
 LENGTHS, PER_LENGTH, TEXT_STEPS, TEXT_TOP = (16, 32, 48, 64, 96), 10, 32, 20
-"""Of the prompts whose greedy texts are compared: tokens, prompts of each length, tokens of a text, logits kept of a step."""
+"""Of the prompts whose greedy texts are compared: tokens, prompts of each length, tokens of a text, logits kept of a
+step."""
 
 
 def kept(name: str) -> Arrays | None:
@@ -90,8 +93,10 @@ class _Rows:
 
 @torch.no_grad()
 def compute_logits(path: Path, ids: list[int]) -> Arrays:
-    """Of a GGUF file and the tokens of all stretches, by transformers in float32: `ids`; `spread` [stretches], the deviation of all
-    logits; `tokens` [PROMPTS, STEPS], the continuations; and of every row (a stretch's positions, then of each of its prefixes
+    """Of a GGUF file and the tokens of all stretches, by transformers in float32: `ids`; `spread` [stretches], the
+    deviation of all
+    logits; `tokens` [PROMPTS, STEPS], the continuations; and of every row (a stretch's positions, then of each of
+    its prefixes
     the continuation's) `top_ids`, `top` [rows, TOP] and `some` [rows, COLUMNS].
     """
     from transformers import AutoModelForCausalLM, DynamicCache
@@ -151,8 +156,10 @@ def windows(directory: Path) -> list[list[int]]:
 
 @torch.no_grad()
 def compute_text(directory: Path, prompts: list[list[int]]) -> Arrays:
-    """Of a converted model, by transformers: `prompts`, one after the other; `tokens` [prompts, TEXT_STEPS], greedy in bfloat16; and
-    of every step `top_ids`, `top` [prompts, TEXT_STEPS, TEXT_TOP] in float32, and `error`, the largest that bfloat16 makes among
+    """Of a converted model, by transformers: `prompts`, one after the other; `tokens` [prompts, TEXT_STEPS], greedy in
+    bfloat16; and
+    of every step `top_ids`, `top` [prompts, TEXT_STEPS, TEXT_TOP] in float32, and `error`, the largest that bfloat16
+    makes among
     those.
     """
     from transformers import AutoModelForCausalLM

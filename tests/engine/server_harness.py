@@ -21,7 +21,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 VOCAB = 260
 CONTEXT = 512
 NAME = "tiny"
-_TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+_TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 _SCRIPT = Path(__file__).with_name("patient_server.py")
 PATIENCE = 300.0
 """Seconds; for what comes soon, unless the machine stands still."""
@@ -33,7 +36,8 @@ def command(model: Path, config: dict[str, Any], **limits: Any) -> list[str]:
 
 
 def until(condition: Callable[[], object], what: Callable[[], object] = lambda: "") -> None:
-    """`what` says how things stand where it does not happen. Turns are counted: a machine that stands still takes none."""
+    """`what` says how things stand where it does not happen. Turns are counted: a machine that stands still takes
+    none."""
     for _ in range(3000):
         if condition():
             return
@@ -96,7 +100,8 @@ class Server:
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE)
 
     def end(self) -> None:
-        """Of all its processes: those that a server leaves behind end by themselves and clear up, unless they stand still."""
+        """Of all its processes: those that a server leaves behind end by themselves and clear up, unless they stand
+        still."""
         others = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
         self.process.kill()
         for process in psutil.wait_procs(others, 30)[1]:
@@ -106,7 +111,8 @@ class Server:
 
     @contextmanager
     def slow(self) -> Iterator[None]:
-        """Four steps a second in here, until the engine is another: what is asked for goes on for as long as a test needs it."""
+        """Four steps a second in here, until the engine is another: what is asked for goes on for as long as a test
+        needs it."""
         self._slow.touch()
         try:
             yield

@@ -1,4 +1,5 @@
-"""The default model, the command line, the official client and curl: a thousand streams, 32 at a time, and nothing is left over."""
+"""The default model, the command line, the official client and curl: a thousand streams, 32 at a time, and nothing is
+left over."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ def token_logprobs(result: StepResult, row: int, token: int, count: int) -> Toke
 
 
 def take_token(seq: Sequence, row: int, token: int, result: StepResult) -> Delta:
-    """Append a sampled token to a sequence and advance its grammar. The delta has a finish reason if the sequence ends."""
+    """Append a sampled token to a sequence and advance its grammar. The delta has a finish reason if the sequence
+    ends."""
     params = seq.params
     seq.filled = len(seq.tokens)
     seq.tokens.append(token)

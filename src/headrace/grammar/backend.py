@@ -45,4 +45,5 @@ class GrammarBackend(Protocol):
 
 
 MakeGrammarBackend = Callable[[GrammarVocabulary], GrammarBackend]
-"""What a plugin of the hook `headrace_grammar_backends` names. Raises InvalidRequest if the vocabulary cannot be served."""
+"""What a plugin of the hook `headrace_grammar_backends` names. Raises InvalidRequest if the vocabulary cannot be
+served."""

@@ -21,10 +21,12 @@ _CAPACITY = 256
 _SECONDS = 2.0
 """Wall time of one compilation."""
 _MOST_OVERDUE = 4
-"""Compilations past their time that may still run. A thread cannot be stopped; the library's limits end it at some time."""
+"""Compilations past their time that may still run. A thread cannot be stopped; the library's limits end it at some
+time."""
 
 _STACK = 512 << 20
-"""Bytes of address space for a compilation's stack: the library recurses along chains of references and rules, and a grammar
+"""Bytes of address space for a compilation's stack: the library recurses along chains of references and rules, and a
+grammar
 of the longest text that is accepted must not overflow it. Memory is used only as far as the stack grows."""
 _stack_lock = threading.Lock()
 
@@ -65,7 +67,8 @@ class GrammarCompiler:
         self._overdue: list[_Compilation] = []
 
     def matchers(self, constraint: Constraint, count: int) -> Future[list[Matcher]]:
-        """A matcher for each of `count` sequences. The future raises InvalidRequest for what cannot be enforced or takes
+        """A matcher for each of `count` sequences. The future raises InvalidRequest for what cannot be enforced or
+        takes
         too long to compile, Overloaded while too many compilations are overdue, PluginError if the backend fails."""
         found = self._cached(_key(constraint))
         if found is None:

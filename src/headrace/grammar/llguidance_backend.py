@@ -109,7 +109,8 @@ class LlguidanceBackend:
 
 
 class _Compiled:
-    """A `backend.CompiledGrammar`. Its own matcher never moves; sequences get copies, which share what it has learnt."""
+    """A `backend.CompiledGrammar`. Its own matcher never moves; sequences get copies, which share what it has
+    learnt."""
 
     def __init__(self, matcher: Any, mask: npt.NDArray[np.uint32]) -> None:
         self._matcher, self._mask = matcher, mask

@@ -16,7 +16,8 @@ _HOOK = "headrace_grammar_backends"
 
 
 def find_backend(name: str, discovered: Callable[[], PluginSet] = discover) -> MakeGrammarBackend:
-    """The backend that is built in, or a plugin's. Raises ConfigError for an unknown name, PluginError for a plugin that
+    """The backend that is built in, or a plugin's. Raises ConfigError for an unknown name, PluginError for a plugin
+    that
     cannot be used."""
     if name == "llguidance":
         return _llguidance

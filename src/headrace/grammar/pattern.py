@@ -1,4 +1,5 @@
-"""Patterns of JSON schemas, which are ECMA-262's expressions, as the library's: Rust's, which differ in small things."""
+"""Patterns of JSON schemas, which are ECMA-262's expressions, as the library's: Rust's, which differ in small
+things."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def translated(pattern: str) -> str:
     """The same expression for the library. Raises ValueError for what has another meaning there or none.
 
     Two things stay narrower than in ECMA-262, so that nothing invalid is allowed: a negated class matches no control
-    character, since the library lets escapes of quotation marks and backslashes through beside them; and control characters
+    character, since the library lets escapes of quotation marks and backslashes through beside them; and control
+    characters
     other than white space cannot be named outside of such a class.
     """
     return "".join(_parts(pattern))

@@ -1,6 +1,8 @@
-"""Makes the tiny compressed-tensors checkpoints beside this file, with that format's own library, and their reference logits.
+"""Makes the tiny compressed-tensors checkpoints beside this file, with that format's own library, and their reference
+logits.
 
-Run by hand where a variant is added: `pip install compressed-tensors==0.19.0`, then `python make_checkpoints.py`. Every model
+Run by hand where a variant is added: `pip install compressed-tensors==0.19.0`, then `python make_checkpoints.py`. Every
+model
 is a random one-layer Llama; weights are rounded to nearest. `reference.safetensors` holds, a variant, the logits of 12
 tokens that transformers computes in float32 with inputs quantised as the scheme says.
 """

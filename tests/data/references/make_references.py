@@ -1,4 +1,5 @@
-"""Makes the files beside this one: what transformers gives for the catalogue's default model. With --check it compares instead.
+"""Makes the files beside this one: what transformers gives for the catalogue's default model. With --check it compares
+instead.
 
 Run by hand, with headrace[dev] installed, where the model, the text or what is kept changes:
     python tests/data/references/make_references.py [--check]

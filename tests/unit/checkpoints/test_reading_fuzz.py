@@ -1,4 +1,5 @@
-"""Ten thousand damaged settings of checkpoints: each is read, or refused in one line. Nothing else comes out of a reader."""
+"""Ten thousand damaged settings of checkpoints: each is read, or refused in one line. Nothing else comes out of a
+reader."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ _MOST_BYTES = 64 << 20
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """No allocation follows a number that a file states. Freed memory shows too: the peak of the process is looked at."""
+    """No allocation follows a number that a file states. Freed memory shows too: the peak of the process is looked
+    at."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (1 if sys.platform == "darwin" else 1024)

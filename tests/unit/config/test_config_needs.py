@@ -25,7 +25,8 @@ def test_a_window_is_refused_by_layer_need_and_device() -> None:
     with pytest.raises(UnsupportedModel) as refused:
         resolve(Config(), GQA, facts({"gqa"}, window, {"gqa"}, window), FREE, "mill device 1")
     assert str(refused.value) == (
-        "layers 1, 3 need attention with sliding_window, which mill device 1 does not compute (its attention_features: gqa): "
+        "layers 1, 3 need attention with sliding_window, which mill device 1 does not compute "
+        "(its attention_features: gqa): "
         "choose another platform"
     )
 

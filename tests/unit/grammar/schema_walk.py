@@ -37,7 +37,8 @@ def accepts(matcher: Matcher, tokens: Sequence[int]) -> bool:
 
 
 def orders(value: Any, names: Sequence[str]) -> Any:
-    """The value with the keys of its objects in the order of `names`, others behind: properties come in the schema's order."""
+    """The value with the keys of its objects in the order of `names`, others behind: properties come in the schema's
+    order."""
     if isinstance(value, list):
         return [orders(item, names) for item in value]
     if not isinstance(value, dict):
@@ -77,7 +78,8 @@ class Walker:
     def walk(self, matcher: Matcher, rng: random.Random) -> str | None:
         """A random complete text; None if it was not complete after some hundred tokens.
 
-        Half of the tokens are drawn from those of JSON's structure, so that texts end; the others from all allowed ones.
+        Half of the tokens are drawn from those of JSON's structure, so that texts end; the others from all allowed
+        ones.
         """
         text = bytearray()
         for _ in range(_MOST_TOKENS):

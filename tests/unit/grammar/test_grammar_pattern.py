@@ -66,7 +66,8 @@ def test_patterns_match_as_in_ecma_262(
 
 @pytest.mark.parametrize(
     "pattern",
-    [r"\A", r"\z", r"\b", r"\cA", r"\1", r"\0", r"\k<n>", "(?i)a", "(?i:a)", "(?=a)", "(?!a)", "(?<=a)", "(?<!a)", "(?P<n>a)",
+    [r"\A", r"\z", r"\b", r"\cA", r"\1", r"\0", r"\k<n>", "(?i)a", "(?i:a)", "(?=a)", "(?!a)", "(?<=a)", "(?<!a)",
+        "(?P<n>a)",
      "[]", "[^]", "[]a]", r"[\S]", "[a--b]", r"[\b]", "\\",
      r"\P{L}", r"[\x00-!]", r"\x08", r"\u0008", r"\u{8}", "\x08", "[\x00-!]"],
 )  # fmt: skip

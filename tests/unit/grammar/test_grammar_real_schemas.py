@@ -1,4 +1,5 @@
-"""Schemas that people use: refused where it is said, else valid instances are allowed, invalid and random ones are not."""
+"""Schemas that people use: refused where it is said, else valid instances are allowed, invalid and random ones are
+not."""
 
 from __future__ import annotations
 

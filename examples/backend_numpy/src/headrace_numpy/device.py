@@ -134,7 +134,8 @@ class NumpyDevice:
 
 
 class NumpyStep:
-    """An `interface.Executable`. A compiler would translate the step for the shapes of its first call; this only holds every
+    """An `interface.Executable`. A compiler would translate the step for the shapes of its first call; this only holds
+    every
     later call to them."""
 
     def __init__(self, step_fn: StepFn) -> None:

@@ -1,6 +1,8 @@
-"""Every operator on numpy arrays. Keyword names are the contract: `headrace/kernels/ops.py`, which also says what each computes.
+"""Every operator on numpy arrays. Keyword names are the contract: `headrace/kernels/ops.py`, which also says what each
+computes.
 
-Arrays are padded to the step's bucket, and `batch.sizes` holds the true numbers of tokens, sequences and rows. What lies beyond
+Arrays are padded to the step's bucket, and `batch.sizes` holds the true numbers of tokens, sequences and rows. What
+lies beyond
 them may be computed too: slots of padding are block 0 and the spare row of the history.
 """
 
@@ -61,7 +63,8 @@ def gated_activation(x: Array, kind: str) -> Array:
 
 
 class _Packed:
-    """An operator with weights. The engine leaves those of a device without torch's tensors on the host: `pack` takes them."""
+    """An operator with weights. The engine leaves those of a device without torch's tensors on the host: `pack` takes
+    them."""
 
     tag = "numpy"
 

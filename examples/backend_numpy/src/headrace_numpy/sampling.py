@@ -1,4 +1,5 @@
-"""`sample`: biases, masks, penalties, then the most likely token or a draw, exactly as the contract's reference has it."""
+"""`sample`: biases, masks, penalties, then the most likely token or a draw, exactly as the contract's reference has
+it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ DEVICES, BYTES = 2, 2 << 30
 
 
 class ExamplePlatform:
-    """Two devices in the host's memory. Options: `threads`, of the host's own part; `dtype`, float32 alone; `rank`, `world_size`
+    """Two devices in the host's memory. Options: `threads`, of the host's own part; `dtype`, float32 alone; `rank`,
+    `world_size`
     and `rendezvous` where a model is split over several, each in a process of its own."""
 
     name = "example"

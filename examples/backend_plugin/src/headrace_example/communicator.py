@@ -1,4 +1,5 @@
-"""Collectives between ranks, one device each: over gloo, in the host's memory, as for a chip without links of its own."""
+"""Collectives between ranks, one device each: over gloo, in the host's memory, as for a chip without links of its
+own."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ __all__ = ["HostCommunicator"]
 
 
 class HostCommunicator:
-    """Copies to the host and back around each collective. The copies wait for the device, so a step may hold them where it runs
+    """Copies to the host and back around each collective. The copies wait for the device, so a step may hold them where
+    it runs
     operator by operator; what records steps needs collectives that can be recorded."""
 
     def __init__(self, host: TorchCommunicator) -> None:

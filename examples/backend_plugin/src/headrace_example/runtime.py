@@ -1,4 +1,5 @@
-"""Makes the device known to torch, once a process: `torch.device("example", 1)`, and `torch.example` for what torch asks."""
+"""Makes the device known to torch, once a process: `torch.device("example", 1)`, and `torch.example` for what torch
+asks."""
 
 from __future__ import annotations
 

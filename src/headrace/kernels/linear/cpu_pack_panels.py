@@ -30,7 +30,7 @@ Take = Callable[[int], Tensor]
 """Allocates memory for packed weights: uint8 [size], aligned to 64 bytes, zeroed."""
 LAYOUT_VERSION = 1
 """Raise it with every change of what packed bytes or the numbers of `Layout` mean to the kernels: packed weights are
-kept on disk from one start to the next, and those of another version are packed anew."""
+kept on disk from one start to the next, and those of another version are packed again."""
 ARITH_F32, ARITH_BF16, ARITH_I8, ARITH_I8_ROW, ARITH_F8, ARITH_I8_PAIR = range(6)
 _CODE = {4: 0, 5: 1, 6: 2, 8: 3}
 _FLOAT_CODE = {torch.float8_e4m3fn: 4, torch.float16: 5, torch.bfloat16: 6, torch.float32: 7}
