@@ -61,7 +61,7 @@ class LlguidanceBackend:
         self._tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(vocabulary.eos_token_ids))
         self._limits = llguidance.LLParserLimits(
             step_lexer_fuel=100_000,
-            step_max_items=20_000,
+            step_max_items=5_000,
             max_lexer_states=50_000,
             max_grammar_size=200_000,
             verbose_errors=False,
