@@ -97,6 +97,7 @@ _HARD = [
 text."""
 _BROKEN = [
     Constraint("regex", "("),
+    Constraint("regex", "a\\"),
     Constraint("choice", "[]"),
     Constraint("lark", "start: nowhere"),
     Constraint("gbnf", "root ::= ("),

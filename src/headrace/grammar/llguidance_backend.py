@@ -61,7 +61,7 @@ class LlguidanceBackend:
         self._tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(vocabulary.eos_token_ids))
         self._limits = llguidance.LLParserLimits(
             step_lexer_fuel=100_000,
-            step_max_items=20_000,
+            step_max_items=5_000,
             max_lexer_states=50_000,
             max_grammar_size=200_000,
             verbose_errors=False,
@@ -93,6 +93,8 @@ class LlguidanceBackend:
                 overrides: Any = {**_ALWAYS, **_OPTIONS[constraint.whitespace]}
                 return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides))
             if kind == "regex":
+                if (len(text) - len(text.rstrip("\\"))) % 2:
+                    raise _refusal("ends with a backslash, which escapes nothing")
                 return str(llguidance.LLMatcher.grammar_from_regex(text))
             if kind == "tool_calls":
                 return _tool_calls(text, constraint.whitespace)
