@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json as json_text
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -143,6 +144,8 @@ def _schema(value: Any) -> tuple[Any, Any]:
             raise _wrong("json", f"is no JSON: {str(error)[:200]}") from None
     if isinstance(value, (int, float, bytes, list, tuple, set)):
         raise _wrong("json", f"takes a JSON schema (a mapping or text) or a type, got {_shown(value)}")
+    if inspect.isroutine(value):
+        raise _wrong("json", f"takes a JSON schema or a type, got the function {_shown(value)}")
     # Late: only types need it.
     from pydantic import TypeAdapter
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import llguidance
@@ -19,6 +20,8 @@ __all__ = ["LlguidanceBackend"]
 _MAX_TEXT = 256 << 10
 _WHITESPACE = r"[ \n\t]{1,32}"
 """Bounded: unbounded whitespace lets a model spin until max_tokens."""
+_LARK_LITERALS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|\#[^\n]*')
+"""Strings, regular expressions and comments of a Lark grammar."""
 _NORMAL_STOPS = ("NotStopped", "NoExtension", "EndOfSentence")
 _ALWAYS: dict[str, Any] = {
     "lenient": False,
@@ -100,8 +103,8 @@ class LlguidanceBackend:
                 return _tool_calls(text, constraint.whitespace)
             if kind == "choice":
                 return str(llguidance.grammar_from("choice", _choices(text)))
-            if "x-guidance" in text:
-                raise _refusal("may not hold x-guidance")
+            if kind == "lark":
+                _check_lark(text)
             form: Any = kind
             return str(llguidance.grammar_from(form, text))
         except (ValueError, RuntimeError) as error:
@@ -156,6 +159,17 @@ def _tool_calls(text: str, whitespace: str) -> str:
     return str(llguidance.grammar_from("lark", "\n".join(rules)))
 
 
+def _check_lark(text: str) -> None:
+    """Refuse what a grammar could say past our own checks, or what the sampler would not honour."""
+    if "%json" in text:
+        raise _refusal("may not hold %json, which would not be checked: give the schema as JSON schema")
+    bare = _LARK_LITERALS.sub("", text)
+    if re.search(r"<\S", bare):
+        raise _refusal("may not name control tokens")
+    if re.search(r"\b(temperature|max_tokens)\s*=", bare):
+        raise _refusal("may not set temperature or max_tokens: they are parameters of the request")
+
+
 def _choices(text: str) -> str:
     found = json.loads(text)
     if not isinstance(found, list) or not found or not all(isinstance(item, str) and item for item in found):
@@ -168,5 +182,15 @@ def _refusal(why: str) -> InvalidRequest:
 
 
 def _first_line(error: object) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    """The library's reason, with what a reader can do about it."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if not lines:
+        return type(error).__name__
+    if lines[0].startswith("NoExtensionBias"):
+        return "it allows no text that ever ends"
+    if "coerce_one_of" in lines[0]:
+        return "oneOf whose alternatives overlap is not supported: use anyOf"
+    if lines[0].endswith("regex parse error:"):
+        detail = next((line for line in lines if line.startswith("error: ")), "")
+        return f"{lines[0][:150]} {detail.removeprefix('error: ')[:150]}".rstrip()
+    return lines[0][:200]

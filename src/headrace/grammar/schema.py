@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from headrace.errors import InvalidRequest, excerpt
 from headrace.grammar.pattern import translated
@@ -25,6 +26,8 @@ _LARGEST_DIVISOR = 100_000
 _NUMBERS = ("const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _DATA = ("const", "enum", "default", "examples")
 """Keywords whose values are data, not schemas."""
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords whose values hold schemas by names that the client chooses."""
 _CONSTANTS = ("/const", "/enum")
 _ESCAPED = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
@@ -62,6 +65,7 @@ def _checked(value: Any, strict: bool, where: str, depth: int) -> Any:
         return value
     _check_numbers(value, where)
     _check_properties(value, where)
+    _check_reference(value, where)
     if strict:
         _check_strict(value, where)
     found: dict[str, Any] = {}
@@ -72,7 +76,7 @@ def _checked(value: Any, strict: bool, where: str, depth: int) -> Any:
             found[name] = item
         elif name == "pattern" and isinstance(item, str):
             found[name] = _translated(item, f"{where}/{name}")
-        elif name in ("properties", "patternProperties", "$defs", "definitions") and isinstance(item, dict):
+        elif name in _NAMED and isinstance(item, dict):
             found[name] = {
                 (_translated(key, f"{where}/{name}") if name == "patternProperties" else key): _checked(
                     part, strict, f"{where}/{name}/{key}", depth + 1
@@ -155,9 +159,25 @@ def _check_properties(schema: Mapping[str, Any], where: str) -> None:
         )
 
 
+def _check_reference(schema: Mapping[str, Any], where: str) -> None:
+    """A reference into data would use as a schema what was not checked as one."""
+    target = schema.get("$ref")
+    if not isinstance(target, str):
+        return
+    before = ""
+    for segment in unquote(target).split("/"):
+        if segment in _DATA and before not in _NAMED:
+            raise _refusal(f"at {where}: $ref {target[:80]!r} points into {segment!r}, which holds data: use $defs")
+        before = segment
+
+
 def _check_strict(schema: Mapping[str, Any], where: str) -> None:
-    """OpenAI's rules for `strict`: every property required, no others."""
-    properties = schema.get("properties")
+    """OpenAI's rules for `strict`: the root is an object; every property is required, and no other is allowed."""
+    properties, kind = schema.get("properties"), schema.get("type")
+    if where == "#" and kind != "object":
+        raise _refusal("needs `type: object` at its root if it is `strict`")
+    if properties is None and (kind == "object" or (isinstance(kind, list) and "object" in kind)):
+        properties = {}
     if not isinstance(properties, dict):
         return
     required = schema.get("required")

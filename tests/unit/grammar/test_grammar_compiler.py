@@ -63,7 +63,10 @@ def test_padding_and_control_tokens_never_come(backend: LlguidanceBackend) -> No
         (Constraint("choice", "[]"), "choices are a list"),
         (Constraint("choice", '["", "a"]'), "choices are a list"),
         (Constraint("lark", "start: nowhere"), "unknown name"),
-        (Constraint("lark", 'start: %json {"x-guidance": {"lenient": true}}'), "x-guidance"),
+        (Constraint("lark", 'start: %json {"x-guidance": {"lenient": true}}'), "%json"),
+        (Constraint("lark", 'start: %json {"const": 9007199254740993}'), "%json"),
+        (Constraint("lark", 'start: <end> "a"'), "control tokens"),
+        (Constraint("lark", "start: x\nx[temperature=0.5]: /ab/"), "temperature"),
         (Constraint("regex", "a" * 300_000), "longer than"),
     ],
 )
