@@ -32,6 +32,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 WRONG: dict[str, tuple[list[str], str]] = {
     "a model that is absent": (["generate", "absent", "hi"], "model 'absent' is no such path"),
     "a model's name that no file can have": (["generate", LONG, "hi"], "is no such path"),
+    "a model without a name": (["generate", "", "hi"], "the model's name is empty"),
+    "an answer without tokens": (["generate", "m", "hi", "--max-tokens", "0"], "--max-tokens: 0 is not at least 1"),
     "a home that does not exist": (["generate", "~nobody-of-that-name/m", "hi"], "is no such path"),
     "an empty file": (["generate", "empty.gguf", "hi"], "empty.gguf: the file is empty"),
     "an empty directory": (["generate", "folder", "hi"], "folder: the directory is empty"),

@@ -51,6 +51,8 @@ def test_shapes(prompts: object, texts: list[object], ids: list[object]) -> None
         (["a", [1, None]], r"`prompts\[1\]` takes a list of token ids"),
         ([np.array([0.5]), "a"], r"`prompts\[0\]` takes a list of token ids"),
         (5, "`prompts` takes a text, token ids"),
+        (np.array(3), "`prompts` takes a text, token ids"),
+        (["a", np.array(3)], r"`prompts\[1\]` takes a text, token ids"),
         (None, "`prompts` takes a text, token ids"),
         ({"text": "a"}, "has the key 'text'"),
         ({"prompt": "a", "multi_modal_data": {}}, "has the key 'multi_modal_data'"),

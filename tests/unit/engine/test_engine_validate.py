@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from engine_fakes import INFO, VOCAB, make_request
 
 from headrace.client.validate import validated
 from headrace.errors import ContextOverflow, InvalidRequest
+from headrace.types import Constraint
 
 
 @pytest.mark.parametrize(
@@ -99,3 +101,22 @@ def test_everything_at_its_limits_is_accepted() -> None:
         ),
         INFO,
     )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("min_tokens", 1),
+        ("stop", ("a",)),
+        ("stop_token_ids", (5,)),
+        ("ignore_eos", True),
+        ("allowed_token_ids", (5,)),
+    ],
+)
+def test_what_contradicts_a_constraint(field: str, value: object) -> None:
+    constrained = replace(make_request(), constraint=Constraint("regex", "a+"))
+    validated(constrained, INFO)
+    params = replace(constrained.params, **{field: value})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=f"`{field}` cannot be combined with a constraint") as caught:
+        validated(replace(constrained, params=params), INFO)
+    assert caught.value.param == field

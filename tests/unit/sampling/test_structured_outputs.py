@@ -124,6 +124,7 @@ def test_what_is_no_value_is_a_value_error(given: dict[str, Any], text: str) -> 
         ({"json": Person(name="A", age=20)}, "structured_outputs.json", "a type"),
         ({"json": {"a": {1}}}, "structured_outputs.json", "is no JSON: .*set"),
         ({"json": Opaque}, "structured_outputs.json", "Unable to generate pydantic-core schema"),
+        ({"json": lambda: 0}, "structured_outputs.json", "got the function"),
         ({"json": Callable[[], int]}, "structured_outputs.json", "has no JSON schema"),
         ({"regex": ""}, "structured_outputs.regex", "not empty, got ''"),
         ({"regex": 5}, "structured_outputs.regex", "a text"),

@@ -273,6 +273,12 @@ def test_a_model_given_as_a_folder_has_the_folders_name(given, tmp_path, monkeyp
     assert config.server.served_model_name == "here"
 
 
+@pytest.mark.parametrize("key", ["", " ", "\n"])
+def test_an_empty_key_is_refused(key, tmp_path):
+    with pytest.raises(ConfigError, match="--api-key is empty"):
+        _with_path(Config.model_validate({"server": {"api_key": key}}), tmp_path)
+
+
 def test_white_space_around_a_key_is_removed(tmp_path, monkeypatch):
     for key in ("k y\n", " k y", "\tk y\r\n"):
         config = Config.model_validate({"server": {"api_key": key}})
