@@ -44,6 +44,7 @@ def open_source(args: argparse.Namespace, model: str | None) -> Iterator[TextSou
         from headrace.cli.local_source import LocalSource
         from headrace.cli.model_fetch import fetch_model
 
-        source = LocalSource(fetch_model("smollm2" if model is None else model, args.accept_terms), engine_options(args))
+        name = "smollm2" if model is None else model
+        source = LocalSource(fetch_model(name, args.accept_terms), engine_options(args))
     with contextlib.closing(source):
         yield source
