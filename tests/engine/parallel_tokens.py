@@ -8,6 +8,8 @@ from collections.abc import Sequence
 class Letters:
     """Every id is a letter, and the stream of them."""
 
+    eos_token_ids: tuple[int, ...] = ()
+
     def token_text(self, token_id: int) -> str:
         return chr(97 + token_id % 26)
 

@@ -109,6 +109,6 @@ def test_integer_arithmetic_agrees_within_its_rounding(tmp_path: Path) -> None:
 
 def test_tiles_that_fall_between_ranks_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(
-        HeadraceError, match=r"of \d+ columns is stored as fp8_e4m3 for inputs in fp8_group128, which can be cut"
+        HeadraceError, match=r"of \d+ columns is stored as fp8_e4m3 for inputs in fp8_group128, which can be split"
     ):
         logits(DATA / "fp8-tiles", IDS, 2, tmp_path)

@@ -75,10 +75,16 @@ def test_every_token_has_its_bytes(pair: tuple[Tokenizer, Any]) -> None:
             assert ours.token_text(token) == text
 
 
+ENDS = {"<|im_end|>", "<|endoftext|>", "<eos>", "<end_of_turn>"}
+"""Texts of the control tokens that end a turn or a document in these two vocabularies."""
+
+
 def test_ends_and_beginnings(pair: tuple[Tokenizer, Any]) -> None:
     ours, theirs = pair
     assert ours.bos_token_id == theirs.bos_token_id
-    assert ours.eos_token_ids == (theirs.eos_token_id,)
+    assert theirs.eos_token_id in ours.eos_token_ids
+    assert {ours.token_text(token) for token in ours.eos_token_ids} <= ENDS
+    assert ours.special_ids.issuperset(ours.eos_token_ids)
 
 
 def test_the_default_model_splits_digits() -> None:

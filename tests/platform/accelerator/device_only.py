@@ -54,7 +54,7 @@ class DeviceOnly:
         device, exact = opened(dtype="bfloat16"), opened(dtype="float32")
         _need(device, "bfloat16")
         found = Serving(device, TinyModel(device)).run(requests(9))
-        wanted = Serving(exact, TinyModel(exact)).run(requests(9))
+        wanted = Serving(exact, TinyModel(exact, device.capabilities())).run(requests(9))
         agreed = [_agreeing(found[name], answer) for name, answer in wanted.items()]
         assert sum(whole for whole, _ in agreed) >= 5
         assert max(apart for _, apart in agreed) < 0.25

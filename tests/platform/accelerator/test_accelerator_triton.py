@@ -65,7 +65,7 @@ def test_captured_triton_steps_give_the_references_tokens(tmp_path: Path) -> Non
     plain = TorchDevice(torch.device("cpu"), Capabilities(frozenset({"float32"}), frozenset({"float32"})))
     (request,) = [request for request in requests(9, output=3) if len(request.prompt) == 6]
     found, wanted = (
-        Serving(where, TinyModel(where), budget=8, seqs=1, blocks=4).run([request])[request.id]
+        Serving(where, TinyModel(where, device.capabilities()), budget=8, seqs=1, blocks=4).run([request])[request.id]
         for where in (device, plain)
     )
     assert found[0] == wanted[0]

@@ -70,7 +70,7 @@ def test_greedy_and_sampled_tokens_are_the_cpus(opened: Opened) -> None:
     host = CpuDevice()
     for temperature in (0.0, 1.0):
         found = Serving(device, TinyModel(device)).run(requests(6, temperature))
-        wanted = Serving(host, TinyModel(host)).run(requests(6, temperature))
+        wanted = Serving(host, TinyModel(host, device.capabilities())).run(requests(6, temperature))
         assert {k: v[0] for k, v in found.items()} == {k: v[0] for k, v in wanted.items()}
     host.close()
     assert xla.runs >= 3 * xla.compiled, "a step for each bucket, and copies of blocks"

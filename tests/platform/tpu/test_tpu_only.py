@@ -23,7 +23,7 @@ class TestTpuDevice:
     @pytest.mark.parametrize("kernels", ["xla", "pallas"])
     def test_greedy_tokens_are_the_cpus(self, kernels: str) -> None:
         device, host = TpuPlatform().open(0, {"dtype": "float32", "kernels": kernels}), CpuDevice()
-        found, wanted = (Serving(d, TinyModel(d)).run(requests(6, 0.0)) for d in (device, host))
+        found, wanted = (Serving(d, TinyModel(d, device.capabilities())).run(requests(6, 0.0)) for d in (device, host))
         assert {k: v[0] for k, v in found.items()} == {k: v[0] for k, v in wanted.items()}
         device.close()
         host.close()
