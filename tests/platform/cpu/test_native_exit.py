@@ -103,7 +103,7 @@ sys.exit(os.waitstatus_to_exitcode(code))
     )
     assert (done.returncode, done.stderr) == (7, "")
     assert "this process was forked" in done.stdout
-    assert "the process forked after the device was opened" in done.stdout
+    assert "the process was forked after the device was opened" in done.stdout
 
 
 @pytest.mark.skipif(

@@ -118,7 +118,7 @@ def _route(router: Array, bias: Array | None, routing: Routing) -> tuple[Array, 
         scores = 1 / (1 + np.exp(-router))
     choice = scores if bias is None else scores + bias
     if routing.groups > 1:
-        runs = choice.reshape(len(router), routing.groups, -1)
+        runs = choice.reshape(len(router), routing.groups, router.shape[1] // routing.groups)
         worth = -np.sort(-runs, axis=-1)[..., : routing.group_best].sum(-1)
         best = np.argsort(-worth, axis=1, kind="stable")[:, : routing.top_groups]
         closed = np.ones(worth.shape, bool)
