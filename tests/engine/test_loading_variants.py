@@ -98,17 +98,17 @@ REFUSED: dict[str, tuple[Variant, dict[str, Any], str]] = {
     "gptq bitblas by its newer key": (
         export.gptq(4, 32, True), {"checkpoint_format": None, "format": "bitblas"}, "bitblas"
     ),
-    "gptq other words": (export.gptq(4, 32, True), {"pack_dtype": "int16"}, "pack_dtype 'int16'"),
+    "gptq other words": (export.gptq(4, 32, True), {"pack_dtype": "int16"}, "pack_dtype = 'int16'"),
     "awq gemv": (export.awq(32), {"version": "GEMV"}, "gemv"),
     "awq gemv_fast": (export.awq(32), {"version": "gemv_fast"}, "gemv_fast"),
     "awq of GPTQModel": (export.awq(32), {"version": None, "checkpoint_format": "gemv"}, "gemv"),
     "awq of its authors": (export.awq(32), {"backend": "llm-awq"}, "llm-awq"),
     "awq of other widths": (export.awq(32), {"bits": 8}, "8 bits"),
     "w8a8 static, asymmetric": (export.plain_int8(STATIC_ASYMMETRIC, None), {}, "static, asymmetric"),
-    "w8a8 by channel": (export.plain_int8(export.inputs(8, "int", "channel"), None), {}, "a channel"),
+    "w8a8 by channel": (export.plain_int8(export.inputs(8, "int", "channel"), None), {}, "per channel"),
     "w4a4": (export.plain_int8(export.inputs(4, "int", "token"), None), {}, "int of 4 bits"),
     "mxfp8 inputs": (
-        export.mxfp8(export.inputs(8, "float", "group", group_size=32)), {}, "float of 8 bits a group .group 32"
+        export.mxfp8(export.inputs(8, "float", "group", group_size=32)), {}, "float of 8 bits per group .group 32"
     ),
     "fp8 by groups of 64": (
         export.fp8("channel", export.inputs(8, "float", "group", group_size=64), None), {}, "group 64"
@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[Variant, dict[str, Any], str]] = {
     "cache of 4 bits": (
         export.packed_int(4, 128, True), {"kv_cache_scheme": export.inputs(4, "int", "tensor", False)}, "of 4 bits"
     ),
-    "attention's own": (_with_group(weights=None), {}, "weights of None bits"),
+    "attention's own": (_with_group(weights=None), {}, "a group without quantized weights"),
     "fp8 methods of other scales": (
         export.gptq(4, 32, True),
         {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]},

@@ -24,8 +24,9 @@ REQUESTS, AT_ONCE = 1000, 32
 PATIENCE = 300.0
 """Seconds; for what comes soon, unless the machine stands still."""
 PATIENT = (
-    "import sys; from headrace.cli.main import main; from headrace.engine import client, remote; "
-    "remote._SILENCE = remote._KILL_AFTER = client._STATS_TIMEOUT = client._FRESH = 300.0; sys.exit(main())"
+    "import sys; from headrace.cli.main import main; from headrace.client import base_client, process_client; "
+    "process_client._SILENCE = process_client._KILL_AFTER = 300.0; "
+    "base_client._STATS_TIMEOUT = base_client._FRESH_TIMEOUT = 300.0; sys.exit(main())"
 )
 """The command, with an engine that the machine may hold up."""
 TOPICS = ["rivers", "mills", "wheels", "rain", "bread", "clocks", "ships", "bees", "snow", "glass"]

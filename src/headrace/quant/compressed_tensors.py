@@ -122,6 +122,8 @@ def _read_group(name: str, group: Settings, whole: str) -> _Group:
     weights = group.section("weights") or Settings({}, within=group.name("weights"))
     if group.get("output_activations"):
         raise UnsupportedModel(f"{where}: quantized output_activations are not supported")
+    if not group.get("weights"):
+        raise UnsupportedModel(f"{where}: a group without quantized weights is not supported")
     bits, kind = weights.integer("num_bits"), weights.text("type", "int")
     if weights.get("dynamic"):
         raise UnsupportedModel(f"{where}: weights of dynamic {excerpt(weights.get('dynamic'))} are not supported")
