@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 __all__ = ["NO_GUESS", "Guess", "HostDrafter", "MakeHostDrafter"]
 
@@ -21,6 +21,7 @@ class Guess(NamedTuple):
 NO_GUESS = Guess([], [])
 
 
+@runtime_checkable
 class HostDrafter(Protocol):
     """Guesses tokens from what is known on the host. One thread calls everything, between two steps of the device, so
     each call takes microseconds: the work is done as tokens arrive, and nothing walks over a whole history.
