@@ -11,6 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from headrace.hub.catalogue import cached_path, find_cached, terms_of
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
@@ -105,6 +106,6 @@ def test_the_default_models_chat_template_matches_the_reference() -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello "}]
     for generate in (True, False):
         expected = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
-        assert ours.apply_chat_template(messages, add_generation_prompt=generate) == expected
-    continued = ours.apply_chat_template(messages, add_generation_prompt=False, continue_final_message=True)
+        assert ours.apply_chat_template(ChatInputs(messages, add_generation_prompt=generate)) == expected
+    continued = ours.apply_chat_template(ChatInputs(messages, add_generation_prompt=False, continue_final_message=True))
     assert continued.endswith("<|im_start|>assistant\nHello ")
