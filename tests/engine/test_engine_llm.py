@@ -20,6 +20,7 @@ import headrace
 from headrace import LLM, AsyncLLM, SamplingParams, StructuredOutputs
 from headrace.client.api import EngineClient, GenerateRequest, Usage
 from headrace.errors import ConfigError, ContextOverflow, EngineDead, InvalidRequest, ModelNotFound, UserError
+from headrace.tokenization.chat_inputs import ChatInputs
 
 OPTIONS: dict[str, Any] = {"platform": "cpu", "threads": 1, "num_blocks": 100, "max_num_seqs": 8}
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
@@ -67,7 +68,7 @@ def test_choices_and_logprobs(llm: LLM) -> None:
 def test_chat_is_the_templates_text(llm: LLM) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     (chat,) = llm.chat(messages, GREEDY)
-    text = llm.tokenizer.apply_chat_template(messages)
+    text = llm.tokenizer.apply_chat_template(ChatInputs(messages))
     (plain,) = llm.generate(llm.tokenizer.encode(text, add_special_tokens=False), GREEDY)
     assert chat.prompt == text
     assert chat.outputs == plain.outputs

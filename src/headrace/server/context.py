@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.responses import Response
 
@@ -18,6 +18,7 @@ from headrace.server.http_errors import HttpError, error_response
 from headrace.server.metrics import ServerMetrics
 from headrace.server.model_formats import ModelFormats, find_formats
 from headrace.server.workers import TextWorkers
+from headrace.tokenization.chat_inputs import ChatInputs
 
 __all__ = ["Context", "ServerTokenizer", "make_context"]
 
@@ -38,15 +39,7 @@ class ServerTokenizer(Protocol):
     @property
     def template_source(self) -> str: ...
 
-    async def apply_chat_template_async(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        kwargs: dict[str, Any] | None = None,
-    ) -> str: ...
+    async def apply_chat_template_async(self, inputs: ChatInputs) -> str: ...
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 from headrace.checkpoints.files import located, present
 from headrace.checkpoints.gguf_header import map_gguf
 from headrace.errors import CheckpointError, ConfigError, InvalidRequest, ModelNotFound
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.chat_template import ChatTemplate
 from headrace.tokenization.detokenizer import Pieces, StreamDecoder, decode_all
 from headrace.tokenization.gguf_vocab import gguf_templates, gguf_vocab
@@ -96,46 +97,17 @@ class Tokenizer:
         """The text of the chat templates; empty without one."""
         return "" if self._template is None else self._template.source
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
+    def apply_chat_template(self, inputs: ChatInputs) -> str:
         """The conversation as the model's prompt; encode it with `encode_chat`.
 
-        `continue_final_message` ends the text with the last message's content, unchanged and not closed; it excludes
-        `add_generation_prompt`. `kwargs` are more variables for the template. Raises InvalidRequest if the messages are
-        wrong, the template refuses them, or it exceeds its limits of time and memory.
+        Raises InvalidRequest if the inputs are wrong, the template refuses them, or it exceeds its limits of time and
+        memory.
         """
-        return self._chat_template().render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            kwargs=kwargs,
-        )
+        return self._chat_template().render(inputs)
 
-    async def apply_chat_template_async(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
+    async def apply_chat_template_async(self, inputs: ChatInputs) -> str:
         """As `apply_chat_template`, without blocking the event loop."""
-        return await self._chat_template().render_async(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            kwargs=kwargs,
-        )
+        return await self._chat_template().render_async(inputs)
 
     def warm_chat_template(self) -> None:
         """Start the process that renders the chat template in the background, ahead of the first request."""
