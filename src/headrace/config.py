@@ -91,7 +91,7 @@ class ModelConfig(Frozen):
     )
     grammar_backend: str = Field(
         default="llguidance",
-        description="What enforces constraints on the output: llguidance, or the name that a plugin offers.",
+        description="What enforces constraints on the output: llguidance, xgrammar (an extra), or a plugin's name.",
         json_schema_extra=unit("name"),
     )
     packed_cache: Bytes = Field(
