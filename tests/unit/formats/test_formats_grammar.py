@@ -13,6 +13,7 @@ from headrace.core.matcher import Matcher
 from headrace.errors import InvalidRequest
 from headrace.formats.call_grammar import CallableTool, call_grammar
 from headrace.formats.reasoning_forms import REASONING_FORMATS
+from headrace.formats.states import ToolFormat
 from headrace.formats.tool_formats import TOOL_FORMATS
 from headrace.grammar.backend import GrammarVocabulary
 from headrace.grammar.llguidance_backend import LlguidanceBackend
@@ -46,6 +47,23 @@ SPECIAL = (
     "</arg_key>",
     "<arg_value>",
     "</arg_value>",
+    "｜DSML｜",
+    "<start_function_call>",
+    "<end_function_call>",
+    "<escape>",
+    "<|tool_call>",
+    "<tool_call|>",
+    '<|"|>',
+    "<|open|>",
+    "<|close|>",
+    "<|sep|>",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    "<|START_TEXT|>",
+    "<|END_TEXT|>",
+    "<cofl:tool_calls>",
+    "</cofl:tool_calls>",
+    "</cofl:value>",
 )
 END = 256 + len(SPECIAL)
 WORDS = [*(bytes([i]) for i in range(256)), *(marker.encode() for marker in SPECIAL), b"<end>"]
@@ -115,6 +133,21 @@ TEXTS = {
     "granite30": '<|tool_call|>[{"name": "weather", "arguments": {"city": "Rome", "days": 2}}]',
     "granite31": '<tool_call>[{"name": "weather", "arguments": {"city": "Rome", "days": 2}}]',
     "phi4_mini": '<|tool_call|>[{"name": "weather", "arguments": {"city": "Rome", "days": 2}}]<|/tool_call|>',
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Rome</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="weather" index="1"<|sep|>'
+    '<|open|>argument key="city" type="string"<|sep|>Rome<|close|>argument<|sep|>'
+    '<|open|>argument key="days" type="number"<|sep|>2<|close|>argument<|sep|>'
+    "<|close|>call<|sep|><|close|>tools<|sep|>",
+    "function_gemma": "<start_function_call>call:weather{city:<escape>Rome<escape>,days:2}<end_function_call>",
+    "gemma4": '<|tool_call>call:weather{city:<|"|>Rome<|"|>,days:2}<tool_call|>',
+    "cohere_json": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", '
+    '"parameters": {"city": "Rome", "days": 2}}\n]<|END_ACTION|>',
+    "cohere_xml": '<cofl:tool_calls><cofl:tool_call id="0" name="weather">'
+    '<cofl:value name="city" type="raw">Rome</cofl:value><cofl:value name="days" type="json">2</cofl:value>'
+    "</cofl:tool_call></cofl:tool_calls>",
     "harmony": '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome", "days": 2}',
 }
 
@@ -159,8 +192,9 @@ def test_what_cannot_be_held_is_refused() -> None:
     tool = CallableTool("f", {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}, strict=True)
     with pytest.raises(ValueError, match="`pattern` of 'a'"):
         call_grammar(TOOL_FORMATS["qwen3_coder"], [tool], lambda _: None, (), free_text=False, parallel=True)
-    with pytest.raises(ValueError, match="gemma4 cannot be forced"):
-        call_grammar(TOOL_FORMATS["gemma4"], TOOLS, lambda _: None, (), free_text=False, parallel=True)
+    mill = ToolFormat("mill", {}, {})
+    with pytest.raises(ValueError, match="mill cannot be forced"):
+        call_grammar(mill, TOOLS, lambda _: None, (), free_text=False, parallel=True)
 
 
 def test_detected_names_exist() -> None:
