@@ -89,17 +89,21 @@ class _Builder:
         if self.tools.start_chars:
             chars = "".join(map(re.escape, self.tools.start_chars))
             return [f"start: {opened} calls | FREE", f"FREE: /[ \\n\\t]*[^ \\n\\t{chars}](.|\\n)*/"]
-        until = out.until(trigger)
-        if out.has_token(trigger):
-            # Special tokens are not part of TEXT.
-            around = [out.until(marker) for marker in sorted(self.tools.dropped) if out.has_token(marker)]
-            before = f"({' | '.join(around)})* " if around else ""
-            return [f"start: ({before}{until} calls){'*' if parallel else '?'} {before}TEXT"]
-        start = f"({until} calls)* tail" if parallel else f"{until} calls | tail"
-        return [f"start: {start}", "tail: TEXT"]
+        # Special tokens are not part of TEXT.
+        around = [out.until(marker) for marker in sorted(self.tools.dropped) if out.has_token(marker)]
+        before = f"({' | '.join(around)})* " if around else ""
+        once = f"{before}{out.until(trigger)} calls"
+        if parallel:
+            return [f"start: ({once})* {before}TEXT"]
+        # Text after the call could only have another one if the trigger is no token.
+        return [f"start: {once} {before}{'TEXT' * out.has_token(trigger)} | {before}TEXT"]
 
     def _parts(self, parts: tuple[Part, ...]) -> str:
-        return " ".join("TEXT" if part == CallForm.FREE else self.out.text(part) for part in parts)
+        found: list[str] = []
+        for before, part in zip(("", *parts), parts, strict=False):
+            if part != CallForm.FREE:
+                found.append(self.out.until(part) if before == CallForm.FREE else self.out.text(part))
+        return " ".join([*found, "TEXT"] if parts[-1] == CallForm.FREE else found)
 
     def _calls(
         self, functions: Sequence[CallableTool], bodies: Sequence[str], parts: Sequence[Part], opened: str
