@@ -17,7 +17,7 @@ import pytest
 from headrace.errors import InvalidRequest
 from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.chat_template import ChatTemplate
-from headrace.tokenization.render_frames import FAULT, TEXT
+from headrace.tokenization.render_frames import FAULT, TEXT, Frame
 from headrace.tokenization.renderer import Job, Renderer, RenderLimits, RenderStopped
 
 USER = [{"role": "user", "content": "hi"}]
@@ -169,17 +169,39 @@ def test_a_process_that_was_killed_is_replaced() -> None:
     before = pids()
     mine = template("{{ messages[0].content }}", RenderLimits())
     assert mine.render(ChatInputs(USER)) == "hi"
-    # There may be another that was started ahead.
-    for pid in pids() - before:
-        os.kill(pid, signal.SIGKILL)
+    (killed,) = pids() - before
+    os.kill(killed, signal.SIGKILL)
+    # Until it has ended it would be given the next job, which the slow lane would then run again.
+    os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
     assert mine.render(ChatInputs(USER)) == "hi"
-    # One that stands still is given up.
-    stopped = pids() - before
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
+    # One that stands still is given up: another takes its place, and one of the slow lane runs the job again.
+    (stopped,) = pids() - before
+    os.kill(stopped, signal.SIGSTOP)
     mine._renderer._fast._stuck = 0.05
     assert mine.render(ChatInputs(USER)) == "hi"
-    assert stopped - pids()
+    assert stopped not in pids()
+    (new,) = mine._renderer._fast._idle
+    assert new._process.pid in pids() - before - {killed, stopped}
+
+
+@linux
+def test_a_process_that_dies_with_a_job_is_replaced() -> None:
+    """It still runs when it is given the job."""
+    mine = template("{{ messages[0].content }}", RenderLimits())
+    assert mine.render(ChatInputs(USER)) == "hi"
+    (dying,) = mine._renderer._fast._idle
+    run = dying.run
+
+    def killed(job: bytes, answers: int, seconds: float) -> list[Frame]:
+        dying._process.kill()
+        return run(job, answers, seconds)
+
+    dying.run = killed  # type: ignore[method-assign]
+    assert mine.render(ChatInputs(USER)) == "hi"
+    assert not dying.alive
+    (new,) = mine._renderer._fast._idle
+    assert new is not dying
+    assert new.alive
 
 
 @linux
