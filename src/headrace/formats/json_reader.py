@@ -16,6 +16,8 @@ _INSIDE = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[,}\]\s]")
 _ARGUMENTS = ("arguments", "parameters")
 _KNOWN = ("name", "id", "type", *_ARGUMENTS)
+_SAME = {"tool_name": "name", "tool_call_id": "id"}
+"""Cohere's names of keys."""
 
 
 class JsonScanner:
@@ -184,7 +186,8 @@ class JsonCallsReader(Reader):
         return at + 1
 
     def _got_key(self, value: str) -> None:
-        self._key = str(_decoded(value))
+        key = str(_decoded(value))
+        self._key = key if self._bare else _SAME.get(key, key)
         self._step = self._colon
 
     def _colon(self, text: str, at: int) -> int:

@@ -48,10 +48,6 @@ class Simulation:
             rates.begin(name)
         time, prompts = 0.0, [100 + 10 * at for at in range(self.batch)]
         lengths = list(prompts)
-            0.0,
-            [100 + 10 * at for at in range(self.batch)],
-            [100 + 10 * at for at in range(self.batch)],
-        )
         while (made := sum(lengths) - sum(prompts)) < tokens * self.batch:
             shape = StepShape(self.batch, self.batch, sum(lengths))
             survivals = [rates.survival(name, MOST) for name in names]
