@@ -93,6 +93,7 @@ def test_a_truncated_answer_has_the_calls_that_have_begun(name: str) -> None:
 class Tokens:
     """A vocabulary with the special tokens of Kimi K3, which the text does not show."""
 
+    response_template = None
     template_source = '{{ tools }}{{ "<|open|>" }}'
     words = (
         *("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
@@ -135,6 +136,33 @@ def test_markers_of_several_tokens(pieces: int) -> None:
     assert "".join(delta.content for delta in shown if isinstance(delta.content, str)) == "Hi<|open|>tools<|sep|>"
     assert [(one[0], one[2]) for one in calls(shown)] == [("f", '{"a": 1}')]
     assert answer.finish_reason("stop") == "tool_calls"
+
+
+def test_a_declaration_comes_before_the_vocabulary(caplog: pytest.LogCaptureFixture) -> None:
+    class Declared(Tokens):
+        response_template: Any = None
+
+    tokenizer, server = Declared(), Config().server
+    tokenizer.response_template = {
+        "fields": {
+            "tool_calls": {"open": "<do>", "content": "json", "transform": {"function": "{content}"}},
+            "thinking": {"open": "[THINK]", "close": "[/THINK]"},
+        }
+    }
+    found = find_formats(tokenizer, server)
+    assert found.tools is not None
+    assert dict(found.tools.opens) == {"<do>": "body"}
+    assert found.reasoning is REASONING_FORMATS["mistral"]
+    chosen = find_formats(tokenizer, server.model_copy(update={"tool_format": "hermes", "reasoning_format": "none"}))
+    assert (chosen.tools, chosen.reasoning) == (TOOL_FORMATS["hermes"], None)
+    assert not caplog.records
+    tokenizer.response_template = {"fields": {"tool_calls": {"open": "<do>"}, "notes": {}}}
+    found = find_formats(tokenizer, server)
+    assert (found.tools, found.reasoning) == (TOOL_FORMATS["kimi_k3"], REASONING_FORMATS["kimi_k3"])
+    (record,) = caplog.records
+    assert "response_template" in record.getMessage()
+    assert "`tool_calls` (" in record.getMessage()
+    assert "`notes` (" in record.getMessage()
 
 
 def test_a_constraint_waits_for_a_marker_of_several_tokens() -> None:
