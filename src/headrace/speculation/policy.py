@@ -18,9 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from headrace.speculation.step_cost import StepCost
 
 __all__ = ["ALLOWANCE", "SpeculationPolicy", "StepChoice", "StepShape"]
@@ -87,25 +84,20 @@ class SpeculationPolicy:
         that the first draft of each attends to. At least as fast as without drafts, as far as is known."""
         plain = self.cost.seconds(shape.tokens, shape.context)
         drafts = [0] * len(survivals)
-        count = sum(map(len, survivals))
-        if not self._hopeful(shape, plain, sum(map(sum, survivals))):
-            self._speculating = False
-            return StepChoice(shape, drafts, 0, plain, plain)
-        values = np.fromiter((value for each in survivals for value in each), float, count)
-        owners = np.repeat(np.arange(len(survivals)), [len(each) for each in survivals])
-        order = np.argsort(-values, kind="stable")
-        expected = shape.sampled + np.cumsum(values[order])
-        context = np.zeros(count)
-        if len(contexts):
-            context = np.cumsum(np.asarray(contexts, float)[owners[order]])
-        seconds = self.cost.curve(shape.tokens + 1, count) + self.cost.slope * (shape.context + context) + self.gap
-        admitted = self._number(shape, plain, expected, seconds)
-        self._speculating = admitted > 0
-        if not admitted:
-            return StepChoice(shape, drafts, 0, plain, plain)
-        for owner in owners[order[:admitted]].tolist():
-            drafts[owner] += 1
-        return StepChoice(shape, drafts, int(context[admitted - 1]), plain, float(seconds[admitted - 1]))
+        admitted, context, seconds = list[int](), 0, plain
+        if self._hopeful(shape, plain, sum(map(sum, survivals))):
+            ordered = [(value, owner) for owner, each in enumerate(survivals) for value in each]
+            ordered.sort(reverse=True)
+            owners = [owner for _, owner in ordered]
+            attended = [contexts[owner] for owner in owners] if contexts else []
+            admitted = owners[: self._number(shape, plain, [value for value, _ in ordered], attended)]
+            for owner in admitted:
+                drafts[owner] += 1
+            context = sum(attended[: len(admitted)])
+        self._speculating = bool(admitted)
+        if admitted:
+            seconds = self.cost.seconds(shape.tokens + len(admitted), shape.context + context) + self.gap
+        return StepChoice(shape, drafts, context, plain, seconds)
 
     def settle(self, choice: StepChoice, emitted: int, seconds: float) -> None:
         """Learn from a step that was chosen: the tokens that its sequences got, and the device's time for it."""
@@ -124,31 +116,37 @@ class SpeculationPolicy:
         """Whether drafts of one sequence with this survival would be admitted to such a step: whether it is worth to
         wait for its last token, so that its next step can verify drafts."""
         plain = self.cost.seconds(shape.tokens, shape.context)
-        if not self._hopeful(shape, plain, sum(survival)):
-            return False
-        expected = shape.sampled + np.cumsum(np.asarray(survival))
-        seconds = self.cost.curve(shape.tokens + 1, len(survival)) + self.cost.slope * shape.context + self.gap
-        return self._number(shape, plain, expected, seconds) > 0
+        return self._hopeful(shape, plain, sum(survival)) and self._number(shape, plain, survival, ()) > 0
 
-    def _number(
-        self, shape: StepShape, plain: float, expected: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]
-    ) -> int:
-        """The number of drafts to admit, by the tokens expected and the seconds of each number from 1 on. A number
-        whose time is unknown is tried if it might be better and the account covers the loss that is expected."""
-        needed = self._needed(shape, plain)
-        affordable = seconds - plain <= self._covered(plain)
-        gain = np.where(affordable, expected / seconds, 0.0)
-        best = int(np.argmax(gain))
-        admitted = best + 1 if gain[best] >= needed else 0
-        known = self.cost.known_up_to(shape.tokens + 1, len(expected))
-        if known.all():
-            return admitted
-        reference = max(float(gain[best]), needed)
+    def _number(self, shape: StepShape, plain: float, values: Sequence[float], contexts: Sequence[int]) -> int:
+        """The number of drafts to admit of those with these survivals, which fall. A number whose time is unknown is
+        tried if it might be better and the account covers the loss that is expected."""
+        count, most, slope = len(values), plain + self._covered(plain), self.cost.slope
+        table, expected = self.cost.table(shape.tokens + count + 1), float(shape.sampled)
+        admitted, gain = 0, self._needed(shape, plain)
         # No step is faster than one of fewer tokens.
-        least = np.maximum.accumulate(np.where(known, seconds, plain * _FREE + self.gap))
-        fitting = affordable & ~known & (expected / least > reference)
-        fitting &= seconds - expected / reference <= self._covered(plain)
-        return int(np.argmax(np.where(fitting, expected / least, 0.0))) + 1 if fitting.any() else admitted
+        least, more = plain * _FREE + self.gap, slope * shape.context + self.gap
+        unknown = list[tuple[int, float, float, float]]()
+        for at, value in enumerate(values):
+            expected += value
+            if contexts:
+                more += slope * contexts[at]
+            seconds = table[shape.tokens + at + 1] + more
+            # The rest is never better, or more than the account covers.
+            if seconds > most or expected + (count - at - 1) * value < gain * least:
+                break
+            if expected > gain * seconds:
+                admitted, gain = at + 1, expected / seconds
+            if self.cost.known(shape.tokens + at + 1):
+                least = max(least, seconds)
+            else:
+                unknown.append((at + 1, expected, seconds, least))
+        hoped = [
+            (expected / least, number)
+            for number, expected, seconds, least in unknown
+            if expected > gain * least and seconds - expected / gain <= most - plain
+        ]
+        return max(hoped)[1] if hoped else admitted
 
     def _needed(self, shape: StepShape, plain: float) -> float:
         """The tokens per second for which drafts are verified at all."""

@@ -19,7 +19,6 @@ from itertools import pairwise
 from statistics import median
 
 import numpy as np
-import numpy.typing as npt
 
 __all__ = ["StepCost"]
 
@@ -35,6 +34,8 @@ _STALE = 4096
 """The number of steps after which the times of a cell are too old to be believed."""
 _REFRESH = 24
 """The number of steps after which the curve is made anew, unless a new point has come."""
+_SLOPE_REFRESH = 512
+"""The same for the slope; early on it is oftener."""
 
 
 class _Cell:
@@ -65,116 +66,100 @@ class StepCost:
 
     def __init__(self, share: float = 0.15) -> None:
         self._share = share
-        self._cells: dict[tuple[int, int], _Cell] = {}
-        self._steps = 0
-        self._made_at = 0
-        self._slope = 0.0
-        self._at = np.array([1.0])
-        self._seconds = np.array([1.0])
-        self._table: npt.NDArray[np.float64] = np.empty(0)
-        self._known_at = np.full(_CELLS, -_STALE - 1)
-        """By the cell of the number of tokens: the step of the latest time."""
+        self._cells: list[dict[int, _Cell]] = [{} for _ in range(_CELLS)]
+        """By the number of tokens and the context."""
+        self._known_at = [-_STALE - 1] * _CELLS
+        """By the number of tokens: the step of the latest time."""
+        self._changed = set[int]()
+        self._points: dict[int, tuple[float, float, int]] = {}
+        """By the number of tokens: its mean, the time without context, and the number of times."""
+        self._steps = self._made_at = self._sloped_at = 0
+        self.slope = 0.0
+        """Seconds for each token of context."""
+        self._table: list[float] = []
 
     def observe(self, tokens: int, context: int, seconds: float) -> None:
         """Learn from one step."""
         if tokens < 1 or not seconds > 0:
             return
         self._steps += 1
-        key = (_cell(tokens), _octave(context))
-        cell = self._cells.setdefault(key, _Cell())
+        at = _cell(tokens)
+        cell = self._cells[at].setdefault(context.bit_length(), _Cell())
         cell.add(tokens, context, seconds, self._steps)
         if len(cell.seconds) >= _ENOUGH:
             fresh = self.known(tokens)
-            self._known_at[key[0]] = self._steps
+            self._known_at[at] = self._steps
+            self._changed.add(at)
             if not fresh or self._steps - self._made_at >= _REFRESH:
                 self._make()
 
     def known(self, tokens: int) -> bool:
         """Steps of about this number of tokens have been measured, and not too long ago."""
-        return bool(self._steps - self._known_at[_cell(tokens)] <= _STALE)
-
-    def known_up_to(self, first: int, count: int) -> npt.NDArray[np.bool_]:
-        """`known` of `count` numbers of tokens from `first` on."""
-        found: npt.NDArray[np.bool_] = self._steps - self._known_at[_cells(first + count)[first:]] <= _STALE
-        return found
+        return self._steps - self._known_at[_cell(tokens)] <= _STALE
 
     def seconds(self, tokens: int, context: int = 0) -> float:
         """The predicted time of a step."""
-        return float(self.curve(tokens, 1)[0]) + self._slope * context
+        return self.table(tokens + 1)[tokens] + self.slope * context
 
-    @property
-    def slope(self) -> float:
-        """Seconds for each token of context."""
-        return self._slope
+    def table(self, stop: int) -> list[float]:
+        """The predicted times of steps of 0 to at least `stop` - 1 tokens, without their context. Read-only."""
+        if len(self._table) < stop:
+            self._table = self._predict(2 * stop)
+        return self._table
 
-    def curve(self, first: int, count: int) -> npt.NDArray[np.float64]:
-        """Predicted times of steps of `first` tokens, and one more each, without their context."""
-        if len(self._table) < first + count:
-            self._table = self._predict(np.arange(2 * (first + count), dtype=np.float64))
-        return self._table[first : first + count]
-
-    def _predict(self, tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        at, seconds = self._at, self._seconds
-        inside = np.interp(tokens, at, seconds)
+    def _predict(self, stop: int) -> list[float]:
+        tokens = np.arange(stop)
         shape = 1 + self._share * (np.maximum(tokens, 1) - 1)
-        before = seconds[0] * shape / (1 + self._share * (at[0] - 1))
-        after = seconds[-1] * shape / (1 + self._share * (at[-1] - 1))
-        found: npt.NDArray[np.float64] = np.where(tokens < at[0], before, np.where(tokens > at[-1], after, inside))
-        return found
+        if not self._points:
+            return list(shape.tolist())
+        points = sorted(self._points.values())
+        at = np.array([mean for mean, _, _ in points])
+        seconds = np.array(_monotone([(value, weight) for _, value, weight in points]))
+        first, last = seconds[[0, -1]] / (1 + self._share * (at[[0, -1]] - 1))
+        found = np.where(tokens < at[0], first * shape, np.interp(tokens, at, seconds))
+        return list(np.where(tokens > at[-1], last * shape, found).tolist())
 
     def _make(self) -> None:
+        """Take in what has changed."""
         self._made_at = self._steps
-        cells = [(key, cell) for key, cell in sorted(self._cells.items()) if len(cell.seconds) >= _ENOUGH]
-        self._slope = _slope(cells)
-        points: dict[int, tuple[list[int], list[float]]] = {}
-        newest = {key[0]: int(self._known_at[key[0]]) for key, _ in cells}
-        for key, cell in cells:
-            # Cells of other contexts stay for the slope alone once they are old.
-            if newest[key[0]] - cell.at > _STALE:
-                continue
-            tokens, rest = points.setdefault(key[0], ([], []))
-            tokens += cell.tokens
-            rest += [
-                max(seconds - self._slope * context, 0.1 * seconds)
-                for seconds, context in zip(cell.seconds, cell.contexts, strict=True)
-            ]
-        self._at = np.array([sum(tokens) / len(tokens) for tokens, _ in points.values()])
-        self._seconds = _monotone([(median(rest), len(rest)) for _, rest in points.values()])
-        self._table = np.empty(0)
+        if self._steps >= min(1.25 * self._sloped_at, self._sloped_at + _SLOPE_REFRESH):
+            self._sloped_at = self._steps
+            self.slope = self._find_slope()
+            self._changed.update(at for at, cells in enumerate(self._cells) if cells)
+        for at in self._changed:
+            tokens, rest = list[int](), list[float]()
+            for cell in self._cells[at].values():
+                # Old cells of other contexts count for the slope alone.
+                if len(cell.seconds) >= _ENOUGH and self._known_at[at] - cell.at <= _STALE:
+                    tokens += cell.tokens
+                    rest += map(self._without_context, cell.seconds, cell.contexts)
+            if rest:
+                self._points[at] = (sum(tokens) / len(tokens), median(rest), len(rest))
+        self._changed.clear()
+        self._table = []
+
+    def _without_context(self, seconds: float, context: int) -> float:
+        return max(seconds - self.slope * context, 0.1 * seconds)
+
+    def _find_slope(self) -> float:
+        """The median slope between cells with the same tokens and other contexts."""
+        found = []
+        for cells in self._cells:
+            ordered = [cells[octave] for octave in sorted(cells) if len(cells[octave].seconds) >= _ENOUGH]
+            for first, second in pairwise(ordered):
+                run = median(second.contexts) - median(first.contexts)
+                found.append((median(second.seconds) - median(first.seconds)) / run)
+        return max(median(found), 0.0) if found else 0.0
 
 
+@functools.cache
 def _cell(tokens: int) -> int:
     if tokens <= _EXACT:
         return tokens
     return min(_EXACT + round(_PER_OCTAVE * math.log2(tokens / _EXACT)), _CELLS - 1)
 
 
-@functools.cache
-def _cells_below(power: int) -> npt.NDArray[np.intp]:
-    return np.fromiter((_cell(tokens) for tokens in range(1 << power)), np.intp, 1 << power)
-
-
-def _cells(stop: int) -> npt.NDArray[np.intp]:
-    """The cells of all numbers of tokens below `stop`."""
-    return _cells_below(stop.bit_length())[:stop]
-
-
-def _octave(context: int) -> int:
-    return context.bit_length()
-
-
-def _slope(cells: list[tuple[tuple[int, int], _Cell]]) -> float:
-    """The median slope between cells with the same tokens and other contexts."""
-    found = []
-    for (one, first), (other, second) in pairwise(cells):
-        if one[0] == other[0]:
-            run = median(second.contexts) - median(first.contexts)
-            if run > 0:
-                found.append((median(second.seconds) - median(first.seconds)) / run)
-    return max(median(found), 0.0) if found else 0.0
-
-
-def _monotone(points: list[tuple[float, int]]) -> npt.NDArray[np.float64]:
+def _monotone(points: list[tuple[float, int]]) -> list[float]:
     """The nearest values that never fall (weighted least squares: neighbours that fall are pooled)."""
     pools = list[tuple[float, int, int]]()
     for value, weight in points:
@@ -182,4 +167,4 @@ def _monotone(points: list[tuple[float, int]]) -> npt.NDArray[np.float64]:
         while len(pools) > 1 and pools[-2][0] >= pools[-1][0]:
             (one, first, some), (other, second, more) = pools[-2:]
             pools[-2:] = [((one * first + other * second) / (first + second), first + second, some + more)]
-    return np.array([value for value, _, count in pools for _ in range(count)])
+    return [value for value, _, count in pools for _ in range(count)]

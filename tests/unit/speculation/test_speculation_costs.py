@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
-import numpy as np
 import pytest
 from speculation_simulation import cpu_seconds, stepped_seconds
 
@@ -42,9 +42,9 @@ def test_the_curve_never_falls() -> None:
     cost, rng = StepCost(), random.Random(4)
     for _ in range(600):
         cost.observe(rng.randrange(1, 200), 0, rng.random() + 0.1)
-    curve = cost.curve(0, 400)
-    assert (np.diff(curve) >= 0).all()
-    assert cost.curve(10, 5).tolist() == curve[10:15].tolist()
+    curve = cost.table(400)
+    assert all(one <= other for one, other in pairwise(curve))
+    assert cost.seconds(40) == curve[40]
 
 
 def test_a_step_between_two_numbers_of_tokens_is_seen() -> None:
@@ -96,15 +96,6 @@ def test_no_time_is_no_measurement() -> None:
         cost.observe(1, 0, seconds)
         cost.observe(0, 0, 1.0)
     assert not cost.known(1)
-
-
-def test_known_sizes_as_an_array() -> None:
-    cost = StepCost()
-    for tokens in (1, 3, 100):
-        for _ in range(3):
-            cost.observe(tokens, 0, 1.0)
-    assert cost.known_up_to(1, 4).tolist() == [True, False, True, False]
-    assert cost.known_up_to(90, 20).tolist() == [cost.known(tokens) for tokens in range(90, 110)]
 
 
 def test_accepted_tokens_are_counted_by_position() -> None:
