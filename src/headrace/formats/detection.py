@@ -26,7 +26,7 @@ def detect_tool_format(template: str, has_token: Seen) -> str | None:
         ("<|sep|>", "kimi_k3" if _is_kimi_k3(seen) else None),
         ("[TOOL_CALLS]", _mistral_version(template, seen)),
         ("<|tool_calls_section_begin|>", "kimi_k2"),
-        ("｜DSML｜", "deepseek_v32"),
+        ("｜DSML｜", "deepseek_v4" if _is_deepseek_v4(template) else "deepseek_v32"),
         ("<｜tool▁calls▁begin｜>", "deepseek_v3" if "```json" in template else "deepseek_v31"),
         ("<minimax:tool_call>", "minimax_m2"),
         ("<|tool_call>", "gemma4"),
@@ -46,6 +46,10 @@ def _is_harmony(seen: Seen) -> bool:
 
 def _is_kimi_k3(seen: Seen) -> bool:
     return all(map(seen, ("<|open|>", "<|close|>", "<|sep|>")))
+
+
+def _is_deepseek_v4(template: str) -> bool:
+    return "tool_calls>" in template and "function_calls>" not in template
 
 
 def _mistral_version(template: str, seen: Seen) -> str:

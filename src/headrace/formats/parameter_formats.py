@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.formats.gemma_reader import GemmaCallReader
-from headrace.formats.states import CallForm, ReaderFactory, State, ToolFormat
+from headrace.formats.states import CallForm, Move, ReaderFactory, State, ToolFormat
 from headrace.formats.xml_reader import XmlCallReader, XmlSyntax
 
 __all__ = [
     "COHERE_XML",
+    "DEEPSEEK_V4",
     "DEEPSEEK_V32",
     "FUNCTION_GEMMA",
     "GEMMA4",
@@ -45,30 +46,33 @@ QWEN3_CODER = ToolFormat(
     ),
 )
 _DSML = "｜DSML｜"
-_INVOKE = XmlSyntax(
-    f"<{_DSML}parameter", ">", f"</{_DSML}parameter>", f"</{_DSML}invoke>", attributes=True,
-    outer_end=f"</{_DSML}function_calls>",
-)  # fmt: skip
-DEEPSEEK_V32 = ToolFormat(
-    "deepseek_v32",
-    {f"<{_DSML}function_calls>": "section", f"<{_DSML}tool_calls>": "section"},
-    {
-        "section": State(
-            "skip",
-            {f"<{_DSML}invoke": "body", f"</{_DSML}function_calls>": "start", f"</{_DSML}tool_calls>": "start"},
-        ),
-        "body": State("reader", reader=_xml(_INVOKE), then="section"),
-    },
-    form=CallForm(
+
+
+def _dsml(name: str, block: str) -> ToolFormat:
+    """`block`: the element around the calls. Both are read; this one is forced."""
+    syntax = XmlSyntax(
+        f"<{_DSML}parameter", ">", f"</{_DSML}parameter>", f"</{_DSML}invoke>", attributes=True,
+        outer_end=f"</{_DSML}{block}>",
+    )  # fmt: skip
+    ends = {f"</{_DSML}function_calls>": "start", f"</{_DSML}tool_calls>": "start"}
+    states = {
+        "section": State("skip", {f"<{_DSML}invoke": "body", **ends}),
+        "body": State("reader", reader=_xml(syntax), then="section"),
+    }
+    form = CallForm(
         (f'<{_DSML}invoke name="', NAME, '">\n', PARAMETERS, f"</{_DSML}invoke>\n"),
-        begin=f"<{_DSML}function_calls>\n",
-        end=f"</{_DSML}function_calls>",
-        trigger=f"<{_DSML}function_calls>",
+        begin=f"<{_DSML}{block}>\n",
+        end=f"</{_DSML}{block}>",
+        trigger=f"<{_DSML}{block}>",
         parameter=(f'<{_DSML}parameter name="', KEY, '" string="', TYPE, '">', VALUE, f"</{_DSML}parameter>\n"),
         types={"string": "true", **dict.fromkeys(("integer", "number", "boolean", "null", "object", "array"), "false")},
-    ),
-    inline=frozenset({_DSML}),
-)
+    )
+    opens: dict[str, Move] = {f"<{_DSML}function_calls>": "section", f"<{_DSML}tool_calls>": "section"}
+    return ToolFormat(name, opens, states, form=form, inline=frozenset({_DSML}))
+
+
+DEEPSEEK_V32 = _dsml("deepseek_v32", "function_calls")
+DEEPSEEK_V4 = _dsml("deepseek_v4", "tool_calls")
 _GLM_SYNTAX = XmlSyntax(
     "<arg_key>", "</arg_key>", "</arg_value>", "</tool_call>", value_open="<arg_value>", plain_name=True
 )

@@ -334,14 +334,10 @@ class Parser:
         if body:
             begun = self._thought if reasoning else self._spoken or self._first
             self._show_spaces(shown=begun)
-            if reasoning and not self._thought:
-                bare = body.lstrip()
-                if len(bare) < len(body):
-                    self._emit(Event("syntax", raw=body[: len(body) - len(bare)]))
-                body_shown = bare
-            else:
-                body_shown = body
-            self._emit(Event("reasoning" if reasoning else "content", body_shown, body_shown))
+            bare = body if begun else body.lstrip()
+            if len(bare) < len(body):
+                self._emit(Event("syntax", raw=body[: len(body) - len(bare)]))
+            self._emit(Event("reasoning" if reasoning else "content", bare, bare))
             if reasoning:
                 self._thought = True
             else:

@@ -44,6 +44,7 @@ _TOOL_ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mistral_v3", ("[TOOL_CALLS]",)),
     ("kimi_k2", ("<|tool_call_begin|>",)),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("deepseek_v4", ("｜DSML｜", "tool_calls>")),
     ("deepseek_v32", ("｜DSML｜",)),
     ("deepseek_v3", ("<｜tool▁call", "```json")),
     ("deepseek_v31", ("<｜tool▁call",)),

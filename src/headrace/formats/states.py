@@ -9,7 +9,7 @@ from typing import Literal
 from headrace.formats.reader import Reader
 from headrace.formats.values import Schemas
 
-__all__ = ["CallForm", "Part", "ReaderFactory", "ReasoningFormat", "Role", "State", "Target", "ToolFormat"]
+__all__ = ["CallForm", "Move", "Part", "ReaderFactory", "ReasoningFormat", "Role", "State", "Target", "ToolFormat"]
 
 Role = Literal["start", "content", "reasoning", "header", "name", "id", "arguments", "skip", "reader"]
 """The meaning of text in a state. `start`: content that has not begun; `header`: text that a target function reads;

@@ -8,6 +8,7 @@ from headrace.formats.harmony import HARMONY_TOOLS
 from headrace.formats.json_reader import JsonArgumentsReader, JsonCallsReader
 from headrace.formats.parameter_formats import (
     COHERE_XML,
+    DEEPSEEK_V4,
     DEEPSEEK_V32,
     FUNCTION_GEMMA,
     GEMMA4,
@@ -237,6 +238,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         DEEPSEEK_V3,
         DEEPSEEK_V31,
         DEEPSEEK_V32,
+        DEEPSEEK_V4,
         GLM45,
         GLM47,
         KIMI_K2,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,8 @@ from headrace.formats.tool_formats import TOOL_FORMATS
 
 Call = tuple[str, str]
 FULL = os.environ.get("FORMATS_FULL") == "1"
-"""Every split of the samples and 10^5 random texts, in half a minute; by default a part of both."""
+"""Every split of the samples, 10^5 random texts per format and texts of 1 MB: two hours of processor time; by default a
+part of each."""
 
 
 @dataclass
@@ -160,6 +162,18 @@ SAMPLES = [
         calls=[("f", '{"s": "1 < 2", "n": [1, 2]}')],
     ),
     Sample(
+        "deepseek v4",
+        "deepseek_v4",
+        "think",
+        "hm</think>Yes.\n\n<｜DSML｜tool_calls>\n"
+        '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="s" string="true">a</b></｜DSML｜parameter>\n'
+        '</｜DSML｜invoke>\n<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        "Yes.",
+        "hm",
+        [("f", '{"s": "a</b>"}'), ("g", "{}")],
+        opened=True,
+    ),
+    Sample(
         "18 glm 4.6",
         "glm45",
         "think",
@@ -243,6 +257,14 @@ SAMPLES = [
         "<|channel|>analysis<|message|>2+2<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>",
         "4",
         "2+2",
+    ),
+    Sample(
+        "harmony blanks before the answer",
+        "harmony",
+        "harmony",
+        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>  4\n 5<|return|>",
+        "4\n 5",
+        "a",
     ),
     Sample(
         "28 function gemma",
@@ -507,6 +529,13 @@ def collected(events: Iterable[Event]) -> Answer:
             is_open = False
     assert not is_open
     return answer
+
+
+def tokens_of(of: Machine) -> list[str]:
+    """The markers, and parts of markers, that a vocabulary has as special tokens."""
+    found = [marker for marker in of.markers | of.inline if re.fullmatch(r"[<\[｜][^=\n]{2,}[>\]｜]", marker)]
+    # A marker that holds a token is several.
+    return sorted(one for one in found if not any(token in one and token != one for token in of.inline))
 
 
 def machine(sample: Sample, special: Sequence[str] = ()) -> Machine:

@@ -66,6 +66,11 @@ def test_vocabularies(tokens: set[str], tools: str | None) -> None:
     assert detect_tool_format("", tokens.__contains__) == tools
 
 
+def test_blocks_of_deepseek() -> None:
+    assert detect_tool_format("<' + '｜DSML｜' + 'tool_calls>", lambda _: False) == "deepseek_v4"
+    assert detect_tool_format("", {"｜DSML｜"}.__contains__) == "deepseek_v32"
+
+
 def test_a_vocabulary_alone_does_not_make_a_model_think() -> None:
     assert detect_reasoning_format("{{ messages }}", {"<think>", "</think>"}.__contains__) is None
     assert detect_reasoning_format("", {"[THINK]"}.__contains__) == "mistral"

@@ -56,6 +56,10 @@ TEXTS = {
     '<｜DSML｜parameter name="city" string="true">Rome</｜DSML｜parameter>\n'
     '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
     "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Rome</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
     "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="weather" index="1"<|sep|>'
     '<|open|>argument key="city" type="string"<|sep|>Rome<|close|>argument<|sep|>'
     '<|open|>argument key="days" type="number"<|sep|>2<|close|>argument<|sep|>'

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from format_samples import FULL, SAMPLES, Sample, check, collected, machine, parse
+from format_samples import FULL, SAMPLES, Sample, check, collected, machine, parse, tokens_of
 
 from headrace.formats.parser import Parser
+from headrace.formats.tool_formats import TOOL_FORMATS
 
 each_sample = pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
 
@@ -32,13 +33,24 @@ def test_character_by_character(sample: Sample) -> None:
 
 
 @each_sample
+def test_through_every_other_parser(sample: Sample) -> None:
+    """No parser fails for another format's text, and none depends on where it is cut."""
+    for tools in TOOL_FORMATS:
+        for reasoning in (None, "harmony" if tools == "harmony" else "think"):
+            other = Sample("", tools, reasoning, sample.text, complete=sample.complete, schemas=sample.schemas)
+            of = machine(other)
+            whole = parse(other, [sample.text], of)
+            assert whole.raw == sample.text
+            assert parse(other, list(sample.text), of) == whole
+            for cut in range(1, len(sample.text), 1 if FULL else 37):
+                assert parse(other, [sample.text[:cut], sample.text[cut:]], of) == whole
+
+
+@each_sample
 @pytest.mark.parametrize("size", [0, 1, 3])
 def test_markers_as_special_tokens(sample: Sample, size: int) -> None:
     """`size`: characters of the text's pieces; 0 is all of it up to the next marker."""
-    every = machine(sample)
-    tokens = [m for m in every.markers | every.inline if re.fullmatch(r"[<\[｜][^=\n]{2,}[>\]｜]", m)]
-    # A marker that holds a token is several.
-    special = [m for m in tokens if not any(token in m and token != m for token in every.inline)]
+    special = tokens_of(machine(sample))
     pattern = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)"
     parts = re.split(f"({pattern})", sample.text)
     pieces: list[str] = []
