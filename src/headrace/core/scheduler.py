@@ -12,13 +12,13 @@ from headrace.core.block_pool import blocks_for
 from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import Matcher
-from headrace.core.outcome import scheduler_stats, take_token, token_logprobs
-from headrace.core.plan_builder import Decodes, PrefillChunk, StepExtras, StepRecord, build
+from headrace.core.outcome import append, append_forced, emit, merged, scheduler_stats, token_logprobs
+from headrace.core.plan_builder import Decodes, PrefillChunk, StepExtras, StepRecord, build, complete
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
 from headrace.core.waiting_queue import WaitingQueue
 from headrace.errors import Overloaded
-from headrace.types import NOT_FINITE, Delta, Request, SchedulerStats, StepPlan, StepResult
+from headrace.types import NO_CHOICE, NOT_FINITE, Delta, Request, SchedulerStats, StepPlan, StepResult
 
 __all__ = ["Scheduler"]
 
@@ -109,7 +109,7 @@ class Scheduler:
         The plan's arrays are read-only and stay valid until it is committed.
         """
         step = self._launched + 1
-        self._grow_constrained()
+        self._grow_known()
         decodes = self._grow()
         chunks: list[PrefillChunk] = []
         extras = StepExtras()
@@ -121,6 +121,19 @@ class Scheduler:
         self._launched = step
         self._in_flight.append(step)
         return plan
+
+    def complete(self, plan: StepPlan) -> None:
+        """Finish a plan whose `split` is set, before its second part is launched. All plans before it must have been
+        committed or failed, and no other may be scheduled until then: the forward pass of the next step reads the
+        tokens that this one samples."""
+        assert plan.split
+        assert plan.step == self._in_flight[0], "all plans before it have been committed"
+        for one in plan.tag.waiting:
+            seq = one.seq
+            # The tokens that a grammar forces at its start; all others are appended by commits.
+            if seq.epoch == one.epoch and one.position == len(seq.tokens) == seq.prompt_len and append_forced(seq):
+                self._to_prefill(seq)
+        complete(plan)
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]:
         """Process the result of a plan; plans are committed in the order in which they were scheduled.
@@ -134,10 +147,11 @@ class Scheduler:
         deltas = self.drain()
         tokens: list[int] = result.tokens.tolist()
         decodes = launched.decodes
+        indices: list[int] = plan.sampling.position[: launched.count].tolist()
         for row, seq in enumerate(decodes.seqs):
             if seq.epoch == decodes.epochs[row]:
                 try:
-                    deltas.append(self._accept(seq, row, tokens[row], result))
+                    deltas += self._take_row(seq, indices[row], row, tokens[row], result)
                 except Exception as error:
                     deltas.append(self._fault(seq, error))
         if launched.fills:
@@ -212,9 +226,9 @@ class Scheduler:
             self._decodes = Decodes(list(self._decoding), self._slots, self.config.block_size)
         return self._decodes
 
-    def _grow_constrained(self) -> None:
-        """Allocate a block for the newest token of every constrained sequence; preempt if there is none. This runs
-        before the decodes of the step are fixed, because one of them may be preempted."""
+    def _grow_known(self) -> None:
+        """Allocate blocks for the forced tokens of sequences; preempt if there is none. This runs before the decodes of
+        the step are fixed, because one of them may be preempted."""
         for seq in sorted((seq for seq in self._prefilling if seq.matcher is not None), key=_rank):
             while seq.slot >= 0 and seq.blocks < blocks_for(len(seq.tokens), self.config.block_size):
                 if not self._cache.grow(seq):
@@ -222,11 +236,11 @@ class Scheduler:
 
     def _prefill(self, step: int, now: float, budget: int, chunks: list[PrefillChunk], extras: StepExtras) -> None:
         """Spend the rest of the budget on prefill: waiting sequences and those already running, in one order."""
-        begun = deque(sorted(self._prefilling, key=_rank)) if self._prefilling else deque[Sequence]()
+        begun = deque(sorted(self._prefilling, key=_urgency)) if self._prefilling else deque[Sequence]()
         full = not self._slots.free
         while budget:
             first = self._waiting.first
-            if first is not None and not full and not (begun and begun[0].rank < first.rank):
+            if first is not None and not full and not (begun and _urgency(begun[0]) < (True, first.rank)):
                 entered = self._admit(step, now, extras)
                 full = entered is None or not self._slots.free
                 if entered is not None:
@@ -278,13 +292,13 @@ class Scheduler:
         start = self._cache.reuse_cached(seq, before)
         if seq.penalised and start > before:
             extras.history.append((seq.slot, before, seq.array(before, start)))
-        known = len(seq.tokens)
+        known = seq.to_compute
         end = min(known, start + budget)
-        score_from = max(start, seq.scored)
+        score_from = max(start, seq.unscored)
         score_to = max(score_from, min(end, seq.to_score))
         if score_to > score_from:
             seq.scored = score_to
-        samples = end == known < seq.end
+        samples = end == known < seq.end and seq.ending is None
         chunks.append(PrefillChunk(seq, seq.epoch, start, end, score_from, score_to, samples))
         self._slots.computed[seq.slot] = end
         self._cache.publish(seq, end, step)
@@ -300,10 +314,9 @@ class Scheduler:
                 self._decoding = [seq for seq in self._decoding if id(seq) not in finished]
                 self._decodes = None
         for chunk in chunks:
-            if chunk.end == len(chunk.seq.tokens):
+            if chunk.end == chunk.seq.to_compute:
                 self._prefilling.remove(chunk.seq)
-                # A constrained sequence continues when its token is known: the grammar needs it for the next mask.
-                if chunk.end < chunk.seq.end - 1 and chunk.seq.matcher is None:
+                if chunk.samples and chunk.end < chunk.seq.end - 1:
                     self._decoding.append(chunk.seq)
                     self._decodes = None
 
@@ -313,39 +326,59 @@ class Scheduler:
         self._in_flight.remove(plan.step)
         self._committed = max(self._committed, plan.step)
 
-    def _accept(self, seq: Sequence, row: int, token: int, result: StepResult) -> Delta:
-        """Append a sampled token, and end the sequence if it is the last."""
-        if token < 0:
-            return self._without_token(seq, token)
-        delta = take_token(seq, row, token, result)
+    def _take_row(self, seq: Sequence, index: int, row: int, token: int, result: StepResult) -> list[Delta]:
+        """Process the row of a sequence's token `index`, which was sampled, or scored because it was known. Returns a
+        delta, or none if the caller has the token."""
+        if token in (NOT_FINITE, NO_CHOICE):
+            return [self._without_token(seq, token)]
+        seq.filled = index
+        if index == len(seq.tokens):
+            append(seq, token)
+            if append_forced(seq):
+                self._to_prefill(seq)
+        if seq.emitted > index:
+            return []
+        delta = emit(seq, index, row, result)
         if delta.finish_reason is not None:
             self._end(seq)
-        elif seq.matcher is not None and seq.slot >= 0:
+        return [delta]
+
+    def _to_prefill(self, seq: Sequence) -> None:
+        """Compute the forced tokens of a running sequence next, as known tokens."""
+        if seq.slot < 0:
+            return
+        if seq in self._decoding:
+            self._decoding.remove(seq)
+            self._decodes = None
+        if seq not in self._prefilling and self._slots.computed[seq.slot] < seq.to_compute:
             self._prefilling.append(seq)
-        return delta
 
     def _commit_chunk(self, chunk: PrefillChunk, tokens: list[int], result: StepResult) -> list[Delta]:
         seq = chunk.seq
         seq.filled = chunk.end
+        found: list[Delta] = []
         row = chunk.row
         for position in range(chunk.score_from, chunk.score_to):
             if tokens[row] == NOT_FINITE:
                 return [self._without_token(seq, NOT_FINITE)]
-            assert seq.prompt_logprobs is not None
-            count = seq.params.prompt_logprobs or 0
-            seq.prompt_logprobs.append(token_logprobs(result, row, seq.tokens[position + 1], count))
+            if position < seq.prompt_len - 1:
+                assert seq.prompt_logprobs is not None
+                count = seq.params.prompt_logprobs or 0
+                seq.prompt_logprobs.append(token_logprobs(result, row, seq.tokens[position + 1], count))
+            else:
+                found += self._take_row(seq, position + 1, row, tokens[row], result)
             row += 1
         if chunk.samples:
-            delta = self._accept(seq, row, tokens[row], result)
+            found += self._take_row(seq, chunk.end, row, tokens[row], result)
         elif chunk.end == seq.end:
-            delta = Delta(seq.id, finish_reason="length", cached_tokens=seq.cached)
+            found.append(Delta(seq.id, finish_reason="length", cached_tokens=seq.cached))
             self._end(seq)
-        else:
-            delta = None
         if seq.slot >= 0:
+            seq.filled = chunk.end
             self._cache.commit_blocks(seq, self._committed)
-        if delta is None:
+        if not found:
             return []
+        delta = merged(found)
         if chunk.end == seq.prompt_len:
             delta.first_scheduled = seq.first_scheduled
             delta.prompt_logprobs = seq.prompt_logprobs
@@ -395,3 +428,8 @@ class Scheduler:
 
 def _rank(seq: Sequence) -> tuple[float, int]:
     return seq.rank
+
+
+def _urgency(seq: Sequence) -> tuple[bool, tuple[float, int]]:
+    """The order of prefill: the forced tokens within a text come first, as decodes do."""
+    return seq.matcher is None or seq.emitted == seq.prompt_len, seq.rank
