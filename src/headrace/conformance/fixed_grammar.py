@@ -11,7 +11,8 @@ __all__ = ["FixedGrammar"]
 
 
 class FixedGrammar:
-    """A `core.matcher.Matcher`: allows a third of the tokens; after every other text it forces a run of one to three tokens."""
+    """A `core.matcher.Matcher`. It allows a third of the tokens; after every other text it forces a run of one to three
+    tokens."""
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
