@@ -14,6 +14,7 @@ from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import Matcher
 from headrace.core.outcome import append, append_forced, emit, merged, scheduler_stats, token_logprobs
 from headrace.core.plan_builder import Decodes, PrefillChunk, StepExtras, StepRecord, build, complete
+from headrace.core.running import RunningSequences, urgency
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
 from headrace.core.waiting_queue import WaitingQueue
@@ -41,14 +42,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._requests: dict[str, Sequence] = {}
         """All sequences that have not ended."""
-        self._running: dict[str, Sequence] = {}
-        """All sequences that have a slot."""
-        self._prefilling: list[Sequence] = []
-        self._decoding: list[Sequence] = []
-        """Sequences that compute one token in the next step. Running sequences in neither list wait for their last
-        commit."""
-        self._decodes: Decodes | None = None
-        """`_decoding` as arrays; None when the list has changed."""
+        self._running = RunningSequences(self._slots, config.block_size)
         self._in_flight: deque[int] = deque()
         self._launched = 0
         self._committed = 0
@@ -117,7 +111,7 @@ class Scheduler:
         if not chunks and not len(decodes):
             return None
         plan = build(step, decodes, chunks, extras, self._slots, self._cache.table, self.config.block_size)
-        self._advance(decodes, chunks)
+        self._running.advance(decodes, chunks)
         self._launched = step
         self._in_flight.append(step)
         return plan
@@ -131,8 +125,8 @@ class Scheduler:
         for one in plan.tag.waiting:
             seq = one.seq
             # The tokens that a grammar forces at its start; all others are appended by commits.
-            if seq.epoch == one.epoch and one.position == len(seq.tokens) == seq.prompt_len and append_forced(seq):
-                self._to_prefill(seq)
+            if seq.epoch == one.epoch and one.position == len(seq.tokens) == seq.prompt_len:
+                self._append_forced(seq)
         complete(plan)
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]:
@@ -183,7 +177,7 @@ class Scheduler:
         for seq, epoch in taking_part:
             if seq.epoch == epoch:
                 deltas.append(self._fail(seq, message))
-        for seq in list(self._running.values()):
+        for seq in self._running.all():
             self._release(seq, keep=False)
             self._waiting.push(seq)
         for seq in self._waiting:
@@ -197,7 +191,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         counts = (len(self._waiting), self._preemptions, self._cached_tokens, self._prompt_tokens)
-        return scheduler_stats(self._cache, self._slots, self._running.values(), *counts)
+        return scheduler_stats(self._cache, self._slots, self._running.all(), *counts)
 
     def reset_cache(self) -> None:
         """Remove all cached prefixes; blocks of running sequences are released when they end."""
@@ -205,7 +199,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert all invariants. Slow: for tests."""
-        check(self._cache, self._slots, list(self._running.values()))
+        check(self._cache, self._slots, self._running.all())
         assert len(self._requests) == len(self._running) + len(self._waiting)
 
     # Parts of schedule
@@ -213,34 +207,30 @@ class Scheduler:
     def _grow(self) -> Decodes:
         """Allocate a block for every decode that starts one; preempt if there is none. Returns the decodes that
         continue."""
-        decodes = self._decodes
-        if decodes is None:
-            decodes = self._decodes = Decodes(list(self._decoding), self._slots, self.config.block_size)
+        decodes = self._running.decodes()
         if decodes.until_start:
             return decodes
         for at in np.flatnonzero(decodes.positions % self.config.block_size == 0).tolist():
             seq = decodes.seqs[at]
             while seq.slot >= 0 and not self._cache.grow(seq):
-                self._preempt(max(self._running.values(), key=_rank))
-        if self._decodes is None:
-            self._decodes = Decodes(list(self._decoding), self._slots, self.config.block_size)
-        return self._decodes
+                self._preempt(self._running.last())
+        return self._running.decodes()
 
     def _grow_known(self) -> None:
         """Allocate blocks for the forced tokens of sequences; preempt if there is none. This runs before the decodes of
         the step are fixed, because one of them may be preempted."""
-        for seq in sorted((seq for seq in self._prefilling if seq.matcher is not None), key=_rank):
+        for seq in self._running.growing():
             while seq.slot >= 0 and seq.blocks < blocks_for(len(seq.tokens), self.config.block_size):
                 if not self._cache.grow(seq):
-                    self._preempt(max(self._running.values(), key=_rank))
+                    self._preempt(self._running.last())
 
     def _prefill(self, step: int, now: float, budget: int, chunks: list[PrefillChunk], extras: StepExtras) -> None:
         """Spend the rest of the budget on prefill: waiting sequences and those already running, in one order."""
-        begun = deque(sorted(self._prefilling, key=_urgency)) if self._prefilling else deque[Sequence]()
+        begun = deque(self._running.prefilling())
         full = not self._slots.free
         while budget:
             first = self._waiting.first
-            if first is not None and not full and not (begun and _urgency(begun[0]) < (True, first.rank)):
+            if first is not None and not full and not (begun and urgency(begun[0]) < (True, first.rank)):
                 entered = self._admit(step, now, extras)
                 full = entered is None or not self._slots.free
                 if entered is not None:
@@ -269,8 +259,7 @@ class Scheduler:
             return None
         self._waiting.remove(seq)
         self._slots.assign(seq, attached.cached)
-        self._running[seq.id] = seq
-        self._prefilling.append(seq)
+        self._running.enter(seq)
         if attached.copy is not None:
             extras.copies.append(attached.copy)
         if seq.penalised and attached.cached:
@@ -304,22 +293,6 @@ class Scheduler:
         self._cache.publish(seq, end, step)
         return end - start
 
-    def _advance(self, decodes: Decodes, chunks: list[PrefillChunk]) -> None:
-        """Move sequences between the lists, as if the plan had been executed."""
-        if len(decodes):
-            self._slots.computed[decodes.index] = decodes.positions
-            if decodes.until_end < 0:
-                ended = decodes.positions > decodes.last
-                finished = {id(decodes.seqs[at]) for at in np.flatnonzero(ended).tolist()}
-                self._decoding = [seq for seq in self._decoding if id(seq) not in finished]
-                self._decodes = None
-        for chunk in chunks:
-            if chunk.end == chunk.seq.to_compute:
-                self._prefilling.remove(chunk.seq)
-                if chunk.samples and chunk.end < chunk.seq.end - 1:
-                    self._decoding.append(chunk.seq)
-                    self._decodes = None
-
     # Parts of commit
 
     def _retire(self, plan: StepPlan) -> None:
@@ -334,8 +307,7 @@ class Scheduler:
         seq.filled = index
         if index == len(seq.tokens):
             append(seq, token)
-            if append_forced(seq):
-                self._to_prefill(seq)
+            self._append_forced(seq)
         if seq.emitted > index:
             return []
         delta = emit(seq, index, row, result)
@@ -343,15 +315,10 @@ class Scheduler:
             self._end(seq)
         return [delta]
 
-    def _to_prefill(self, seq: Sequence) -> None:
-        """Compute the forced tokens of a running sequence next, as known tokens."""
-        if seq.slot < 0:
-            return
-        if seq in self._decoding:
-            self._decoding.remove(seq)
-            self._decodes = None
-        if seq not in self._prefilling and self._slots.computed[seq.slot] < seq.to_compute:
-            self._prefilling.append(seq)
+    def _append_forced(self, seq: Sequence) -> None:
+        """Append the tokens that the grammar of a sequence forces next; a running sequence computes them next."""
+        if append_forced(seq) and seq.slot >= 0:
+            self._running.prefill_known(seq)
 
     def _commit_chunk(self, chunk: PrefillChunk, tokens: list[int], result: StepResult) -> list[Delta]:
         seq = chunk.seq
@@ -418,18 +385,4 @@ class Scheduler:
         slot = seq.slot
         self._cache.release(seq, self._committed, self._launched, keep)
         self._slots.release(slot)
-        del self._running[seq.id]
-        if seq in self._decoding:
-            self._decoding.remove(seq)
-            self._decodes = None
-        elif seq in self._prefilling:
-            self._prefilling.remove(seq)
-
-
-def _rank(seq: Sequence) -> tuple[float, int]:
-    return seq.rank
-
-
-def _urgency(seq: Sequence) -> tuple[bool, tuple[float, int]]:
-    """The order of prefill: the forced tokens within a text come first, as decodes do."""
-    return seq.matcher is None or seq.emitted == seq.prompt_len, seq.rank
+        self._running.leave(seq)

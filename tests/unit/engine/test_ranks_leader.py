@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import socket
@@ -250,7 +251,9 @@ def test_an_idle_engine_reports_a_rank_that_ends() -> None:
         core = EngineCore(make_engine().scheduler, runner, 4, 4, lost=made.lost)
         assert not core.has_work()
         assert core.step() == []
-        runner.launch(numbered(2))
+        # The rank may be gone before the message is sent.
+        with contextlib.suppress(DeviceLost):
+            runner.launch(numbered(2))
         assert made.wait_for_error(600) is not None
         assert core.has_work()
         with pytest.raises(DeviceLost, match="rank 1 was killed by signal 9"):
