@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 __all__ = ["NO_GUESS", "Guess", "HostDrafter", "MakeHostDrafter"]
 
@@ -21,6 +21,7 @@ class Guess(NamedTuple):
 NO_GUESS = Guess([], [])
 
 
+@runtime_checkable
 class HostDrafter(Protocol):
     """Guesses tokens from what is known on the host. One thread calls everything, between two steps of the device, so
     each call takes microseconds: the work is done as tokens arrive, and nothing walks over a whole history.
@@ -39,7 +40,7 @@ class HostDrafter(Protocol):
         once, in about 0.3 µs a token."""
 
     def extend(self, sequence: str, tokens: Sequence[int]) -> None:
-        """Add committed tokens of the output."""
+        """Add committed tokens of the output, at least one."""
 
     def guess(self, sequence: str, most: int) -> Guess:
         """Guess at most `most` tokens that follow the committed ones. It may be called any number of times."""

@@ -85,11 +85,12 @@ class SequenceRates:
                 return
             hit, kind = self._guess[self._at] == token, self._kinds[self._at]
             self._at += 1
-            self._observe(kind, hit)
+            self.observe(kind, hit)
             if not hit:
                 self._guess = ()
 
-    def _observe(self, kind: int, hit: bool) -> None:
+    def observe(self, kind: int, hit: bool) -> None:
+        """Count one guess of this sequence, for all sequences too."""
         fade = 1 - 1 / _OWN_WINDOW
         self._hits[kind] = self._hits[kind] * fade + hit
         self._trials[kind] = self._trials[kind] * fade + 1
