@@ -25,6 +25,7 @@ from headrace.hub.catalogue import resolve_model
 from headrace.hub.model_reference import display_name
 from headrace.options import make_config
 from headrace.progress import generating_bar
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.quoting import without_marks
 from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 from headrace.types import SamplingParams
@@ -136,7 +137,7 @@ class LLM:
         texts: list[str | None] = []
         ids: list[list[int]] = []
         for talk in talks:
-            text = self.tokenizer.apply_chat_template(talk, tools=tools, kwargs=template_kwargs)
+            text = self.tokenizer.apply_chat_template(ChatInputs(talk, tools, kwargs=template_kwargs))
             texts.append(without_marks(text))
             ids.append(self.tokenizer.encode_chat(text))
         if params is None:

@@ -166,7 +166,7 @@ class SamplingParams:
         None,
         Field(
             "structure",
-            "The form that the output must have: a JSON schema, an expression, choices or a grammar.",
+            "The form that the output must have: a JSON schema, an expression, choices, a grammar or tags.",
             none="free text",
         ),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json as json_text
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,9 +17,10 @@ ConstraintKind = Literal[
     "json_schema", "json_object", "regex", "choice", "lark", "gbnf", "structural_tag", "tool_calls"
 ]
 Whitespace = Literal["flexible", "compact"]
-KINDS = ("json", "json_object", "regex", "choice", "grammar")
+KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 """The fields of `StructuredOutputs` of which exactly one is given."""
 _FIELD = "structured_outputs"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,8 @@ class Constraint:
     kind: ConstraintKind
     text: str = ""
     """The schema (JSON, its keys in the client's order), the expression, the grammar; a JSON list of strings for
-    `choice`; empty for `json_object`; for `tool_calls` the JSON text of {"lark": …, "schemas": […], "strict": […]}, a
-    grammar that refers to the schemas as `schema_0` and so on."""
+    `choice`; the tag's JSON text for `structural_tag`; empty for `json_object`; for `tool_calls` the JSON text of
+    {"lark": …, "schemas": […], "strict": […]}, a grammar that refers to the schemas as `schema_0` and so on."""
     whitespace: Whitespace = "flexible"
     """Between the parts of a JSON text: up to 32 characters, or none."""
     strict: bool = False
@@ -45,7 +47,7 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """The form that the output must have: exactly one of the first five fields.
+    """The form that the output must have: exactly one of the first six fields.
 
     A constraint is enforced to the token or refused with InvalidRequest, when this is made or when it is compiled.
     """
@@ -60,6 +62,9 @@ class StructuredOutputs:
     """One of these texts."""
     grammar: str | None = None
     """Lark, or EBNF in GBNF's form (with `::=`)."""
+    structural_tag: Any = None
+    """Free text with tags whose content has a schema: a mapping or JSON text of `structures` (each with `begin`,
+    `schema`, `end`) and `triggers`, or of `{"type": "structural_tag", "format": …}`. Held as text."""
     whitespace: Whitespace = "flexible"
     """Between the parts of JSON: up to 32 characters, or none (`compact`)."""
     strict: bool = False
@@ -82,10 +87,16 @@ class StructuredOutputs:
             object.__setattr__(self, "_adapter", adapter)
         elif kind == "choice":
             object.__setattr__(self, "choice", _choices(value))
+        elif kind == "structural_tag":
+            object.__setattr__(self, "structural_tag", _tag(value))
         elif kind == "grammar" and isinstance(value, str) and "%json" in value:
             raise _wrong(kind, "may not hold %json, which would not be checked: give the schema as `json`")
         elif kind != "json_object" and not (isinstance(value, str) and value):
             raise _wrong(kind, f"takes a text that is not empty, got {_shown(value)}")
+
+        for text in self.choice or (getattr(self, kind),):
+            if isinstance(text, str) and _SURROGATE.search(text):
+                raise _wrong(kind, f"has half of a surrogate pair, which is no character: {_shown(text)}")
 
     @classmethod
     def of(cls, value: object) -> StructuredOutputs:
@@ -127,6 +138,8 @@ class StructuredOutputs:
             return "json_schema", self.json if self._adapter is None else _described(self._adapter, self.json)
         if kind == "choice":
             return "choice", json_text.dumps(self.choice)
+        if kind == "structural_tag":
+            return "structural_tag", self.structural_tag
         if kind == "grammar":
             assert self.grammar is not None
             return ("gbnf" if "::=" in self.grammar else "lark"), self.grammar
@@ -138,10 +151,7 @@ def _schema(value: Any) -> tuple[Any, Any]:
     if isinstance(value, str):
         return value, None
     if isinstance(value, (Mapping, bool)):
-        try:
-            return json_text.dumps(dict(value) if isinstance(value, Mapping) else value), None
-        except (TypeError, ValueError, RecursionError) as error:
-            raise _wrong("json", f"is no JSON: {str(error)[:200]}") from None
+        return _dumped("json", value), None
     if isinstance(value, (int, float, bytes, list, tuple, set)):
         raise _wrong("json", f"takes a JSON schema (a mapping or text) or a type, got {_shown(value)}")
     if inspect.isroutine(value):
@@ -164,6 +174,21 @@ def _described(adapter: Any, value: Any) -> str:
         return json_text.dumps(adapter.json_schema())
     except Exception as error:
         raise _wrong("json", f"{_shown(value)} has no JSON schema: {_first_line(error)}") from None
+
+
+def _dumped(name: str, value: Mapping[str, Any] | bool) -> str:
+    try:
+        return json_text.dumps(dict(value) if isinstance(value, Mapping) else value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _wrong(name, f"is no JSON: {str(error)[:200]}") from None
+
+
+def _tag(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping):
+        raise _wrong("structural_tag", f"takes a mapping or JSON text, got {_shown(value)}")
+    return _dumped("structural_tag", value)
 
 
 def _choices(value: Any) -> tuple[str, ...]:

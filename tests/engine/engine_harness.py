@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from headrace.client.api import GenerateRequest, LogprobEntry, Usage
 from headrace.client.in_process_client import InProcessClient
 from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from headrace.engine.stats import EngineStats
+from headrace.engine.wire import Command
 from headrace.tokenization.tokenizer import load_tokenizer
 from headrace.types import SamplingParams
 
@@ -48,9 +50,41 @@ def config_of(
     )
 
 
+class GroupingClient(InProcessClient):
+    """Its engine takes all commands of one `group` before its next step. So the schedule depends on the requests alone,
+    not on the time at which each arrives."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._held: list[Command] | None = None
+        self._whole = threading.Lock()
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        self._held = held = []
+        try:
+            yield
+        finally:
+            self._held = None
+            with self._whole:
+                for command in held:
+                    self._send(command)
+
+    def _send(self, command: Command) -> None:
+        if self._held is None:
+            super()._send(command)
+        else:
+            self._held.append(command)
+
+    def _take_commands(self, wait: float) -> list[Command]:
+        commands = super()._take_commands(wait)
+        with self._whole:  # What has been taken may be the beginning of a group.
+            return commands + super()._take_commands(0.0)
+
+
 @asynccontextmanager
-async def engine(model: Path, **sizes: Any) -> AsyncIterator[InProcessClient]:
-    client = InProcessClient(config_of(model, **sizes), load_tokenizer(model))
+async def engine(model: Path, **sizes: Any) -> AsyncIterator[GroupingClient]:
+    client = GroupingClient(config_of(model, **sizes), load_tokenizer(model))
     await client.start()
     try:
         yield client
@@ -84,8 +118,12 @@ async def answer(client: InProcessClient, wanted: GenerateRequest) -> Answer:
     return found
 
 
-async def together(client: InProcessClient, wanted: Sequence[GenerateRequest]) -> list[Answer]:
-    return list(await asyncio.gather(*(answer(client, one) for one in wanted)))
+async def together(client: GroupingClient, wanted: Sequence[GenerateRequest]) -> list[Answer]:
+    """The answers to requests that the engine gets at once."""
+    with client.group():
+        answers = [asyncio.ensure_future(answer(client, one)) for one in wanted]
+        await asyncio.sleep(0)  # Each runs up to its first wait, which is for its output.
+    return list(await asyncio.gather(*answers))
 
 
 async def in_turn(client: InProcessClient, wanted: Sequence[GenerateRequest]) -> list[Answer]:

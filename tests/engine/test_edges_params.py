@@ -192,6 +192,10 @@ FORMATS = [
     {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}},
     {"type": "json_schema", "json_schema": {"name": "x", "schema": {"x-guidance": {"lenient": True}, "not": {}}}},
     {"type": "structural_tag"},
+    {"type": "structural_tag", "format": {"type": "grammar", "grammar": "root ::= [0-9]"}},
+    {"type": "structural_tag", "structures": [{"begin": "<", "schema": {"not": {}}, "end": ">"}], "triggers": ["<"]},
+    {"type": "structural_tag", "structures": [{"begin": "<", "schema": {}, "end": ">"}], "triggers": ["("]},
+    {"type": "json_object", "triggers": ["<"]},
     {"type": "xml"},
     {},
     "json",
@@ -207,6 +211,20 @@ def test_output_that_cannot_be_constrained_is_never_just_free(narrow, wanted, st
     assert "did you mean `response_format`" in refused(chat(narrow, response_fromat=wanted), "response_fromat")
 
 
+TAGS = {
+    "type": "tags_with_separator",
+    "tags": [{"type": "tag", "begin": "<n>", "content": {"type": "json_schema", "json_schema": {"enum": [7, "x"]}},
+              "end": "</n>"}],
+    "separator": ", ",
+    "stop_after_first": True,
+    "at_least_one": True,
+}  # fmt: skip
+
+
+def tags_hold(text: str) -> bool:
+    return re.fullmatch(r'<n>\s*(7|"x")\s*</n>', text) is not None
+
+
 CONSTRAINTS: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
     ({"structured_outputs": {"choice": ["yes", "no"]}}, lambda text: text in ("yes", "no")),
     ({"structured_outputs": {"regex": "[a-f]{3}[0-9]"}}, lambda text: re.fullmatch("[a-f]{3}[0-9]", text) is not None),
@@ -214,7 +232,24 @@ CONSTRAINTS: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
         {"structured_outputs": {"json": {"enum": ["a", 17, None]}, "whitespace": "compact"}},
         lambda text: json.loads(text) in ("a", 17, None),
     ),
+    ({"response_format": {"type": "structural_tag", "format": TAGS}}, tags_hold),
+    ({"structured_outputs": {"structural_tag": json.dumps({"format": TAGS})}}, tags_hold),
 ]
+
+
+@pytest.mark.parametrize("field", ["response_format", "structured_outputs"])
+def test_free_text_ends_at_a_trigger(narrow, field):
+    """Every text is free, but for what a trigger demands: `e` stands for one that random weights hit by themselves."""
+    tag = {"structures": [{"begin": "e", "schema": {"enum": [7, 8]}, "end": "!"}], "triggers": ["e"]}
+    asked = {"response_format": {"type": "structural_tag", **tag}, "structured_outputs": {"structural_tag": tag}}[field]
+    answer = chat(narrow, **{field: asked}, max_tokens=80, temperature=1.5, n=8, seed=5).json()["choices"]
+    texts = [choice["message"]["content"] for choice in answer]
+    found = [behind for text in texts for behind in text.split("e")[1:]]
+    assert found
+    # The last one of a text that was cut may be incomplete.
+    whole = [behind for text, choice in zip(texts, answer, strict=True)
+             for behind in text.split("e")[1 : None if choice["finish_reason"] == "stop" else -1]]  # fmt: skip
+    assert [behind for behind in whole if not re.match(r"\s*[78]\s*!", behind)] == []
 
 
 @pytest.mark.parametrize(("constraint", "holds"), CONSTRAINTS, ids=[str(c)[:60] for c, _ in CONSTRAINTS])

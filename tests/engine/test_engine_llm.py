@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import headrace
 from headrace import LLM, AsyncLLM, SamplingParams, StructuredOutputs
 from headrace.client.api import EngineClient, GenerateRequest, Usage
 from headrace.errors import ConfigError, ContextOverflow, EngineDead, InvalidRequest, ModelNotFound, UserError
+from headrace.tokenization.chat_inputs import ChatInputs
 
 OPTIONS: dict[str, Any] = {"platform": "cpu", "threads": 1, "num_blocks": 100, "max_num_seqs": 8}
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
@@ -66,7 +68,7 @@ def test_choices_and_logprobs(llm: LLM) -> None:
 def test_chat_is_the_templates_text(llm: LLM) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     (chat,) = llm.chat(messages, GREEDY)
-    text = llm.tokenizer.apply_chat_template(messages)
+    text = llm.tokenizer.apply_chat_template(ChatInputs(messages))
     (plain,) = llm.generate(llm.tokenizer.encode(text, add_special_tokens=False), GREEDY)
     assert chat.prompt == text
     assert chat.outputs == plain.outputs
@@ -103,7 +105,27 @@ def test_typed_values(llm: LLM) -> None:
     assert llm.generate("Hello", GREEDY)[0].outputs[0].parsed is None
 
 
-@pytest.mark.parametrize("form", [{"regex": "("}, {"json": {"not": {}}}, {"grammar": "start: nowhere"}])
+@pytest.mark.parametrize("form", ["older", "newer"])
+def test_structural_tags(llm: LLM, form: str) -> None:
+    """`e` is a trigger that random weights hit by themselves."""
+    tag: Any = {"structures": [{"begin": "e", "schema": {"enum": [7, 8]}, "end": "!"}], "triggers": ["e"]}
+    if form == "newer":
+        content = {"type": "json_schema", "json_schema": {"enum": [7, 8]}}
+        tags = [{"type": "tag", "begin": "e", "content": content, "end": "!"}]
+        tag = {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["e"], "tags": tags}}
+    outputs = StructuredOutputs(structural_tag=tag)
+    (answer,) = llm.generate(
+        "Hello", SamplingParams(max_tokens=80, temperature=1.5, seed=5, n=8, structured_outputs=outputs)
+    )
+    complete = [one.text for one in answer.outputs if one.finish_reason == "stop"]
+    cut = [one.text.rpartition("e")[0] for one in answer.outputs if one.finish_reason == "length"]
+    found = [behind for text in complete + cut for behind in text.split("e")[1:]]
+    assert found
+    assert [behind for behind in found if not re.match(r"\s*[78]\s*!", behind)] == []
+
+
+@pytest.mark.parametrize("form", [{"regex": "("}, {"json": {"not": {}}}, {"grammar": "start: nowhere"},
+                                  {"structural_tag": {"format": {"type": "regex", "pattern": "("}}}])  # fmt: skip
 def test_a_constraint_that_cannot_be_enforced_is_raised(llm: LLM, form: dict[str, Any]) -> None:
     params = SamplingParams(structured_outputs=form)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="cannot be compiled") as caught:

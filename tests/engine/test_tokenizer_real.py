@@ -11,6 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from headrace.hub.catalogue import cached_path, find_cached, terms_of
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
@@ -75,15 +76,16 @@ def test_every_token_has_its_bytes(pair: tuple[Tokenizer, Any]) -> None:
             assert ours.token_text(token) == text
 
 
-ENDS = {"<|im_end|>", "<|endoftext|>", "<eos>", "<end_of_turn>"}
-"""Texts of the control tokens that end a turn or a document in these two vocabularies."""
+ENDS = {"smollm2": ("<|endoftext|>", "<|im_end|>"), "gemma3-270m": ("<eos>", "<end_of_turn>")}
+"""All tokens that end a text or a turn, in the order of their ids; transformers reads one of them from the file."""
 
 
-def test_ends_and_beginnings(pair: tuple[Tokenizer, Any]) -> None:
-    ours, theirs = pair
+@pytest.mark.parametrize("name", ENDS)
+def test_ends_and_beginnings(name: str) -> None:
+    ours, theirs = loaded(name)
     assert ours.bos_token_id == theirs.bos_token_id
+    assert tuple(map(ours.token_text, ours.eos_token_ids)) == ENDS[name]
     assert theirs.eos_token_id in ours.eos_token_ids
-    assert {ours.token_text(token) for token in ours.eos_token_ids} <= ENDS
     assert ours.special_ids.issuperset(ours.eos_token_ids)
 
 
@@ -104,6 +106,6 @@ def test_the_default_models_chat_template_matches_the_reference() -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello "}]
     for generate in (True, False):
         expected = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
-        assert ours.apply_chat_template(messages, add_generation_prompt=generate) == expected
-    continued = ours.apply_chat_template(messages, add_generation_prompt=False, continue_final_message=True)
+        assert ours.apply_chat_template(ChatInputs(messages, add_generation_prompt=generate)) == expected
+    continued = ours.apply_chat_template(ChatInputs(messages, add_generation_prompt=False, continue_final_message=True))
     assert continued.endswith("<|im_start|>assistant\nHello ")

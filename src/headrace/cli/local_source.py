@@ -15,6 +15,7 @@ from headrace.client.api import GenerateRequest
 from headrace.errors import EngineDead
 from headrace.llm import AsyncLLM
 from headrace.progress import loading_bar
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.types import SamplingParams
 
 __all__ = ["LocalSource"]
@@ -42,7 +43,7 @@ class LocalSource:
         return self._stream(self._llm.tokenizer.encode(prompt), params)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> Pieces:
-        text = self._llm.tokenizer.apply_chat_template(messages)
+        text = self._llm.tokenizer.apply_chat_template(ChatInputs(messages))
         return self._stream(self._llm.tokenizer.encode_chat(text), params)
 
     def close(self) -> None:

@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from headrace.errors import InvalidRequest
 from headrace.grammar.backend import GrammarVocabulary
+from headrace.grammar.places import PlacedSchema, with_place
 from headrace.grammar.schema import checked_schema
+from headrace.grammar.structural_tag import tag_grammar
 from headrace.types import Constraint
 
 __all__ = ["LlguidanceBackend"]
@@ -62,6 +64,8 @@ class LlguidanceBackend:
             )
         wrapper = llguidance.TokenizerWrapper(_Tokens(vocabulary))
         self._tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(vocabulary.eos_token_ids))
+        self._ends = frozenset(vocabulary.eos_token_ids)
+        self._special = {vocabulary.token_bytes[i].decode("utf-8", "replace"): i for i in vocabulary.special_ids}
         self._limits = llguidance.LLParserLimits(
             step_lexer_fuel=100_000,
             step_max_items=5_000,
@@ -72,19 +76,34 @@ class LlguidanceBackend:
 
     def compile(self, constraint: Constraint) -> _Compiled:
         """Raises InvalidRequest, its `param` left to the caller."""
-        if len(constraint.text.encode()) > _MAX_TEXT:
+        try:
+            length = len(constraint.text.encode())
+        except UnicodeEncodeError:
+            raise _refusal("has half of a surrogate pair, which is no character") from None
+        if length > _MAX_TEXT:
             raise _refusal(f"is longer than {_MAX_TEXT} bytes")
         matcher = llguidance.LLMatcher(self._tokenizer, self._grammar(constraint), log_level=0, limits=self._limits)
         if matcher.is_error():
-            raise _refusal(f"cannot be compiled: {_first_line(matcher.get_error())}")
+            raise self._uncompiled(constraint, matcher.get_error())
         # Some errors show only here: a schema that refers to itself and nothing else.
         mask = np.zeros(-(-self._tokenizer.vocab_size // 32), np.uint32)
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
-            raise _refusal(f"cannot be compiled: {_first_line(matcher.get_error())}")
+            raise self._uncompiled(constraint, matcher.get_error())
         if not mask.any():
             raise _refusal("allows no text at all")
         return _Compiled(matcher, mask)
+
+    def _uncompiled(self, constraint: Constraint, error: str) -> InvalidRequest:
+        """The library's reason, with the place in the schema if it names a keyword."""
+        schemas: list[PlacedSchema] = []
+        if constraint.kind == "json_schema":
+            schemas = [PlacedSchema("", json.loads(constraint.text))]
+        elif constraint.kind == "tool_calls":
+            schemas = [PlacedSchema("", schema) for schema in json.loads(constraint.text)["schemas"]]
+        elif constraint.kind == "structural_tag":
+            schemas = tag_grammar(constraint.text, self._special, self._ends).schemas
+        return _refusal(f"cannot be compiled: {with_place(_first_line(error), schemas)}")
 
     def _grammar(self, constraint: Constraint) -> str:
         kind, text = constraint.kind, constraint.text
@@ -100,7 +119,14 @@ class LlguidanceBackend:
                     raise _refusal("ends with a backslash, which escapes nothing")
                 return str(llguidance.LLMatcher.grammar_from_regex(text))
             if kind == "tool_calls":
-                return _tool_calls(text, constraint.whitespace)
+                given = json.loads(text)
+                schemas = [PlacedSchema("", schema) for schema in given["schemas"]]
+                return _with_schemas(given["lark"], schemas, given["strict"], constraint.whitespace)
+            if kind == "structural_tag":
+                tag = tag_grammar(text, self._special, self._ends)
+                return _with_schemas(
+                    tag.lark, tag.schemas, [constraint.strict] * len(tag.schemas), constraint.whitespace
+                )
             if kind == "choice":
                 return str(llguidance.grammar_from("choice", _choices(text)))
             if kind == "lark":
@@ -151,14 +177,18 @@ class _LlguidanceMatcher:
         return _first_line(matcher.get_error()) if matcher.is_error() else None
 
 
-def _tool_calls(text: str, whitespace: str) -> str:
-    """The server's own grammar, with the tools' schemas checked and added."""
-    given = json.loads(text)
-    rules = [given["lark"]]
-    for at, (schema, strict) in enumerate(zip(given["schemas"], given["strict"], strict=True)):
-        checked = checked_schema(json.dumps(schema), strict)
+def _with_schemas(lark: str, schemas: list[PlacedSchema], strict: list[bool], whitespace: str) -> str:
+    """A grammar of our own that refers to schemas, with the schemas checked and added."""
+    rules = [lark]
+    for at, ((where, schema), held) in enumerate(zip(schemas, strict, strict=True)):
+        try:
+            checked = checked_schema(json.dumps(schema), held)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"`{where}`: {error}" if where else str(error), error.param, error.code) from None
+        # The library takes its options from objects alone.
+        checked = {} if checked is True else checked
         if isinstance(checked, dict):
-            checked = checked | {"x-guidance": {"lenient": False, "coerce_one_of": False, **_OPTIONS[whitespace]}}
+            checked = checked | {"x-guidance": {**_ALWAYS, **_OPTIONS[whitespace]}}
         rules.append(f"schema_{at}: %json {json.dumps(checked)}")
     return str(llguidance.grammar_from("lark", "\n".join(rules)))
 
@@ -178,6 +208,8 @@ def _choices(text: str) -> str:
     found = json.loads(text)
     if not isinstance(found, list) or not found or not all(isinstance(item, str) and item for item in found):
         raise ValueError("choices are a list of texts that are not empty")
+    if any("\ud800" <= char <= "\udfff" for item in found for char in item):
+        raise ValueError("a choice has half of a surrogate pair, which is no character")
     return text
 
 

@@ -13,6 +13,8 @@ from urllib.parse import unquote
 
 from headrace.errors import InvalidRequest, excerpt
 from headrace.grammar.pattern import translated
+from headrace.grammar.rewriting import asks_for_nothing, with_orders
+from headrace.grammar.string_formats import FORMATS
 
 __all__ = ["checked_schema"]
 
@@ -29,15 +31,10 @@ _DATA = ("const", "enum", "default", "examples")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose values hold schemas by names that the client chooses."""
 _CONSTANTS = ("/const", "/enum")
+_INTERSECTED = ("email", "ipv6")
+"""Formats whose form in the library is narrower than ours: with a pattern beside it, it is right as well."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
-_LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
-_DATE = (
-    rf"(?:{_LEAP}|[0-9]{{4}}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|"
-    r"(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])))"
-)
-_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
-"""RFC 3339 without leap seconds; 29 February in leap years alone. The library's own forms admit it in every year."""
 
 
 def checked_schema(text: str, strict: bool) -> dict[str, Any] | bool:
@@ -50,6 +47,9 @@ def checked_schema(text: str, strict: bool) -> dict[str, Any] | bool:
         raise _refusal(f"is not valid JSON: {error}") from None
     if not isinstance(schema, (dict, bool)):
         raise _refusal(f"must be an object, not {type(schema).__name__}")
+    half = _half_pair(schema, "#")
+    if half is not None:
+        raise _refusal(f"at {half}: has half of a surrogate pair, which is no character")
     checked = _checked(schema, strict, "#", 0)
     assert isinstance(checked, (dict, bool))
     return checked
@@ -70,9 +70,12 @@ def _checked(value: Any, strict: bool, where: str, depth: int) -> Any:
         _check_strict(value, where)
     found: dict[str, Any] = {}
     for name, item in value.items():
-        if name == "x-guidance":
+        if name == "x-guidance" or asks_for_nothing(name, value):
             continue
-        if name in _DATA:
+        if name == "enum" or (name == "const" and "enum" not in value):
+            keyword, constants = with_orders(name, item)
+            found[keyword] = constants
+        elif name in _DATA:
             found[name] = item
         elif name == "pattern" and isinstance(item, str):
             found[name] = _translated(item, f"{where}/{name}")
@@ -91,15 +94,16 @@ def _checked(value: Any, strict: bool, where: str, depth: int) -> Any:
 
 
 def _with_exact_format(schema: dict[str, Any], where: str) -> dict[str, Any]:
-    """Dates and times as expressions that admit what RFC 3339 does."""
-    pattern = _FORMATS.get(schema["format"]) if isinstance(schema.get("format"), str) else None
-    if pattern is None:
+    """Formats as expressions that admit what their specifications do."""
+    form = schema.get("format")
+    if form == "unknown":
+        # The library takes this one name for any text.
+        raise _refusal(f"at {where}/format: Unknown format: unknown")
+    pattern = FORMATS.get(form) if isinstance(form, str) else None
+    if pattern is None or (form in _INTERSECTED and "pattern" in schema):
         return schema
-    beside = [name for name in ("pattern", "minLength", "maxLength") if name in schema]
-    if beside:
-        raise _refusal(
-            f"at {where}: format {schema['format']!r} beside {beside[0]!r} cannot be enforced: leave one out"
-        )
+    if "pattern" in schema:
+        raise _refusal(f"at {where}: format {form!r} beside 'pattern' cannot be enforced: leave one out")
     return {
         ("pattern" if name == "format" else name): (pattern if name == "format" else item)
         for name, item in schema.items()
@@ -133,6 +137,18 @@ def _check_exact(value: Any, where: str) -> None:
     if isinstance(value, (list, dict)):
         for at, item in enumerate(value.values() if isinstance(value, dict) else value):
             _check_exact(item, f"{where}/{at}")
+
+
+def _half_pair(value: Any, where: str) -> str | None:
+    """The place of the first name or text with a lone surrogate, which no output can hold."""
+    if isinstance(value, str):
+        return where if _SURROGATE.search(value) else None
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in entries:
+        found = _half_pair(str(key), where) or _half_pair(item, f"{where}/{key}")
+        if found is not None:
+            return found
+    return None
 
 
 def _check_characters(value: Any, where: str) -> None:

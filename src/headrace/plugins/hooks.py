@@ -45,3 +45,7 @@ class Hooks:
     @hookspec
     def headrace_grammar_backends(self) -> Mapping[str, str]:  # type: ignore[empty-body]
         """Name for `--grammar-backend` → `module:attribute` of a `grammar.backend.MakeGrammarBackend`."""
+
+    @hookspec
+    def headrace_drafters(self) -> Mapping[str, str]:  # type: ignore[empty-body]
+        """Name for `--speculate` → `module:attribute` of a `speculation.drafter.MakeHostDrafter`."""

@@ -106,6 +106,10 @@ class PluginSet:
         """Name → `module:attribute`."""
         return self._merged("headrace_grammar_backends")
 
+    def drafters(self) -> dict[str, str]:
+        """Name of a speculation method → `module:attribute`."""
+        return self._merged("headrace_drafters")
+
     def find(self, hook: str, key: str) -> object | None:
         """The object that a plugin provides for a key of one of the hooks above; None if no plugin does.
 

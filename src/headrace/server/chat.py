@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -34,8 +33,9 @@ from headrace.server.request_params import (
     stop_tokens,
 )
 from headrace.server.schemas import ChatRequest, Message, TokenizeRequest
-from headrace.server.template_call import template_call
+from headrace.server.template_call import chat_inputs
 from headrace.server.tool_use import ToolUse, after_reasoning, prompt_reasons, tool_use
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.types import Constraint
 
 __all__ = ["answer_chat", "render_chat"]
@@ -142,20 +142,20 @@ async def render_chat(
     """The conversation as the model's prompt. `sent` is the body that was decoded. `check` is called with the number of
     characters: of the messages before the template is rendered, and of the rendered text."""
     prepare = partial(_prepare, body, sent, check, context.formats.prompted)
-    messages, arguments = prepare() if len(sent) < _SMALL else await context.workers.run(len(sent), prepare)
-    text = await context.tokenizer.apply_chat_template_async(messages, **arguments)
+    inputs = prepare() if len(sent) < _SMALL else await context.workers.run(len(sent), prepare)
+    text = await context.tokenizer.apply_chat_template_async(inputs)
     check(len(text))
     return text
 
 
 def _prepare(
     body: ChatRequest | TokenizeRequest, sent: bytes, check: Callable[[int], None], prompted: bool
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+) -> ChatInputs:
     check(sum(map(_text_length, body.messages or ())))
-    messages, arguments = template_call(body, sent)
-    if prompted and arguments["tools"]:
-        messages, arguments["tools"] = prompted_messages(messages, arguments["tools"]), None
-    return messages, arguments
+    inputs = chat_inputs(body, sent)
+    if prompted and inputs.tools:
+        return replace(inputs, messages=prompted_messages(inputs.messages, inputs.tools), tools=None)
+    return inputs
 
 
 def _text_length(message: Message) -> int:

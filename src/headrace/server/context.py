@@ -18,6 +18,7 @@ from headrace.server.http_errors import HttpError, error_response
 from headrace.server.metrics import ServerMetrics
 from headrace.server.model_formats import ModelFormats, find_formats
 from headrace.server.workers import TextWorkers
+from headrace.tokenization.chat_inputs import ChatInputs
 
 __all__ = ["Context", "ServerTokenizer", "make_context"]
 
@@ -38,15 +39,10 @@ class ServerTokenizer(Protocol):
     @property
     def template_source(self) -> str: ...
 
-    async def apply_chat_template_async(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        kwargs: dict[str, Any] | None = None,
-    ) -> str: ...
+    @property
+    def response_template(self) -> Any: ...
+
+    async def apply_chat_template_async(self, inputs: ChatInputs) -> str: ...
 
 
 @dataclass(slots=True)

@@ -11,6 +11,10 @@ from headrace.types import Constraint
 
 __all__ = ["constraint_of"]
 
+_TAG_FIELDS = ("structures", "triggers", "format")
+_FIELDS = {"json_schema": "json_schema", **dict.fromkeys(_TAG_FIELDS, "structural_tag")}
+"""Fields of `response_format` that belong to one type."""
+
 
 def constraint_of(body: GenerationRequest) -> Constraint | None:
     """The constraint of a request; None for free text.
@@ -28,13 +32,17 @@ def constraint_of(body: GenerationRequest) -> Constraint | None:
 
 
 def _of_format(asked: ResponseFormat) -> Constraint | None:
-    if asked.type != "json_schema" and asked.json_schema is not None:
-        message = f"`response_format.json_schema` is for type json_schema, not {asked.type}"
-        raise InvalidRequest(message, "response_format.json_schema", "invalid_value")
+    for name, kind in _FIELDS.items():
+        if asked.type != kind and getattr(asked, name) is not None:
+            message = f"`response_format.{name}` is for type {kind}, not {asked.type}"
+            raise InvalidRequest(message, f"response_format.{name}", "invalid_value")
     if asked.type == "text":
         return None
     if asked.type == "json_object":
         return Constraint("json_object")
+    if asked.type == "structural_tag":
+        tag = {name: value for name in _TAG_FIELDS if (value := getattr(asked, name)) is not None}
+        return Constraint("structural_tag", json.dumps(tag))
     if asked.json_schema is None:
         message = '`response_format.json_schema` is missing: give {"name": …, "schema": {…}}'
         raise InvalidRequest(message, "response_format.json_schema", "invalid_value")
@@ -45,9 +53,5 @@ def _of_format(asked: ResponseFormat) -> Constraint | None:
 
 
 def _of_structured(asked: StructuredOutputsBody) -> Constraint:
-    if asked.structural_tag is not None:
-        raise InvalidRequest(
-            "`structured_outputs.structural_tag` is not supported", "structured_outputs.structural_tag"
-        )
     given = {name: value for name in (*KINDS, "whitespace") if (value := getattr(asked, name)) is not None}
     return StructuredOutputs.of(given).constraint()

@@ -6,7 +6,7 @@ docs/server.md has the text. The model is asked for the form that SmolLM2's mode
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = ["prompted_messages"]
@@ -25,7 +25,9 @@ To call functions, answer with nothing but a JSON list of the calls, in this for
 The results follow between <tool_response> and </tool_response>. If no function fits, answer in words."""
 
 
-def prompted_messages(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def prompted_messages(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
     """The messages with the tools as text, for `apply_chat_template` without tools."""
     listed = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     text = _INTRODUCTION + listed + _RULES
@@ -35,7 +37,7 @@ def prompted_messages(messages: Sequence[dict[str, Any]], tools: Sequence[dict[s
     return [{"role": "system", "content": text}, *map(_plain, first), *rest]
 
 
-def _plain(message: dict[str, Any]) -> dict[str, Any]:
+def _plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """The message with its calls, or its result, as text."""
     if message.get("role") == "tool":
         return {"role": "user", "content": f"<tool_response>{_text(message.get('content'))}</tool_response>"}

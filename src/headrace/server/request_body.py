@@ -21,6 +21,9 @@ __all__ = ["MAX_BODY", "decode_body", "read_body", "read_json"]
 MAX_BODY = 16 * 2**20
 """Bytes of a request's body; a longer one is refused with 413."""
 
+_ESCAPES = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _AT = re.compile(r"^(?P<what>.*) - at `(?:key` in `)?\$\.?(?P<path>.*)`$", re.DOTALL)
@@ -76,7 +79,9 @@ def decode_body(body: bytes, kind: type[B]) -> B:
     except msgspec.ValidationError as error:
         raise _explain(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+        half = next((found for found in _ESCAPES.finditer(body) if found["half"]), None)
+        why = f"{half['half'].decode()} is half of a surrogate pair, which is no character" if half else error
+        raise InvalidRequest(f"the body is not valid JSON: {why}", code="invalid_json") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
 

@@ -61,7 +61,8 @@ class StructuredOutputsBody(Body):
     choice: list[str] | None = None
     grammar: str | None = None
     """Lark, or EBNF in GBNF's form (with `::=`)."""
-    structural_tag: Any = None
+    structural_tag: str | dict[str, Any] | None = None
+    """Free text with tags whose content has a schema: `structures` and `triggers`, or `format`."""
     whitespace: Literal["flexible", "compact"] | None = None
     """Between the parts of JSON: up to 32 characters (the default), or none."""
 
@@ -172,8 +173,13 @@ class NamedSchema(Body):
 
 
 class ResponseFormat(Body):
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: NamedSchema | None = None
+    structures: list[dict[str, Any]] | None = None
+    """With `triggers`, for type structural_tag: each has `begin`, `schema` and `end`."""
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
+    """The newer form of a structural tag."""
 
 
 @with_sampling_fields

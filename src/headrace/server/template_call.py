@@ -1,4 +1,4 @@
-"""Converts a chat request into the arguments of the chat template, and handles what is specific to OpenAI's API."""
+"""Converts a chat request into the inputs of the chat template, and handles what is specific to OpenAI's API."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import msgspec
 
 from headrace.errors import InvalidRequest
 from headrace.server.schemas import ChatRequest, Message, TokenizeRequest
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.reserved import RESERVED_TEMPLATE_ARGUMENTS
 
-__all__ = ["template_call"]
+__all__ = ["chat_inputs"]
 
 _NOT_FOR_TEMPLATES = frozenset({"refusal", "annotations", "audio", "function_call", "parsed"})
 
@@ -25,8 +26,8 @@ class _Sent(msgspec.Struct):
 _decode_sent = msgspec.json.Decoder(_Sent).decode
 
 
-def template_call(body: ChatRequest | TokenizeRequest, sent: bytes) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(messages, keyword arguments) for `apply_chat_template_async`. `sent` is the body that was decoded.
+def chat_inputs(body: ChatRequest | TokenizeRequest, sent: bytes) -> ChatInputs:
+    """The inputs of the chat template. `sent` is the body that was decoded.
 
     Handles what is specific to OpenAI's API; the tokenizer handles the rest, which depends on the template. Raises
     InvalidRequest with the path of the wrong field.
@@ -37,7 +38,15 @@ def template_call(body: ChatRequest | TokenizeRequest, sent: bytes) -> tuple[lis
         raise InvalidRequest("`messages` is empty: give at least one message", "messages", "invalid_value")
     for i, message in enumerate(messages):
         _check(message, f"messages[{i}]")
-    return [_message(message) for message in plain.messages or ()], _arguments(body, plain.tools)
+    resume = _continues(body)
+    unused = isinstance(body, ChatRequest) and body.tool_choice == "none"
+    return ChatInputs(
+        [_message(message) for message in plain.messages or ()],
+        tools=None if unused else plain.tools or None,
+        add_generation_prompt=not resume if body.add_generation_prompt is None else body.add_generation_prompt,
+        continue_final_message=resume,
+        kwargs=_kwargs(body),
+    )
 
 
 def _check(message: Message, path: str) -> None:
@@ -71,7 +80,8 @@ def _wrong(param: str, why: str) -> InvalidRequest:
     return InvalidRequest(f"`{param}`: {why}", param, "invalid_value")
 
 
-def _arguments(body: ChatRequest | TokenizeRequest, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+def _continues(body: ChatRequest | TokenizeRequest) -> bool:
+    """Whether the answer continues the last message."""
     resume = bool(body.continue_final_message)
     if resume and body.add_generation_prompt:
         message = "`continue_final_message` and `add_generation_prompt` exclude each other"
@@ -80,13 +90,7 @@ def _arguments(body: ChatRequest | TokenizeRequest, tools: list[dict[str, Any]] 
     if resume and messages and messages[-1].role != "assistant":
         message = f"`continue_final_message` continues an assistant's message, but the last is a {messages[-1].role}'s"
         raise InvalidRequest(message, "continue_final_message", "invalid_value")
-    unused = isinstance(body, ChatRequest) and body.tool_choice == "none"
-    return {
-        "tools": None if unused else tools or None,
-        "add_generation_prompt": not resume if body.add_generation_prompt is None else body.add_generation_prompt,
-        "continue_final_message": resume,
-        "kwargs": _kwargs(body),
-    }
+    return resume
 
 
 def _kwargs(request: ChatRequest | TokenizeRequest) -> dict[str, Any]:

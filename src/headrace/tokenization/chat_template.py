@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import ConfigError, InvalidRequest, Overloaded, truncate
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.conversation import normalize_messages
 from headrace.tokenization.quoting import Quoting
 from headrace.tokenization.render_frames import REFUSAL, TEXT, Frame
@@ -29,13 +30,12 @@ _MARK = "\ue000the final message goes on here\ue000"
 
 @dataclass(slots=True)
 class _Talk:
-    """A conversation to render."""
+    """A conversation that is being rendered."""
 
+    inputs: ChatInputs
     template: int
     variables: dict[str, Any]
     """All variables but the messages."""
-    continues: bool
-    """True if the last message is continued."""
     final: str = ""
     """Text of the last message, if it is continued."""
 
@@ -79,50 +79,27 @@ class ChatTemplate:
             template = self._chosen(False)
             self._store_forms(template, self._render(self._probes(template)))
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, inputs: ChatInputs) -> str:
         """See `Tokenizer.apply_chat_template`."""
-        talk = self._talk(tools, add_generation_prompt, continue_final_message, kwargs)
+        talk = self._talk(inputs)
         if talk.template not in self._forms:
             self._store_forms(talk.template, self._render(self._probes(talk.template)))
-        return self._finished(talk, self._render(self._job(talk, messages)))
+        return self._finished(talk, self._render(self._job(talk)))
 
-    async def render_async(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
+    async def render_async(self, inputs: ChatInputs) -> str:
         """As `render`, without blocking the event loop."""
-        talk = self._talk(tools, add_generation_prompt, continue_final_message, kwargs)
+        talk = self._talk(inputs)
         if talk.template not in self._forms:
             self._store_forms(talk.template, await self._render_async(self._probes(talk.template)))
-        return self._finished(talk, await self._render_async(self._job(talk, messages)))
+        return self._finished(talk, await self._render_async(self._job(talk)))
 
-    def _talk(
-        self,
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        kwargs: Mapping[str, Any] | None,
-    ) -> _Talk:
-        variables = self._variables(tools, add_generation_prompt, continue_final_message, kwargs)
-        return _Talk(self._chosen(bool(tools)), variables, continue_final_message)
+    def _talk(self, inputs: ChatInputs) -> _Talk:
+        return _Talk(inputs, self._chosen(bool(inputs.tools)), self._variables(inputs))
 
-    def _job(self, talk: _Talk, messages: Sequence[Mapping[str, Any]]) -> Job:
+    def _job(self, talk: _Talk) -> Job:
         def renders() -> list[dict[str, Any]]:
-            uniform = self._quoting.messages(normalize_messages(messages, self._forms[talk.template]))
-            if talk.continues:
+            uniform = self._quoting.messages(normalize_messages(talk.inputs.messages, self._forms[talk.template]))
+            if talk.inputs.continue_final_message:
                 talk.final = _take_final(uniform)
             tools = self._quoting.value(talk.variables["tools"])
             return [talk.variables | {"messages": uniform, "tools": tools}]
@@ -131,29 +108,23 @@ class ChatTemplate:
 
     def _finished(self, talk: _Talk, frames: Sequence[Frame]) -> str:
         text = self._quoting.rendered(_text(frames[0]))
-        return _with_open_end(text, talk.final) if talk.continues else text
+        return _with_open_end(text, talk.final) if talk.inputs.continue_final_message else text
 
-    def _variables(
-        self,
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        kwargs: Mapping[str, Any] | None,
-    ) -> dict[str, Any]:
+    def _variables(self, inputs: ChatInputs) -> dict[str, Any]:
         """All variables of the template but the messages."""
-        if continue_final_message and add_generation_prompt:
+        if inputs.continue_final_message and inputs.add_generation_prompt:
             message = "`continue_final_message` and `add_generation_prompt` exclude each other"
             raise InvalidRequest(message, "continue_final_message", "invalid_value")
-        for name in kwargs or ():
+        for name in inputs.kwargs or ():
             if name in RESERVED_TEMPLATE_ARGUMENTS or name in self._special_tokens or name.endswith("_token"):
                 param = f"chat_template_kwargs.{name}"
                 raise InvalidRequest(f"`{param}` may not be set: it is reserved", param, "invalid_value")
         return {
             **self._special_tokens,
-            **(kwargs or {}),
-            "tools": list(tools) if tools else None,
+            **(inputs.kwargs or {}),
+            "tools": list(inputs.tools) if inputs.tools else None,
             "documents": None,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": inputs.add_generation_prompt,
         }
 
     def _chosen(self, with_tools: bool) -> int:
@@ -168,7 +139,7 @@ class ChatTemplate:
         return self._names.index(name)
 
     def _probes(self, index: int) -> Job:
-        variables = self._variables(PROBE_TOOLS, False, False, None)
+        variables = self._variables(ChatInputs((), PROBE_TOOLS, add_generation_prompt=False))
         return Job(index, lambda: [variables | {"messages": messages} for messages in PROBES.values()])
 
     def _store_forms(self, template: int, frames: Sequence[Frame]) -> None:

@@ -14,10 +14,11 @@ from tokenizers import Tokenizer as Backend
 from headrace.checkpoints.files import located, present
 from headrace.checkpoints.gguf_header import map_gguf
 from headrace.errors import CheckpointError, ConfigError, InvalidRequest, ModelNotFound
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.chat_template import ChatTemplate
 from headrace.tokenization.detokenizer import Pieces, StreamDecoder, decode_all
 from headrace.tokenization.gguf_vocab import gguf_templates, gguf_vocab
-from headrace.tokenization.hf_vocab import hf_templates, hf_vocab
+from headrace.tokenization.hf_vocab import hf_response_template, hf_templates, hf_vocab
 from headrace.tokenization.library import guarded
 from headrace.tokenization.quoting import SPLIT, Quoting, split_quoted
 from headrace.tokenization.vocab import Vocab
@@ -30,7 +31,7 @@ _NONE: frozenset[int] = frozenset()
 class Tokenizer:
     """One checkpoint's tokenizer. Immutable; every method may be called from any thread."""
 
-    def __init__(self, vocab: Vocab, template: ChatTemplate | None = None) -> None:
+    def __init__(self, vocab: Vocab, template: ChatTemplate | None = None, response_template: Any = None) -> None:
         self._backend = vocab.backend
         self._pieces = Pieces(vocab)
         self._prefix, self._suffix = vocab.prefix, vocab.suffix
@@ -43,6 +44,8 @@ class Tokenizer:
         self.bos_token_id = vocab.bos
         self.eos_token_ids = vocab.ends
         """Every id that ends a sequence, ascending."""
+        self.response_template = response_template
+        """The declaration of the model's formats in tokenizer_config.json, as it is there; None without one."""
         self.vocab_size = len(vocab.token_bytes)
         """The highest id plus one; a model's head may have more rows."""
 
@@ -96,46 +99,17 @@ class Tokenizer:
         """The text of the chat templates; empty without one."""
         return "" if self._template is None else self._template.source
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
+    def apply_chat_template(self, inputs: ChatInputs) -> str:
         """The conversation as the model's prompt; encode it with `encode_chat`.
 
-        `continue_final_message` ends the text with the last message's content, unchanged and not closed; it excludes
-        `add_generation_prompt`. `kwargs` are more variables for the template. Raises InvalidRequest if the messages are
-        wrong, the template refuses them, or it exceeds its limits of time and memory.
+        Raises InvalidRequest if the inputs are wrong, the template refuses them, or it exceeds its limits of time and
+        memory.
         """
-        return self._chat_template().render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            kwargs=kwargs,
-        )
+        return self._chat_template().render(inputs)
 
-    async def apply_chat_template_async(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
+    async def apply_chat_template_async(self, inputs: ChatInputs) -> str:
         """As `apply_chat_template`, without blocking the event loop."""
-        return await self._chat_template().render_async(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            kwargs=kwargs,
-        )
+        return await self._chat_template().render_async(inputs)
 
     def warm_chat_template(self) -> None:
         """Start the process that renders the chat template in the background, ahead of the first request."""
@@ -181,7 +155,7 @@ def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) ->
         if not present(path / "tokenizer.json"):
             _check_checkpoint(path)
         with _naming(chat_template):
-            return _build(hf_vocab(path), hf_templates(path), override)
+            return _build(hf_vocab(path), hf_templates(path), override, hf_response_template(path))
     if path.suffix != ".gguf" or not os.path.isfile(path):
         raise ModelNotFound(f"{path}: neither a directory with a tokenizer.json nor a .gguf file")
     metadata = map_gguf(path)[1].metadata
@@ -203,12 +177,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], chat_template: str | None =
     return _build(gguf_vocab(metadata), gguf_templates(metadata), chat_template)
 
 
-def _build(vocab: Vocab, templates: dict[str, str], override: str | None) -> Tokenizer:
+def _build(vocab: Vocab, templates: dict[str, str], override: str | None, response_template: Any = None) -> Tokenizer:
     if override is not None:
         template = _template({"default": override}, vocab)
         template.check()
-        return Tokenizer(vocab, template)
-    return Tokenizer(vocab, _template(templates, vocab) if templates else None)
+        return Tokenizer(vocab, template, response_template)
+    return Tokenizer(vocab, _template(templates, vocab) if templates else None, response_template)
 
 
 def _template(templates: dict[str, str], vocab: Vocab) -> ChatTemplate:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
+from headrace.bench import workloads
 from headrace.bench.bench_report import as_json, print_report, write_html
 from headrace.bench.load_runs import LoadRun, load_report
 from headrace.bench.request_timing import RequestTiming, percentile, summarize
@@ -21,7 +24,22 @@ from headrace.bench.timed_completion import send
 from headrace.bench.workloads import WORKLOADS, Prompt, Workload, build
 from headrace.errors import ConfigError
 
+CORPUS = list(workloads._MODULES)
 SMALL = Workload("small", 6, 2, (4, 16), (2, 5))
+
+
+@pytest.fixture(autouse=True)
+def few_pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two of the corpus's modules have text enough, and take a tenth of the time."""
+    monkeypatch.setattr(workloads, "_MODULES", ["argparse", "typing"])
+    workloads.corpus.cache_clear()
+    yield
+    workloads.corpus.cache_clear()
+
+
+def test_the_corpus_is_of_modules_that_exist() -> None:
+    assert all(find_spec(name) for name in CORPUS)
+    assert len(workloads.corpus().split()) > 4096
 
 
 def encode(text: str) -> list[int]:

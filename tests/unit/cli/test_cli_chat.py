@@ -19,6 +19,7 @@ from headrace.cli.chat_command import Conversation
 from headrace.cli.main import main
 from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.errors import ContextOverflow, EngineDead, InvalidRequest
+from headrace.tokenization.chat_inputs import ChatInputs
 
 
 @pytest.fixture
@@ -204,8 +205,8 @@ class FakeLLM:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [*text.encode(), *([255] if add_special_tokens else [])]
 
-    def apply_chat_template(self, messages: list[dict[str, str]]) -> str:
-        return "".join(f"<{message['content']}>" for message in messages)
+    def apply_chat_template(self, inputs: ChatInputs) -> str:
+        return "".join(f"<{message['content']}>" for message in inputs.messages)
 
     async def start(self) -> None:
         if "broken" in self.model:

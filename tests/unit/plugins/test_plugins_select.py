@@ -76,9 +76,8 @@ def test_a_plugin_error_names_distribution_and_version() -> None:
 
 def test_a_plugin_without_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     (failure,) = discover([install(monkeypatch, "empty", value=1)]).failures
-    assert (
-        "implements no hook (are they marked with hookimpl?); there are headrace_formats, headrace_grammar_backends"
-        in str(failure)
+    assert "implements no hook (are they marked with hookimpl?); there are headrace_drafters, headrace_formats" in str(
+        failure
     )
 
 

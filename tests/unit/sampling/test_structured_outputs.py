@@ -63,6 +63,8 @@ class Opaque:
         ({"choice": {"b", "a"}}, Constraint("choice", '["a", "b"]')),
         ({"grammar": 'start: "a"'}, Constraint("lark", 'start: "a"')),
         ({"grammar": 'root ::= "a"'}, Constraint("gbnf", 'root ::= "a"')),
+        ({"structural_tag": {"triggers": ["<"]}}, Constraint("structural_tag", '{"triggers": ["<"]}')),
+        ({"structural_tag": '{"a": 1}'}, Constraint("structural_tag", '{"a": 1}')),
         ({"regex": "a", "json": None, "json_object": False, "choice": None}, Constraint("regex", "a")),
     ],
 )
@@ -95,6 +97,7 @@ def test_a_type_becomes_its_schema(kind: Any) -> None:
         ({"regex": "[0-9]+"}, "12", "12"),
         ({"choice": ["yes"]}, "yes", "yes"),
         ({"grammar": 'start: "a"'}, "a", "a"),
+        ({"structural_tag": {}}, "1", "1"),
     ],
 )
 def test_a_complete_text_has_a_value(given: dict[str, Any], text: str, value: Any) -> None:
@@ -115,7 +118,7 @@ def test_what_is_no_value_is_a_value_error(given: dict[str, Any], text: str) -> 
 @pytest.mark.parametrize(
     ("given", "param", "message"),
     [
-        ({}, "structured_outputs", "exactly one of json, json_object, regex, choice, grammar, got none"),
+        ({}, "structured_outputs", "exactly one of json, .*, grammar, structural_tag, got none"),
         ({"json": {}, "regex": "a"}, "structured_outputs", "got json, regex"),
         ({"jsn": {}}, "structured_outputs", "no field 'jsn'; there are json,"),
         ({"json": 5}, "structured_outputs.json", "a JSON schema .* or a type, got 5"),
@@ -130,6 +133,13 @@ def test_what_is_no_value_is_a_value_error(given: dict[str, Any], text: str) -> 
         ({"regex": 5}, "structured_outputs.regex", "a text"),
         ({"grammar": ["a"]}, "structured_outputs.grammar", "a text"),
         ({"grammar": 'start: %json {"enum": [9007199254740993]}'}, "structured_outputs.grammar", "may not hold %json"),
+        ({"regex": "a\ud800"}, "structured_outputs.regex", "half of a surrogate pair"),
+        ({"grammar": 'start: "\ud800"'}, "structured_outputs.grammar", "half of a surrogate pair"),
+        ({"choice": ["a", "\udfff"]}, "structured_outputs.choice", "half of a surrogate pair"),
+        ({"json": '{"const": "\ud800"}'}, "structured_outputs.json", "half of a surrogate pair"),
+        ({"structural_tag": 5}, "structured_outputs.structural_tag", "a mapping or JSON text, got 5"),
+        ({"structural_tag": [{}]}, "structured_outputs.structural_tag", "a mapping or JSON text"),
+        ({"structural_tag": {"a": {1}}}, "structured_outputs.structural_tag", "is no JSON: .*set"),
         ({"choice": "ab"}, "structured_outputs.choice", "a list of texts, got 'ab'"),
         ({"choice": []}, "structured_outputs.choice", "none of them empty"),
         ({"choice": ["a", 1]}, "structured_outputs.choice", "none of them empty"),

@@ -19,6 +19,7 @@ from headrace.engine.stats import EngineStats, EngineTotals
 from headrace.engine.wire import EngineInfo
 from headrace.errors import EngineDead
 from headrace.server import create_app
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.conversation import normalize_messages
 from headrace.tokenization.template_forms import TemplateForms
 from headrace.types import SchedulerStats
@@ -49,6 +50,7 @@ class ByteTokenizer:
     """Token ids are bytes; 256 is the start of a text."""
 
     eos_token_ids: Sequence[int] = ()
+    response_template = None
     template_source = '{{ tools }} <tool_call> "arguments"'
 
     def __init__(self) -> None:
@@ -70,19 +72,11 @@ class ByteTokenizer:
     def stream(self, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = ()) -> TextStream:
         return ByteStream()
 
-    async def apply_chat_template_async(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        kwargs: dict[str, Any] | None = None,
-    ) -> str:
-        messages = normalize_messages(messages, TemplateForms())
-        call = {"messages": messages, "tools": tools, "generate": add_generation_prompt}
-        self.rendered.append({**call, "continue": continue_final_message, "kwargs": kwargs})
-        return "|".join(m["content"] for m in messages) + ">" * add_generation_prompt
+    async def apply_chat_template_async(self, inputs: ChatInputs) -> str:
+        messages = normalize_messages(inputs.messages, TemplateForms())
+        call = {"messages": messages, "tools": inputs.tools, "generate": inputs.add_generation_prompt}
+        self.rendered.append({**call, "continue": inputs.continue_final_message, "kwargs": inputs.kwargs})
+        return "|".join(m["content"] for m in messages) + ">" * inputs.add_generation_prompt
 
 
 @dataclass

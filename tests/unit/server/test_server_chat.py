@@ -9,6 +9,7 @@ import pytest
 from server_fakes import CONTEXT, Served, events, fault, serve_fake
 
 from headrace.errors import EngineDead, Overloaded
+from headrace.types import Constraint
 
 TOOL = {"type": "function", "function": {"name": "now", "description": "The time.", "parameters": {"type": "object"}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
@@ -200,7 +201,11 @@ def test_template_arguments():
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
-        ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"structural_tag": 5}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"structural_tag": {}, "regex": "a"}}, "structured_outputs"),
+        ({"response_format": {"type": "json_object", "triggers": ["<"]}}, "response_format.triggers"),
+        ({"response_format": {"type": "structural_tag", "triggers": "<"}}, "response_format.triggers"),
+        ({"response_format": {"type": "structural_tag", "json_schema": {"schema": {}}}}, "response_format.json_schema"),
         ({"structured_outputs": {"whitespace": "some"}}, "structured_outputs.whitespace"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"top_logprobs": 2}, "top_logprobs"),
@@ -231,6 +236,24 @@ def test_wrong_tool_arguments(arguments):
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [user("a"), {"role": "assistant", "content": None, "tool_calls": [call]}]
     fault(chat(messages=messages), 400, "messages[1].tool_calls[0].function.arguments")
+
+
+@pytest.mark.parametrize("field", ["response_format", "structured_outputs.structural_tag"])
+@pytest.mark.parametrize("tag", [{"structures": [{"begin": "<"}], "triggers": ["<"]}, {"format": {"type": "any_text"}}])
+def test_structural_tags_reach_the_engine(field, tag):
+    served = serve_fake()
+    asked = {"response_format": {"type": "structural_tag", **tag}, "structured_outputs.structural_tag": tag}[field]
+    name, _, inner = field.partition(".")
+    assert chat(served, **{name: {inner: asked} if inner else asked}).status_code == 200
+    (request,) = served.engine.requests
+    assert request.constraint == Constraint("structural_tag", json.dumps(tag), field=field)
+
+
+@pytest.mark.parametrize("text", [r"\ud800", r"a\udc00b", r"\ud83d\ud83d\ude00"])
+def test_half_of_a_surrogate_pair_is_told(text):
+    body = f'{{"messages": [], "structured_outputs": {{"regex": "{text}"}}}}'
+    answer = asyncio.run(serve_fake().http.post("/v1/chat/completions", content=body.encode()))
+    assert "is half of a surrogate pair, which is no character" in fault(answer, 400)["message"]
 
 
 def test_text_format_is_accepted():

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from headrace.errors import InvalidRequest
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.chat_template import ChatTemplate
-from headrace.tokenization.render_frames import FAULT, TEXT
+from headrace.tokenization.render_frames import FAULT, TEXT, Frame
 from headrace.tokenization.renderer import Job, Renderer, RenderLimits, RenderStopped
 
 USER = [{"role": "user", "content": "hi"}]
@@ -103,15 +104,15 @@ WORK = [{"role": "user", "content": "work"}]
 
 def test_a_stopped_render_is_an_invalid_request() -> None:
     with pytest.raises(InvalidRequest, match="the chat template failed: it was stopped after") as caught:
-        template(LONG.replace("N", "100000")).render(WORK)
+        template(LONG.replace("N", "100000")).render(ChatInputs(WORK))
     assert caught.value.code == "chat_template_error"
     with pytest.raises(InvalidRequest, match="more than 96 MiB of memory"):
-        template("{{ 'x' * 10 ** 9 }}").render(USER)
+        template("{{ 'x' * 10 ** 9 }}").render(ChatInputs(USER))
 
 
 def test_a_long_render_runs_in_the_slow_lane() -> None:
     limits = RenderLimits(first_seconds=0.01, seconds=60)
-    assert template(LONG.replace("N", "3000"), limits).render(WORK) == "hi"
+    assert template(LONG.replace("N", "3000"), limits).render(ChatInputs(WORK)) == "hi"
 
 
 def pids() -> set[int]:
@@ -145,14 +146,14 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_fast_renders_do_not_wait_for_slow_ones() -> None:
     """The slow ones never end by themselves here."""
     slow = template(LONG.replace("N", "100000"), RenderLimits(first_seconds=0.05, seconds=10_000))
-    assert slow.render(USER) == "hi"
+    assert slow.render(ChatInputs(USER)) == "hi"
     before = pids()
 
     async def talk() -> None:
-        working = [asyncio.ensure_future(slow.render_async(WORK)) for _ in range(3)]
-        assert await slow.render_async(USER) == "hi"
+        working = [asyncio.ensure_future(slow.render_async(ChatInputs(WORK))) for _ in range(3)]
+        assert await slow.render_async(ChatInputs(USER)) == "hi"
         await asyncio.to_thread(wait_until, lambda: len(pids() - before) >= 3)
-        assert await slow.render_async(USER) == "hi"
+        assert await slow.render_async(ChatInputs(USER)) == "hi"
         assert not any(work.done() for work in working)
         while not all(work.done() for work in working):
             for pid in pids():
@@ -167,25 +168,47 @@ def test_fast_renders_do_not_wait_for_slow_ones() -> None:
 def test_a_process_that_was_killed_is_replaced() -> None:
     before = pids()
     mine = template("{{ messages[0].content }}", RenderLimits())
-    assert mine.render(USER) == "hi"
-    # There may be another that was started ahead.
-    for pid in pids() - before:
-        os.kill(pid, signal.SIGKILL)
-    assert mine.render(USER) == "hi"
-    # One that stands still is given up.
-    stopped = pids() - before
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
+    assert mine.render(ChatInputs(USER)) == "hi"
+    (killed,) = pids() - before
+    os.kill(killed, signal.SIGKILL)
+    # Until it has ended it would be given the next job, which the slow lane would then run again.
+    os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
+    assert mine.render(ChatInputs(USER)) == "hi"
+    # One that stands still is given up: another takes its place, and one of the slow lane runs the job again.
+    (stopped,) = pids() - before
+    os.kill(stopped, signal.SIGSTOP)
     mine._renderer._fast._stuck = 0.05
-    assert mine.render(USER) == "hi"
-    assert stopped - pids()
+    assert mine.render(ChatInputs(USER)) == "hi"
+    assert stopped not in pids()
+    (new,) = mine._renderer._fast._idle
+    assert new._process.pid in pids() - before - {killed, stopped}
+
+
+@linux
+def test_a_process_that_dies_with_a_job_is_replaced() -> None:
+    """It still runs when it is given the job."""
+    mine = template("{{ messages[0].content }}", RenderLimits())
+    assert mine.render(ChatInputs(USER)) == "hi"
+    (dying,) = mine._renderer._fast._idle
+    run = dying.run
+
+    def killed(job: bytes, answers: int, seconds: float) -> list[Frame]:
+        dying._process.kill()
+        return run(job, answers, seconds)
+
+    dying.run = killed  # type: ignore[method-assign]
+    assert mine.render(ChatInputs(USER)) == "hi"
+    assert not dying.alive
+    (new,) = mine._renderer._fast._idle
+    assert new is not dying
+    assert new.alive
 
 
 @linux
 def test_its_processes_end_with_the_template() -> None:
     before = pids()
     mine = template("x")
-    mine.render(USER)
+    mine.render(ChatInputs(USER))
     assert pids() - before
     del mine
     wait_until(lambda: pids() <= before)
@@ -193,10 +216,11 @@ def test_its_processes_end_with_the_template() -> None:
 
 SCRIPT = """
 import os, signal, time
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.chat_template import ChatTemplate
 template = ChatTemplate({"default": "{{ messages[0].content }}"}, {})
 template.warm()
-print(template.render([{"role": "user", "content": "hi"}]), flush=True)
+print(template.render(ChatInputs([{"role": "user", "content": "hi"}])), flush=True)
 print(*[process._process.pid for process in template._renderer._fast._idle], flush=True)
 END
 """
@@ -223,12 +247,14 @@ def test_no_process_outlives_a_script_without_a_main_guard(end: str, tmp_path: P
 
 BUSY = """
 import threading
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.chat_template import ChatTemplate
 from headrace.tokenization.renderer import RenderLimits
 source = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 template = ChatTemplate({"default": source}, {}, RenderLimits(first_seconds=0.01, seconds=10_000))
+inputs = ChatInputs([{"role": "user", "content": "hi"}])
 for _ in range(3):
-    threading.Thread(target=lambda: template.render([{"role": "user", "content": "hi"}]), daemon=True).start()
+    threading.Thread(target=lambda: template.render(inputs), daemon=True).start()
 slow = template._renderer._slow
 with slow._changed:
     while slow._count < 2:
@@ -247,16 +273,17 @@ def test_the_end_of_a_script_does_not_wait_for_a_render(tmp_path: Path) -> None:
 
 FORK = """
 import os
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.chat_template import ChatTemplate
 template = ChatTemplate({"default": "{{ messages[0].content }}"}, {})
 USER = [{"role": "user", "content": "hi"}]
-template.render(USER)
+template.render(ChatInputs(USER))
 (before,) = template._renderer._fast._idle
 fork = os.fork()
-assert template.render(USER) == "hi"
+assert template.render(ChatInputs(USER)) == "hi"
 if fork:
     assert os.waitpid(fork, 0)[1] == 0
-    assert template.render(USER) == "hi"
+    assert template.render(ChatInputs(USER)) == "hi"
     assert template._renderer._fast._idle == [before] and before.alive
 """
 
@@ -276,16 +303,16 @@ def test_the_parents_memory_does_not_count() -> None:
     ballast[::4096] = b"x" * len(ballast[::4096])
     before = pids()
     mine = template("hi", RenderLimits())
-    assert mine.render(USER) == "hi"
+    assert mine.render(ChatInputs(USER)) == "hi"
     started = pids() - before
-    assert mine.render(USER) == "hi"
+    assert mine.render(ChatInputs(USER)) == "hi"
     assert pids() - before == started
 
 
 def test_long_honest_conversations_are_rendered() -> None:
     source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}\n{% endfor %}"
     talk = [{"role": "user" if i % 2 == 0 else "assistant", "content": "é" * 250} for i in range(801)]
-    text = template(source, RenderLimits()).render(talk)
+    text = template(source, RenderLimits()).render(ChatInputs(talk))
     assert text.count("é") == 801 * 250
 
 
@@ -294,7 +321,7 @@ def test_renders_from_several_threads() -> None:
 
     async def many() -> list[str]:
         talks = [[{"role": "user", "content": str(i)}] for i in range(64)]
-        return [*await asyncio.gather(*(mine.render_async(talk) for talk in talks))]
+        return [*await asyncio.gather(*(mine.render_async(ChatInputs(talk)) for talk in talks))]
 
     assert asyncio.run(many()) == [str(i) for i in range(64)]
 
@@ -304,14 +331,14 @@ def test_renders_from_several_threads() -> None:
     [({"a": 10**40}, str(10**40)), ({"a": "\ud800"}, "\ud800"), ({"a": (1, 2)}, "[1, 2]"), ({"a": 0.1}, "0.1")],
 )
 def test_values_sent_to_the_process(kwargs: dict[str, Any], text: str) -> None:
-    assert template("{{ a }}", RenderLimits()).render(USER, kwargs=kwargs) == text
+    assert template("{{ a }}", RenderLimits()).render(ChatInputs(USER, kwargs=kwargs)) == text
 
 
 def test_what_is_not_json_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="not plain JSON"):
-        template("{{ a }}").render(USER, kwargs={"a": object()})
+        template("{{ a }}").render(ChatInputs(USER, kwargs={"a": object()}))
 
 
 def test_a_template_that_is_too_long_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="at most 1048576"):
-        template("x" * (1 << 20) + "y").render(USER)
+        template("x" * (1 << 20) + "y").render(ChatInputs(USER))

@@ -10,6 +10,7 @@ import pytest
 from inline_templates import inline_template
 
 from headrace.errors import InvalidRequest
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.chat_template import ChatTemplate
 
 SHARED = Path(__file__).parents[4] / "shared" / "cases" / "templates"
@@ -135,7 +136,7 @@ def test_renders_as_transformers_does(path: Path) -> None:
             options: dict[str, Any] = {"tools": tools, "add_generation_prompt": tools is None}
             allowed = expected(source, [messages, as_object[name]], **options)
             try:
-                ours = template.render(messages, **options)
+                ours = template.render(ChatInputs(messages, **options))
             except InvalidRequest:
                 assert not allowed, name
             else:
@@ -152,7 +153,7 @@ def shared(name: str) -> ChatTemplate:
 def test_a_call_is_not_lost_if_the_template_asks_whether_content_is_none() -> None:
     template = shared("deepseek-ai-DeepSeek-R1-Distill-Llama-8B")
     for content in (None, ""):
-        text = template.render([USER, calling(ARGUMENTS, content=content), RESULT])
+        text = template.render(ChatInputs([USER, calling(ARGUMENTS, content=content), RESULT]))
         assert f"get_weather\n```json\n{ARGUMENTS}\n```" in text
         assert "21 °C" in text
 
@@ -162,23 +163,24 @@ def test_arguments_as_text_and_as_an_object() -> None:
     for arguments in (compact, json.loads(compact)):
         talk = [USER, calling(arguments, content=None), RESULT]
         text = compact if arguments == compact else '{"b": 1, "a": [true, null]}'
-        assert f">>>get_weather\n{text}" in shared("meetkai-functionary-medium-v3.2").render(talk)
-        assert f'"arguments": {text}' in shared("Qwen-Qwen3-0.6B").render(talk)
-        assert '"arguments": {"b": 1, "a": [true, null]}' in shared("Qwen-Qwen2.5-7B-Instruct").render(talk)
-        assert "call:get_weather{a:[true,None],b:1}" in shared("google-gemma-4-31B-it").render(talk)
+        assert f">>>get_weather\n{text}" in shared("meetkai-functionary-medium-v3.2").render(ChatInputs(talk))
+        assert f'"arguments": {text}' in shared("Qwen-Qwen3-0.6B").render(ChatInputs(talk))
+        assert '"arguments": {"b": 1, "a": [true, null]}' in shared("Qwen-Qwen2.5-7B-Instruct").render(ChatInputs(talk))
+        assert "call:get_weather{a:[true,None],b:1}" in shared("google-gemma-4-31B-it").render(ChatInputs(talk))
 
 
 @pytest.mark.parametrize("name", ["google-gemma-3-it", "GLM-4.6", "Qwen3.5-4B"])
 def test_parts_stay_parts(name: str) -> None:
-    assert "FirstSecond" in shared(name).render([{"role": "user", "content": parts("First", "Second")}])
-    assert "First\nSecond" in shared("Qwen-Qwen3-0.6B").render([{"role": "user", "content": parts("First", "Second")}])
+    talk = ChatInputs([{"role": "user", "content": parts("First", "Second")}])
+    assert "FirstSecond" in shared(name).render(talk)
+    assert "First\nSecond" in shared("Qwen-Qwen3-0.6B").render(talk)
 
 
 def test_a_developer_message_becomes_a_system_message_if_unsupported() -> None:
     talk = [{"role": "developer", "content": "Be kind."}, USER]
-    assert "system\nBe kind." in shared("Qwen-Qwen3-0.6B").render(talk)
-    assert "system<|im_middle|>Be kind." in shared("Kimi-K2-Instruct").render(talk)
+    assert "system\nBe kind." in shared("Qwen-Qwen3-0.6B").render(ChatInputs(talk))
+    assert "system<|im_middle|>Be kind." in shared("Kimi-K2-Instruct").render(ChatInputs(talk))
     for name in ("openai-gpt-oss-120b", "google-gemma-4-31B-it"):
         template = shared(name)
         source = (SHARED / f"{name}.jinja").read_text(encoding="utf-8")
-        assert template.render(talk) == theirs(source, talk, True, add_generation_prompt=True), name
+        assert template.render(ChatInputs(talk)) == theirs(source, talk, True, add_generation_prompt=True), name

@@ -9,6 +9,7 @@ from tokenizer_vocabs import byte_level_tokenizer, gpt2_metadata, save, sentence
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.errors import CheckpointError, ConfigError, InvalidRequest, ModelNotFound, UnsupportedModel
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.tokenizer import load_tokenizer, tokenizer_from_gguf
 
 TEXTS = ["", "hello world", " hello", "a\n\nb", "it's 1212", "héllo 😀", "<s>hello<end>", "<tool> x"]
@@ -115,26 +116,32 @@ def test_tokens_of_the_configuration_are_added(tmp_path: Path) -> None:
         load_tokenizer(save(byte_level_tokenizer(), tmp_path, tokenizer_config=config))
 
 
+def test_the_declaration_of_formats_is_passed_on_as_it_is(tmp_path: Path) -> None:
+    folder = save(byte_level_tokenizer(), tmp_path)
+    assert load_tokenizer(folder).response_template is None
+    for declared in ({"fields": {"content": {"close": "</s>"}}}, ["wrong"], 5):
+        save(byte_level_tokenizer(), tmp_path, tokenizer_config={"response_template": declared})
+        assert load_tokenizer(folder).response_template == declared
+
+
 def test_templates_are_found_in_every_place_that_checkpoints_use(tmp_path: Path) -> None:
     folder = save(byte_level_tokenizer(), tmp_path)
     with pytest.raises(InvalidRequest, match="no chat template"):
-        load_tokenizer(folder).apply_chat_template(USER)
+        load_tokenizer(folder).apply_chat_template(ChatInputs(USER))
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     save(byte_level_tokenizer(), tmp_path, tokenizer_config={"chat_template": named})
-    assert load_tokenizer(folder).apply_chat_template(USER) == "plain"
-    assert load_tokenizer(folder).apply_chat_template(USER, tools=[{}]) == "tools"
+    assert load_tokenizer(folder).apply_chat_template(ChatInputs(USER)) == "plain"
+    assert load_tokenizer(folder).apply_chat_template(ChatInputs(USER, tools=[{}])) == "tools"
     (tmp_path / "chat_template.jinja").write_text("file")
-    assert load_tokenizer(folder).apply_chat_template(USER) == "file"
+    assert load_tokenizer(folder).apply_chat_template(ChatInputs(USER)) == "file"
     (tmp_path / "mine.jinja").write_text("mine")
-    assert load_tokenizer(folder, tmp_path / "mine.jinja").apply_chat_template(USER, tools=[{}]) == "mine"
+    assert load_tokenizer(folder, tmp_path / "mine.jinja").apply_chat_template(ChatInputs(USER, tools=[{}])) == "mine"
 
 
 def test_special_tokens_are_known_to_templates(tmp_path: Path) -> None:
     config = {"bos_token": "<s>", "eos_token": {"content": "<end>"}, "chat_template": "{{ bos_token }}|{{ eos_token }}"}
-    assert (
-        load_tokenizer(save(byte_level_tokenizer(), tmp_path, tokenizer_config=config)).apply_chat_template(USER)
-        == "<s>|<end>"
-    )
+    tokenizer = load_tokenizer(save(byte_level_tokenizer(), tmp_path, tokenizer_config=config))
+    assert tokenizer.apply_chat_template(ChatInputs(USER)) == "<s>|<end>"
 
 
 def test_a_template_given_as_an_option_must_be_valid(tmp_path: Path) -> None:

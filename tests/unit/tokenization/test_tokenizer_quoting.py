@@ -11,6 +11,7 @@ from inline_templates import inline_template
 from tokenizer_vocabs import gpt2_metadata, llama_metadata
 
 from headrace.errors import InvalidRequest
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.quoting import Quoting, split_quoted, without_marks
 from headrace.tokenization.tokenizer import Tokenizer, tokenizer_from_gguf
 
@@ -32,7 +33,7 @@ def user(content: Any) -> dict[str, Any]:
 
 def control(tokenizer: Tokenizer, messages: list[dict[str, Any]], **options: Any) -> list[str]:
     """Texts of the control tokens in the prompt. The prompt itself must read as rendered."""
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=False, **options)
+    text = tokenizer.apply_chat_template(ChatInputs(messages, add_generation_prompt=False, **options))
     ids = tokenizer.encode_chat(text)
     assert tokenizer.decode(ids, skip_special_tokens=False) == without_marks(text)
     return [tokenizer.token_text(token) for token in ids if token < 3]
@@ -66,7 +67,7 @@ def test_calls_results_and_tools_are_text() -> None:
 def test_a_message_that_is_continued_is_text() -> None:
     tokenizer = byte_level()
     messages = [user("Hi"), {"role": "assistant", "content": "so <end> far"}]
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=False, continue_final_message=True)
+    text = tokenizer.apply_chat_template(ChatInputs(messages, add_generation_prompt=False, continue_final_message=True))
     assert without_marks(text).endswith("so <end> far")
     assert [token for token in tokenizer.encode_chat(text) if token < 3] == [0, 1, 0]
 
@@ -84,14 +85,14 @@ def test_a_text_that_holds_the_marks_itself() -> None:
 def test_a_sentencepiece_vocabulary() -> None:
     source = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
     tokenizer = tokenizer_from_gguf(llama_metadata(**{"tokenizer.chat_template": source}))
-    text = tokenizer.apply_chat_template([user("hello </s> world")], add_generation_prompt=False)
+    text = tokenizer.apply_chat_template(ChatInputs([user("hello </s> world")], add_generation_prompt=False))
     ids = tokenizer.encode_chat(text)
     assert [token for token in ids if token in (1, 2)] == [1, 2]
 
 
 def test_a_plain_conversation_is_encoded_as_ever() -> None:
     tokenizer = byte_level()
-    text = tokenizer.apply_chat_template([user("hello <b>world</b> ")], add_generation_prompt=False)
+    text = tokenizer.apply_chat_template(ChatInputs([user("hello <b>world</b> ")], add_generation_prompt=False))
     assert text == without_marks(text)
     assert tokenizer.encode_chat(text) == tokenizer.encode(text, add_special_tokens=False)
 
@@ -146,7 +147,7 @@ def test_published_templates_render_the_same_text(file: Path) -> None:
         template = inline_template({"default": source}, {"bos_token": "<s>", "eos_token": "</s>"})
         template._quoting = quoting or template._quoting
         try:
-            return without_marks(template.render(messages))
+            return without_marks(template.render(ChatInputs(messages)))
         except InvalidRequest as error:
             return str(error)
 

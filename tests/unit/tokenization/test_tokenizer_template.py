@@ -9,6 +9,7 @@ import pytest
 from inline_templates import inline_template
 
 from headrace.errors import ConfigError, InvalidRequest
+from headrace.tokenization.chat_inputs import ChatInputs
 
 USER = [{"role": "user", "content": "hi"}]
 CHATML = (
@@ -25,7 +26,7 @@ TOOLS = (
 
 
 def render(source: str, messages: Any = USER, **options: Any) -> str:
-    return inline_template({"default": source}, {"bos_token": "<s>"}).render(messages, **options)
+    return inline_template({"default": source}, {"bos_token": "<s>"}).render(ChatInputs(messages, **options))
 
 
 class TestWhatTemplatesSee:
@@ -101,9 +102,9 @@ class TestWhatTemplatesSee:
 
     def test_the_tool_template_is_used_with_tools(self) -> None:
         template = inline_template({"default": "plain", "tool_use": "{{ tools[0].name }}"}, {})
-        assert template.render(USER) == "plain"
-        assert template.render(USER, tools=[{"name": "f"}]) == "f"
-        assert template.render(USER, tools=[]) == "plain"
+        assert template.render(ChatInputs(USER)) == "plain"
+        assert template.render(ChatInputs(USER, tools=[{"name": "f"}])) == "f"
+        assert template.render(ChatInputs(USER, tools=[])) == "plain"
 
     def test_the_caller_keeps_its_messages(self) -> None:
         messages = [
@@ -286,4 +287,4 @@ class TestSandbox:
 
     def test_without_a_default_template_the_error_lists_the_names(self) -> None:
         with pytest.raises(InvalidRequest, match="named rag"):
-            inline_template({"rag": "x"}, {}).render(USER)
+            inline_template({"rag": "x"}, {}).render(ChatInputs(USER))

@@ -1,0 +1,62 @@
+"""Finds a drafter that works on the host by the name of its method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from headrace.errors import ConfigError, PluginError
+from headrace.plugins import PluginSet, discover
+from headrace.speculation.best_of import BestOf
+from headrace.speculation.drafter import HostDrafter, MakeHostDrafter
+from headrace.speculation.ngram import NgramDrafter
+from headrace.speculation.predicted import PredictedDrafter
+from headrace.speculation.suffix import SuffixDrafter
+
+__all__ = ["BUILT_IN", "find_drafter", "make"]
+
+_HOOK = "headrace_drafters"
+
+
+def _ngram() -> HostDrafter:
+    return BestOf(NgramDrafter.name, [PredictedDrafter(), NgramDrafter()])
+
+
+def _suffix() -> HostDrafter:
+    return BestOf(SuffixDrafter.name, [PredictedDrafter(), SuffixDrafter()])
+
+
+BUILT_IN: dict[str, MakeHostDrafter] = {"ngram": _ngram, "predicted": PredictedDrafter, "suffix": _suffix}
+"""A prediction that comes with a request is followed by each of them."""
+
+
+def find_drafter(method: str, discovered: Callable[[], PluginSet] = discover) -> MakeHostDrafter:
+    """The drafter that is built in, or a plugin's. Raises ConfigError for an unknown name, PluginError for a plugin
+    that cannot be used."""
+    if method in BUILT_IN:
+        return BUILT_IN[method]
+    plugins = discovered()
+    found = plugins.find(_HOOK, method)
+    if found is None:
+        known = ", ".join(sorted({*BUILT_IN, *plugins.drafters()}))
+        raise ConfigError(f"speculation method {method!r} is not installed; there are {known}")
+    if not callable(found):
+        raise PluginError(f"hook {_HOOK}: {method!r} is {found!r}: expected something to call")
+    factory: MakeHostDrafter = found
+    return factory
+
+
+def make(method: str, discovered: Callable[[], PluginSet] = discover) -> HostDrafter:
+    """A new drafter of that method. Raises what `find_drafter` does, and PluginError if a plugin's cannot be made."""
+    factory = find_drafter(method, discovered)
+    if method in BUILT_IN:
+        return factory()
+    try:
+        made: object = factory()
+        valid = isinstance(made, HostDrafter)
+    # A plugin's code may fail in any way.
+    except Exception as error:
+        raise PluginError(f"hook {_HOOK}: {method!r} failed: {type(error).__name__}: {error}") from error
+    if not valid:
+        raise PluginError(f"hook {_HOOK}: {method!r} made {made!r}, which lacks members of HostDrafter")
+    return cast(HostDrafter, made)
