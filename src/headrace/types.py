@@ -278,6 +278,9 @@ class StepPlan:
     history_tokens: Ints
     """[H]; known tokens that the device's history must contain and that this step does not compute (cached prefixes
     with penalties)."""
+    split: bool = False
+    """The step is launched in two parts: the forward pass, and sampling after the core has completed the plan. Until
+    then `row_target` and the constraints in `sampling` are not final."""
     request_ids: tuple[str, ...] = ()
     """[S]; for logs and errors."""
     tag: Any = None

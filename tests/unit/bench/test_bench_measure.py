@@ -7,6 +7,8 @@ import io
 import json
 import random
 import re
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
+from headrace.bench import texts
 from headrace.bench.bench_report import as_json, print_report, write_html
 from headrace.bench.load_runs import LoadRun, load_report
 from headrace.bench.request_timing import RequestTiming, percentile, summarize
@@ -24,7 +27,22 @@ from headrace.bench.timed_completion import send
 from headrace.bench.workloads import WORKLOADS, Prompt, Workload, build
 from headrace.errors import ConfigError
 
+CORPUS = list(texts._MODULES)
 SMALL = Workload("small", 6, 2, (4, 16), (2, 5))
+
+
+@pytest.fixture(autouse=True)
+def few_pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two of the corpus's modules have text enough, and take a tenth of the time."""
+    monkeypatch.setattr(texts, "_MODULES", ["argparse", "typing"])
+    texts.corpus.cache_clear()
+    yield
+    texts.corpus.cache_clear()
+
+
+def test_the_corpus_is_of_modules_that_exist() -> None:
+    assert all(find_spec(name) for name in CORPUS)
+    assert len(texts.corpus().split()) > 4096
 
 
 def encode(text: str) -> list[int]:

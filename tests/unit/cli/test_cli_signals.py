@@ -3,15 +3,14 @@ runs without the streams that it doesn't need."""
 
 from __future__ import annotations
 
-import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from headrace.cli.main import VERBS
@@ -90,17 +89,24 @@ def test_child_processes_end_with_the_command(number: int) -> None:
 import os, subprocess, sys
 from headrace.cli import main as command
 def work(arguments):
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], stdout=subprocess.DEVNULL)
-    print(child.pid, flush=True)
+    command = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    subprocess.Popen(command, stdout=subprocess.DEVNULL, pass_fds=[int(sys.argv[2])])
     os.kill(os.getpid(), int(sys.argv[1]))
 command._run = work
 command.main()
 """
-    done = run(code, int(number))
-    assert (done.returncode, done.stderr) == (128 + number, "")
-    with contextlib.suppress(psutil.NoSuchProcess):
-        child = psutil.Process(int(done.stdout))
-        child.wait(60)
+    reading, writing = os.pipe()
+    try:
+        try:
+            done = run(code, int(number), writing, pass_fds=[writing])
+        finally:
+            os.close(writing)
+        assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
+        # The child had the last writing end.
+        assert select.select([reading], [], [], 60)[0]
+        assert os.read(reading, 1) == b""
+    finally:
+        os.close(reading)
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
