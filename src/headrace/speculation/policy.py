@@ -82,7 +82,7 @@ class SpeculationPolicy:
     ) -> StepChoice:
         """Decide a step. `survivals`: of the drafts at hand, for each sequence that may verify some; `contexts`: tokens
         that the first draft of each attends to. At least as fast as without drafts, as far as is known."""
-        plain = self.cost.seconds(shape.tokens, shape.context)
+        plain = self._plain(shape)
         drafts = [0] * len(survivals)
         admitted, context, seconds = list[int](), 0, plain
         if self._hopeful(shape, plain, sum(map(sum, survivals))):
@@ -103,9 +103,9 @@ class SpeculationPolicy:
         """Learn from a step that was chosen: the tokens that its sequences got, and the device's time for it."""
         shape, total = choice.shape, choice.total
         self.cost.observe(shape.tokens + total, shape.context + choice.context, seconds)
-        if not self.cost.known(shape.tokens):
-            return  # Predictions are no seconds yet.
-        plain = self.cost.seconds(shape.tokens, shape.context)
+        plain = self._plain(shape)
+        if plain <= 0:
+            return
         if not total:
             self._pay(ALLOWANCE * plain, plain)
             return
@@ -115,7 +115,7 @@ class SpeculationPolicy:
     def worth(self, shape: StepShape, survival: Sequence[float]) -> bool:
         """Whether drafts of one sequence with this survival would be admitted to such a step: whether it is worth to
         wait for its last token, so that its next step can verify drafts."""
-        plain = self.cost.seconds(shape.tokens, shape.context)
+        plain = self._plain(shape)
         return self._hopeful(shape, plain, sum(survival)) and self._number(shape, plain, survival, ()) > 0
 
     def _number(self, shape: StepShape, plain: float, values: Sequence[float], contexts: Sequence[int]) -> int:
@@ -148,6 +148,13 @@ class SpeculationPolicy:
         ]
         return max(hoped)[1] if hoped else admitted
 
+    def _plain(self, shape: StepShape) -> float:
+        """The time of a step without drafts; 0 if it is unknown. While only shorter steps have been measured, it is
+        theirs: what pays even then needs no measurement, and what does not pay leads to one."""
+        if self.cost.known_with(shape.tokens, shape.context):
+            return self.cost.seconds(shape.tokens, shape.context)
+        return self.cost.at_least(shape.tokens, shape.context)
+
     def _needed(self, shape: StepShape, plain: float) -> float:
         """The tokens per second for which drafts are verified at all."""
         return shape.sampled / plain * (_STAY if self._speculating else _START)
@@ -155,9 +162,7 @@ class SpeculationPolicy:
     def _hopeful(self, shape: StepShape, plain: float, expected: float) -> bool:
         """Whether drafts may be verified at all, and would pay if they took hardly any time. Without a known time of
         the plain step there is nothing to compare with."""
-        if expected <= 0 or shape.sampled < 1 or not self.cost.known(shape.tokens):
-            return False
-        if self._covered(plain) < 0:
+        if expected <= 0 or shape.sampled < 1 or plain <= 0 or self._covered(plain) < 0:
             return False
         return (shape.sampled + expected) / (plain * _FREE + self.gap) > self._needed(shape, plain)
 
