@@ -68,7 +68,7 @@ class StepChoice:
 
 class SpeculationPolicy:
     """Chooses drafts, step by step, and learns from each step's time. `gap`: seconds that a step with drafts keeps the
-    device waiting, because it cannot be planned before the step before it has ended."""
+    device waiting, because it cannot be planned before the step before it has ended; it may be set anew at any time."""
 
     def __init__(self, cost: StepCost | None = None, gap: float = 0.0) -> None:
         self.cost = StepCost() if cost is None else cost
