@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationInfo, field_validator
 
 from headrace.errors import ConfigError, UnsupportedModel
 from headrace.types import Capabilities, KVLayout, LayerKV
@@ -66,6 +66,15 @@ class Frozen(BaseModel):
     """Base class of all parts. A field's description is its help text and its row of docs/configuration.md."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_booleans(cls, value: object, info: ValidationInfo) -> object:
+        """Pydantic would take True for the number 1."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
+            raise ValueError("this option takes a value, not True or False")
+        return value
 
 
 class ModelConfig(Frozen):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -51,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
     except OSError as error:
+        if error.errno == errno.EBADF and error.filename is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return _report("nothing can be written: standard output is closed")
         # An error of a path that the user gave, or of the machine.
         where = "" if error.filename is None else f"{truncate(str(error.filename))}: "
         return _report(f"{where}{error.strerror or _one_line(error)}")
@@ -61,7 +65,7 @@ def _set_up_process() -> None:
     exit_on_signals()
     from headrace.streams import open_missing_streams
 
-    open_missing_streams()
+    open_missing_streams(needs_stdout=True)
     # A character that the terminal's encoding lacks must not end the command.
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]

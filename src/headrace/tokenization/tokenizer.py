@@ -131,7 +131,9 @@ def _encoded(backend: Backend, text: str) -> list[int]:
         with guarded("the tokenizer fails"):
             ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
     except CheckpointError as error:
-        raise InvalidRequest(f"the text cannot be encoded: {error}", "prompt", "invalid_value") from error
+        half = _HALF.search(text)
+        why = f"{half[0]!r} at {half.start()} is half of a surrogate pair, which is no character" if half else error
+        raise InvalidRequest(f"the text cannot be encoded: {why}", "prompt", "invalid_value") from error
     return ids
 
 
