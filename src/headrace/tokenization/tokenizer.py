@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from headrace.tokenization.vocab import Vocab
 __all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer", "tokenizer_from_gguf"]
 
 _NONE: frozenset[int] = frozenset()
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:

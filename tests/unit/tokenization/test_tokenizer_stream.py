@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_vocabs import gpt2_metadata, llama_metadata
 
+from headrace.errors import InvalidRequest
 from headrace.tokenization.tokenizer import Tokenizer, tokenizer_from_gguf
 
 BYTES = tokenizer_from_gguf(gpt2_metadata())
