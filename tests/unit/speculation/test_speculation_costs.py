@@ -123,6 +123,9 @@ def test_acceptance_by_position_is_learnt_for_each_sequence() -> None:
     assert first > 0.9
     assert second < 0.25
     assert third < second
+    for _ in range(600):
+        acceptance.skipped("b")
+    assert acceptance.survival("b", 2)[1] > 2 * second, "what was of no use is tried again"
     for name in "ab":
         acceptance.end(name)
     acceptance.begin("a")

@@ -49,6 +49,20 @@ def test_never_much_slower_than_none_and_near_the_best_number(device: str, hits:
         assert chosen > 0.9 * best
 
 
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("hits", ["changing", "high", "low", "never"])
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_acceptance_that_only_a_verification_shows(device: str, hits: str, batch: int) -> None:
+    def run(tokens: int, fixed: int | None = None) -> float:
+        return Simulation(DEVICES[device], HITS[hits], batch, blind=True).run(tokens, fixed)
+
+    tokens = {1: 1600, 16: 600}[batch]
+    chosen = run(tokens) / run(tokens, fixed=0)
+    assert chosen > 0.97
+    if hits == "high" or (hits, batch) == ("changing", 1):
+        assert chosen > 0.85 * max(run(tokens, fixed=count) / run(tokens, fixed=0) for count in (1, 3, 8))
+
+
 @pytest.mark.parametrize("hits", ["low", "changing"])
 def test_waiting_for_each_step_is_counted(hits: str) -> None:
     run = Simulation(cpu_seconds, HITS[hits], gap=5e-4).run
