@@ -122,7 +122,8 @@ class SpeculationPolicy:
         """The number of drafts to admit of those with these survivals, which fall. A number whose time is unknown is
         tried if it might be better and the account covers the loss that is expected."""
         count, most, slope = len(values), plain + self._covered(plain), self.cost.slope
-        table, expected = self.cost.table(shape.tokens + count + 1), float(shape.sampled)
+        first, stop, expected = shape.tokens + 1, shape.tokens + count + 1, float(shape.sampled)
+        times, known = self.cost.table(stop)[first:stop], self.cost.known_table(stop)[first:stop]
         admitted, gain = 0, self._needed(shape, plain)
         # No step is faster than one of fewer tokens.
         least, more = plain * _FREE + self.gap, slope * shape.context + self.gap
@@ -131,13 +132,13 @@ class SpeculationPolicy:
             expected += value
             if contexts:
                 more += slope * contexts[at]
-            seconds = table[shape.tokens + at + 1] + more
+            seconds = times[at] + more
             # The rest is never better, or more than the account covers.
             if seconds > most or expected + (count - at - 1) * value < gain * least:
                 break
             if expected > gain * seconds:
                 admitted, gain = at + 1, expected / seconds
-            if self.cost.known(shape.tokens + at + 1):
+            if known[at]:
                 least = max(least, seconds)
             else:
                 unknown.append((at + 1, expected, seconds, least))

@@ -19,6 +19,7 @@ from itertools import combinations
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 
 __all__ = ["StepCost"]
 
@@ -81,6 +82,7 @@ class StepCost:
         self.slope = 0.0
         """Seconds for each token of context."""
         self._table: list[float] = []
+        self._known: list[bool] = []
 
     def observe(self, tokens: int, context: int, seconds: float) -> None:
         """Learn from one step."""
@@ -100,6 +102,13 @@ class StepCost:
     def known(self, tokens: int) -> bool:
         """Steps of about this number of tokens have been measured, and not too long ago."""
         return self._steps - self._known_at[_cell(tokens)] <= _STALE
+
+    def known_table(self, stop: int) -> list[bool]:
+        """`known` of 0 to at least `stop` - 1 tokens, as of the latest curve. Read-only."""
+        if len(self._known) < stop:
+            fresh = self._steps - np.array(self._known_at) <= _STALE
+            self._known = list(fresh[_cells_below((2 * stop).bit_length())].tolist())
+        return self._known
 
     def known_with(self, tokens: int, context: int) -> bool:
         """The same for steps of about this context."""
@@ -158,7 +167,7 @@ class StepCost:
             if rest:
                 self._points[at] = (sum(tokens) / len(tokens), median(rest), len(rest))
         self._changed.clear()
-        self._table = []
+        self._table, self._known = [], []
 
     def _without_context(self, seconds: float, context: int) -> float:
         return max(seconds - self.slope * context, 0.1 * seconds)
@@ -180,6 +189,12 @@ def _cell(tokens: int) -> int:
     if tokens <= _EXACT:
         return tokens
     return min(_EXACT + round(_PER_OCTAVE * math.log2(tokens / _EXACT)), _CELLS - 1)
+
+
+@functools.cache
+def _cells_below(power: int) -> npt.NDArray[np.intp]:
+    """The cells of all numbers of tokens below that power of 2."""
+    return np.fromiter(map(_cell, range(1 << power)), np.intp, 1 << power)
 
 
 def _context_cell(context: int) -> int:

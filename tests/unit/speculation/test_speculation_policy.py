@@ -35,17 +35,20 @@ def linear(tokens: int) -> float:
     return 1.0 + 0.2 * (tokens - 1)
 
 
-@pytest.mark.parametrize("batch", [1, 16, 64])
-@pytest.mark.parametrize("hits", sorted(HITS))
+SIZES = [(batch, hits) for batch in (1, 16) for hits in sorted(HITS)]
+SIZES += [(64, "changing"), (64, "high"), (64, "never")]
+
+
+@pytest.mark.parametrize(("batch", "hits"), SIZES)
 @pytest.mark.parametrize("device", sorted(DEVICES))
 def test_never_much_slower_than_none_and_near_the_best_number(device: str, hits: str, batch: int) -> None:
-    tokens = {1: 800, 16: 500, 64: 400}[batch]
+    tokens = {1: 800, 16: 400, 64: 300}[batch]
     run = Simulation(DEVICES[device], HITS[hits], batch).run
     none = run(tokens, fixed=0)
     chosen = run(tokens) / none
     assert chosen > 0.97
     if hits in ("high", "middling"):
-        best = max(run(tokens, fixed=count) / none for count in (1, 2, 3, 5, 8))
+        best = max(run(tokens, fixed=count) / none for count in (1, 3, 8))
         assert chosen > 0.9 * best
 
 
