@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from headrace.core.slots import LAST, LOGPROBS, PROMPT_LEN, Slots
 from headrace.sampling import FLOAT_ROWS, INT_ROWS
 from headrace.types import NO_TOKEN, SamplingBatch, StepPlan
 
-__all__ = ["Decodes", "PrefillChunk", "StepExtras", "StepRecord", "build"]
+__all__ = ["ConstrainedRow", "Decodes", "PrefillChunk", "StepExtras", "StepRecord", "build", "complete"]
 
 Ints = npt.NDArray[np.int32]
 NO_INTS: Ints = np.zeros(0, np.int32)
@@ -88,6 +89,17 @@ class PrefillChunk:
         return self.score_to - self.score_from + self.samples
 
 
+class ConstrainedRow(NamedTuple):
+    """A row with bias, bans or masks."""
+
+    row: int
+    position: int
+    """Index in the sequence of the token to be sampled."""
+    own: Constraints
+    seq: Sequence
+    epoch: int
+
+
 @dataclass(slots=True)
 class StepExtras:
     """The work of a step besides computing tokens."""
@@ -108,6 +120,8 @@ class StepRecord:
     fills: bool
     """One of the tokens fills its block."""
     chunks: list[PrefillChunk]
+    waiting: list[ConstrainedRow] = field(default_factory=list)
+    """Constrained rows of a split step."""
 
 
 def parameters(slots: Slots, index: npt.NDArray[np.intp]) -> SamplingBatch:
@@ -159,8 +173,14 @@ def build(
         request_ids=decodes.ids,
         tag=StepRecord(decodes, len(decodes), offsets, decodes.until_start == 0, chunks),
     )
+    special = _special_rows(decodes, after)
     if chunks:
         _add_chunks(plan, chunks, decodes, slots, table, block_size)
+        special += _special_chunks(chunks, slots)
+    if any(row.own.matcher is not None for row in special):
+        plan.split, plan.tag.waiting = True, special
+    elif special:
+        _constrain(plan.sampling, special)
     if extras.history:
         _add_history(plan, extras.history)
     plan.block_tables = table[plan.slots, : -(-longest // block_size)]
@@ -169,7 +189,7 @@ def build(
 
 def _sampling(decodes: Decodes, positions: Ints) -> SamplingBatch:
     shared = decodes.sampling
-    sampling = SamplingBatch(
+    return SamplingBatch(
         shared.params,
         shared.seed,
         positions,
@@ -178,13 +198,38 @@ def _sampling(decodes: Decodes, positions: Ints) -> SamplingBatch:
         shared.bias_value,
         num_logprobs=shared.num_logprobs,
     )
-    if decodes.special:
-        _constrain(sampling, [(row, int(positions[row]), own) for row, own in decodes.special])
-    return sampling
 
 
-def _constrain(sampling: SamplingBatch, rows: list[tuple[int, int, Constraints]]) -> None:
-    found = gather(rows, len(sampling.position))
+def _special_rows(decodes: Decodes, positions: Ints) -> list[ConstrainedRow]:
+    return [
+        ConstrainedRow(row, int(positions[row]), own, decodes.seqs[row], decodes.epochs[row])
+        for row, own in decodes.special
+    ]
+
+
+def _special_chunks(chunks: list[PrefillChunk], slots: Slots) -> list[ConstrainedRow]:
+    found = []
+    for chunk in chunks:
+        own = slots.constraints[chunk.seq.slot]
+        if chunk.samples and own is not None:
+            found.append(ConstrainedRow(chunk.row + chunk.num_rows - 1, chunk.end, own, chunk.seq, chunk.epoch))
+    return found
+
+
+def complete(plan: StepPlan) -> None:
+    """Set the constraints of a split plan, after the plans before it have been committed. Rows whose token is known by
+    now are scored instead of sampled; the tokens of sequences that have ended will be dropped."""
+    record: StepRecord = plan.tag
+    rows = [one for one in record.waiting if one.seq.epoch == one.epoch]
+    known = [one for one in rows if one.position < len(one.seq.tokens)]
+    if known:
+        plan.row_target = plan.row_target.copy()
+        plan.row_target[[one.row for one in known]] = [one.seq.tokens[one.position] for one in known]
+    _constrain(plan.sampling, [one for one in rows if one.position == len(one.seq.tokens)])
+
+
+def _constrain(sampling: SamplingBatch, rows: list[ConstrainedRow]) -> None:
+    found = gather([(one.row, one.position, one.own) for one in rows], len(sampling.position))
     sampling.bias_row, sampling.bias_token, sampling.bias_value = found.row, found.token, found.value
     sampling.allowed, sampling.allowed_row = found.allowed, found.allowed_row
 
@@ -242,18 +287,14 @@ def _mixed_sampling(
     sampling = parameters(slots, plan.slots[plan.row_seq].astype(np.intp))
     sampling.position = positions
     sampling.num_logprobs = decodes.sampling.num_logprobs
-    special = [(row, int(positions[row]), own) for row, own in decodes.special]
     for chunk in chunks:
         params = chunk.seq.params
         wanted = [params.logprobs] if chunk.samples else []
-        if chunk.score_to > chunk.score_from:
+        if chunk.score_from < chunk.seq.prompt_len - 1 and chunk.score_to > chunk.score_from:
             wanted.append(params.prompt_logprobs)
+        if chunk.score_to >= chunk.seq.prompt_len:
+            wanted.append(params.logprobs)
         sampling.num_logprobs = max([sampling.num_logprobs, *(k for k in wanted if k is not None)])
-        own = slots.constraints[chunk.seq.slot]
-        if chunk.samples and own is not None:
-            special.append((chunk.row + chunk.num_rows - 1, chunk.end, own))
-    if special:
-        _constrain(sampling, special)
     return sampling
 
 

@@ -25,6 +25,9 @@ _DEPTH = 2
 
 
 class PendingStep(Protocol):
+    def sample(self) -> None:
+        """Launch the second part of a split step, after its plan has been completed."""
+
     def done(self) -> bool: ...
 
     def result(self) -> StepResult: ...
@@ -53,6 +56,8 @@ class StepScheduler(Protocol):
 
     def schedule(self, now: float) -> StepPlan | None: ...
 
+    def complete(self, plan: StepPlan) -> None: ...
+
     broken: dict[str, list[int]]
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]: ...
@@ -77,6 +82,17 @@ class GrammarSource(Protocol):
 
 
 @dataclass(slots=True)
+class _InFlight:
+    """A step that was launched."""
+
+    plan: StepPlan
+    launched: PendingStep
+    start: float
+    whole: bool
+    """Nothing of it waits to be launched."""
+
+
+@dataclass(slots=True)
 class _Compiling:
     """Sequences of one request that wait for their grammar, without a slot."""
 
@@ -85,7 +101,11 @@ class _Compiling:
 
 
 class EngineCore:
-    """Schedule, launch, resolve the older step, commit. Step N+1 is launched while N runs. One thread calls it."""
+    """Schedule, launch, resolve the older step, commit. Step N+1 is launched while N runs. One thread calls it.
+
+    Of a step with constrained rows the forward pass alone is launched at first. Its masks follow from the tokens of the
+    step before it: they are made once that one is committed, while the device computes, and sampling is launched then.
+    """
 
     def __init__(
         self,
@@ -105,7 +125,7 @@ class EngineCore:
         self._runner = runner
         self._block_size = block_size
         self._clock = clock
-        self._in_flight: deque[tuple[StepPlan, PendingStep, float]] = deque()
+        self._in_flight: deque[_InFlight] = deque()
         self._usage = UsageStats(max_num_seqs, clock())
         self._free_at = clock()
         """The time at which the device ended the last resolved step."""
@@ -225,21 +245,36 @@ class EngineCore:
         except Exception as error:
             deltas += self._failed(plan, error)
             return True
-        self._in_flight.append((plan, launched, now))
+        self._in_flight.append(_InFlight(plan, launched, now, not plan.split))
+        self._complete(deltas)
         return True
 
+    def _complete(self, deltas: list[Delta]) -> None:
+        """Launch the rest of the oldest step: all steps before it have been committed."""
+        while self._in_flight and not self._in_flight[0].whole:
+            oldest = self._in_flight[0]
+            try:
+                self._scheduler.complete(oldest.plan)
+                oldest.launched.sample()
+                oldest.whole = True
+            except Exception as error:
+                self._in_flight.popleft()
+                deltas += self._failed(oldest.plan, error)
+
     def _resolve(self, deltas: list[Delta]) -> None:
-        plan, launched, start = self._in_flight.popleft()
-        waited = not launched.done()
+        oldest = self._in_flight.popleft()
+        plan = oldest.plan
+        waited = not oldest.launched.done()
         try:
-            result = launched.result()
+            result = oldest.launched.result()
         except Exception as error:
             self._free_at = self._clock()
             deltas += self._failed(plan, error)
+            self._complete(deltas)
             return
         now = self._clock()
         worked = (
-            self._estimate_busy(start, now, waited)
+            self._estimate_busy(oldest.start, now, waited)
             if self._busy_seconds is None
             else self._measure_busy(self._busy_seconds)
         )
@@ -247,6 +282,7 @@ class EngineCore:
         if self._usage.memory_sample_due(now):
             self._sample_memory(now)
         deltas += self._scheduler.commit(plan, result, now)
+        self._complete(deltas)
         if self._scheduler.broken:
             self._explain(deltas)
 

@@ -23,13 +23,16 @@ def detect_tool_format(template: str, has_token: Seen) -> str | None:
 
     for marker, name in (
         ("<|channel|>", "harmony" if _is_harmony(seen) else None),
+        ("<|sep|>", "kimi_k3" if _is_kimi_k3(seen) else None),
         ("[TOOL_CALLS]", _mistral_version(template, seen)),
         ("<|tool_calls_section_begin|>", "kimi_k2"),
-        ("｜DSML｜", "deepseek_v32"),
+        ("｜DSML｜", "deepseek_v4" if _is_deepseek_v4(template) else "deepseek_v32"),
         ("<｜tool▁calls▁begin｜>", "deepseek_v3" if "```json" in template else "deepseek_v31"),
         ("<minimax:tool_call>", "minimax_m2"),
         ("<|tool_call>", "gemma4"),
         ("<start_function_call>", "function_gemma"),
+        ("<cofl:tool_calls>", "cohere_xml"),
+        ("<|START_ACTION|>", "cohere_json"),
         ("<arg_key>", "glm45" if re.search(r"</arg_key>(\\n|\s)", template) else "glm47"),
     ):
         if name is not None and seen(marker):
@@ -39,6 +42,14 @@ def detect_tool_format(template: str, has_token: Seen) -> str | None:
 
 def _is_harmony(seen: Seen) -> bool:
     return seen("<|channel|>") and (seen("<|constrain|>") or seen("<|message|>"))
+
+
+def _is_kimi_k3(seen: Seen) -> bool:
+    return all(map(seen, ("<|open|>", "<|close|>", "<|sep|>")))
+
+
+def _is_deepseek_v4(template: str) -> bool:
+    return "tool_calls>" in template and "function_calls>" not in template
 
 
 def _mistral_version(template: str, seen: Seen) -> str:
@@ -69,6 +80,8 @@ def detect_reasoning_format(template: str, has_token: Seen) -> str | None:
 
     if _is_harmony(seen):
         return "harmony"
+    if _is_kimi_k3(seen):
+        return "kimi_k3"
     for marker, name in (
         ("[THINK]", "mistral"),
         ("<|channel>", "gemma4"),

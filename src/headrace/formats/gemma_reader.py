@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
-from headrace.formats.reader import Reader, matched_literal, search_end, skip_blanks
-from headrace.formats.values import json_string, literal_json
+from headrace.formats.nested_reader import NestedReader
+from headrace.formats.reader import matched_literal, search_end, skip_blanks
+from headrace.formats.stand_ins import StandIns
+from headrace.formats.values import literal_json
 
 __all__ = ["GemmaCallReader"]
 
@@ -14,33 +15,24 @@ _MAX_NAME = 256
 _SCALAR_END = re.compile(r"[,}\]]")
 
 
-class GemmaCallReader(Reader):
+class GemmaCallReader(NestedReader):
     """One call. Keys are bare, strings stand between two quote markers, other values are JSON scalars."""
 
     def __init__(self, quote: str) -> None:
-        super().__init__()
-        self._quote = quote
-        self._step: Callable[[str, int, bool], int | None] = self._read_prefix
-        self._parts: list[str] = []
-        self._open: list[str] = []
-        self._empty = True
-        self._in_text = False
+        super().__init__(self._read_prefix)
+        self._token = self._quote = quote
+        self._key = ""
+        self._in_scalar = False
 
-    @property
-    def in_string(self) -> bool:
-        return self._in_text
-
-    def read(self, text: str, at: int, final: bool) -> int:
-        while at < len(text) and self.status == "more":
-            moved = self._step(text, at, final)
-            if moved is None:
-                break
-            at = moved
-        return at
+    def use_stand_ins(self, stand_ins: StandIns) -> None:
+        super().use_stand_ins(stand_ins)
+        self._quote = stand_ins.of(self._token)
 
     def finish(self, complete: bool) -> None:
         if complete and self._open:
-            self.arguments('"' * self._in_text + "".join("}" if mark == "{" else "]" for mark in reversed(self._open)))
+            if self._in_scalar:
+                self.arguments(literal_json(self._kept()))
+            self._close_all()
 
     def _read_prefix(self, text: str, at: int, final: bool) -> int | None:
         found = matched_literal(text, at, ("call:",), final)
@@ -53,21 +45,15 @@ class GemmaCallReader(Reader):
 
     def _read_name(self, text: str, at: int, final: bool) -> int:
         end, found = search_end(text, at, "{", final)
-        self._parts.append(text[at:end])
-        name = "".join(self._parts).strip()
+        name = self._keep(text[at:end]).strip()
         if len(name) > _MAX_NAME or (found and not name):
             self.status = "failed"
         elif found:
             self.call(name)
             self._enter("{")
+            self._step = self._read_item
             return end + 1
         return end
-
-    def _enter(self, bracket: str) -> None:
-        self.arguments(bracket)
-        self._open.append(bracket)
-        self._empty = True
-        self._step = self._read_item
 
     def _read_item(self, text: str, at: int, final: bool) -> int:
         """Before an item of an object or a list, or its end."""
@@ -75,58 +61,52 @@ class GemmaCallReader(Reader):
         first = text[at : at + 1]
         if first in ("}", "]"):
             self._leave()
+            if not self._open:
+                self.end()
+                self.status = "done"
             return at + 1
         if first == ",":
             return at + 1
         if first:
-            if not self._empty:
-                self.arguments(", ")
-            self._empty, self._parts = False, []
+            self._parts, self._key = [], ""
             self._step = self._read_key if self._open[-1] == "{" else self._read_value
         return at
 
-    def _leave(self) -> None:
-        self.arguments("}" if self._open.pop() == "{" else "]")
-        self._empty, self._step = False, self._read_item
-        if not self._open:
-            self.end()
-            self.status = "done"
-
     def _read_key(self, text: str, at: int, final: bool) -> int:
         end, found = search_end(text, at, ":", final)
-        self._parts.append(text[at:end])
+        key = self._keep(text[at:end]).strip()
         if not found:
             return end
-        key = "".join(self._parts).strip()
-        if len(key) > 2 * len(self._quote) and key.startswith(self._quote) and key.endswith(self._quote):
-            key = key[len(self._quote) : -len(self._quote)]
-        self.arguments(json_string(key) + ": ")
-        self._parts, self._step = [], self._read_value
+        if len(key) > 2 * len(self._token) and key.startswith(self._token) and key.endswith(self._token):
+            key = key[len(self._token) : -len(self._token)]
+        self._parts, self._key, self._step = [], key, self._read_value
         return end + 1
 
     def _read_value(self, text: str, at: int, final: bool) -> int | None:
         start, at = at, skip_blanks(text, at)
         if at == len(text):
             return at
-        if text[at] in "{[":
-            self._enter(text[at])
-            return at + 1
         found = matched_literal(text, at, (self._quote,), final)
         if found is None:
             return at if at > start else None
+        self._item(self._key)
         if found:
-            self.arguments('"')
-            self._in_text, self._step = True, self._read_text
-            return at + len(found)
-        self._parts, self._step = [], self._read_scalar
-        return at
+            self._begin_text()
+            self._step = self._read_text
+        elif text[at] in "{[":
+            self._enter("{" if text[at] == "{" else "[")
+            self._step = self._read_item
+            return at + 1
+        else:
+            self._in_scalar, self._step = True, self._read_scalar
+        return at + len(found)
 
     def _read_text(self, text: str, at: int, final: bool) -> int | None:
         end, found = search_end(text, at, self._quote, final)
-        self.arguments(json_string(text[at:end])[1:-1])
+        self._add_text(text[at:end])
         if found:
-            self.arguments('"')
-            self._in_text, self._step = False, self._read_item
+            self._end_text()
+            self._step = self._read_item
             return end + len(self._quote)
         return end if end > at else None
 
@@ -135,6 +115,6 @@ class GemmaCallReader(Reader):
         end = len(text) if found is None else found.start()
         self._parts.append(text[at:end])
         if found is not None:
-            self.arguments(literal_json("".join(self._parts)))
-            self._parts, self._step = [], self._read_item
+            self.arguments(literal_json(self._kept()))
+            self._in_scalar, self._step = False, self._read_item
         return end

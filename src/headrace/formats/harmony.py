@@ -59,7 +59,7 @@ HARMONY_TOOLS = ToolFormat(
             " <|constrain|>json<|message|>",
             CallForm.ARGUMENTS,
         ),
-        prelude=("<|channel|>analysis<|message|>", CallForm.FREE, "<|end|><|start|>assistant"),
+        preludes=(("<|channel|>analysis<|message|>", CallForm.FREE, "<|end|><|start|>assistant"),),
         answer=("<|channel|>final<|message|>", CallForm.FREE),
     ),
 )

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from headrace.formats.reader import Reader, skip_blanks
 
-__all__ = ["JsonArgumentsReader", "JsonCallsReader", "JsonScanner"]
+__all__ = ["COHERE_NAMES", "JsonArgumentsReader", "JsonCallsReader", "JsonScanner"]
 
 _OUTSIDE = re.compile(r'["{}\[\]]')
 _INSIDE = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[,}\]\s]")
 _ARGUMENTS = ("arguments", "parameters")
 _KNOWN = ("name", "id", "type", *_ARGUMENTS)
+COHERE_NAMES = {"tool_name": "name", "tool_call_id": "id"}
 
 
 class JsonScanner:
@@ -102,10 +103,12 @@ class JsonArgumentsReader(Reader):
 class JsonCallsReader(Reader):
     """One object with a name and arguments, or a list of such objects."""
 
-    def __init__(self, bare: bool = False, id_last: bool = False) -> None:
+    def __init__(self, bare: bool = False, id_last: bool = False, names: Mapping[str, str] = COHERE_NAMES) -> None:
         """`bare`: no marker stands before the object, so that one with other keys, or without arguments, is no call.
-        `id_last`: the id may follow the arguments, which then wait for it."""
+        `id_last`: the id may follow the arguments, which then wait for it. `names`: other names of the keys `name`,
+        `id` and `arguments`, with these."""
         super().__init__()
+        self._names = {} if bare else names
         self._bare, self._id_last = bare, id_last
         self._listed = False
         self._step: Callable[[str, int], int] = self._open
@@ -184,7 +187,8 @@ class JsonCallsReader(Reader):
         return at + 1
 
     def _got_key(self, value: str) -> None:
-        self._key = str(_decoded(value))
+        key = str(_decoded(value))
+        self._key = self._names.get(key, key)
         self._step = self._colon
 
     def _colon(self, text: str, at: int) -> int:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from headrace.formats.stand_ins import StandIns
 from headrace.formats.states import Move, ReasoningFormat, State, ToolFormat
 
 __all__ = ["CompiledState", "Machine"]
@@ -13,10 +14,12 @@ __all__ = ["CompiledState", "Machine"]
 
 @dataclass(frozen=True, slots=True)
 class CompiledState:
+    """Special tokens in the markers are replaced by their stand-ins."""
+
     name: str
     state: State
     pattern: re.Pattern[str] | None
-    """Markers that are found in text, the longest first; the others arrive as special tokens."""
+    """The markers, the longest first."""
     prefixes: frozenset[str]
     """Proper prefixes of those markers: text that may become one."""
     longest: int
@@ -38,29 +41,35 @@ class Machine:
     def __init__(
         self, tools: ToolFormat | None, reasoning: ReasoningFormat | None, special: Collection[str] = ()
     ) -> None:
-        """`special`: markers that the vocabulary has as tokens. They count only as tokens, not as text."""
+        """`special`: markers, and parts of them, that the vocabulary has as tokens. They count only as tokens, not as
+        text."""
         self.tools = tools
         self.has_calls = tools is not None
         self.can_reason = reasoning is not None
-        self.inline = tools.inline if tools is not None else frozenset[str]()
-        states = _states(tools, reasoning)
-        self.states = {name: _compiled(name, state, frozenset(special)) for name, state in states.items()}
+        given = [found for found in (tools, reasoning) if found is not None]
+        self.inline = frozenset[str]().union(*(found.inline for found in given))
+        self.dropped = frozenset[str]().union(*(found.dropped for found in given))
+        states = _states(tools, reasoning, self.dropped)
         self.markers = frozenset(marker for state in states.values() for marker in state.moves)
         """Every marker of the table."""
+        self.stand_ins = StandIns(special)
+        self.states = {name: _compiled(name, state, self.stand_ins) for name, state in states.items()}
+        self.envelopes = frozenset(map(self.stand_ins.put, self.dropped))
+        """`dropped` with stand-ins."""
 
 
-def _states(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> dict[str, State]:
+def _states(tools: ToolFormat | None, reasoning: ReasoningFormat | None, dropped: frozenset[str]) -> dict[str, State]:
     if reasoning is not None and reasoning.complete is not None:
         return dict(tools.states if tools is not None and tools.name == reasoning.name else reasoning.complete)
     if tools is not None and "start" in tools.states:
         return dict(tools.states)
     calls: Mapping[str, Move] = tools.opens if tools is not None else {}
     opens: dict[str, Move] = {}
-    closes: dict[str, Move] = {}
+    closes: dict[str, Move] = dict.fromkeys(dropped, "start")
     states: dict[str, State] = {}
     if reasoning is not None:
         opens = dict(reasoning.opens)
-        closes = dict.fromkeys(reasoning.closes, "start")
+        closes |= dict.fromkeys(reasoning.closes, "start")
         states |= reasoning.states
         states["reasoning"] = State("reasoning", {**closes, **calls})
     # An end marker without a beginning is dropped.
@@ -68,12 +77,14 @@ def _states(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> dict
     states["start"] = State("start", {**anywhere, **opens}, chars=tools.start_chars if tools is not None else {})
     states["content"] = State("content", anywhere)
     for name, state in (tools.states if tools is not None else {}).items():
-        states[name] = replace(state, moves={**calls, **state.moves}) if state.role == "skip" else state
+        around = {**calls, **dict.fromkeys(dropped, "start"), **state.moves}
+        states[name] = replace(state, moves=around) if state.role == "skip" else state
     return states
 
 
-def _compiled(name: str, state: State, special: frozenset[str]) -> CompiledState:
-    written = sorted((marker for marker in state.moves if marker not in special), key=len, reverse=True)
+def _compiled(name: str, state: State, stand_ins: StandIns) -> CompiledState:
+    moves = {stand_ins.put(marker): move for marker, move in state.moves.items()}
+    written = sorted(moves, key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, written))) if written else None
     prefixes = frozenset(marker[:end] for marker in written for end in range(1, len(marker)))
-    return CompiledState(name, state, pattern, prefixes, max(map(len, written), default=0))
+    return CompiledState(name, replace(state, moves=moves), pattern, prefixes, max(map(len, written), default=0))

@@ -64,6 +64,7 @@ class Parser:
 
     def feed_marker(self, marker: str) -> list[Event]:
         """As `feed`, of a special token with this text."""
+        marker = self._machine.stand_ins.of(marker)
         state = self._state.state
         in_reader = state.role == "reader"
         moves = self._machine.states[state.then].state.moves if in_reader else state.moves
@@ -97,6 +98,9 @@ class Parser:
 
     def _taken(self) -> list[Event]:
         events, self._events = self._events, []
+        shown = self._machine.stand_ins.shown
+        for event in events:
+            event.text, event.raw = shown(event.text), shown(event.raw)
         return events
 
     def _run(self, final: bool) -> None:
@@ -179,13 +183,15 @@ class Parser:
     def _move(self, marker: str) -> None:
         state = self._state.state
         move = state.moves[marker]
+        if state.role == "content" and marker in self._machine.envelopes:
+            self._show_spaces(shown=True)
         if state.role in ("start", "content", "reasoning", "arguments"):
             self._begin_markup()
         self._held.append(marker)
         if state.role in ("name", "id") and not self._end_header(state.role):
             self._abandon()
             return
-        target = Target(move) if isinstance(move, str) else move("".join(self._held))
+        target = Target(move) if isinstance(move, str) else move(self._machine.stand_ins.shown("".join(self._held)))
         if target.name:
             self._name, self._id = target.name, None
         self._header = []
@@ -204,7 +210,7 @@ class Parser:
 
     def _end_header(self, role: str) -> bool:
         """Take a call's name or id. False: there is none."""
-        written = "".join(self._header).strip()
+        written = self._machine.stand_ins.shown("".join(self._header)).strip()
         self._header = []
         if role == "id":
             self._id = written or None
@@ -220,6 +226,7 @@ class Parser:
         if state.role == "reader":
             assert state.reader is not None
             self._reader = state.reader(self._schemas)
+            self._reader.use_stand_ins(self._machine.stand_ins)
         if state.role in ("reader", "arguments"):
             if self._name:
                 self._begin_call()
@@ -327,14 +334,10 @@ class Parser:
         if body:
             begun = self._thought if reasoning else self._spoken or self._first
             self._show_spaces(shown=begun)
-            if reasoning and not self._thought:
-                bare = body.lstrip()
-                if len(bare) < len(body):
-                    self._emit(Event("syntax", raw=body[: len(body) - len(bare)]))
-                body_shown = bare
-            else:
-                body_shown = body
-            self._emit(Event("reasoning" if reasoning else "content", body_shown, body_shown))
+            bare = body if begun else body.lstrip()
+            if len(bare) < len(body):
+                self._emit(Event("syntax", raw=body[: len(body) - len(bare)]))
+            self._emit(Event("reasoning" if reasoning else "content", bare, bare))
             if reasoning:
                 self._thought = True
             else:

@@ -9,7 +9,7 @@ from typing import Literal
 from headrace.formats.reader import Reader
 from headrace.formats.values import Schemas
 
-__all__ = ["CallForm", "Part", "ReaderFactory", "ReasoningFormat", "Role", "State", "Target", "ToolFormat"]
+__all__ = ["CallForm", "Move", "Part", "ReaderFactory", "ReasoningFormat", "Role", "State", "Target", "ToolFormat"]
 
 Role = Literal["start", "content", "reasoning", "header", "name", "id", "arguments", "skip", "reader"]
 """The meaning of text in a state. `start`: content that has not begun; `header`: text that a target function reads;
@@ -74,14 +74,27 @@ class CallForm:
     """A small number."""
     parameter: tuple[Part, ...] = ()
     KEY = "\0key"
+    TYPE = "\0type"
+    """The word of `types` for the value's type."""
     VALUE = "\0value"
-    """A string as it is, up to the text that follows; anything else as JSON."""
+    """A string as it is, up to the text that follows; anything else as JSON, unless there is `item`."""
     separator: str = ""
     """Between two parameters."""
     json_values: bool = False
     """Strings are JSON strings too."""
-    prelude: tuple[Part, ...] = ()
-    """May stand before a call."""
+    types: Mapping[str, str] = field(default_factory=dict)
+    """By JSON type."""
+    item: tuple[Part, ...] = ()
+    """An item of a list. Then lists are written so, and objects as their members in the form of `parameter`, both with
+    `separator` between two."""
+    quotes: tuple[str, str] = ("", "")
+    """Around a string."""
+    brackets: tuple[str, str, str, str] = ("", "", "", "")
+    """Around an object, and around a list."""
+    escaped: str = ""
+    """Characters of a key that are written as XML entities."""
+    preludes: tuple[tuple[Part, ...], ...] = ()
+    """One of them may stand before a call."""
     answer: tuple[Part, ...] = ()
     """Stands in place of a call."""
     FREE = "\0free"
@@ -103,7 +116,9 @@ class ToolFormat:
     form: CallForm | None = None
     """None: calls cannot be forced."""
     inline: frozenset[str] = frozenset()
-    """Special tokens within arguments."""
+    """Special tokens within arguments, and those that are parts of markers."""
+    dropped: frozenset[str] = frozenset()
+    """Markers around content, which are not part of it."""
     short_ids: bool = False
     """Ids of calls are nine letters and digits; longer ones cannot be sent back."""
 
@@ -120,5 +135,11 @@ class ReasoningFormat:
     """The markers are plain phrases, which count only at the beginning of an answer."""
     prompt_opens: tuple[str, ...] = ()
     """Ends of a prompt after which the answer begins with reasoning."""
+    inline: frozenset[str] = frozenset()
+    """Special tokens that are parts of markers."""
+    dropped: frozenset[str] = frozenset()
+    """Markers around content, which are not part of it. They end reasoning, too."""
+    last_token: str = ""
+    """The special token with which the markers in `closes` end, if they are several tokens."""
     complete: Mapping[str, State] | None = None
     """The complete table, for a format in which reasoning, content and calls are messages alike."""

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.formats.gemma_reader import GemmaCallReader
 from headrace.formats.harmony import HARMONY_TOOLS
 from headrace.formats.json_reader import JsonArgumentsReader, JsonCallsReader
+from headrace.formats.parameter_formats import (
+    COHERE_XML,
+    DEEPSEEK_V4,
+    DEEPSEEK_V32,
+    FUNCTION_GEMMA,
+    GEMMA4,
+    GLM45,
+    GLM47,
+    KIMI_K3,
+    MINIMAX_M2,
+    QWEN3_CODER,
+)
 from headrace.formats.python_reader import PythonCallsReader
-from headrace.formats.states import CallForm, ReaderFactory, State, ToolFormat
+from headrace.formats.states import CallForm, State, ToolFormat
 from headrace.formats.values import Schemas
-from headrace.formats.xml_reader import XmlCallReader, XmlSyntax
 
 __all__ = ["TOOL_FORMATS"]
 
@@ -33,10 +43,6 @@ def _json_with_ids(_: Schemas) -> JsonCallsReader:
 
 def _json_arguments(_: Schemas) -> JsonArgumentsReader:
     return JsonArgumentsReader()
-
-
-def _xml(syntax: XmlSyntax) -> ReaderFactory:
-    return lambda schemas: XmlCallReader(syntax, schemas)
 
 
 def _tagged(opens: tuple[str, ...], close: str) -> dict[str, State]:
@@ -71,22 +77,6 @@ def _granite(name: str, marker: str) -> ToolFormat:
     return ToolFormat(name, dict.fromkeys(opens, "body"), _tagged(opens, "</tool_call>"), form=form)
 
 
-_CODER = XmlSyntax("<parameter=", ">", "</parameter>", "</function>", trim=True, outer_end="</tool_call>")
-QWEN3_CODER = ToolFormat(
-    "qwen3_coder",
-    {"<tool_call>": "outer", "<function=": "body"},
-    {
-        "outer": State("skip", {"<function=": "body", "</tool_call>": "start"}),
-        "body": State("reader", reader=_xml(_CODER), then="after"),
-        "after": State("skip", {"</tool_call>": "start", "<function=": "body", "<tool_call>": "outer"}),
-    },
-    form=CallForm(
-        ("<tool_call>\n<function=", NAME, ">\n", PARAMETERS, "</function>\n</tool_call>"),
-        between="\n",
-        trigger="<tool_call>",
-        parameter=("<parameter=", KEY, ">\n", VALUE, "\n</parameter>\n"),
-    ),
-)
 LLAMA3_JSON = ToolFormat(
     "llama3_json",
     {"<|python_tag|>": "tag"},
@@ -180,49 +170,6 @@ DEEPSEEK_V31 = _deepseek(
     (_BEGIN, NAME, _SEP, ARGUMENTS, _END),
     "",
 )
-_DSML = "｜DSML｜"
-_INVOKE = XmlSyntax(
-    f"<{_DSML}parameter", ">", f"</{_DSML}parameter>", f"</{_DSML}invoke>", attributes=True,
-    outer_end=f"</{_DSML}function_calls>",
-)  # fmt: skip
-DEEPSEEK_V32 = ToolFormat(
-    "deepseek_v32",
-    {f"<{_DSML}function_calls>": "section", f"<{_DSML}tool_calls>": "section"},
-    {
-        "section": State(
-            "skip",
-            {f"<{_DSML}invoke": "body", f"</{_DSML}function_calls>": "start", f"</{_DSML}tool_calls>": "start"},
-        ),
-        "body": State("reader", reader=_xml(_INVOKE), then="section"),
-    },
-    inline=frozenset({_DSML}),
-)
-_GLM_SYNTAX = XmlSyntax(
-    "<arg_key>", "</arg_key>", "</arg_value>", "</tool_call>", value_open="<arg_value>", plain_name=True
-)
-_GLM_STATES = {"body": State("reader", reader=_xml(_GLM_SYNTAX))}
-_GLM_INLINE = frozenset({"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"})
-GLM45 = ToolFormat(
-    "glm45",
-    {"<tool_call>": "body"},
-    _GLM_STATES,
-    form=CallForm(
-        ("<tool_call>", NAME, "\n", PARAMETERS, "</tool_call>"),
-        between="\n",
-        parameter=("<arg_key>", KEY, "</arg_key>\n<arg_value>", VALUE, "</arg_value>\n"),
-    ),
-    inline=_GLM_INLINE,
-)
-GLM47 = ToolFormat(
-    "glm47",
-    {"<tool_call>": "body"},
-    _GLM_STATES,
-    form=CallForm(
-        ("<tool_call>", NAME, PARAMETERS, "</tool_call>"),
-        parameter=("<arg_key>", KEY, "</arg_key><arg_value>", VALUE, "</arg_value>"),
-    ),
-    inline=_GLM_INLINE,
-)
 _KIMI_BEGIN, _KIMI_END = "<|tool_call_begin|>", "<|tool_call_end|>"
 _KIMI_ALL, _KIMI_ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 
@@ -265,32 +212,19 @@ KIMI_K2 = ToolFormat(
         trigger=_KIMI_ALL,
     ),
 )
-_MINIMAX = XmlSyntax("<parameter", ">", "</parameter>", "</invoke>", attributes=True, outer_end="</minimax:tool_call>")
-MINIMAX_M2 = ToolFormat(
-    "minimax_m2",
-    {"<minimax:tool_call>": "section"},
-    {
-        "section": State("skip", {"<invoke": "body", "</minimax:tool_call>": "start"}),
-        "body": State("reader", reader=_xml(_MINIMAX), then="section"),
-    },
+COHERE_JSON = ToolFormat(
+    "cohere_json",
+    {"<|START_ACTION|>": "body"},
+    _tagged(("<|START_ACTION|>",), "<|END_ACTION|>"),
     form=CallForm(
-        ('<invoke name="', NAME, '">\n', PARAMETERS, "</invoke>\n"),
-        begin="<minimax:tool_call>\n",
-        end="</minimax:tool_call>",
-        trigger="<minimax:tool_call>",
-        parameter=('<parameter name="', KEY, '">', VALUE, "</parameter>\n"),
+        ('{"tool_call_id": "', CallForm.INDEX, '", "tool_name": "', NAME, '", "parameters": ', ARGUMENTS, "}"),
+        begin="<|START_ACTION|>[\n    ",
+        between=",\n    ",
+        end="\n]<|END_ACTION|>",
+        trigger="<|START_ACTION|>",
     ),
+    dropped=COHERE_XML.dropped,
 )
-
-
-def _gemma(name: str, opens: str, close: str, quote: str) -> ToolFormat:
-    states = {
-        "body": State("reader", reader=lambda _: GemmaCallReader(quote), then="after"),
-        "after": State("skip", {close: "start", opens: "body"}),
-    }
-    return ToolFormat(name, {opens: "body"}, states, inline=frozenset({quote}))
-
-
 TOOL_FORMATS: dict[str, ToolFormat] = {
     found.name: found
     for found in (
@@ -304,17 +238,21 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         DEEPSEEK_V3,
         DEEPSEEK_V31,
         DEEPSEEK_V32,
+        DEEPSEEK_V4,
         GLM45,
         GLM47,
         KIMI_K2,
+        KIMI_K3,
         MINIMAX_M2,
         _granite("granite30", "<|tool_call|>"),
         _granite("granite31", "<tool_call>"),
         PHI4_MINI,
         HARMONY_TOOLS,
-        _gemma("function_gemma", "<start_function_call>", "<end_function_call>", "<escape>"),
-        _gemma("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>'),
+        FUNCTION_GEMMA,
+        GEMMA4,
         SMOLLM2,
+        COHERE_JSON,
+        COHERE_XML,
     )
 }
 """By the name that `--tool-format` takes."""

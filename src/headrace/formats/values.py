@@ -4,18 +4,42 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Schemas", "json_string", "literal_json", "parameter_types", "typed_json"]
+__all__ = [
+    "Schemas",
+    "json_string",
+    "literal_json",
+    "parameter_types",
+    "schema_types",
+    "type_of",
+    "typed_json",
+    "with_entities",
+    "without_entities",
+]
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """JSON schema of the parameters, by function name."""
 
 _MAX_LITERAL = 1 << 16
 """Characters of a Python literal that are evaluated; a longer one is text."""
+_ENTITIES = {"<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&apos;", "&": "&amp;"}
+_ENTITY = re.compile("&(?:lt|gt|quot|apos|amp);")
 _CONSTANTS = {"null": "null", "none": "null", "true": "true", "false": "false"}
 _UNREADABLE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
+
+
+def with_entities(text: str, characters: str) -> str:
+    """The text with these characters as XML entities."""
+    return "".join(_ENTITIES[char] if char in characters else char for char in text)
+
+
+def without_entities(text: str) -> str:
+    """The text with XML's five entities as the characters that they stand for."""
+    plain = {entity: char for char, entity in _ENTITIES.items()}
+    return _ENTITY.sub(lambda found: plain[found.group()], text) if "&" in text else text
 
 
 def json_string(text: str) -> str:
@@ -27,10 +51,11 @@ def parameter_types(schemas: Schemas, function: str, parameter: str) -> frozense
     """JSON types that a parameter may have; empty if the schema does not say."""
     properties = schemas.get(function, {}).get("properties")
     schema = properties.get(parameter) if isinstance(properties, Mapping) else None
-    return _types(schema) if isinstance(schema, Mapping) else frozenset()
+    return schema_types(schema) if isinstance(schema, Mapping) else frozenset()
 
 
-def _types(schema: Mapping[str, Any]) -> frozenset[str]:
+def schema_types(schema: Mapping[str, Any]) -> frozenset[str]:
+    """JSON types that a value may have; empty if the schema does not say."""
     stated = schema.get("type")
     if isinstance(stated, str):
         return frozenset({stated})
@@ -38,13 +63,14 @@ def _types(schema: Mapping[str, Any]) -> frozenset[str]:
         return frozenset(map(str, stated))
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            parts = [_types(part) for part in schema[key] if isinstance(part, Mapping)]
+            parts = [schema_types(part) for part in schema[key] if isinstance(part, Mapping)]
             return frozenset[str]().union(*parts) if all(parts) else frozenset()
     listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    return frozenset(map(_type_of, listed)) if isinstance(listed, list) else frozenset()
+    return frozenset(map(type_of, listed)) if isinstance(listed, list) else frozenset()
 
 
-def _type_of(value: Any) -> str:
+def type_of(value: Any) -> str:
+    """The JSON type of a value; "integer" for whole numbers."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -75,7 +101,7 @@ def literal_json(text: str) -> str:
 
 def _fits(found: str, types: frozenset[str]) -> bool:
     """Whether a parsed value has one of the types that are not strings."""
-    kind = _type_of(json.loads(found))
+    kind = type_of(json.loads(found))
     return kind != "string" and (kind in types or (kind == "integer" and "number" in types))
 
 

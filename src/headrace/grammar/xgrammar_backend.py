@@ -8,7 +8,6 @@ mask less time.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Iterable
@@ -24,9 +23,6 @@ from headrace.grammar.plain_schema import plain_schema
 from headrace.types import Constraint
 
 __all__ = ["XgrammarBackend"]
-
-if importlib.util.find_spec("xgrammar") is None:
-    raise ImportError("the package xgrammar is not installed: pip install 'headrace[xgrammar]'")
 
 _MAX_TEXT = 256 << 10
 _WHITESPACE = 32
@@ -139,6 +135,10 @@ class _XgrammarMatcher:
     @property
     def accepting(self) -> bool:
         return self.stopped or bool(self._matcher.is_completed())
+
+    def forced(self) -> list[int]:
+        # The library has no tokenizer, so that it cannot tell which tokens of a text the model knows.
+        return []
 
     def advance(self, token: int) -> str | None:
         if self.stopped or not self._matcher.accept_token(token):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pluggy
 
 __all__ = ["headrace_grammar_backends"]
@@ -11,4 +13,6 @@ _hookimpl = pluggy.HookimplMarker("headrace")
 
 @_hookimpl
 def headrace_grammar_backends() -> dict[str, str]:
+    if importlib.util.find_spec("xgrammar") is None:
+        return {}
     return {"xgrammar": "headrace.grammar.xgrammar_backend:XgrammarBackend"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.responses import Response
 
@@ -38,6 +38,9 @@ class ServerTokenizer(Protocol):
 
     @property
     def template_source(self) -> str: ...
+
+    @property
+    def response_template(self) -> Any: ...
 
     async def apply_chat_template_async(self, inputs: ChatInputs) -> str: ...
 

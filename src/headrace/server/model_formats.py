@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from headrace.config import ServerConfig
 from headrace.errors import ConfigError
 from headrace.formats.detection import detect_reasoning_format, detect_tool_format, shows_tools
 from headrace.formats.machine import Machine
 from headrace.formats.reasoning_forms import REASONING_FORMATS
+from headrace.formats.response_template import read_response_template
 from headrace.formats.states import ReasoningFormat, ToolFormat
 from headrace.formats.tool_formats import SMOLLM2, TOOL_FORMATS
 
@@ -19,6 +21,7 @@ __all__ = ["FormatTokenizer", "ModelFormats", "find_formats"]
 
 _MARKER = re.compile(r"[<\[｜].+[>\]｜]", re.DOTALL)
 """Markers that a vocabulary may have as single tokens."""
+_log = logging.getLogger(__name__)
 F = TypeVar("F", ToolFormat, ReasoningFormat)
 
 
@@ -27,6 +30,9 @@ class FormatTokenizer(Protocol):
 
     @property
     def template_source(self) -> str: ...
+
+    @property
+    def response_template(self) -> Any: ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
@@ -61,28 +67,30 @@ def find_formats(tokenizer: FormatTokenizer, config: ServerConfig) -> ModelForma
     def has_token(marker: str) -> bool:
         return token_id(marker) is not None
 
+    def tools_found() -> ToolFormat | None:
+        name = detect_tool_format(template, has_token)
+        return declared.tools or (None if name is None else TOOL_FORMATS[name])
+
+    def reasoning_found() -> ReasoningFormat | None:
+        name = detect_reasoning_format(template, has_token)
+        return declared.reasoning or (None if name is None else REASONING_FORMATS[name])
+
+    declared = read_response_template(tokenizer.response_template)
+    if declared.ignored:
+        _log.warning("response_template in tokenizer_config.json: not used: %s", "; ".join(declared.ignored))
     prompted = config.tool_format is None and bool(template) and not shows_tools(template)
-    tools = _named(
-        config.tool_format, "tool_format", TOOL_FORMATS, ToolFormat, lambda: detect_tool_format(template, has_token)
-    )
-    reasoning = _named(
-        config.reasoning_format,
-        "reasoning_format",
-        REASONING_FORMATS,
-        ReasoningFormat,
-        lambda: detect_reasoning_format(template, has_token),
-    )
+    tools = _named(config.tool_format, "tool_format", TOOL_FORMATS, ToolFormat, tools_found)
+    reasoning = _named(config.reasoning_format, "reasoning_format", REASONING_FORMATS, ReasoningFormat, reasoning_found)
     return _model_formats(SMOLLM2 if prompted else tools, reasoning, prompted, token_id)
 
 
 def _named(
-    name: str | None, option: str, known: Mapping[str, F], kind: type[F], detect: Callable[[], str | None]
+    name: str | None, option: str, known: Mapping[str, F], kind: type[F], detect: Callable[[], F | None]
 ) -> F | None:
     if name == "none":
         return None
     if name is None:
-        found = detect()
-        return None if found is None else known[found]
+        return detect()
     if name in known:
         return known[name]
     # Late: only a format that is not built in needs the plugins.

@@ -144,14 +144,15 @@ def prompt_reasons(formats: ModelFormats, prompt: str, continued: str | None) ->
     reasoning = formats.reasoning
     if reasoning is None or not reasoning.prompt_opens:
         return None
+    ends = tuple(reasoning.closes | reasoning.dropped)
     if continued is not None:
         opened = max(map(continued.rfind, reasoning.prompt_opens))
-        closed = max(map(continued.rfind, reasoning.closes))
+        closed = max(map(continued.rfind, ends))
         return None if opened == closed == -1 else opened > closed
     end = prompt.rstrip()
     if end.endswith(reasoning.prompt_opens):
         return True
-    return False if end.endswith(tuple(reasoning.closes)) else None
+    return False if end.endswith(ends) else None
 
 
 def after_reasoning(constraint: Constraint, formats: ModelFormats, reasons: bool | None) -> Constraint:
@@ -159,7 +160,8 @@ def after_reasoning(constraint: Constraint, formats: ModelFormats, reasons: bool
     reasoning = formats.reasoning
     if reasoning is None or reasons is False:
         return constraint
-    ends = tuple(formats.ids[marker] for marker in reasoning.closes if marker in formats.ids)
+    closes = {reasoning.last_token} if reasoning.last_token else reasoning.closes
+    ends = tuple(formats.ids[marker] for marker in closes if marker in formats.ids)
     opens = tuple(formats.ids[marker] for marker in reasoning.opens if marker in formats.ids)
     if not ends or not (reasons or opens):
         return constraint

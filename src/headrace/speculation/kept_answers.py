@@ -9,8 +9,8 @@ from headrace.speculation.occurrences import GAP, Occurrences
 
 __all__ = ["KeptAnswers"]
 
-_PARTS = 8
-"""Answers are dropped together, an eighth of all tokens at a time: an index cannot forget single tokens."""
+_PARTS = 4
+"""Answers are dropped together, a quarter of all tokens at a time: an index cannot forget single tokens."""
 
 
 class _Part:
@@ -33,7 +33,7 @@ class KeptAnswers:
         return sum(part.tokens for part in self._parts)
 
     def add(self, namespace: tuple[str, str], answer: Sequence[int]) -> None:
-        """Keep an answer; of one longer than an eighth of all, the end."""
+        """Keep an answer; of one longer than a quarter of all, the end."""
         kept = [*answer[-(self._part - 1) :], GAP] if self._part > 1 else []
         if len(kept) <= self._width:
             return

@@ -24,8 +24,12 @@ _LEAST = 0.1
 _ALONE, _UNANIMOUS, _MOST, _HALF, _FEW = range(5)
 """How far the occurrences agree on a token: there is one, all of several, 3/4 of them, half of them, fewer."""
 _AGREEMENTS = 5
-_FACTOR = (1.0, 1.05, 0.8, 0.6, 0.35)
-_PRIORS = [min(prior * factor, 0.95) for prior in MATCH_PRIORS for factor in _FACTOR]
+_PRIORS = [
+    rate
+    for prior in MATCH_PRIORS
+    for rate in (0.97 * prior, 0.55 + 0.45 * prior, 0.75 * prior, 0.45 * prior, 0.22 * prior)
+]
+"""By match and agreement; measured as those of `match_lengths`."""
 
 
 class _Text:
@@ -52,8 +56,8 @@ class SuffixDrafter:
         self,
         shortest: int = 2,
         longest: int = LONGEST,
-        occurrences: int = 32,
-        places: int = 12,
+        occurrences: int = 16,
+        places: int = 8,
         kept: int = 200_000,
     ) -> None:
         assert shortest <= longest <= LONGEST, "longer matches are not told apart"
@@ -107,11 +111,14 @@ class SuffixDrafter:
 
 def _walk(places: list[tuple[list[int], int]], own: list[int], most: int) -> tuple[list[int], list[int]]:
     """Follow the most frequent token, of several the one of the first place. Returns the tokens, and how far the places
-    agree on each."""
-    guess, agreements, whole = list[int](), list[int](), 1.0
+    agree on each. The own text goes on with the guess."""
+    guess, agreements, whole, known = list[int](), list[int](), 1.0, len(own)
     while places and len(guess) < most:
-        tokens = [_token(text, at, own, guess) for text, at in places]
-        token = tokens[0] if len(tokens) == 1 else max(tokens, key=tokens.count)
+        if len(places) == 1:
+            guess += _copy(*places[0], known, guess, most)
+            return guess, agreements + [_ALONE] * (len(guess) - len(agreements))
+        tokens = [text[at] if at < len(text) else guess[at - known] for text, at in places]
+        token = max(tokens, key=tokens.count)
         count = tokens.count(token)
         whole *= count / len(tokens)
         if token == GAP or whole < _LEAST:
@@ -122,13 +129,21 @@ def _walk(places: list[tuple[list[int], int]], own: list[int], most: int) -> tup
     return guess, agreements
 
 
-def _token(text: list[int], at: int, own: list[int], guess: list[int]) -> int:
-    """The token at a place. The own text goes on with the guess."""
-    return text[at] if at < len(text) else guess[at - len(own)]
+def _copy(text: list[int], at: int, known: int, guess: list[int], most: int) -> list[int]:
+    """What follows a place, up to the end of its answer, so that `guess` gets `most` tokens. The own text goes on with
+    the guess."""
+    wanted = most - len(guess)
+    found = text[at : at + wanted]
+    if GAP in found:
+        return found[: found.index(GAP)]
+    if len(found) < wanted:
+        after = guess + found
+        while len(found) < wanted:
+            found.append(after[at + len(found) - known])
+            after.append(found[-1])
+    return found
 
 
 def _agreement(count: int, among: int) -> int:
-    if count == among:
-        return _ALONE if among == 1 else _UNANIMOUS
     share = count / among
-    return _MOST if share >= 0.75 else _HALF if share >= 0.5 else _FEW
+    return _UNANIMOUS if share == 1 else _MOST if share >= 0.75 else _HALF if share >= 0.5 else _FEW

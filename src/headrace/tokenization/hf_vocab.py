@@ -18,7 +18,7 @@ from headrace.tokenization.growth import check_growth
 from headrace.tokenization.library import guarded
 from headrace.tokenization.vocab import Vocab, byte_level_bytes, is_byte_token, sentencepiece_bytes
 
-__all__ = ["hf_templates", "hf_vocab"]
+__all__ = ["hf_response_template", "hf_templates", "hf_vocab"]
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -81,6 +81,13 @@ def hf_templates(path: Path) -> dict[str, str]:
     for file in ([own] if present(own) else []) + more:
         templates["default" if file == own else file.stem] = read_text(file)
     return templates
+
+
+def hf_response_template(path: Path) -> Any:
+    """The declaration of the model's formats, not checked; None without one."""
+    file = path / "tokenizer_config.json"
+    with located(file):
+        return Settings(optional_json(file)).get("response_template")
 
 
 def _templates(config: Settings) -> dict[str, str]:

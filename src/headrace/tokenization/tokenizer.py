@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.chat_template import ChatTemplate
 from headrace.tokenization.detokenizer import Pieces, StreamDecoder, decode_all
 from headrace.tokenization.gguf_vocab import gguf_templates, gguf_vocab
-from headrace.tokenization.hf_vocab import hf_templates, hf_vocab
+from headrace.tokenization.hf_vocab import hf_response_template, hf_templates, hf_vocab
 from headrace.tokenization.library import guarded
 from headrace.tokenization.quoting import SPLIT, Quoting, split_quoted
 from headrace.tokenization.vocab import Vocab
@@ -26,12 +27,13 @@ from headrace.tokenization.vocab import Vocab
 __all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer", "tokenizer_from_gguf"]
 
 _NONE: frozenset[int] = frozenset()
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
     """One checkpoint's tokenizer. Immutable; every method may be called from any thread."""
 
-    def __init__(self, vocab: Vocab, template: ChatTemplate | None = None) -> None:
+    def __init__(self, vocab: Vocab, template: ChatTemplate | None = None, response_template: Any = None) -> None:
         self._backend = vocab.backend
         self._pieces = Pieces(vocab)
         self._prefix, self._suffix = vocab.prefix, vocab.suffix
@@ -44,6 +46,8 @@ class Tokenizer:
         self.bos_token_id = vocab.bos
         self.eos_token_ids = vocab.ends
         """Every id that ends a sequence, ascending."""
+        self.response_template = response_template
+        """The declaration of the model's formats in tokenizer_config.json, as it is there; None without one."""
         self.vocab_size = len(vocab.token_bytes)
         """The highest id plus one; a model's head may have more rows."""
 
@@ -129,7 +133,9 @@ def _encoded(backend: Backend, text: str) -> list[int]:
         with guarded("the tokenizer fails"):
             ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
     except CheckpointError as error:
-        raise InvalidRequest(f"the text cannot be encoded: {error}", "prompt", "invalid_value") from error
+        half = _HALF.search(text)
+        why = f"{half[0]!r} at {half.start()} is half of a surrogate pair, which is no character" if half else error
+        raise InvalidRequest(f"the text cannot be encoded: {why}", "prompt", "invalid_value") from error
     return ids
 
 
@@ -153,7 +159,7 @@ def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) ->
         if not present(path / "tokenizer.json"):
             _check_checkpoint(path)
         with _naming(chat_template):
-            return _build(hf_vocab(path), hf_templates(path), override)
+            return _build(hf_vocab(path), hf_templates(path), override, hf_response_template(path))
     if path.suffix != ".gguf" or not os.path.isfile(path):
         raise ModelNotFound(f"{path}: neither a directory with a tokenizer.json nor a .gguf file")
     metadata = map_gguf(path)[1].metadata
@@ -175,12 +181,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], chat_template: str | None =
     return _build(gguf_vocab(metadata), gguf_templates(metadata), chat_template)
 
 
-def _build(vocab: Vocab, templates: dict[str, str], override: str | None) -> Tokenizer:
+def _build(vocab: Vocab, templates: dict[str, str], override: str | None, response_template: Any = None) -> Tokenizer:
     if override is not None:
         template = _template({"default": override}, vocab)
         template.check()
-        return Tokenizer(vocab, template)
-    return Tokenizer(vocab, _template(templates, vocab) if templates else None)
+        return Tokenizer(vocab, template, response_template)
+    return Tokenizer(vocab, _template(templates, vocab) if templates else None, response_template)
 
 
 def _template(templates: dict[str, str], vocab: Vocab) -> ChatTemplate:

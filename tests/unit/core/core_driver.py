@@ -71,7 +71,8 @@ class Driver:
         self.records: dict[str, Record] = {}
         self.scheduler = Scheduler(config)
         self.device = FakeDevice(config, self.requests, eos_every)
-        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+        self.in_flight: deque[tuple[StepPlan, StepResult | None]] = deque()
+        """None: the second part of the step is not launched yet."""
         self.depth, self.checks, self.now, self.steps = depth, check, 0.0, 0
 
     def add(self, *requests: Request) -> None:
@@ -85,13 +86,33 @@ class Driver:
         plan = self.scheduler.schedule(self.now)
         if plan is not None:
             self.steps += 1
-            self.in_flight.append((plan, self.device.launch(plan)))
+            if plan.split:
+                self.device.forward(plan)
+            self.in_flight.append((plan, None if plan.split else self.device.launch(plan)))
+            self.complete()
         self.check()
         return plan
 
+    def complete(self) -> None:
+        """Launch the rest of the oldest step, since all steps before it are committed."""
+        if self.in_flight and self.in_flight[0][1] is None:
+            plan, _ = self.in_flight.popleft()
+            self.scheduler.complete(plan)
+            self.in_flight.appendleft((plan, self.device.sample(plan)))
+
     def commit(self) -> list[Delta]:
         plan, result = self.in_flight.popleft()
-        return self.take(self.scheduler.commit(plan, result, self.now))
+        assert result is not None
+        deltas = self.take(self.scheduler.commit(plan, result, self.now))
+        self.complete()
+        return deltas
+
+    def fail(self, message: str) -> list[Delta]:
+        """The oldest plan fails."""
+        plan, _ = self.in_flight.popleft()
+        deltas = self.take(self.scheduler.fail(plan, message))
+        self.complete()
+        return deltas
 
     def take(self, deltas: list[Delta]) -> list[Delta]:
         for delta in deltas:
@@ -100,7 +121,9 @@ class Driver:
         return deltas
 
     def step(self) -> StepPlan | None:
-        plan = self.schedule()
+        # Nothing is launched behind a step whose second part is not.
+        waits = bool(self.in_flight) and self.in_flight[-1][1] is None
+        plan = None if waits else self.schedule()
         if self.in_flight and (plan is None or len(self.in_flight) >= self.depth):
             self.commit()
         return plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,8 @@ from headrace.formats.tool_formats import TOOL_FORMATS
 
 Call = tuple[str, str]
 FULL = os.environ.get("FORMATS_FULL") == "1"
-"""Every split of the samples and 10^5 random texts, in half a minute; by default a part of both."""
+"""Every split of the samples, 10^5 random texts per format and texts of 1 MB: two hours of processor time; by default a
+part of each."""
 
 
 @dataclass
@@ -160,6 +162,18 @@ SAMPLES = [
         calls=[("f", '{"s": "1 < 2", "n": [1, 2]}')],
     ),
     Sample(
+        "deepseek v4",
+        "deepseek_v4",
+        "think",
+        "hm</think>Yes.\n\n<｜DSML｜tool_calls>\n"
+        '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="s" string="true">a</b></｜DSML｜parameter>\n'
+        '</｜DSML｜invoke>\n<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        "Yes.",
+        "hm",
+        [("f", '{"s": "a</b>"}'), ("g", "{}")],
+        opened=True,
+    ),
+    Sample(
         "18 glm 4.6",
         "glm45",
         "think",
@@ -243,6 +257,14 @@ SAMPLES = [
         "<|channel|>analysis<|message|>2+2<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>",
         "4",
         "2+2",
+    ),
+    Sample(
+        "harmony blanks before the answer",
+        "harmony",
+        "harmony",
+        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>  4\n 5<|return|>",
+        "4\n 5",
+        "a",
     ),
     Sample(
         "28 function gemma",
@@ -332,6 +354,144 @@ SAMPLES = [
         calls=[("f", "{}")],
         ids=["functions.f:0"],
     ),
+    # Kimi K3 and Cohere.
+    Sample(
+        "kimi k3",
+        "kimi_k3",
+        "kimi_k3",
+        "I need it.<|close|>think<|sep|><|open|>response<|sep|>Let me look.\n<|close|>response<|sep|>"
+        '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>'
+        '<|open|>argument key="city" type="string"<|sep|> "San" <x><|close|>argument<|sep|>'
+        '<|open|>argument key="n" type="number"<|sep|>2.50<|close|>argument<|sep|>'
+        '<|open|>argument key="o" type="object"<|sep|>{"a": [1, null]}<|close|>argument<|sep|>'
+        '<|open|>argument key="on" type="boolean"<|sep|>true<|close|>argument<|sep|>'
+        '<|open|>argument key="s &amp; &quot;t&quot;" type="string"<|sep|>7<|close|>argument<|sep|>'
+        '<|close|>call<|sep|><|open|>call tool="g" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+        "<|close|>message<|sep|>",
+        "Let me look.\n",
+        "I need it.",
+        [
+            ("f", '{"city": " \\"San\\" <x>", "n": 2.50, "o": {"a": [1, null]}, "on": true, "s & \\"t\\"": "7"}'),
+            ("g", "{}"),
+        ],
+        opened=True,
+    ),
+    Sample(
+        "kimi k3 answer",
+        "kimi_k3",
+        "kimi_k3",
+        "2+2<|close|>think<|sep|><|open|>response<|sep|> 4\n<|close|>response<|sep|><|close|>message<|sep|>",
+        "4\n",
+        "2+2",
+        opened=True,
+    ),
+    Sample(
+        "kimi k3 without reasoning",
+        "kimi_k3",
+        None,
+        "Hi.<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>",
+        "Hi.",
+    ),
+    Sample(
+        "kimi k3 without tools",
+        None,
+        "kimi_k3",
+        "<|open|>think<|sep|>so<|open|>response<|sep|>def f():\n    pass\n<|close|>response<|sep|>",
+        "def f():\n    pass\n",
+        "so",
+    ),
+    Sample(
+        "kimi k3 truncated",
+        "kimi_k3",
+        "kimi_k3",
+        '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="q" type="string"<|sep|>ab',
+        calls=[("f", '{"q": "ab')],
+        complete=False,
+    ),
+    Sample(
+        "kimi k3 without the call's end",
+        "kimi_k3",
+        "kimi_k3",
+        '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="n" type="number"<|sep|>1'
+        "<|close|>argument<|sep|><|close|>tools<|sep|>",
+        calls=[("f", '{"n": 1}')],
+    ),
+    Sample(
+        "kimi k3, a value that holds an end",
+        "kimi_k3",
+        "kimi_k3",
+        '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="q" type="string"<|sep|>'
+        "a<|close|>argument<|sep|>b<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+        calls=[("f", '{"q": "a<|close|>argument<|sep|>b"}')],
+    ),
+    Sample(
+        "cohere xml",
+        "cohere_xml",
+        "cohere",
+        "<|START_THINKING|>plan<|END_THINKING|><|START_TEXT|>Let me see.<|END_TEXT|><cofl:tool_calls>"
+        '<cofl:tool_call id="0" name="search"><cofl:value name="query" type="raw">echo "Hi" >> a && b</cofl:value>'
+        '<cofl:value name="limit" type="json">3</cofl:value><cofl:value name="filters" type="dict">'
+        '<cofl:value name="fresh" type="json">true</cofl:value><cofl:value name="tags" type="list">'
+        '<cofl:value type="raw">music</cofl:value><cofl:value type="raw">7</cofl:value></cofl:value></cofl:value>'
+        '<cofl:value name="none" type="json">null</cofl:value><cofl:value name="a &amp; b" type="dict"></cofl:value>'
+        '<cofl:value name="empty" type="list"></cofl:value></cofl:tool_call>'
+        '<cofl:tool_call id="1" name="now"></cofl:tool_call></cofl:tool_calls>',
+        "Let me see.",
+        "plan",
+        [
+            (
+                "search",
+                '{"query": "echo \\"Hi\\" >> a && b", "limit": 3, "filters": {"fresh": true, "tags": ["music", "7"]}, '
+                '"none": null, "a & b": {}, "empty": []}',
+            ),
+            ("now", "{}"),
+        ],
+        ids=["0", "1"],
+    ),
+    Sample(
+        "cohere xml, flat parameters",
+        "cohere_xml",
+        "cohere",
+        '<cofl:tool_calls>\n<cofl:tool_call id="call_0" name="f">\n'
+        '  <cofl:tool_param name="q" string="true">1 < 2</cofl:tool_param>\n'
+        '  <cofl:tool_param name="n" string="false">[1, 2]</cofl:tool_param>\n</cofl:tool_call>\n</cofl:tool_calls>',
+        calls=[("f", '{"q": "1 < 2", "n": [1, 2]}')],
+        ids=["call_0"],
+    ),
+    Sample(
+        "cohere xml truncated",
+        "cohere_xml",
+        "cohere",
+        '<cofl:tool_calls><cofl:tool_call id="0" name="f"><cofl:value name="l" type="list"><cofl:value type="raw">a b',
+        calls=[("f", '{"l": ["a b')],
+        ids=["0"],
+        complete=False,
+    ),
+    Sample(
+        "cohere json",
+        "cohere_json",
+        "cohere",
+        '<|START_THINKING|>plan<|END_THINKING|><|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", '
+        '"parameters": {"a": 1}},\n    {"tool_call_id": "1", "tool_name": "g", "parameters": {}}\n]<|END_ACTION|>',
+        thought="plan",
+        calls=[("f", '{"a": 1}'), ("g", "{}")],
+        ids=["0", "1"],
+    ),
+    Sample(
+        "cohere answer",
+        "cohere_json",
+        "cohere",
+        "<|START_THINKING|>plan<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+        "Yes.",
+        "plan",
+    ),
+    Sample(
+        "gemma without the call's end",
+        "gemma4",
+        "gemma4",
+        '<|tool_call>call:f{k:<|"|>v<|"|>,n:5',
+        calls=[("f", '{"k": "v", "n": 5}')],
+    ),
 ]
 
 
@@ -369,6 +529,13 @@ def collected(events: Iterable[Event]) -> Answer:
             is_open = False
     assert not is_open
     return answer
+
+
+def tokens_of(of: Machine) -> list[str]:
+    """The markers, and parts of markers, that a vocabulary has as special tokens."""
+    found = [marker for marker in of.markers | of.inline if re.fullmatch(r"[<\[｜][^=\n]{2,}[>\]｜]", marker)]
+    # A marker that holds a token is several.
+    return sorted(one for one in found if not any(token in one and token != one for token in of.inline))
 
 
 def machine(sample: Sample, special: Sequence[str] = ()) -> Machine:

@@ -12,6 +12,7 @@ from headrace.formats.tool_formats import TOOL_FORMATS
 
 TEMPLATES = Path(__file__).parents[4] / "shared/cases/templates"
 FOUND = {
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": ("cohere_json", "cohere"),
     "GLM-4.6": ("glm45", "think"),
     "GLM-4.7-Flash": ("glm47", "think"),
     "Kimi-K2-Instruct": ("kimi_k2", None),
@@ -55,15 +56,26 @@ def test_published_templates(name: str) -> None:
         ({"<|channel|>", "<|constrain|>"}, "harmony"),
         ({"<|channel|>"}, None),
         ({"<start_function_call>"}, "function_gemma"),
+        ({"<|open|>", "<|close|>", "<|sep|>", "<|tool_calls_section_begin|>"}, "kimi_k3"),
+        ({"<|sep|>"}, None),
+        ({"<cofl:tool_calls>", "<|START_ACTION|>"}, "cohere_xml"),
+        ({"<|START_ACTION|>"}, "cohere_json"),
     ],
 )
 def test_vocabularies(tokens: set[str], tools: str | None) -> None:
     assert detect_tool_format("", tokens.__contains__) == tools
 
 
+def test_blocks_of_deepseek() -> None:
+    assert detect_tool_format("<' + '｜DSML｜' + 'tool_calls>", lambda _: False) == "deepseek_v4"
+    assert detect_tool_format("", {"｜DSML｜"}.__contains__) == "deepseek_v32"
+
+
 def test_a_vocabulary_alone_does_not_make_a_model_think() -> None:
     assert detect_reasoning_format("{{ messages }}", {"<think>", "</think>"}.__contains__) is None
     assert detect_reasoning_format("", {"[THINK]"}.__contains__) == "mistral"
+    assert detect_reasoning_format("", {"<|open|>", "<|close|>", "<|sep|>"}.__contains__) == "kimi_k3"
+    assert detect_reasoning_format("<cofl:tool_calls>", {"<|START_THINKING|>"}.__contains__) == "cohere"
 
 
 def test_whether_tools_are_shown() -> None:

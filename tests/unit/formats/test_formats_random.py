@@ -6,16 +6,22 @@ import random
 import time
 
 import pytest
-from format_samples import FULL, SAMPLES, Sample, collected, machine
+from format_samples import FULL, SAMPLES, Sample, collected, machine, tokens_of
 
 from headrace.formats.machine import Machine
 from headrace.formats.parser import Parser
 from headrace.formats.reasoning_forms import REASONING_FORMATS
 from headrace.formats.tool_formats import TOOL_FORMATS
 
-TEXTS = 4000 if FULL else 200
-"""Per format; each text is read in four ways."""
-PAIRS = sorted({(sample.tools, sample.reasoning) for sample in SAMPLES}, key=str)
+TEXTS = 100_000 if FULL else 200
+"""Per format. Each is read whole and by characters, and with special tokens as text and as tokens."""
+PAIRS = sorted(
+    {(sample.tools, sample.reasoning) for sample in SAMPLES}
+    | {(name, "harmony" if name == "harmony" else None) for name in TOOL_FORMATS}
+    | {(None, name) for name in REASONING_FORMATS},
+    key=str,
+)
+SCHEMAS = {"f": {"properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}}
 GLUE = ["{", "}", "[", "]", '"', "\\", ",", ":", "=", "(", ")", ">", "\n", " ", "x", "name", "1", "é", "'", "/", "`"]
 
 
@@ -32,6 +38,8 @@ def words(of: Machine) -> list[str]:
         "</arg_value>",
         "</invoke>",
         ' name="f"',
+        *(' tool="f"', ' key="a"', ' type="number"', ' type="string"', ' type="dict"', ' type="list"', ' type="raw"'),
+        *("<|open|>argument", "<|close|>argument<|sep|>", "<|close|>call<|sep|>", "<cofl:value", "<cofl:tool_param"),
     ]
     return [*own, *own, *GLUE, *GLUE, *values, *xml, *(word[: len(word) // 2] for word in own)]
 
@@ -39,14 +47,14 @@ def words(of: Machine) -> list[str]:
 @pytest.mark.parametrize(("tools", "reasoning"), PAIRS)
 def test_random_texts(tools: str | None, reasoning: str | None) -> None:
     of = machine(Sample("", tools, reasoning, ""))
-    special = frozenset(marker for marker in of.markers if len(marker) > 3)
+    special = frozenset(tokens_of(of))
     by_token = machine(Sample("", tools, reasoning, ""), sorted(special))
     choices, draw = words(of), random.Random(f"{tools} {reasoning}")
     for turn in range(TEXTS):
         pieces = draw.choices(choices, k=draw.randrange(1, 14))
-        complete = bool(turn % 2)
+        complete, opened = bool(turn % 2), turn % 3 == 0
         for kind in (of, by_token):
-            parser, other = Parser(kind), Parser(kind)
+            parser, other = Parser(kind, SCHEMAS, opened), Parser(kind, SCHEMAS, opened)
             whole, split = [], []
             for piece in pieces:
                 feed = parser.feed_marker if kind is by_token and piece in special else parser.feed
@@ -63,7 +71,7 @@ def test_random_texts(tools: str | None, reasoning: str | None) -> None:
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
 def test_time_is_linear(sample: Sample) -> None:
-    """Twice the text takes about twice the processor time, in pieces of a token's size."""
+    """Four times the text takes about four times the processor time, in pieces of a token's size."""
     of = machine(sample)
 
     def seconds(length: int) -> float:
@@ -75,8 +83,12 @@ def test_time_is_linear(sample: Sample) -> None:
         parser.finish()
         return time.process_time() - begun
 
-    small = min(seconds(1000) for _ in range(3))
-    assert min(seconds(4000) for _ in range(3)) < 12 * small + 0.02
+    lines, repeats = (50_000, 1) if FULL else (1000, 3)
+    small = min(seconds(lines) for _ in range(repeats))
+    large = min(seconds(4 * lines) for _ in range(repeats))
+    assert large < 12 * small + 0.02
+    if FULL:
+        print(f"1 MB: {large:.2f} s, {large / small:.1f} times a quarter of it ({sample.name})")
 
 
 def test_every_name_is_its_key() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from format_samples import FULL, SAMPLES, Sample, check, machine, parse
+from format_samples import FULL, SAMPLES, Sample, check, collected, machine, parse, tokens_of
 
 from headrace.formats.parser import Parser
+from headrace.formats.tool_formats import TOOL_FORMATS
 
 each_sample = pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
 
@@ -32,11 +33,24 @@ def test_character_by_character(sample: Sample) -> None:
 
 
 @each_sample
+def test_through_every_other_parser(sample: Sample) -> None:
+    """No parser fails for another format's text, and none depends on where it is cut."""
+    for tools in TOOL_FORMATS:
+        for reasoning in (None, "harmony" if tools == "harmony" else "think"):
+            other = Sample("", tools, reasoning, sample.text, complete=sample.complete, schemas=sample.schemas)
+            of = machine(other)
+            whole = parse(other, [sample.text], of)
+            assert whole.raw == sample.text
+            assert parse(other, list(sample.text), of) == whole
+            for cut in range(1, len(sample.text), 1 if FULL else 37):
+                assert parse(other, [sample.text[:cut], sample.text[cut:]], of) == whole
+
+
+@each_sample
 @pytest.mark.parametrize("size", [0, 1, 3])
 def test_markers_as_special_tokens(sample: Sample, size: int) -> None:
     """`size`: characters of the text's pieces; 0 is all of it up to the next marker."""
-    every = machine(sample)
-    special = [m for m in every.markers | every.inline if re.fullmatch(r"[<\[｜][^=\n]{2,}[>\]｜]", m)]
+    special = tokens_of(machine(sample))
     pattern = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)"
     parts = re.split(f"({pattern})", sample.text)
     pieces: list[str] = []
@@ -51,6 +65,59 @@ def test_text_that_quotes_a_special_token_is_content() -> None:
     of = machine(sample, ["<tool_call>", "</tool_call>"])
     assert parse(sample, [sample.text], of).content == sample.text
     assert parse(sample, ["<tool_call>", sample.text[11:]], of, ["<tool_call>"]).calls == sample.calls
+
+
+@pytest.mark.parametrize(
+    ("tools", "pieces", "call"),
+    [
+        (
+            "glm47",
+            ["<tool_call>", "f", "<arg_key>", "k", "</arg_key>", "<arg_value>", *("</arg_value>", "</tool_call>") * 2],
+            ("f", '{"k": "</arg_value></tool_call>"}'),
+        ),
+        (
+            "gemma4",
+            ["<|tool_call>", "call:f{k:", '<|"|>', '<|"|>', ",n:1", '<|"|>', "}", "<tool_call|>"],
+            ("f", '{"k": "<|\\"|>,n:1"}'),
+        ),
+        (
+            "kimi_k3",
+            [
+                *("<|open|>", "tools", "<|sep|>", "<|open|>", 'call tool="f" index="1"', "<|sep|>", "<|open|>"),
+                *(
+                    'argument key="q" type="string"',
+                    "<|sep|>",
+                    "<|close|>argument<|sep|>",
+                    "<|open|>",
+                    "x",
+                    "<|close|>",
+                ),
+                *("argument", "<|sep|>", "<|close|>", "call", "<|sep|>", "<|close|>", "tools", "<|sep|>"),
+            ],
+            ("f", '{"q": "<|close|>argument<|sep|><|open|>x"}'),
+        ),
+    ],
+)
+def test_arguments_that_quote_a_special_token(tools: str, pieces: list[str], call: tuple[str, str]) -> None:
+    """The first time that a piece after the value's beginning spells an end, it is text."""
+    sample = Sample("", tools, None, "")
+    every = machine(sample)
+    special = [piece for piece in set(pieces) if piece in every.markers | every.inline]
+    parser = Parser(machine(sample, special))
+    quoted = {"glm47": (6, 7), "gemma4": (3,), "kimi_k3": (9,)}[tools]
+    events = []
+    for at, piece in enumerate(pieces):
+        events += parser.feed_marker(piece) if piece in special and at not in quoted else parser.feed(piece)
+    answer = collected([*events, *parser.finish()])
+    assert answer.raw == "".join(pieces)
+    assert answer.calls == [call]
+
+
+def test_a_token_ends_a_call_that_is_not_complete() -> None:
+    sample = Sample("", "gemma4", None, "", calls=[("f", '{"n": 5}')])
+    pieces = ["<|tool_call>", "call:f{n:5", "<tool_call|>", " Yes"]
+    answer = parse(sample, pieces, machine(sample, pieces[::2]), pieces[::2])
+    assert (answer.calls, answer.content) == (sample.calls, "Yes")
 
 
 def test_arguments_come_as_the_model_writes_them() -> None:

@@ -50,6 +50,7 @@ class ByteTokenizer:
     """Token ids are bytes; 256 is the start of a text."""
 
     eos_token_ids: Sequence[int] = ()
+    response_template = None
     template_source = '{{ tools }} <tool_call> "arguments"'
 
     def __init__(self) -> None:

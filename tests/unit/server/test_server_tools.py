@@ -206,6 +206,7 @@ def test_tools_for_a_template_without_any() -> None:
 class Words:
     """A vocabulary of words; markers are special tokens that the text does not show."""
 
+    response_template = None
     template_source = '{{ tools }}<tool_call>"arguments"</think>'
     words = (
         "<think>",

@@ -86,4 +86,4 @@ def test_many_sequences_keep_a_bounded_number_of_tokens() -> None:
         drafter.extend("s", [at + step for step in range(at % 90)])
         drafter.end("s", keep=True)
         assert len(drafter._answers) <= 400
-    assert sum(len(part.indices) for part in drafter._answers._parts) <= 8 * 5
+    assert sum(len(part.indices) for part in drafter._answers._parts) <= 4 * 5

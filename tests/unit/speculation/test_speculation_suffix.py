@@ -44,9 +44,9 @@ def test_the_most_frequent_continuation_is_followed() -> None:
 
 
 def test_a_guess_ends_where_the_counts_promise_too_little() -> None:
-    drafter = SuffixDrafter()
+    drafter = SuffixDrafter(places=12)
     drafter.begin("s", NAMESPACE, [token for at in range(12) for token in (1, 2, 10 + at)] + [1, 2])
-    assert drafter.guess("s", 4) == NO_GUESS, "twelve places, all different"
+    assert drafter.guess("s", 4) == NO_GUESS, "many places, all different"
 
 
 def test_agreement_raises_survival() -> None:
@@ -85,8 +85,8 @@ def test_the_oldest_answers_are_dropped_first() -> None:
         kept.add(("", str(at % 2)), [at, at, at])
         assert len(kept) <= 80
     found = [token for index in kept.indices(("", "1")) for token in index.tokens if token >= 0]
-    assert found[:3] == [29] * 3
-    assert min(found) > 9
+    assert set(found) == set(range(11, 30, 2))
+    assert found[0] > found[-1], "the newest first"
     assert not list(kept.indices(("x", "1")))
 
 
@@ -94,7 +94,7 @@ def test_the_end_of_a_very_long_answer_is_kept() -> None:
     kept = KeptAnswers(80, 2)
     kept.add(NAMESPACE, list(range(1000)))
     (index,) = kept.indices(NAMESPACE)
-    assert index.tokens == [*range(991, 1000), -1]
+    assert index.tokens == [*range(981, 1000), -1]
 
 
 @pytest.mark.parametrize("most", [0, 8])

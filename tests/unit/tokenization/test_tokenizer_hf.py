@@ -116,6 +116,14 @@ def test_tokens_of_the_configuration_are_added(tmp_path: Path) -> None:
         load_tokenizer(save(byte_level_tokenizer(), tmp_path, tokenizer_config=config))
 
 
+def test_the_declaration_of_formats_is_passed_on_as_it_is(tmp_path: Path) -> None:
+    folder = save(byte_level_tokenizer(), tmp_path)
+    assert load_tokenizer(folder).response_template is None
+    for declared in ({"fields": {"content": {"close": "</s>"}}}, ["wrong"], 5):
+        save(byte_level_tokenizer(), tmp_path, tokenizer_config={"response_template": declared})
+        assert load_tokenizer(folder).response_template == declared
+
+
 def test_templates_are_found_in_every_place_that_checkpoints_use(tmp_path: Path) -> None:
     folder = save(byte_level_tokenizer(), tmp_path)
     with pytest.raises(InvalidRequest, match="no chat template"):

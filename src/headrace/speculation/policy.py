@@ -1,0 +1,175 @@
+"""How many drafted tokens each sequence of a step verifies.
+
+A drafted token is worth the probability that it is accepted, and costs the time by which it makes the step longer. The
+policy admits drafts in the order of their survival and takes the number with the most expected tokens per second. As in
+DSpark (arXiv 2607.05147), this is one choice for the whole step, over all sequences; a draft's predecessors have no
+lower survival, so they are always admitted before it.
+
+An account bounds the cost of being wrong. Every step pays in `ALLOWANCE` of its time. A step with drafts pays in the
+time that it has saved, compared with the predicted time of the same tokens without drafts, or pays out what it has
+lost. Without balance nothing is speculated, and the balance has an upper limit, so that early gains finance no later
+losses. A step verifies no more drafts than the balance covers if all are wrong. So over any longer time speculation
+costs at most the allowance. From the same account it tries numbers of tokens whose step time is not known: the time is
+then taken to be as short as the known ones allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.speculation.step_cost import StepCost
+
+__all__ = ["ALLOWANCE", "SpeculationPolicy", "StepChoice", "StepShape"]
+
+ALLOWANCE = 0.01
+"""The share of all time that speculation may lose."""
+_LIMIT, _FIRST = 8.0, 4.0
+"""The most that the account holds and what it begins with, in steps of the current length. Single steps win or lose
+much of one by chance, so less would end what pays on the average."""
+_START, _STAY = 1.05, 1.02
+"""The predicted gain that begins speculation, and the one that keeps it up."""
+_WORST = 2.0
+"""A step counts as at most this multiple of its predicted time: a longer one was interrupted."""
+_FREE = 1.02
+"""The least time of a step with drafts that is believed, relative to that without."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """A step without drafts."""
+
+    tokens: int
+    """The number of tokens that it computes, prompts included."""
+    sampled: int
+    """The number of sequences that it gives a token."""
+    context: int = 0
+    """The number of tokens that its tokens attend to, in total."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """The decision for a step, and what was expected of it."""
+
+    shape: StepShape
+    drafts: list[int]
+    """The number of drafts to verify, for each sequence."""
+    context: int
+    """Of the drafts."""
+    plain_seconds: float
+    """The predicted time without drafts."""
+    seconds: float
+    """The predicted time with them."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.drafts)
+
+
+class SpeculationPolicy:
+    """Chooses drafts, step by step, and learns from each step's time. `gap`: seconds that a step with drafts keeps the
+    device waiting, because it cannot be planned before the step before it has ended; it may be set anew at any time."""
+
+    def __init__(self, cost: StepCost | None = None, gap: float = 0.0) -> None:
+        self.cost = StepCost() if cost is None else cost
+        self.gap = gap
+        self._balance: float | None = None
+        """Seconds; None until times are known."""
+        self._speculating = False
+
+    def choose(
+        self, shape: StepShape, survivals: Sequence[Sequence[float]], contexts: Sequence[int] = ()
+    ) -> StepChoice:
+        """Decide a step. `survivals`: of the drafts at hand, for each sequence that may verify some; `contexts`: tokens
+        that the first draft of each attends to. At least as fast as without drafts, as far as is known."""
+        plain = self._plain(shape)
+        drafts = [0] * len(survivals)
+        admitted, context, seconds = list[int](), 0, plain
+        if self._hopeful(shape, plain, sum(map(sum, survivals))):
+            ordered = [(value, owner) for owner, each in enumerate(survivals) for value in each]
+            ordered.sort(reverse=True)
+            owners = [owner for _, owner in ordered]
+            attended = [contexts[owner] for owner in owners] if contexts else []
+            admitted = owners[: self._number(shape, plain, [value for value, _ in ordered], attended)]
+            for owner in admitted:
+                drafts[owner] += 1
+            context = sum(attended[: len(admitted)])
+        self._speculating = bool(admitted)
+        if admitted:
+            seconds = self.cost.seconds(shape.tokens + len(admitted), shape.context + context) + self.gap
+        return StepChoice(shape, drafts, context, plain, seconds)
+
+    def settle(self, choice: StepChoice, emitted: int, seconds: float) -> None:
+        """Learn from a step that was chosen: the tokens that its sequences got, and the device's time for it."""
+        shape, total = choice.shape, choice.total
+        self.cost.observe(shape.tokens + total, shape.context + choice.context, seconds)
+        plain = self._plain(shape)
+        if plain <= 0:
+            return
+        if not total:
+            self._pay(ALLOWANCE * plain, plain)
+            return
+        spent = min(seconds + self.gap, _WORST * choice.seconds)
+        self._pay(plain * emitted / shape.sampled - (1 - ALLOWANCE) * spent, plain)
+
+    def worth(self, shape: StepShape, survival: Sequence[float]) -> bool:
+        """Whether drafts of one sequence with this survival would be admitted to such a step: whether it is worth to
+        wait for its last token, so that its next step can verify drafts."""
+        plain = self._plain(shape)
+        return self._hopeful(shape, plain, sum(survival)) and self._number(shape, plain, survival, ()) > 0
+
+    def _number(self, shape: StepShape, plain: float, values: Sequence[float], contexts: Sequence[int]) -> int:
+        """The number of drafts to admit of those with these survivals, which fall. A number whose time is unknown is
+        tried if it might be better and the account covers the loss that is expected."""
+        count, most, slope = len(values), plain + self._covered(plain), self.cost.slope
+        first, stop, expected = shape.tokens + 1, shape.tokens + count + 1, float(shape.sampled)
+        times, known = self.cost.table(stop)[first:stop], self.cost.known_table(stop)[first:stop]
+        admitted, gain = 0, self._needed(shape, plain)
+        # No step is faster than one of fewer tokens.
+        least, more = plain * _FREE + self.gap, slope * shape.context + self.gap
+        unknown = list[tuple[int, float, float, float]]()
+        for at, value in enumerate(values):
+            expected += value
+            if contexts:
+                more += slope * contexts[at]
+            seconds = times[at] + more
+            # The rest is never better, or more than the account covers.
+            if seconds > most or expected + (count - at - 1) * value < gain * least:
+                break
+            if expected > gain * seconds:
+                admitted, gain = at + 1, expected / seconds
+            if known[at]:
+                least = max(least, seconds)
+            else:
+                unknown.append((at + 1, expected, seconds, least))
+        hoped = [
+            (expected / least, number)
+            for number, expected, seconds, least in unknown
+            if expected > gain * least and seconds - expected / gain <= most - plain
+        ]
+        return max(hoped)[1] if hoped else admitted
+
+    def _plain(self, shape: StepShape) -> float:
+        """The time of a step without drafts; 0 if it is unknown. While only shorter steps have been measured, it is
+        theirs: what pays even then needs no measurement, and what does not pay leads to one."""
+        if self.cost.known_with(shape.tokens, shape.context):
+            return self.cost.seconds(shape.tokens, shape.context)
+        return self.cost.at_least(shape.tokens, shape.context)
+
+    def _needed(self, shape: StepShape, plain: float) -> float:
+        """The tokens per second for which drafts are verified at all."""
+        return shape.sampled / plain * (_STAY if self._speculating else _START)
+
+    def _hopeful(self, shape: StepShape, plain: float, expected: float) -> bool:
+        """Whether drafts may be verified at all, and would pay if they took hardly any time. Without a known time of
+        the plain step there is nothing to compare with."""
+        if expected <= 0 or shape.sampled < 1 or plain <= 0 or self._covered(plain) < 0:
+            return False
+        return (shape.sampled + expected) / (plain * _FREE + self.gap) > self._needed(shape, plain)
+
+    def _pay(self, amount: float, plain: float) -> None:
+        self._balance = min(self._covered(plain) + amount, _LIMIT * plain)
+
+    def _covered(self, plain: float) -> float:
+        """The loss that the account covers, in seconds."""
+        return _FIRST * plain if self._balance is None else self._balance

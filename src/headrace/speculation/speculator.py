@@ -1,0 +1,129 @@
+"""Drafting for the sequences of an engine: a drafter, the policy, and who is worth waiting for.
+
+A step can only verify drafts of a sequence whose last token is known when the step is planned. Engines plan ahead, so
+a sequence with drafts must be *held* until its last step is committed, which costs time. So a sequence is held only
+while its drafts are admitted. While it is not, each commit still tells whether the guess before it was right, and when
+guesses have become good enough, the sequence is held again. A sequence whose guesses are not worth it is asked ever
+more rarely, down to every 16th commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headrace.speculation.acceptance import AcceptanceCounts
+from headrace.speculation.drafter import NO_GUESS, Guess, HostDrafter
+from headrace.speculation.policy import SpeculationPolicy, StepChoice, StepShape
+
+__all__ = ["DraftRow", "Drafts", "Speculator"]
+
+_PATIENCE = 4
+"""Steps without an admitted draft after which a sequence is no longer held."""
+_RAREST = 16
+
+
+class DraftRow(NamedTuple):
+    """A sequence of a step that may verify drafts: all its tokens are committed."""
+
+    sequence: str
+    most: int
+    """The most drafts that fit its limits."""
+    context: int
+    """Tokens that its first draft attends to."""
+
+
+class Drafts(NamedTuple):
+    """Drafts for a step, by row."""
+
+    tokens: list[list[int]]
+    methods: list[str]
+    choice: StepChoice
+
+
+class _State:
+    __slots__ = ("held", "interval", "misses", "wait")
+
+    def __init__(self) -> None:
+        self.held = False
+        self.misses = 0
+        self.interval = 1
+        """Commits between two questions to the drafter, while not held."""
+        self.wait = 0
+
+
+class Speculator:
+    """One thread calls everything. `draft` is called for every step when it is planned, also without a sequence that
+    may verify, because plain steps tell what speculation is compared with. When the step is committed, `settle` takes
+    what `draft` returned, and `extend` the tokens of each sequence; other steps may be in flight meanwhile. `most`: the
+    longest draft."""
+
+    def __init__(self, drafter: HostDrafter, most: int = 8, policy: SpeculationPolicy | None = None) -> None:
+        self.policy = SpeculationPolicy() if policy is None else policy
+        self.counts: dict[str, AcceptanceCounts] = {}
+        """By method."""
+        self._drafter, self._most = drafter, most
+        self._states: dict[str, _State] = {}
+        self._shape = StepShape(1, 1)
+
+    def begin(
+        self, sequence: str, namespace: tuple[str, str], prompt: Sequence[int], predicted: Sequence[int] = ()
+    ) -> None:
+        """Take up a sequence."""
+        self._drafter.begin(sequence, namespace, prompt, predicted)
+        self._states[sequence] = _State()
+
+    def extend(self, sequence: str, tokens: Sequence[int], in_flight: int = 0) -> None:
+        """Add committed tokens of the output; `in_flight`: tokens that launched steps will add to them."""
+        self._drafter.extend(sequence, tokens)
+        state = self._states[sequence]
+        if not state.held:
+            state.wait -= 1
+            if state.wait < 1:
+                state.held = self._promising(sequence, in_flight)
+                state.misses = 0
+                state.interval = min(2 * state.interval, _RAREST)
+                state.wait = state.interval
+
+    def end(self, sequence: str, keep: bool) -> None:
+        """Drop a sequence; `keep`: its output may serve later ones."""
+        self._drafter.end(sequence, keep)
+        del self._states[sequence]
+
+    def held(self, sequence: str) -> bool:
+        """Whether the next step of this sequence should wait for its last token, and verify drafts."""
+        return self._states[sequence].held
+
+    def draft(self, shape: StepShape, rows: Sequence[DraftRow]) -> Drafts:
+        """Drafts for the sequences of a step that are held; it may include others. `shape`: the step without drafts."""
+        self._shape = shape
+        guesses = [self._guess(row) for row in rows]
+        contexts = [row.context for row in rows]
+        choice = self.policy.choose(shape, [guess.survival for guess in guesses], contexts)
+        for row, count in zip(rows, choice.drafts, strict=True):
+            state = self._states[row.sequence]
+            if count:
+                state.misses, state.interval = 0, 1
+            else:
+                state.misses += 1
+                state.held = state.held and state.misses < _PATIENCE
+        tokens = [guess.tokens[:count] for guess, count in zip(guesses, choice.drafts, strict=True)]
+        return Drafts(tokens, [guess.method for guess in guesses], choice)
+
+    def settle(self, drafts: Drafts, accepted: Sequence[int | None], emitted: int, seconds: float) -> None:
+        """Learn from a step. `accepted`: by row, how many drafts were right, None if the row is void (its sequence has
+        ended); `emitted`: the tokens of all sequences together; `seconds`: the device's time."""
+        for tokens, method, count in zip(drafts.tokens, drafts.methods, accepted, strict=True):
+            if tokens and count is not None:
+                self.counts.setdefault(method, AcceptanceCounts()).add(len(tokens), count)
+        self.policy.settle(drafts.choice, emitted, seconds)
+
+    def _guess(self, row: DraftRow) -> Guess:
+        most = min(row.most, self._most)
+        return self._drafter.guess(row.sequence, most) if most > 0 else NO_GUESS
+
+    def _promising(self, sequence: str, in_flight: int) -> bool:
+        """Whether drafts after the tokens in flight would be verified, as far as they can be guessed before those are
+        known."""
+        guess = self._drafter.guess(sequence, in_flight + self._most)
+        return self.policy.worth(self._shape, guess.survival[in_flight:])

@@ -1,0 +1,111 @@
+"""Sequences are held while their drafts are worth it; others cost next to nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from naive_drafts import NAMESPACE
+
+from headrace.speculation.drafter import Guess
+from headrace.speculation.ngram import NgramDrafter
+from headrace.speculation.policy import StepShape
+from headrace.speculation.speculator import DraftRow, Speculator
+
+
+class Counting(NgramDrafter):
+    """Counts the questions."""
+
+    asked = 0
+
+    def guess(self, sequence: str, most: int) -> Guess:
+        self.asked += 1
+        return super().guess(sequence, most)
+
+
+def seconds(tokens: int) -> float:
+    return 1.0 + 0.2 * (tokens - 1)
+
+
+def play(speculator: Speculator, name: str, output: Sequence[int], ahead: int = 1) -> tuple[int, int]:
+    """Decode an output alone, planning one step ahead while the sequence is not held. Returns the number of steps, and
+    of those for which it was held."""
+    at = steps = held = 0
+    while at < len(output):
+        steps += 1
+        holds = speculator.held(name)
+        held += holds
+        most = len(output) - at - 1
+        rows = [DraftRow(name, most, at)] if holds else []
+        drafts = speculator.draft(StepShape(1, 1), rows)
+        right = 0
+        while rows and right < len(drafts.tokens[0]) and drafts.tokens[0][right] == output[at + right]:
+            right += 1
+        speculator.settle(drafts, [right] * len(rows), right + 1, seconds(1 + drafts.choice.total))
+        speculator.extend(name, output[at : at + right + 1], 0 if holds else ahead)
+        at += right + 1
+    return steps, held
+
+
+def started(drafter: NgramDrafter | None = None) -> Speculator:
+    speculator = Speculator(drafter or NgramDrafter())
+    speculator.begin("s", NAMESPACE, [1, 2, 3])
+    return speculator
+
+
+def test_a_copying_sequence_is_held_and_takes_few_steps() -> None:
+    speculator = started()
+    steps, held = play(speculator, "s", list(range(10, 50)) * 5)
+    assert steps < 120
+    assert held > 0.3 * steps
+    counts = speculator.counts["ngram"]
+    assert counts.rounds + counts.accepted > 80
+    assert counts.mean_length > 3
+
+
+def test_a_sequence_without_use_for_drafts_is_left_alone() -> None:
+    rng, drafter = random.Random(1), Counting()
+    speculator = started(drafter)
+    steps, held = play(speculator, "s", [rng.randrange(7) for _ in range(600)])
+    assert steps > 570
+    assert held < 0.15 * steps
+    assert drafter.asked < 0.3 * steps
+
+
+def test_a_sequence_that_begins_to_copy_is_noticed() -> None:
+    rng = random.Random(2)
+    noise = [rng.randrange(300) for _ in range(300)]
+    speculator = started()
+    play(speculator, "s", noise)
+    steps, _ = play(speculator, "s", noise[:200])
+    assert steps < 100
+
+
+def test_no_more_drafts_than_fit() -> None:
+    speculator = started()
+    speculator.extend("s", [1, 2, 3, 1, 2, 3])
+    for _ in range(3):
+        speculator.settle(speculator.draft(StepShape(1, 1), []), [], 1, 1.0)
+    shape = StepShape(1, 1)
+    assert speculator.draft(shape, [DraftRow("s", 0, 9)]).tokens == [[]]
+    assert speculator.draft(shape, [DraftRow("s", 1, 9)]).tokens == [[1]]
+    assert len(speculator.draft(shape, [DraftRow("s", 99, 9)]).tokens[0]) <= 8
+
+
+def test_void_rows_are_not_counted() -> None:
+    speculator = started()
+    speculator.extend("s", [1, 2, 3, 1, 2, 3])
+    for _ in range(3):
+        speculator.settle(speculator.draft(StepShape(1, 1), []), [], 1, 1.0)
+    drafts = speculator.draft(StepShape(1, 1), [DraftRow("s", 2, 9)])
+    speculator.settle(drafts, [None], 1, 1.0)
+    assert speculator.counts == {}
+    speculator.settle(drafts, [1], 2, 1.0)
+    assert speculator.counts["ngram"].accepted == 1
+
+
+def test_an_ended_sequence_leaves_nothing() -> None:
+    speculator = started()
+    play(speculator, "s", [1, 2, 3] * 5)
+    speculator.end("s", keep=True)
+    assert speculator._states == {}
