@@ -85,12 +85,13 @@ class SpeculationPolicy:
         plain = self._plain(shape)
         drafts = [0] * len(survivals)
         admitted, context, seconds = list[int](), 0, plain
-        if self._hopeful(shape, plain, sum(map(sum, survivals))):
+        decode = self._decode(shape, plain)
+        if self._hopeful(shape, decode, sum(map(sum, survivals))):
             ordered = [(value, owner) for owner, each in enumerate(survivals) for value in each]
             ordered.sort(reverse=True)
             owners = [owner for _, owner in ordered]
             attended = [contexts[owner] for owner in owners] if contexts else []
-            admitted = owners[: self._number(shape, plain, [value for value, _ in ordered], attended)]
+            admitted = owners[: self._number(shape, plain, decode, [value for value, _ in ordered], attended)]
             for owner in admitted:
                 drafts[owner] += 1
             context = sum(attended[: len(admitted)])
@@ -106,27 +107,32 @@ class SpeculationPolicy:
         plain = self._plain(shape)
         if plain <= 0:
             return
+        decode = self._decode(shape, plain)
         if not total:
-            self._pay(ALLOWANCE * plain, plain)
+            self._pay(ALLOWANCE * plain, decode)
             return
         spent = min(seconds + self.gap, _WORST * choice.seconds)
-        self._pay(plain * emitted / shape.sampled - (1 - ALLOWANCE) * spent, plain)
+        without = plain + decode * (emitted / shape.sampled - 1)
+        self._pay(without - (1 - ALLOWANCE) * spent, decode)
 
     def worth(self, shape: StepShape, survival: Sequence[float]) -> bool:
         """Whether drafts of one sequence with this survival would be admitted to such a step: whether it is worth to
         wait for its last token, so that its next step can verify drafts."""
         plain = self._plain(shape)
-        return self._hopeful(shape, plain, sum(survival)) and self._number(shape, plain, survival, ()) > 0
+        decode = self._decode(shape, plain)
+        return self._hopeful(shape, decode, sum(survival)) and self._number(shape, plain, decode, survival, ()) > 0
 
-    def _number(self, shape: StepShape, plain: float, values: Sequence[float], contexts: Sequence[int]) -> int:
+    def _number(
+        self, shape: StepShape, plain: float, decode: float, values: Sequence[float], contexts: Sequence[int]
+    ) -> int:
         """The number of drafts to admit of those with these survivals, which fall. A number whose time is unknown is
         tried if it might be better and the account covers the loss that is expected."""
-        count, most, slope = len(values), plain + self._covered(plain), self.cost.slope
+        count, most, slope = len(values), decode + self._covered(decode), self.cost.slope
         first, stop, expected = shape.tokens + 1, shape.tokens + count + 1, float(shape.sampled)
         times, known = self.cost.table(stop)[first:stop], self.cost.known_table(stop)[first:stop]
-        admitted, gain = 0, self._needed(shape, plain)
-        # No step is faster than one of fewer tokens.
-        least, more = plain * _FREE + self.gap, slope * shape.context + self.gap
+        admitted, gain = 0, self._needed(shape, decode)
+        # No step is faster than one of fewer tokens. The time that prompts take is spent in any case.
+        least, more = decode * _FREE + self.gap, slope * shape.context + self.gap - (plain - decode)
         unknown = list[tuple[int, float, float, float]]()
         for at, value in enumerate(values):
             expected += value
@@ -145,7 +151,7 @@ class SpeculationPolicy:
         hoped = [
             (expected / least, number)
             for number, expected, seconds, least in unknown
-            if expected > gain * least and seconds - expected / gain <= most - plain
+            if expected > gain * least and seconds - expected / gain <= most - decode
         ]
         return max(hoped)[1] if hoped else admitted
 
@@ -156,20 +162,29 @@ class SpeculationPolicy:
             return self.cost.seconds(shape.tokens, shape.context)
         return self.cost.at_least(shape.tokens, shape.context)
 
-    def _needed(self, shape: StepShape, plain: float) -> float:
-        """The tokens per second for which drafts are verified at all."""
-        return shape.sampled / plain * (_STAY if self._speculating else _START)
+    def _decode(self, shape: StepShape, plain: float) -> float:
+        """The time in which a step without prompts would give the same sequences a token: what an accepted draft
+        saves is such a step, not one that computes prompts too."""
+        if shape.tokens == shape.sampled or shape.sampled < 1:
+            return plain
+        known = self.cost.known(shape.sampled)
+        alone = self.cost.seconds(shape.sampled) if known else self.cost.at_least(shape.sampled, shape.context)
+        return min(alone, plain) if alone > 0 else plain
 
-    def _hopeful(self, shape: StepShape, plain: float, expected: float) -> bool:
+    def _needed(self, shape: StepShape, decode: float) -> float:
+        """The tokens per second for which drafts are verified at all."""
+        return shape.sampled / decode * (_STAY if self._speculating else _START)
+
+    def _hopeful(self, shape: StepShape, decode: float, expected: float) -> bool:
         """Whether drafts may be verified at all, and would pay if they took hardly any time. Without a known time of
         the plain step there is nothing to compare with."""
-        if expected <= 0 or shape.sampled < 1 or plain <= 0 or self._covered(plain) < 0:
+        if expected <= 0 or shape.sampled < 1 or decode <= 0 or self._covered(decode) < 0:
             return False
-        return (shape.sampled + expected) / (plain * _FREE + self.gap) > self._needed(shape, plain)
+        return (shape.sampled + expected) / (decode * _FREE + self.gap) > self._needed(shape, decode)
 
-    def _pay(self, amount: float, plain: float) -> None:
-        self._balance = min(self._covered(plain) + amount, _LIMIT * plain)
+    def _pay(self, amount: float, decode: float) -> None:
+        self._balance = min(self._covered(decode) + amount, _LIMIT * decode)
 
-    def _covered(self, plain: float) -> float:
+    def _covered(self, decode: float) -> float:
         """The loss that the account covers, in seconds."""
-        return _FIRST * plain if self._balance is None else self._balance
+        return _FIRST * decode if self._balance is None else self._balance

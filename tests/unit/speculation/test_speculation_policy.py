@@ -101,6 +101,12 @@ def test_prompt_tokens_make_drafts_cheap() -> None:
     assert policy.choose(StepShape(60, 1), [[0.03]]).drafts == [0]
 
 
+def test_an_accepted_draft_saves_a_step_without_prompts() -> None:
+    policy = learnt(linear, upto=600)
+    assert policy.choose(StepShape(500, 1), [[0.1]]).total == 0, "it would save 1 s a token, not 100 s"
+    assert policy.choose(StepShape(500, 1), [[0.5, 0.1]]).drafts == [1]
+
+
 def test_context_is_part_of_the_cost() -> None:
     cost = StepCost()
     for tokens, context in [(t, c) for t in range(1, 20) for c in (0, 1000, 4000) for _ in range(3)]:
