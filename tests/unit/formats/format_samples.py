@@ -18,7 +18,7 @@ from headrace.formats.parser import Parser
 from headrace.formats.reasoning_forms import REASONING_FORMATS
 from headrace.formats.tool_formats import TOOL_FORMATS
 
-__all__ = ["FULL", "SAMPLES", "Sample", "check", "collected", "machine", "parse", "tokens_of"]
+__all__ = ["FULL", "SAMPLES", "Answer", "Sample", "check", "collected", "machine", "parse", "tokens_of"]
 
 FULL = os.environ.get("FORMATS_FULL") == "1"
 """Every split of the samples, 10^5 random texts per format and texts of 1 MB, in about an hour; by default a part of
