@@ -100,7 +100,8 @@ def calls(name: str, tokens: Sequence[int]) -> list[tuple[str, str]]:
         else:
             pending += word
     answer = collected([*events, *parser.feed(pending.decode()), *parser.finish()])
-    assert answer.content == ""
+    # There may be a preamble.
+    assert not answer.content or name == "harmony"
     return answer.calls
 
 
