@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationInfo, field_validator
 
-from headrace.errors import ConfigError, UnsupportedModel
+from headrace.errors import ConfigError
+from headrace.model_needs import check_needs
 from headrace.types import Capabilities, KVLayout, LayerKV
 
 __all__ = [
@@ -62,6 +63,15 @@ class Frozen(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_booleans(cls, value: object, info: ValidationInfo) -> object:
+        """Pydantic would take True for the number 1."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
+            raise ValueError("this option takes a value, not True or False")
+        return value
+
 
 class ModelConfig(Frozen):
     """The model and its arithmetic."""
@@ -86,7 +96,7 @@ class ModelConfig(Frozen):
     )
     grammar_backend: str = Field(
         default="llguidance",
-        description="What enforces constraints on the output: llguidance, or the name that a plugin offers.",
+        description="What enforces constraints on the output: llguidance, xgrammar (an extra), or a plugin's name.",
         json_schema_extra=unit("name"),
     )
     packed_cache: Bytes = Field(
@@ -228,6 +238,8 @@ class ModelFacts:
     """The dtype of the weights as stored: `float32`, `bfloat16`, `float16` or `quantized`."""
     attention: tuple[frozenset[str], ...] = ()
     """The features of attention that each layer needs, from `types.ATTENTION_FEATURES`. Head sizes are in `layers`."""
+    operators: tuple[frozenset[str], ...] = ()
+    """The optional operators that each layer needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +263,9 @@ def resolve(
     choice. `device`: its name, for errors.
 
     Raises ConfigError if an explicit choice cannot be met; it is never replaced silently. Raises UnsupportedModel if a
-    layer needs a feature that the device does not declare.
+    layer needs what the device lacks.
     """
-    _check_attention(capabilities, facts, device)
+    check_needs(facts.layers, facts.attention, facts.operators, capabilities, device)
     reasons: list[str] = []
     dtype = _dtype(config, capabilities, facts, reasons)
     layout = KVLayout(facts.layers, _block_size(config, capabilities), _kv_dtype(config, capabilities, dtype, reasons))
@@ -272,28 +284,6 @@ def resolve(
         Resolved(dtype, layout, blocks, max_len, config.scheduler.max_num_seqs, budget, config.cache.prefix_caching),
         reasons,
     )
-
-
-def _check_attention(capabilities: Capabilities, facts: ModelFacts, device: str) -> None:
-    able, sizes = capabilities.attention_features, capabilities.head_sizes
-    for need in sorted(frozenset[str]().union(*facts.attention) - able):
-        layers = [at for at, needs in enumerate(facts.attention) if need in needs]
-        declared = ", ".join(sorted(able)) or "none"
-        raise UnsupportedModel(
-            f"{_layers(layers)} need attention with {need}, which {device} does not compute (its attention_features: "
-            f"{declared}): choose another platform"
-        )
-    layers = [at for at, layer in enumerate(facts.layers) if sizes and layer.head_dim not in sizes]
-    if layers:
-        raise UnsupportedModel(
-            f"{_layers(layers)} need heads of {facts.layers[layers[0]].head_dim}, but {device} computes head sizes "
-            f"{', '.join(map(str, sorted(sizes)))}: choose another platform"
-        )
-
-
-def _layers(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return f"layers {shown}" + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
 
 
 def _dtype(config: Config, capabilities: Capabilities, facts: ModelFacts, reasons: list[str]) -> str:

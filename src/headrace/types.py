@@ -209,6 +209,9 @@ class Capabilities:
     """The device computes in the host's memory: the KV cache gets a share of the free memory instead of almost all."""
     head_sizes: frozenset[int] = frozenset()
     """Head sizes that attention supports; empty: any. A model with others is refused."""
+    missing_operators: frozenset[str] = frozenset()
+    """Optional operators (`registry.OPTIONAL`) that the device has no form of and cannot run by reference either. A
+    model with a layer that needs one is refused."""
     kv_lanes: int = 1
     """Rows of a head in the cache are padded to a multiple of so many values, which defines the memory of a block."""
 

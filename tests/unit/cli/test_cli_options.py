@@ -114,6 +114,13 @@ def test_unknown_options_are_named() -> None:
         make_config("m", {"max_len": 9})
 
 
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("name", [name for name, option in {**ENGINE, **SERVER}.items() if bool not in option.kinds])
+def test_a_boolean_is_no_value(name: str, value: bool) -> None:
+    with pytest.raises(ConfigError, match=f"option {name}={value}: "):
+        make_config("m", {name: value})
+
+
 def test_the_engines_options_are_those_of_llm() -> None:
     options = engine_options(parse(*EVERYTHING.split()))
     assert set(options) == set(ENGINE)

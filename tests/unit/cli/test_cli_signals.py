@@ -138,7 +138,6 @@ def work(arguments):
     ours, theirs = socket.socketpair()
     assert min(ours.fileno(), theirs.fileno()) > 2
     sys.stdin.read()
-    print("said", flush=True)
     print("told", file=sys.stderr, flush=True)
     assert all(os.get_inheritable(number) for number in range(3))
     open(sys.argv[1], "w").write("good")
@@ -149,8 +148,21 @@ sys.exit(command.main())
     done = run(code, tmp_path / "out", closed=closed, stdin=subprocess.DEVNULL)
     assert done.returncode == 5
     assert (tmp_path / "out").read_text() == "good"
-    assert done.stdout == ("" if 1 in closed else "said\n")
+    assert done.stdout == ""
     assert done.stderr == ("" if 2 in closed else "told\n")
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_output_that_cannot_be_written_is_an_error(flushed: bool) -> None:
+    code = f"""
+import sys
+from headrace.cli import main as command
+command._verb = lambda arguments: print("said", flush={flushed}) or 0
+sys.exit(command.main())
+"""
+    done = run(code, closed=(1,))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: nothing can be written: standard output is closed\n"
 
 
 def test_characters_that_the_terminal_lacks_are_replaced() -> None:
