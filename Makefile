@@ -33,8 +33,8 @@ run: $(SERVING)  ## fetch the default model, serve it, answer a first prompt in 
 test: $(STAMP) lint  ## the whole suite; a test that never ends fails by name
 	$(BIN)/python -m pytest --timeout=600
 
-unit: $(STAMP)  ## without a device or a model
-	$(BIN)/python -m pytest tests/unit
+unit: $(STAMP)  ## without a device or a model, in two to four processes
+	$(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist worksteal
 
 coverage: $(STAMP)  ## how much of the platforms their tests run
 	ci/coverage.sh

@@ -6,7 +6,7 @@ may
 crash, no mask may allow every token of a constraint that forbids some, and no single step of a matcher may take long.
 Prints counts and the longest times.
 
-Usage: ci/random_grammars.py [--count 10000] [--seed 1]
+Usage: ci/random_grammars.py [--count 10000] [--seed 1] [--backend NAME]
 """
 
 from __future__ import annotations
@@ -217,10 +217,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--backend", default="llguidance", help="llguidance, or the name that a plugin offers")
     args = parser.parse_args()
     rng, meter = random.Random(args.seed), Meter()
     vocabulary = read_vocabulary(resolve_model("smollm2"), 49152, (0, 2))
-    backend = find_backend("llguidance")(vocabulary)
+    backend = find_backend(args.backend)(vocabulary)
     compiler = GrammarCompiler(lambda: backend)
     for _ in range(args.count):
         group, kind, text = random_grammar(rng)

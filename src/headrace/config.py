@@ -1,4 +1,4 @@
-"""The user's configuration: a few frozen models with at most 25 options in total, and the environment variables.
+"""The user's configuration: a few frozen models.
 
 `resolve` chooses values for options that the user left open, from the device's capabilities and the model's facts. It
 is a pure function: the same inputs give the same result, and every choice has a reason.
@@ -6,16 +6,14 @@ is a pure function: the same inputs give the same result, and every choice has a
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationInfo, field_validator
 
-from headrace.errors import ConfigError, UnsupportedModel
+from headrace.errors import ConfigError
+from headrace.model_needs import check_needs
 from headrace.types import Capabilities, KVLayout, LayerKV
 
 __all__ = [
@@ -24,7 +22,6 @@ __all__ = [
     "CacheConfig",
     "Config",
     "DeviceConfig",
-    "Environment",
     "ModelConfig",
     "ModelFacts",
     "ParallelConfig",
@@ -32,7 +29,6 @@ __all__ = [
     "SchedulerConfig",
     "ServerConfig",
     "parse_size",
-    "read_environment",
     "resolve",
 ]
 
@@ -67,6 +63,15 @@ class Frozen(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_booleans(cls, value: object, info: ValidationInfo) -> object:
+        """Pydantic would take True for the number 1."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
+            raise ValueError("this option takes a value, not True or False")
+        return value
+
 
 class ModelConfig(Frozen):
     """The model and its arithmetic."""
@@ -91,7 +96,7 @@ class ModelConfig(Frozen):
     )
     grammar_backend: str = Field(
         default="llguidance",
-        description="What enforces constraints on the output: llguidance, or the name that a plugin offers.",
+        description="What enforces constraints on the output: llguidance, xgrammar (an extra), or a plugin's name.",
         json_schema_extra=unit("name"),
     )
     packed_cache: Bytes = Field(
@@ -134,6 +139,12 @@ class SchedulerConfig(Frozen):
         json_schema_extra=unit("tokens"),
     )
     max_waiting: int = Field(default=4096, ge=1, description="Requests that may wait; one more is refused with 503.")
+    speculate: str | None = Field(
+        default=None,
+        description="Speculative decoding: ngram, suffix, or the name that a plugin offers. Answers stay the same. "
+        "Default: only requests with a prediction are speculated.",
+        json_schema_extra=unit("method"),
+    )
 
 
 class DeviceConfig(Frozen):
@@ -227,6 +238,8 @@ class ModelFacts:
     """The dtype of the weights as stored: `float32`, `bfloat16`, `float16` or `quantized`."""
     attention: tuple[frozenset[str], ...] = ()
     """The features of attention that each layer needs, from `types.ATTENTION_FEATURES`. Head sizes are in `layers`."""
+    operators: tuple[frozenset[str], ...] = ()
+    """The optional operators that each layer needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +263,9 @@ def resolve(
     choice. `device`: its name, for errors.
 
     Raises ConfigError if an explicit choice cannot be met; it is never replaced silently. Raises UnsupportedModel if a
-    layer needs a feature that the device does not declare.
+    layer needs what the device lacks.
     """
-    _check_attention(capabilities, facts, device)
+    check_needs(facts.layers, facts.attention, facts.operators, capabilities, device)
     reasons: list[str] = []
     dtype = _dtype(config, capabilities, facts, reasons)
     layout = KVLayout(facts.layers, _block_size(config, capabilities), _kv_dtype(config, capabilities, dtype, reasons))
@@ -271,28 +284,6 @@ def resolve(
         Resolved(dtype, layout, blocks, max_len, config.scheduler.max_num_seqs, budget, config.cache.prefix_caching),
         reasons,
     )
-
-
-def _check_attention(capabilities: Capabilities, facts: ModelFacts, device: str) -> None:
-    able, sizes = capabilities.attention_features, capabilities.head_sizes
-    for need in sorted(frozenset[str]().union(*facts.attention) - able):
-        layers = [at for at, needs in enumerate(facts.attention) if need in needs]
-        declared = ", ".join(sorted(able)) or "none"
-        raise UnsupportedModel(
-            f"{_layers(layers)} need attention with {need}, which {device} does not compute (its attention_features: "
-            f"{declared}): choose another platform"
-        )
-    layers = [at for at, layer in enumerate(facts.layers) if sizes and layer.head_dim not in sizes]
-    if layers:
-        raise UnsupportedModel(
-            f"{_layers(layers)} need heads of {facts.layers[layers[0]].head_dim}, but {device} computes head sizes "
-            f"{', '.join(map(str, sorted(sizes)))}: choose another platform"
-        )
-
-
-def _layers(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return f"layers {shown}" + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
 
 
 def _dtype(config: Config, capabilities: Capabilities, facts: ModelFacts, reasons: list[str]) -> str:
@@ -350,49 +341,3 @@ def _num_blocks(
     if size > layout.bytes_per_block:
         reasons.append(f"{size} bytes a KV block: rows are padded to {capabilities.kv_lanes} values")
     return blocks
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """All environment variables that Headrace reads."""
-
-    cache_dir: Path
-    """HEADRACE_CACHE: pulled models and packed weights. Default: $XDG_CACHE_HOME/headrace or ~/.cache/headrace."""
-    api_key: str | None
-    """HEADRACE_API_KEY: as --api-key, without showing in the process list."""
-    log_level: str
-    """HEADRACE_LOG: debug, info, warning or error."""
-    native: bool
-    """HEADRACE_NATIVE: 0 keeps the CPU platform on its reference operators."""
-
-
-def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
-    """Read and check the variables. Raises ConfigError that names the variable and its valid values."""
-    env = os.environ if environ is None else environ
-    level = env.get("HEADRACE_LOG", "info").lower()
-    if level not in ("debug", "info", "warning", "error"):
-        raise ConfigError(f"HEADRACE_LOG={level!r}: choose debug, info, warning or error")
-    native = env.get("HEADRACE_NATIVE", "1")
-    if native not in ("0", "1"):
-        raise ConfigError(f"HEADRACE_NATIVE={native!r}: choose 0 or 1")
-    key = env.get("HEADRACE_API_KEY")
-    return Environment(
-        cache_dir=_cache_dir(env),
-        # White space around a key comes from the file that it was read from; a client cannot send it.
-        api_key=None if key is None else key.strip(),
-        log_level=level,
-        native=native == "1",
-    )
-
-
-def _cache_dir(env: Mapping[str, str]) -> Path:
-    chosen, base = env.get("HEADRACE_CACHE"), env.get("XDG_CACHE_HOME")
-    if chosen or base:
-        return Path(chosen) if chosen else Path(str(base)) / "headrace"
-    try:
-        home = Path(env.get("HOME") or "~").expanduser()
-    except RuntimeError:  # A user without an entry in the system's list, as in many containers.
-        raise ConfigError(
-            "this user has no home directory for models and packed weights: set HEADRACE_CACHE to a folder for them"
-        ) from None
-    return home / ".cache" / "headrace"

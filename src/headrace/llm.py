@@ -115,8 +115,10 @@ class LLM:
         None: only for more than one prompt.
 
         All prompts are checked before the first is computed: raises InvalidRequest and its subclasses for the first
-        invalid one. A prompt that fails later has an answer with the error (`finish_reason` is `error`, and `error` has
-        the reason), and the other prompts have their answers. Raises EngineDead.
+        invalid one, and later for a request that turns out to contradict itself (a constraint that cannot be enforced,
+        bans that leave no token). A prompt that fails later for another reason has an answer with the error
+        (`finish_reason` is `error`, and `error` has the reason), and the other prompts have their answers. Raises
+        EngineDead.
         """
         self._check_open()
         texts, ids = read_prompts(prompts, self.tokenizer.encode)

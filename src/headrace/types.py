@@ -75,6 +75,10 @@ class Request:
     """Requests share cached prefixes only within one (adapter, salt)."""
     adapter: str = ""
     constraint: Constraint | None = None
+    predicted: tuple[int, ...] = ()
+    """Tokens that the caller expects as the output: drafts of speculative decoding."""
+    max_drafts: int | None = None
+    """Most drafts that one step verifies for it; 0: none, None: as many as the engine finds worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,9 @@ class Delta:
     """Prompt tokens that were not computed when the sequence was first scheduled."""
     first_scheduled: float | None = None
     """Monotonic seconds; set with the first token. Queue time is this minus the arrival."""
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
+    """Drafts of speculative decoding that this commit has verified."""
     error: str | None = None
     request_fault: bool = False
     """The error is the request's own: what it asked for left nothing to sample."""
@@ -202,6 +209,9 @@ class Capabilities:
     """The device computes in the host's memory: the KV cache gets a share of the free memory instead of almost all."""
     head_sizes: frozenset[int] = frozenset()
     """Head sizes that attention supports; empty: any. A model with others is refused."""
+    missing_operators: frozenset[str] = frozenset()
+    """Optional operators (`registry.OPTIONAL`) that the device has no form of and cannot run by reference either. A
+    model with a layer that needs one is refused."""
     kv_lanes: int = 1
     """Rows of a head in the cache are padded to a multiple of so many values, which defines the memory of a block."""
 
@@ -278,6 +288,9 @@ class StepPlan:
     history_tokens: Ints
     """[H]; known tokens that the device's history must contain and that this step does not compute (cached prefixes
     with penalties)."""
+    split: bool = False
+    """The step is launched in two parts: the forward pass, and sampling after the core has completed the plan. Until
+    then `row_target` and the constraints in `sampling` are not final."""
     request_ids: tuple[str, ...] = ()
     """[S]; for logs and errors."""
     tag: Any = None

@@ -18,7 +18,14 @@ __all__ = ["add_load_options", "load_encoder", "memoized_encoder", "planned_runs
 def add_load_options(parser: argparse.ArgumentParser, workloads: Sequence[str]) -> None:
     """Add the options; `workloads` is the default of --workload."""
     add = parser.add_argument_group("load").add_argument
-    add("--workload", nargs="+", default=list(workloads), choices=sorted(WORKLOADS), metavar="W1..W4")
+    add(
+        "--workload",
+        nargs="+",
+        default=list(workloads),
+        choices=sorted(WORKLOADS),
+        metavar="NAME",
+        help=", ".join(WORKLOADS),
+    )
     add("--requests", type=int, metavar="N", help="in place of the workload's own number")
     add("--concurrency", type=int, metavar="N", help="requests at a time, in place of the workload's own number")
     add("--seed", type=int, default=0)
@@ -53,9 +60,9 @@ def load_encoder(source: str) -> Callable[[str], Sequence[int]]:
 
 
 def memoized_encoder(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
-    """The tokenizer's `encode` with a cache: every run takes its prompts from the same two megabytes of text."""
+    """The tokenizer's `encode` with a cache: most runs take their prompts from the same two megabytes of text."""
 
-    @functools.lru_cache(maxsize=1)
+    @functools.lru_cache(maxsize=32)
     def encode(text: str) -> Sequence[int]:
         return tuple(tokenizer.encode(text, add_special_tokens=False))
 

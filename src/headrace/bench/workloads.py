@@ -1,4 +1,4 @@
-"""The workloads: four fixed shapes over English text, and custom ones.
+"""The workloads: four fixed shapes over English text, four tasks for measuring speculation, and custom ones.
 
 Lengths depend on the workload alone. The content depends on the seed too, so a second run with another seed has the
 same shape and cannot use the prefix cache that the first run filled.
@@ -6,23 +6,15 @@ same shape and cannot use the prefix cache that the first run filled.
 
 from __future__ import annotations
 
-import functools
-import importlib
 import math
-import pydoc
 import random
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["WORKLOADS", "Prompt", "Workload", "build", "corpus"]
+from headrace.bench.tasks import TASKS, task_prompt
+from headrace.bench.texts import corpus
 
-_MODULES = (
-    "argparse asyncio collections configparser csv datetime decimal difflib email fractions functools heapq html "
-    "inspect io ipaddress itertools json logging mailbox optparse os pathlib pickle plistlib pprint random re sched "
-    "secrets shelve shutil smtplib socket sqlite3 ssl statistics string subprocess tarfile tempfile textwrap threading "
-    "traceback typing unittest uuid weakref xml.sax zipfile"
-).split()
+__all__ = ["WORKLOADS", "Prompt", "Workload", "build"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +27,8 @@ class Workload:
     prompt: tuple[int, int]
     output: tuple[int, int]
     shared_prefix: int = 0
+    task: str | None = None
+    """One of `tasks.TASKS`; None: any text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +42,18 @@ WORKLOADS = {
     "W2": Workload("mixed", 64, 16, (32, 512), (16, 128)),
     "W3": Workload("prefix", 32, 8, (32, 32), (32, 32), shared_prefix=1024),
     "W4": Workload("longprefill", 3, 1, (4096, 4096), (8, 8)),
+    "edit": Workload("edit", 8, 1, (256, 512), (128, 256), task="edit"),
+    "code": Workload("code", 8, 1, (256, 512), (192, 192), task="code"),
+    "json": Workload("json", 8, 1, (256, 512), (192, 192), task="json"),
+    "chat": Workload("chat", 8, 1, (192, 384), (192, 192), task="chat"),
 }
-
-
-@functools.cache
-def corpus() -> str:
-    """About two megabytes of English text: the documentation of the standard library's modules."""
-    pages = []
-    for name in _MODULES:
-        text = pydoc.plain(pydoc.render_doc(importlib.import_module(name)))
-        lines = (re.sub(r"^[ |]+", "", line).rstrip() for line in text.splitlines())
-        pages.append("\n".join(line for line in lines if len(line) > 20 and not set(line) <= set("-=|_ ")))
-    return "\n\n".join(pages)
 
 
 def build(
     workload: Workload, encode: Callable[[str], Sequence[int]], seed: int = 0, requests: int | None = None
 ) -> list[Prompt]:
     """The prompts of a workload; `encode` is a tokenizer's."""
-    tokens = encode(corpus())
+    tokens = encode(corpus()) if workload.task is None else ()
     lengths = random.Random(1234)
     content = random.Random(f"{workload.name}-{seed}")
     if requests is not None:
@@ -80,7 +67,10 @@ def build(
     made = []
     for _ in range(workload.requests):
         prompt, output = _log_uniform(lengths, workload.prompt), _log_uniform(lengths, workload.output)
-        made.append(Prompt(prefix + excerpt(prompt), output))
+        if workload.task is None:
+            made.append(Prompt(prefix + excerpt(prompt), output))
+        else:
+            made.append(Prompt(task_prompt(TASKS[workload.task], prompt, encode, content), output))
     return made
 
 

@@ -56,8 +56,8 @@ class Checkpoint:
     def facts(self, shard: Shard = WHOLE) -> ModelFacts:
         """The configuration of one rank. Raises ConfigError if the model cannot be split over the ranks."""
         config = local_config(self.decoder_config, shard)
-        needs = config.attention_needs
-        return ModelFacts(config.kv_layers, config.max_position, config.vocab, self.weight_dtype, needs)
+        needs = config.attention_needs, config.operator_needs
+        return ModelFacts(config.kv_layers, config.max_position, config.vocab, self.weight_dtype, *needs)
 
     def build(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         _set_up_process()
-    from headrace.errors import HeadraceError, truncate
+    from headrace.errors import HeadraceError
 
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
@@ -51,9 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
     except OSError as error:
-        # An error of a path that the user gave, or of the machine.
-        where = "" if error.filename is None else f"{truncate(str(error.filename))}: "
-        return _report(f"{where}{error.strerror or _one_line(error)}")
+        return _report_system_error(error)
 
 
 def _set_up_process() -> None:
@@ -61,7 +60,7 @@ def _set_up_process() -> None:
     exit_on_signals()
     from headrace.streams import open_missing_streams
 
-    open_missing_streams()
+    open_missing_streams(needs_stdout=True)
     # A character that the terminal's encoding lacks must not end the command.
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -78,6 +77,17 @@ def _check_working_directory() -> None:
         raise ConfigError(
             f"the working directory no longer exists ({error.strerror}): change to one that exists"
         ) from None
+
+
+def _report_system_error(error: OSError) -> int:
+    """Report an error of a path that the user gave, or of the machine."""
+    if error.errno == errno.EBADF and error.filename is None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _report("nothing can be written: standard output is closed")
+    from headrace.errors import truncate
+
+    where = "" if error.filename is None else f"{truncate(str(error.filename))}: "
+    return _report(f"{where}{error.strerror or _one_line(error)}")
 
 
 def _report(text: str) -> int:

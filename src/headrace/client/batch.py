@@ -91,29 +91,34 @@ async def answer_all(
     """The answers in the order of the requests; `report` receives the number of tokens of each request that ends.
 
     An error of one request becomes the `error` of its choices. Raises EngineDead, which ends all requests, and
-    InvalidRequest for `structured_outputs` that cannot be enforced.
+    InvalidRequest, with the number of the prompt, for a fault of the request itself that only shows now: a constraint
+    that cannot be enforced, or fields that leave no token to sample.
     """
     answers = [_empty(request) for request in requests]
     tasks: set[asyncio.Task[None]] = set()
     lost: list[HeadraceError] = []
 
-    async def work(request: GenerateRequest, answer: RequestOutput, taken: int) -> None:
+    async def work(index: int, taken: int) -> None:
+        request, answer = requests[index], answers[index]
         try:
             await _answer(client, request, answer)
             if report is not None:
                 report(sum(len(choice.token_ids) for choice in answer.outputs))
-        except (EngineDead, InvalidRequest) as error:
+        except EngineDead as error:
+            lost.append(error)
+        except InvalidRequest as error:
+            error.args = (f"prompts[{index}]: {error}" if len(requests) > 1 else str(error),)
             lost.append(error)
         finally:
             places.release(taken)
 
     try:
-        for request, answer in zip(requests, answers, strict=True):
+        for index, request in enumerate(requests):
             taken = await places.acquire(request.params.n)
             if lost:
                 places.release(taken)
                 break
-            task = asyncio.ensure_future(work(request, answer, taken))
+            task = asyncio.ensure_future(work(index, taken))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         while tasks:
@@ -135,11 +140,9 @@ async def _answer(client: EngineClient, request: GenerateRequest, answer: Reques
     try:
         async for output in client.generate(request):
             _extend(answer, output)
-    except EngineDead:
+    except (EngineDead, InvalidRequest):
         raise
     except HeadraceError as error:
-        if isinstance(error, InvalidRequest) and (error.param or "").startswith("structured_outputs"):
-            raise
         for choice in answer.outputs:
             if choice.finish_reason is None:
                 choice.finish_reason, choice.error = "error", str(error)
@@ -158,6 +161,9 @@ def _parse(choice: Completion, outputs: StructuredOutputs) -> None:
 
 
 def _extend(answer: RequestOutput, output: Output) -> None:
+    """Add a piece. Raises InvalidRequest if the request itself is the reason why it ends with an error."""
+    if output.request_fault:
+        raise InvalidRequest(output.error or "the request contradicts itself", code="nothing_to_sample")
     choice = answer.outputs[output.index]
     choice.text += output.text
     choice.token_ids += output.token_ids

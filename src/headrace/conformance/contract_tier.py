@@ -67,6 +67,8 @@ class ContractTier:
         assert found.attention_features <= ATTENTION_FEATURES
         assert found.quant_formats <= QUANT_FORMATS, "only formats for which the kit has random weights may be declared"
         assert all(size > 0 for size in found.head_sizes)
+        assert found.missing_operators <= {spec.name for spec in OPTIONAL}
+        assert not any(device.op(spec) for spec in OPTIONAL if spec.name in found.missing_operators)
         assert found.block_sizes
         assert all(size > 0 for size in found.block_sizes)
         assert found.max_tokens_per_step > 0

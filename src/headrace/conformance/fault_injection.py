@@ -78,6 +78,13 @@ class _WatchedStep:
     def __init__(self, launched: PendingStep, raised: list[PlatformError]) -> None:
         self._launched, self._raised = launched, raised
 
+    def sample(self) -> None:
+        try:
+            self._launched.sample()
+        except PlatformError as error:
+            self._raised.append(error)
+            raise
+
     def done(self) -> bool:
         return self._launched.done()
 

@@ -16,6 +16,7 @@ from headrace.types import Capabilities
 
 __all__ = ["DeterminismTier", "ModelTier"]
 
+_CONSTRAINED = ("r1", "r3", "r4", "r7")
 _PLAIN = Capabilities(frozenset({"float32"}), frozenset({"float32"}))
 
 
@@ -58,6 +59,13 @@ class ModelTier(_Shared):
         assert stats.preemptions > 0 or size > 16
         assert stats.blocks_held == 0
 
+    def test_grammars_decide_beside_free_requests(self, device: Device, model: TinyModel) -> None:
+        """Steps with constrained rows run as two executables; every token is one that its mask allows."""
+        serving = Serving(device, model)
+        found = serving.run(requests(9, 1.0), _CONSTRAINED)
+        assert not serving.errors
+        assert all(len(tokens) == 8 for tokens, _ in found.values())
+
 
 @tier("determinism")
 class DeterminismTier(_Shared):
@@ -73,6 +81,19 @@ class DeterminismTier(_Shared):
         assert Serving(device, model, budget=9, seqs=3).run(work) == batched, "chunked"
         for request in work[:3]:
             assert Serving(device, model).run([request])[request.id] == batched[request.id], "alone"
+
+    def test_constrained_alone_is_batched_is_chunked_is_warm(self, device: Device, model: TinyModel) -> None:
+        """Steps in two parts give the bits of steps in one; forced tokens are the same in any batch."""
+        need_arithmetic(device)
+        if not device.capabilities().deterministic:
+            pytest.skip("determinism is not declared")
+        work = requests(8, 1.0, output=12)
+        serving = Serving(device, model)
+        batched = serving.run(work, _CONSTRAINED)
+        assert serving.run(work, _CONSTRAINED) == batched, "warm"
+        assert Serving(device, model, budget=9, seqs=3).run(work, _CONSTRAINED) == batched, "chunked"
+        for request in work[:4]:
+            assert Serving(device, model).run([request], _CONSTRAINED)[request.id] == batched[request.id], "alone"
 
     def test_seeds_decide_the_draw(self, device: Device, model: TinyModel) -> None:
         need_arithmetic(device)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from headrace.conformance.fixed_grammar import FixedGrammar
 from headrace.conformance.transfer import head_size, place
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.core_loop import EngineCore, StepRunner
@@ -116,10 +117,11 @@ class Serving:
         """The runner for the loop; a subclass may wrap it."""
         return runner
 
-    def run(self, work: Sequence[Request]) -> dict[str, Answer]:
-        """Serve all requests together. Raises DeviceLost."""
+    def run(self, work: Sequence[Request], constrained: Collection[str] = ()) -> dict[str, Answer]:
+        """Serve all requests together, those whose ids are in `constrained` with a grammar. Raises DeviceLost."""
         answers: dict[str, Answer] = {request.id: ([], []) for request in work}
-        self._core.add(work)
+        for request in work:
+            self.scheduler.add(request, FixedGrammar(_VOCAB) if request.id in constrained else None)
         while self._core.has_work():
             for delta in self._core.step():
                 self._take(answers, delta)

@@ -97,7 +97,7 @@ class KVCache:
         size, tree, node = self.block_size, self.tree, seq.node
         if not self.caching or node is None:
             return computed
-        match = tree.match_prefix(node, seq.keys, seq.shared, seq.reusable // size)
+        match = tree.match_prefix(node, seq.block_keys(size), seq.shared, seq.reusable // size)
         if match.depth * size <= computed:
             return computed
         self._move_to(seq, tree.split(match), match.depth)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Matcher", "advance"]
+__all__ = ["Matcher", "advance", "forced"]
+
+_log = logging.getLogger(__name__)
 
 
 class Matcher(Protocol):
@@ -29,9 +33,22 @@ class Matcher(Protocol):
     def stopped(self) -> bool:
         """True if the text is complete and only an end is allowed."""
 
+    def forced(self) -> Sequence[int]:
+        """Tokens that the text must continue with, in the tokenization that the model knows; empty if there is a choice
+        or the tokens cannot be told. A function of the grammar and the text alone. Not called after `stopped`."""
+
     def advance(self, token: int) -> str | None:
         """Add the sampled token and compute the next mask. Returns the reason if the sequence cannot continue: the
         token was not allowed, or the grammar reached a limit. An allowed end token stops it."""
+
+
+def forced(matcher: Matcher) -> list[int]:
+    """`Matcher.forced`. A fault of a grammar library forces nothing: the mask of the next token decides alone."""
+    try:
+        return list(matcher.forced())
+    except Exception as error:
+        _log.warning("a grammar's forced tokens are not used: %s: %s", type(error).__name__, error)
+        return []
 
 
 def advance(matcher: Matcher, token: int) -> str | None:

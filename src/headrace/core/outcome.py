@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from headrace.core.kv_cache import KVCache
-from headrace.core.matcher import advance
-from headrace.core.sequence import Sequence
+from headrace.core.matcher import advance, forced
+from headrace.core.sequence import Ending, Sequence
 from headrace.core.slots import Slots
 from headrace.types import Delta, SchedulerStats, StepResult, TokenLogprobs
 
-__all__ = ["scheduler_stats", "take_token", "token_logprobs"]
+__all__ = ["append", "append_forced", "emit", "merged", "scheduler_stats", "token_logprobs"]
 
 
 def scheduler_stats(
@@ -51,24 +51,62 @@ def token_logprobs(result: StepResult, row: int, token: int, count: int) -> Toke
     return TokenLogprobs(token, float(result.logprobs[row]), int(result.ranks[row]), top)
 
 
-def take_token(seq: Sequence, row: int, token: int, result: StepResult) -> Delta:
-    """Append a sampled token to a sequence and advance its grammar. The delta has a finish reason if the sequence
-    ends."""
-    params = seq.params
-    seq.filled = len(seq.tokens)
+def append(seq: Sequence, token: int) -> None:
+    """Append a token of the output and advance the grammar. Sets `ending` if it is the last."""
     seq.tokens.append(token)
-    delta = Delta(seq.id, [token], cached_tokens=seq.cached)
-    if params.logprobs is not None:
-        delta.logprobs = [token_logprobs(result, row, token, params.logprobs)]
-    if token in seq.stops and len(seq.tokens) - seq.prompt_len > params.min_tokens:
-        delta.finish_reason, delta.stop_token = "stop", token
+    if token in seq.stops and len(seq.tokens) - seq.prompt_len > seq.params.min_tokens:
+        seq.ending = Ending("stop", stop_token=token)
+        return
+    why = None if seq.matcher is None else advance(seq.matcher, token)
+    if seq.matcher is not None and why is None and seq.matcher.stopped:
+        seq.ending = Ending("stop")
     elif len(seq.tokens) == seq.end:
-        delta.finish_reason = "length"
-    elif seq.matcher is not None:
-        why = advance(seq.matcher, token)
-        if why is not None:
-            delta.finish_reason, delta.request_fault = "error", True
-            delta.error = f"the constraint cannot be followed any further: {why}"
-        elif seq.matcher.stopped:
-            delta.finish_reason = "stop"
+        seq.ending = Ending("length")
+    elif why is not None:
+        seq.ending = Ending("error", error=f"the constraint cannot be followed any further: {why}")
+
+
+def append_forced(seq: Sequence) -> bool:
+    """Append the tokens that the grammar forces. False if there are none.
+
+    It depends on the text alone, so the tokens are the same whenever it is called. A stop token is left to the mask.
+    """
+    before = len(seq.tokens)
+    while seq.forces and seq.matcher is not None and seq.ending is None:
+        start = len(seq.tokens)
+        for token in forced(seq.matcher):
+            if token in seq.stops or seq.ending is not None:
+                break
+            append(seq, token)
+        if len(seq.tokens) == start:
+            break
+    return len(seq.tokens) > before
+
+
+def emit(seq: Sequence, index: int, row: int, result: StepResult) -> Delta:
+    """The delta for token `index`, which is known now. Without logprobs it holds all known tokens: the forced ones need
+    not wait until their rows are computed. Sets the finish reason if nothing follows."""
+    delta = Delta(seq.id, cached_tokens=seq.cached)
+    if seq.params.logprobs is None:
+        delta.token_ids, seq.emitted = seq.tokens[seq.emitted :], len(seq.tokens)
+    else:
+        token = seq.tokens[index]
+        delta.token_ids, seq.emitted = [token], index + 1
+        delta.logprobs = [token_logprobs(result, row, token, seq.params.logprobs)]
+    if seq.ending is not None and seq.emitted == len(seq.tokens):
+        delta.finish_reason, delta.stop_token, delta.error = seq.ending
+        delta.request_fault = delta.error is not None
     return delta
+
+
+def merged(deltas: list[Delta]) -> Delta:
+    """One delta of a sequence's deltas of one step, in order."""
+    first, *others = deltas
+    for delta in others:
+        first.token_ids += delta.token_ids
+        first.logprobs = None if first.logprobs is None else first.logprobs + (delta.logprobs or [])
+        first.accepted_drafts += delta.accepted_drafts
+        first.rejected_drafts += delta.rejected_drafts
+        first.finish_reason, first.stop_token, first.error = delta.finish_reason, delta.stop_token, delta.error
+        first.request_fault = delta.request_fault
+    return first

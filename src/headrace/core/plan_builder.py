@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from headrace.core.slots import LAST, LOGPROBS, PROMPT_LEN, Slots
 from headrace.sampling import FLOAT_ROWS, INT_ROWS
 from headrace.types import NO_TOKEN, SamplingBatch, StepPlan
 
-__all__ = ["Decodes", "PrefillChunk", "StepExtras", "StepRecord", "build"]
+__all__ = ["ConstrainedRow", "Decodes", "PrefillChunk", "StepExtras", "StepRecord", "build", "complete"]
 
 Ints = npt.NDArray[np.int32]
 NO_INTS: Ints = np.zeros(0, np.int32)
@@ -81,11 +82,33 @@ class PrefillChunk:
     samples: bool
     """The chunk reaches the last known token, and another token must be sampled."""
     row: int = 0
-    """Its first row. Rows that score come first, then the row that samples."""
+    """Its first row. Rows that score come first, then those that sample."""
+    verifies: bool = False
+    """The sequence was held so that its drafts can be verified; there may be none."""
+    drafts: list[int] = field(default_factory=list)
+    """Tokens that may follow the known ones. They are computed with them, and a token is sampled after each."""
+    accepted: int | None = None
+    """The number of drafts that were right; None before the commit."""
+
+    @property
+    def stop(self) -> int:
+        """The end of the positions that it computes."""
+        return self.end + len(self.drafts)
 
     @property
     def num_rows(self) -> int:
-        return self.score_to - self.score_from + self.samples
+        return self.score_to - self.score_from + self.samples * (1 + len(self.drafts))
+
+
+class ConstrainedRow(NamedTuple):
+    """A row with bias, bans or masks."""
+
+    row: int
+    position: int
+    """Index in the sequence of the token to be sampled."""
+    own: Constraints
+    seq: Sequence
+    epoch: int
 
 
 @dataclass(slots=True)
@@ -108,6 +131,8 @@ class StepRecord:
     fills: bool
     """One of the tokens fills its block."""
     chunks: list[PrefillChunk]
+    waiting: list[ConstrainedRow] = field(default_factory=list)
+    """Constrained rows of a split step."""
 
 
 def parameters(slots: Slots, index: npt.NDArray[np.intp]) -> SamplingBatch:
@@ -136,7 +161,7 @@ def build(
     positions = decodes.positions
     blocks, offsets = np.divmod(positions, block_size)
     after = positions + 1
-    longest = max([decodes.longest + 1, *(chunk.end for chunk in chunks)])
+    longest = max([decodes.longest + 1, *(chunk.stop for chunk in chunks)])
     decodes.advance(after)
     plan = StepPlan(
         step=step,
@@ -159,8 +184,14 @@ def build(
         request_ids=decodes.ids,
         tag=StepRecord(decodes, len(decodes), offsets, decodes.until_start == 0, chunks),
     )
+    special = _special_rows(decodes, after)
     if chunks:
         _add_chunks(plan, chunks, decodes, slots, table, block_size)
+        special += _special_chunks(chunks, slots)
+    if any(row.own.matcher is not None for row in special):
+        plan.split, plan.tag.waiting = True, special
+    elif special:
+        _constrain(plan.sampling, special)
     if extras.history:
         _add_history(plan, extras.history)
     plan.block_tables = table[plan.slots, : -(-longest // block_size)]
@@ -169,7 +200,7 @@ def build(
 
 def _sampling(decodes: Decodes, positions: Ints) -> SamplingBatch:
     shared = decodes.sampling
-    sampling = SamplingBatch(
+    return SamplingBatch(
         shared.params,
         shared.seed,
         positions,
@@ -178,13 +209,42 @@ def _sampling(decodes: Decodes, positions: Ints) -> SamplingBatch:
         shared.bias_value,
         num_logprobs=shared.num_logprobs,
     )
-    if decodes.special:
-        _constrain(sampling, [(row, int(positions[row]), own) for row, own in decodes.special])
-    return sampling
 
 
-def _constrain(sampling: SamplingBatch, rows: list[tuple[int, int, Constraints]]) -> None:
-    found = gather(rows, len(sampling.position))
+def _special_rows(decodes: Decodes, positions: Ints) -> list[ConstrainedRow]:
+    return [
+        ConstrainedRow(row, int(positions[row]), own, decodes.seqs[row], decodes.epochs[row])
+        for row, own in decodes.special
+    ]
+
+
+def _special_chunks(chunks: list[PrefillChunk], slots: Slots) -> list[ConstrainedRow]:
+    found = []
+    for chunk in chunks:
+        own = slots.constraints[chunk.seq.slot]
+        if chunk.samples and own is not None:
+            first = chunk.row + chunk.score_to - chunk.score_from
+            found += [
+                ConstrainedRow(first + at, chunk.end + at, own, chunk.seq, chunk.epoch)
+                for at in range(1 + len(chunk.drafts))
+            ]
+    return found
+
+
+def complete(plan: StepPlan) -> None:
+    """Set the constraints of a split plan, after the plans before it have been committed. Rows whose token is known by
+    now are scored instead of sampled; the tokens of sequences that have ended will be dropped."""
+    record: StepRecord = plan.tag
+    rows = [one for one in record.waiting if one.seq.epoch == one.epoch]
+    known = [one for one in rows if one.position < len(one.seq.tokens)]
+    if known:
+        plan.row_target = plan.row_target.copy()
+        plan.row_target[[one.row for one in known]] = [one.seq.tokens[one.position] for one in known]
+    _constrain(plan.sampling, [one for one in rows if one.position == len(one.seq.tokens)])
+
+
+def _constrain(sampling: SamplingBatch, rows: list[ConstrainedRow]) -> None:
+    found = gather([(one.row, one.position, one.own) for one in rows], len(sampling.position))
     sampling.bias_row, sampling.bias_token, sampling.bias_value = found.row, found.token, found.value
     sampling.allowed, sampling.allowed_row = found.allowed, found.allowed_row
 
@@ -196,9 +256,9 @@ def _add_chunks(
     counts: list[int] = []
     at = row = len(decodes)
     for chunk in chunks:
-        seq, start, end = chunk.seq, chunk.start, chunk.end
-        where = np.arange(start, end, dtype=np.int32)
-        tokens.append(seq.array(start, end))
+        seq, start, stop = chunk.seq, chunk.start, chunk.stop
+        where = np.arange(start, stop, dtype=np.int32)
+        tokens.append(np.array(seq.tokens[start : chunk.end] + chunk.drafts, np.int32))
         positions.append(where)
         mapping.append(table[seq.slot, where // block_size] * block_size + where % block_size)
         chunk.row = row
@@ -207,12 +267,13 @@ def _add_chunks(
         targets.append(seq.array(chunk.score_from + 1, chunk.score_to + 1))
         sampled.append(scored + 1)
         if chunk.samples:
-            rows.append(np.array([at + end - start - 1], np.int32))
-            targets.append(np.array([NO_TOKEN], np.int32))
-            sampled.append(np.array([end], np.int32))
+            after = np.arange(chunk.end, stop + 1, dtype=np.int32)
+            rows.append(after + (at - start - 1))
+            targets.append(np.full(len(after), NO_TOKEN, np.int32))
+            sampled.append(after)
         counts.append(chunk.num_rows)
         row += chunk.num_rows
-        at += end - start
+        at += stop - start
     plan.token_ids = np.concatenate([plan.token_ids, *tokens])
     plan.positions = np.concatenate([plan.positions, *positions])
     plan.slot_mapping = np.concatenate([plan.slot_mapping, *mapping])
@@ -228,7 +289,7 @@ def _add_chunks(
 
 
 def _add_sequences(plan: StepPlan, chunks: list[PrefillChunk], decodes: Decodes, slots: Slots) -> None:
-    own = np.array([(c.seq.slot, c.end, c.end - c.start) for c in chunks], np.int32).T
+    own = np.array([(c.seq.slot, c.stop, c.stop - c.start) for c in chunks], np.int32).T
     plan.slots = np.concatenate([plan.slots, own[0]])
     plan.context_lens = np.concatenate([plan.context_lens, own[1]])
     plan.query_start = np.concatenate([plan.query_start, len(decodes) + np.cumsum(own[2], dtype=np.int32)])
@@ -242,18 +303,14 @@ def _mixed_sampling(
     sampling = parameters(slots, plan.slots[plan.row_seq].astype(np.intp))
     sampling.position = positions
     sampling.num_logprobs = decodes.sampling.num_logprobs
-    special = [(row, int(positions[row]), own) for row, own in decodes.special]
     for chunk in chunks:
         params = chunk.seq.params
         wanted = [params.logprobs] if chunk.samples else []
-        if chunk.score_to > chunk.score_from:
+        if chunk.score_from < chunk.seq.prompt_len - 1 and chunk.score_to > chunk.score_from:
             wanted.append(params.prompt_logprobs)
+        if chunk.score_to >= chunk.seq.prompt_len:
+            wanted.append(params.logprobs)
         sampling.num_logprobs = max([sampling.num_logprobs, *(k for k in wanted if k is not None)])
-        own = slots.constraints[chunk.seq.slot]
-        if chunk.samples and own is not None:
-            special.append((chunk.row + chunk.num_rows - 1, chunk.end, own))
-    if special:
-        _constrain(sampling, special)
     return sampling
 
 

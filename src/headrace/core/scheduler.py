@@ -9,16 +9,20 @@ import numpy as np
 
 from headrace.core.admission import CoreConfig, admit
 from headrace.core.block_pool import blocks_for
+from headrace.core.drafts import DraftSource
 from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import Matcher
-from headrace.core.outcome import scheduler_stats, take_token, token_logprobs
-from headrace.core.plan_builder import Decodes, PrefillChunk, StepExtras, StepRecord, build
+from headrace.core.outcome import append, append_forced, emit, merged, scheduler_stats, token_logprobs
+from headrace.core.plan_builder import Decodes, PrefillChunk, StepExtras, StepRecord, build, complete
+from headrace.core.prefill import Prefill
+from headrace.core.running import RunningSequences
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
+from headrace.core.verification import Verification
 from headrace.core.waiting_queue import WaitingQueue
 from headrace.errors import Overloaded
-from headrace.types import NOT_FINITE, Delta, Request, SchedulerStats, StepPlan, StepResult
+from headrace.types import NO_CHOICE, NOT_FINITE, Delta, Request, SchedulerStats, StepPlan, StepResult
 
 __all__ = ["Scheduler"]
 
@@ -33,7 +37,8 @@ class Scheduler:
     are executed and committed in order.
     """
 
-    def __init__(self, config: CoreConfig) -> None:
+    def __init__(self, config: CoreConfig, drafts: DraftSource | None = None) -> None:
+        """`drafts`: guesses tokens for speculative decoding."""
         self.config = config
         slots = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._cache = KVCache(config.num_blocks, config.block_size, slots, config.max_model_len, config.prefix_caching)
@@ -41,14 +46,11 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._requests: dict[str, Sequence] = {}
         """All sequences that have not ended."""
-        self._running: dict[str, Sequence] = {}
-        """All sequences that have a slot."""
-        self._prefilling: list[Sequence] = []
-        self._decoding: list[Sequence] = []
-        """Sequences that compute one token in the next step. Running sequences in neither list wait for their last
-        commit."""
-        self._decodes: Decodes | None = None
-        """`_decoding` as arrays; None when the list has changed."""
+        self._running = RunningSequences(self._slots, config.block_size)
+        self._prefill = Prefill(self._waiting, self._running, self._slots, self._cache)
+        self._verification = (
+            None if drafts is None else Verification(drafts, config, self._running, self._slots, self._cache)
+        )
         self._in_flight: deque[int] = deque()
         self._launched = 0
         self._committed = 0
@@ -56,7 +58,7 @@ class Scheduler:
         self.broken: dict[str, list[int]] = {}
         """Known tokens of sequences that commits have ended because their logits were not finite, until the engine
         reads them."""
-        self._arrivals = self._preemptions = self._cached_tokens = self._prompt_tokens = 0
+        self._arrivals = self._preemptions = 0
 
     # Requests
 
@@ -71,6 +73,8 @@ class Scheduler:
         seq = Sequence.of(request, self._arrivals + 1, self.config.vocab_size, matcher)
         self._arrivals += 1
         self._requests[request.id] = seq
+        if self._verification is not None:
+            self._verification.begin(seq)
         self._waiting.push(seq)
 
     def abort(self, request_id: str) -> bool:
@@ -108,19 +112,38 @@ class Scheduler:
 
         The plan's arrays are read-only and stay valid until it is committed.
         """
+        if self._running.waits():
+            return None
         step = self._launched + 1
-        self._grow_constrained()
+        self._grow_known()
         decodes = self._grow()
+        held = self._running.held()
         chunks: list[PrefillChunk] = []
         extras = StepExtras()
-        self._prefill(step, now, self.config.max_num_batched_tokens - len(decodes), chunks, extras)
+        budget = self.config.max_num_batched_tokens - len(decodes) - len(held)
+        self._prefill.plan(step, self._committed, now, budget, chunks, extras)
+        if self._verification is not None:
+            self._verification.plan(step, decodes, held, chunks)
         if not chunks and not len(decodes):
             return None
         plan = build(step, decodes, chunks, extras, self._slots, self._cache.table, self.config.block_size)
-        self._advance(decodes, chunks)
+        self._running.advance(decodes, chunks)
         self._launched = step
         self._in_flight.append(step)
         return plan
+
+    def complete(self, plan: StepPlan) -> None:
+        """Finish a plan whose `split` is set, before its second part is launched. All plans before it must have been
+        committed or failed, and no other may be scheduled until then: the forward pass of the next step reads the
+        tokens that this one samples."""
+        assert plan.split
+        assert plan.step == self._in_flight[0], "all plans before it have been committed"
+        for one in plan.tag.waiting:
+            seq = one.seq
+            # The tokens that a grammar forces at its start; all others are appended by commits.
+            if seq.epoch == one.epoch and one.position == len(seq.tokens) == seq.prompt_len:
+                self._append_forced(seq)
+        complete(plan)
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]:
         """Process the result of a plan; plans are committed in the order in which they were scheduled.
@@ -134,10 +157,11 @@ class Scheduler:
         deltas = self.drain()
         tokens: list[int] = result.tokens.tolist()
         decodes = launched.decodes
+        indices: list[int] = plan.sampling.position[: launched.count].tolist()
         for row, seq in enumerate(decodes.seqs):
             if seq.epoch == decodes.epochs[row]:
                 try:
-                    deltas.append(self._accept(seq, row, tokens[row], result))
+                    deltas += self._take_row(seq, indices[row], row, tokens[row], result)
                 except Exception as error:
                     deltas.append(self._fault(seq, error))
         if launched.fills:
@@ -151,6 +175,8 @@ class Scheduler:
                     deltas.extend(self._commit_chunk(chunk, tokens, result))
                 except Exception as error:
                     deltas.append(self._fault(chunk.seq, error))
+        if self._verification is not None:
+            self._verification.commit(plan.step, launched.chunks)
         return deltas
 
     def fail(self, plan: StepPlan, message: str) -> list[Delta]:
@@ -169,7 +195,7 @@ class Scheduler:
         for seq, epoch in taking_part:
             if seq.epoch == epoch:
                 deltas.append(self._fail(seq, message))
-        for seq in list(self._running.values()):
+        for seq in self._running.all():
             self._release(seq, keep=False)
             self._waiting.push(seq)
         for seq in self._waiting:
@@ -182,8 +208,9 @@ class Scheduler:
     # Inspection
 
     def stats(self) -> SchedulerStats:
-        counts = (len(self._waiting), self._preemptions, self._cached_tokens, self._prompt_tokens)
-        return scheduler_stats(self._cache, self._slots, self._running.values(), *counts)
+        prefill = self._prefill
+        counts = (len(self._waiting), self._preemptions, prefill.cached_tokens, prefill.prompt_tokens)
+        return scheduler_stats(self._cache, self._slots, self._running.all(), *counts)
 
     def reset_cache(self) -> None:
         """Remove all cached prefixes; blocks of running sequences are released when they end."""
@@ -191,7 +218,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert all invariants. Slow: for tests."""
-        check(self._cache, self._slots, list(self._running.values()))
+        check(self._cache, self._slots, self._running.all())
         assert len(self._requests) == len(self._running) + len(self._waiting)
 
     # Parts of schedule
@@ -199,42 +226,22 @@ class Scheduler:
     def _grow(self) -> Decodes:
         """Allocate a block for every decode that starts one; preempt if there is none. Returns the decodes that
         continue."""
-        decodes = self._decodes
-        if decodes is None:
-            decodes = self._decodes = Decodes(list(self._decoding), self._slots, self.config.block_size)
+        decodes = self._running.decodes()
         if decodes.until_start:
             return decodes
         for at in np.flatnonzero(decodes.positions % self.config.block_size == 0).tolist():
             seq = decodes.seqs[at]
             while seq.slot >= 0 and not self._cache.grow(seq):
-                self._preempt(max(self._running.values(), key=_rank))
-        if self._decodes is None:
-            self._decodes = Decodes(list(self._decoding), self._slots, self.config.block_size)
-        return self._decodes
+                self._preempt(self._running.last())
+        return self._running.decodes()
 
-    def _grow_constrained(self) -> None:
-        """Allocate a block for the newest token of every constrained sequence; preempt if there is none. This runs
-        before the decodes of the step are fixed, because one of them may be preempted."""
-        for seq in sorted((seq for seq in self._prefilling if seq.matcher is not None), key=_rank):
+    def _grow_known(self) -> None:
+        """Allocate blocks for tokens that are known since the last step; preempt if there is none. This runs before the
+        decodes of the step are fixed, because one of them may be preempted."""
+        for seq in self._running.growing():
             while seq.slot >= 0 and seq.blocks < blocks_for(len(seq.tokens), self.config.block_size):
                 if not self._cache.grow(seq):
-                    self._preempt(max(self._running.values(), key=_rank))
-
-    def _prefill(self, step: int, now: float, budget: int, chunks: list[PrefillChunk], extras: StepExtras) -> None:
-        """Spend the rest of the budget on prefill: waiting sequences and those already running, in one order."""
-        begun = deque(sorted(self._prefilling, key=_rank)) if self._prefilling else deque[Sequence]()
-        full = not self._slots.free
-        while budget:
-            first = self._waiting.first
-            if first is not None and not full and not (begun and begun[0].rank < first.rank):
-                entered = self._admit(step, now, extras)
-                full = entered is None or not self._slots.free
-                if entered is not None:
-                    budget -= self._chunk(entered, step, budget, chunks, extras)
-            elif begun:
-                budget -= self._chunk(begun.popleft(), step, budget, chunks, extras)
-            else:
-                return
+                    self._preempt(self._running.last())
 
     def _preempt(self, seq: Sequence) -> None:
         """Put a sequence back in the queue. Its computed blocks stay in the tree while there is room; the rest is
@@ -244,108 +251,79 @@ class Scheduler:
         self._waiting.push(seq)
         self._preemptions += 1
 
-    def _admit(self, step: int, now: float, extras: StepExtras) -> Sequence | None:
-        """Start the next waiting sequence, if its known tokens fit. One block per running sequence is reserved for
-        growth."""
-        seq = self._waiting.pick(self._committed, lambda seq: self._estimate(seq, step))
-        if seq is None:
-            return None
-        attached = self._cache.attach(seq, self._slots.free[-1], step, reserve=len(self._running))
-        if attached is None:
-            return None
-        self._waiting.remove(seq)
-        self._slots.assign(seq, attached.cached)
-        self._running[seq.id] = seq
-        self._prefilling.append(seq)
-        if attached.copy is not None:
-            extras.copies.append(attached.copy)
-        if seq.penalised and attached.cached:
-            extras.history.append((seq.slot, 0, seq.array(0, attached.cached)))
-        if seq.cached < 0:
-            seq.cached, seq.first_scheduled = attached.cached, now
-            self._cached_tokens += attached.cached
-            self._prompt_tokens += seq.prompt_len
-        return seq
-
-    def _estimate(self, seq: Sequence, step: int) -> int:
-        if seq.estimated_at != step:
-            seq.estimate, seq.estimated_at = self._cache.estimate(seq), step
-        return seq.estimate
-
-    def _chunk(self, seq: Sequence, step: int, budget: int, chunks: list[PrefillChunk], extras: StepExtras) -> int:
-        """Compute as many known tokens of a sequence as the budget allows. Returns their number."""
-        before = int(self._slots.computed[seq.slot])
-        start = self._cache.reuse_cached(seq, before)
-        if seq.penalised and start > before:
-            extras.history.append((seq.slot, before, seq.array(before, start)))
-        known = len(seq.tokens)
-        end = min(known, start + budget)
-        score_from = max(start, seq.scored)
-        score_to = max(score_from, min(end, seq.to_score))
-        if score_to > score_from:
-            seq.scored = score_to
-        samples = end == known < seq.end
-        chunks.append(PrefillChunk(seq, seq.epoch, start, end, score_from, score_to, samples))
-        self._slots.computed[seq.slot] = end
-        self._cache.publish(seq, end, step)
-        return end - start
-
-    def _advance(self, decodes: Decodes, chunks: list[PrefillChunk]) -> None:
-        """Move sequences between the lists, as if the plan had been executed."""
-        if len(decodes):
-            self._slots.computed[decodes.index] = decodes.positions
-            if decodes.until_end < 0:
-                ended = decodes.positions > decodes.last
-                finished = {id(decodes.seqs[at]) for at in np.flatnonzero(ended).tolist()}
-                self._decoding = [seq for seq in self._decoding if id(seq) not in finished]
-                self._decodes = None
-        for chunk in chunks:
-            if chunk.end == len(chunk.seq.tokens):
-                self._prefilling.remove(chunk.seq)
-                # A constrained sequence continues when its token is known: the grammar needs it for the next mask.
-                if chunk.end < chunk.seq.end - 1 and chunk.seq.matcher is None:
-                    self._decoding.append(chunk.seq)
-                    self._decodes = None
-
     # Parts of commit
 
     def _retire(self, plan: StepPlan) -> None:
         self._in_flight.remove(plan.step)
         self._committed = max(self._committed, plan.step)
 
-    def _accept(self, seq: Sequence, row: int, token: int, result: StepResult) -> Delta:
-        """Append a sampled token, and end the sequence if it is the last."""
-        if token < 0:
-            return self._without_token(seq, token)
-        delta = take_token(seq, row, token, result)
+    def _take_row(self, seq: Sequence, index: int, row: int, token: int, result: StepResult) -> list[Delta]:
+        """Process the row of a sequence's token `index`, which was sampled, or scored because it was known. Returns a
+        delta, or none if the caller has the token."""
+        if token in (NOT_FINITE, NO_CHOICE):
+            return [self._without_token(seq, token)]
+        seq.filled = index
+        if index == len(seq.tokens):
+            append(seq, token)
+            if self._verification is not None:
+                self._verification.extend(seq, token)
+            self._append_forced(seq)
+        if seq.emitted > index:
+            return []
+        delta = emit(seq, index, row, result)
         if delta.finish_reason is not None:
             self._end(seq)
-        elif seq.matcher is not None and seq.slot >= 0:
-            self._prefilling.append(seq)
-        return delta
+        return [delta]
+
+    def _take_sampled(self, chunk: PrefillChunk, row: int, tokens: list[int], result: StepResult) -> list[Delta]:
+        """Process the rows of a chunk that sample: the token after the known ones, and one after each draft as long as
+        the drafts are what was sampled."""
+        seq, found = chunk.seq, list[Delta]()
+        chunk.accepted = 0
+        for at in range(1 + len(chunk.drafts)):
+            token = tokens[row + at]
+            found += self._take_row(seq, chunk.end + at, row + at, token, result)
+            if at == len(chunk.drafts) or token != chunk.drafts[at]:
+                break
+            chunk.accepted += 1
+            if seq.epoch != chunk.epoch:
+                break
+        if chunk.drafts and found:
+            found[-1].accepted_drafts = chunk.accepted
+            found[-1].rejected_drafts = len(chunk.drafts) - chunk.accepted
+        return found
+
+    def _append_forced(self, seq: Sequence) -> None:
+        """Append the tokens that the grammar of a sequence forces next; a running sequence computes them next."""
+        if append_forced(seq) and seq.slot >= 0:
+            self._running.prefill_known(seq)
 
     def _commit_chunk(self, chunk: PrefillChunk, tokens: list[int], result: StepResult) -> list[Delta]:
         seq = chunk.seq
         seq.filled = chunk.end
+        found: list[Delta] = []
         row = chunk.row
         for position in range(chunk.score_from, chunk.score_to):
             if tokens[row] == NOT_FINITE:
                 return [self._without_token(seq, NOT_FINITE)]
-            assert seq.prompt_logprobs is not None
-            count = seq.params.prompt_logprobs or 0
-            seq.prompt_logprobs.append(token_logprobs(result, row, seq.tokens[position + 1], count))
+            if position < seq.prompt_len - 1:
+                assert seq.prompt_logprobs is not None
+                count = seq.params.prompt_logprobs or 0
+                seq.prompt_logprobs.append(token_logprobs(result, row, seq.tokens[position + 1], count))
+            else:
+                found += self._take_row(seq, position + 1, row, tokens[row], result)
             row += 1
         if chunk.samples:
-            delta = self._accept(seq, row, tokens[row], result)
+            found += self._take_sampled(chunk, row, tokens, result)
         elif chunk.end == seq.end:
-            delta = Delta(seq.id, finish_reason="length", cached_tokens=seq.cached)
+            found.append(Delta(seq.id, finish_reason="length", cached_tokens=seq.cached))
             self._end(seq)
-        else:
-            delta = None
         if seq.slot >= 0:
+            seq.filled = max(chunk.end, seq.filled)
             self._cache.commit_blocks(seq, self._committed)
-        if delta is None:
+        if not found:
             return []
+        delta = merged(found)
         if chunk.end == seq.prompt_len:
             delta.first_scheduled = seq.first_scheduled
             delta.prompt_logprobs = seq.prompt_logprobs
@@ -379,19 +357,12 @@ class Scheduler:
             self._waiting.remove(seq)
         del self._requests[seq.id]
         seq.epoch += 1
+        if self._verification is not None:
+            self._verification.end(seq, keep)
 
     def _release(self, seq: Sequence, keep: bool = True) -> None:
         """Release the slot and the blocks of a sequence."""
         slot = seq.slot
         self._cache.release(seq, self._committed, self._launched, keep)
         self._slots.release(slot)
-        del self._running[seq.id]
-        if seq in self._decoding:
-            self._decoding.remove(seq)
-            self._decodes = None
-        elif seq in self._prefilling:
-            self._prefilling.remove(seq)
-
-
-def _rank(seq: Sequence) -> tuple[float, int]:
-    return seq.rank
+        self._running.leave(seq)

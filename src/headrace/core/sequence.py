@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +11,9 @@ import numpy.typing as npt
 from headrace.core.constraints import Constraints
 from headrace.core.matcher import Matcher
 from headrace.core.radix import BlockKey, Namespace, RadixNode
-from headrace.types import Request, SamplingParams, TokenLogprobs
+from headrace.types import FinishReason, Request, SamplingParams, TokenLogprobs
 
-__all__ = ["AGEING", "Sequence", "stop_ids"]
+__all__ = ["AGEING", "Ending", "Sequence", "stop_ids"]
 
 AGEING = 10.0
 """Seconds of waiting that count as one level of priority. All sequences age equally, so the order of two never
@@ -22,6 +23,14 @@ changes."""
 def stop_ids(request: Request) -> frozenset[int]:
     """Tokens that end a request."""
     return frozenset(request.params.stop_token_ids + (() if request.params.ignore_eos else request.eos_token_ids))
+
+
+class Ending(NamedTuple):
+    """How a sequence ends."""
+
+    reason: FinishReason
+    stop_token: int | None = None
+    error: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +45,7 @@ class Sequence:
     order: int
     """Arrival number; breaks ties."""
     tokens: list[int]
-    """Prompt and committed output."""
+    """Prompt, committed output, and the tokens that a grammar forces to follow it."""
     prompt_len: int
     end: int
     """Tokens at which max_tokens is reached."""
@@ -48,7 +57,15 @@ class Sequence:
     """Bias, bans and mask of its rows."""
     penalised: bool
     matcher: Matcher | None = None
-    """The grammar that its output follows, advanced by every committed token of the output."""
+    """The grammar that its output follows, advanced by every token of the output."""
+    forces: bool = False
+    """Tokens that the grammar forces are appended without sampling them."""
+    drafted: bool = False
+    """Its next tokens may be guessed and verified."""
+    emitted: int = 0
+    """The number of tokens that the caller has, with the prompt."""
+    ending: Ending | None = None
+    """The end that follows the last token; set when that token is known."""
     keys: list[BlockKey] = field(default_factory=list)
     """Tokens of each full block, computed when first needed."""
 
@@ -93,6 +110,9 @@ class Sequence:
             penalised=params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0,
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
             matcher=matcher,
+            # A bias or a list of tokens may exclude the forced ones: then each token is sampled under the mask.
+            forces=matcher is not None and not params.logit_bias and params.allowed_token_ids is None,
+            emitted=length,
         )
 
     @property
@@ -104,17 +124,33 @@ class Sequence:
         return self.request.params
 
     @property
+    def to_compute(self) -> int:
+        """The number of known tokens that must be computed. If nothing follows the last one, only logprobs need what is
+        before it."""
+        if self.ending is None:
+            return len(self.tokens)
+        return 0 if self.params.logprobs is None else len(self.tokens) - 1
+
+    @property
+    def unscored(self) -> int:
+        """The first position whose logits are needed for the logprob of its next token, which is known."""
+        if self.prompt_logprobs is not None and self.scored < self.prompt_len - 1:
+            return self.scored
+        return self.emitted - 1
+
+    @property
     def to_score(self) -> int:
-        """The number of prompt positions whose logits are needed for prompt logprobs: all but the last."""
+        """The end of the positions whose logits are needed for the logprobs of known tokens. Each scores the token
+        after it."""
+        if self.params.logprobs is not None and len(self.tokens) > self.emitted:
+            return len(self.tokens) - 1
         return 0 if self.prompt_logprobs is None else self.prompt_len - 1
 
     @property
     def reusable(self) -> int:
         """The number of tokens that may come from the cache: at least one must be computed, and all whose logits are
         needed."""
-        if self.scored < self.to_score:
-            return self.scored
-        return len(self.tokens) - 1
+        return self.unscored if self.unscored < self.to_score else len(self.tokens) - 1
 
     def block_keys(self, block_size: int) -> list[BlockKey]:
         keys, tokens = self.keys, self.tokens

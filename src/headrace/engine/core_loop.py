@@ -16,7 +16,7 @@ from headrace.engine.usage_stats import UsageStats
 from headrace.errors import DeviceLost, HeadraceError, InvalidRequest, PlatformError
 from headrace.types import Constraint, Delta, Request, SchedulerStats, StepPlan, StepResult
 
-__all__ = ["EngineCore", "GrammarSource", "PendingStep", "StepRunner", "StepScheduler"]
+__all__ = ["EngineCore", "GrammarSource", "PendingStep", "StepLearner", "StepRunner", "StepScheduler"]
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +25,9 @@ _DEPTH = 2
 
 
 class PendingStep(Protocol):
+    def sample(self) -> None:
+        """Launch the second part of a split step, after its plan has been completed."""
+
     def done(self) -> bool: ...
 
     def result(self) -> StepResult: ...
@@ -53,6 +56,8 @@ class StepScheduler(Protocol):
 
     def schedule(self, now: float) -> StepPlan | None: ...
 
+    def complete(self, plan: StepPlan) -> None: ...
+
     broken: dict[str, list[int]]
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]: ...
@@ -76,6 +81,25 @@ class GrammarSource(Protocol):
     def close(self) -> None: ...
 
 
+class StepLearner(Protocol):
+    """The members of `drafting.Drafting` that the loop uses."""
+
+    def settle(self, step: int, emitted: int, seconds: float) -> None: ...
+
+    def waited(self, seconds: float) -> None: ...
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A step that was launched."""
+
+    plan: StepPlan
+    launched: PendingStep
+    start: float
+    whole: bool
+    """Nothing of it waits to be launched."""
+
+
 @dataclass(slots=True)
 class _Compiling:
     """Sequences of one request that wait for their grammar, without a slot."""
@@ -85,7 +109,11 @@ class _Compiling:
 
 
 class EngineCore:
-    """Schedule, launch, resolve the older step, commit. Step N+1 is launched while N runs. One thread calls it."""
+    """Schedule, launch, resolve the older step, commit. Step N+1 is launched while N runs. One thread calls it.
+
+    Of a step with constrained rows the forward pass alone is launched at first. Its masks follow from the tokens of the
+    step before it: they are made once that one is committed, while the device computes, and sampling is launched then.
+    """
 
     def __init__(
         self,
@@ -97,22 +125,26 @@ class EngineCore:
         busy_seconds: Callable[[], float] | None = None,
         lost: Callable[[], DeviceLost | None] | None = None,
         grammars: GrammarSource | None = None,
+        drafting: StepLearner | None = None,
     ) -> None:
         """`busy_seconds`: the device's counter of its working time; without it the time is estimated from the launch
         and the end of steps. `lost`: why no step can be launched any more, for an engine that can lose a rank while it
-        is idle. `grammars`: makes matchers for constraints."""
+        is idle. `grammars`: makes matchers for constraints. `drafting`: learns from each step how many drafts pay."""
         self._scheduler = scheduler
         self._runner = runner
         self._block_size = block_size
         self._clock = clock
-        self._in_flight: deque[tuple[StepPlan, PendingStep, float]] = deque()
+        self._in_flight: deque[_InFlight] = deque()
         self._usage = UsageStats(max_num_seqs, clock())
         self._free_at = clock()
         """The time at which the device ended the last resolved step."""
         self._duration: float | None = None
         """Duration of the last step that the loop waited for."""
+        self._read_at: float | None = None
+        """The time at which the last result was read; None if there was nothing to do since."""
         self._lost = lost or _never
         self._grammars = grammars
+        self._drafting = drafting
         self._compiling: list[_Compiling] = []
         self._refused: list[tuple[list[str], HeadraceError]] = []
         self._busy_seconds = busy_seconds
@@ -218,6 +250,8 @@ class EngineCore:
         """Launch a step. True if a step was launched or its launch failed, so that another may be tried at once."""
         plan = self._scheduler.schedule(self._clock())
         if plan is None:
+            if not self._in_flight:
+                self._read_at = None
             return False
         now = self._clock()
         try:
@@ -225,28 +259,49 @@ class EngineCore:
         except Exception as error:
             deltas += self._failed(plan, error)
             return True
-        self._in_flight.append((plan, launched, now))
+        if self._drafting is not None and not self._in_flight and self._read_at is not None:
+            self._drafting.waited(self._clock() - self._read_at)
+        self._in_flight.append(_InFlight(plan, launched, now, not plan.split))
+        self._complete(deltas)
         return True
 
+    def _complete(self, deltas: list[Delta]) -> None:
+        """Launch the rest of the oldest step: all steps before it have been committed."""
+        while self._in_flight and not self._in_flight[0].whole:
+            oldest = self._in_flight[0]
+            try:
+                self._scheduler.complete(oldest.plan)
+                oldest.launched.sample()
+                oldest.whole = True
+            except Exception as error:
+                self._in_flight.popleft()
+                deltas += self._failed(oldest.plan, error)
+
     def _resolve(self, deltas: list[Delta]) -> None:
-        plan, launched, start = self._in_flight.popleft()
-        waited = not launched.done()
+        oldest = self._in_flight.popleft()
+        plan = oldest.plan
+        waited = not oldest.launched.done()
         try:
-            result = launched.result()
+            result = oldest.launched.result()
         except Exception as error:
             self._free_at = self._clock()
             deltas += self._failed(plan, error)
+            self._complete(deltas)
             return
-        now = self._clock()
+        now = self._read_at = self._clock()
         worked = (
-            self._estimate_busy(start, now, waited)
+            self._estimate_busy(oldest.start, now, waited)
             if self._busy_seconds is None
             else self._measure_busy(self._busy_seconds)
         )
         self._usage.record(now, worked, plan.num_seqs)
         if self._usage.memory_sample_due(now):
             self._sample_memory(now)
-        deltas += self._scheduler.commit(plan, result, now)
+        committed = self._scheduler.commit(plan, result, now)
+        deltas += committed
+        if self._drafting is not None:
+            self._drafting.settle(plan.step, sum(len(delta.token_ids) for delta in committed), worked)
+        self._complete(deltas)
         if self._scheduler.broken:
             self._explain(deltas)
 

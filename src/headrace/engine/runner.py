@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from headrace.engine.plans import history_plan
 from headrace.engine.second_look import first_not_finite
 from headrace.errors import DeviceLost, PlatformError
-from headrace.kernels.inputs import batch_of, pad_arrays, plan_arrays, sample_inputs_of
+from headrace.kernels.inputs import batch_arrays, batch_of, pad_arrays, plan_arrays, sample_inputs_of, sampling_arrays
 from headrace.kernels.ops import Batch, Ops
 from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor
 from headrace.types import Bucket, KVLayout, StepPlan, StepResult
@@ -43,19 +43,33 @@ class RunnerConfig:
 class LaunchedStep:
     """A step in flight."""
 
-    def __init__(self, plan: StepPlan, outputs: Mapping[str, Pending], failed: Callable[[], None]) -> None:
-        """`failed` is called before an error of the device is raised."""
-        self._plan = plan
-        self._outputs = outputs
-        self._failed = failed
+    def __init__(
+        self,
+        plan: StepPlan,
+        outputs: Mapping[str, Pending] | None,
+        sample: Callable[[], Mapping[str, Pending]],
+        failed: Callable[[], None],
+    ) -> None:
+        """`outputs`: None if the step is split and `sample` must launch the rest. `failed` is called before an error of
+        the device is raised."""
+        self._plan, self._outputs, self._sample, self._failed = plan, outputs, sample, failed
+
+    def sample(self) -> None:
+        """Launch the second part of a split step, whose plan is complete now. Raises PlatformError."""
+        try:
+            self._outputs = self._sample()
+        except PlatformError:
+            self._failed()
+            raise
 
     def done(self) -> bool:
         """True once `result` would not block."""
-        return all(pending.done() for pending in self._outputs.values())
+        return self._outputs is not None and all(pending.done() for pending in self._outputs.values())
 
     def result(self) -> StepResult:
-        """The result of the step. Blocks until the device has finished. Raises PlatformError if the device's work
-        failed."""
+        """The result of the step, all of which has been launched. Blocks until the device has finished. Raises
+        PlatformError if the device's work failed."""
+        assert self._outputs is not None
         try:
             arrays = {name: pending.result() for name, pending in self._outputs.items()}
         except PlatformError:
@@ -89,17 +103,26 @@ class Runner:
         """The number of times the cache was allocated: a step that fails late may have used an earlier cache."""
         self._donated_to_a_failure = False
         self._blocks = -(-config.max_model_len // config.layout.block_size)
-        self._executables: dict[tuple[Bucket, int | None], Executable] = {}
+        self._executables: dict[tuple[str, Bucket, int], Executable] = {}
+        """By part of the step, bucket and number of logprob alternatives."""
         self._resident: dict[str, tuple[npt.NDArray[Any], bytes, Tensor]] = {}
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Launch a step after all earlier ones. Raises PlatformError."""
+        """Launch a step after all earlier ones; of a split step, the forward pass. Raises PlatformError."""
         made = self._allocations
+        outputs: Mapping[str, Pending] | None = None
         try:
-            return LaunchedStep(plan, self._launch(plan), lambda: self._failed(made))
+            self._prepare(plan)
+            bucket = self._bucket(plan)
+            inputs = self._inputs(batch_arrays(plan) if plan.split else self._all_arrays(plan), bucket)
+            if plan.split:
+                inputs["logits"] = self._call("forward", bucket, 0, inputs)["logits"]
+            else:
+                outputs = self._sampled("step", bucket, plan, inputs)
         except PlatformError:
             self._failed(made)
             raise
+        return LaunchedStep(plan, outputs, lambda: self._sample(plan, bucket, inputs), lambda: self._failed(made))
 
     def recover(self) -> bool:
         """Must be called after a step that failed. True if the cache had to be allocated again: with donated buffers
@@ -135,13 +158,28 @@ class Runner:
     def _failed(self, made: int) -> None:
         self._donated_to_a_failure |= not self._capabilities.in_place_kv and made == self._allocations
 
-    def _launch(self, plan: StepPlan) -> dict[str, Pending]:
+    def _prepare(self, plan: StepPlan) -> None:
+        """Launch a plan's copies of blocks and tokens, which come before its step."""
         if len(plan.copies):
             self._kv = self._device.copy_blocks(self._kv, plan.copies[:, 0].tolist(), plan.copies[:, 1].tolist())
         if len(plan.history_tokens):
             self._load_history(plan)
+
+    def _sample(self, plan: StepPlan, bucket: Bucket, inputs: Mapping[str, Tensor]) -> dict[str, Pending]:
+        """Launch the second part of a split step. `inputs`: those of the first, and its logits."""
+        if self._static:
+            biases, masks = _constraint_sizes(plan)
+            bucket = replace(bucket, biases=biases, masks=masks)
+        arrays = sampling_arrays(plan, self.config.vocab_size)
+        return self._sampled("sample", bucket, plan, {**inputs, **self._inputs(arrays, bucket)})
+
+    def _all_arrays(self, plan: StepPlan) -> dict[str, npt.NDArray[Any]]:
+        return plan_arrays(plan, self.config.vocab_size)
+
+    def _sampled(self, part: str, bucket: Bucket, plan: StepPlan, inputs: Mapping[str, Tensor]) -> dict[str, Pending]:
+        """Launch a part of the step that samples, and the copies of its results to the host."""
         top = next(k for k in _LOGPROB_STEPS if k >= plan.sampling.num_logprobs)
-        outputs = self._call(plan, top)
+        outputs = self._call(part, bucket, top, inputs)
         names = ["tokens"]
         if top >= 0:
             names += ["logprobs", "ranks"]
@@ -149,23 +187,25 @@ class Runner:
             names += ["top_ids", "top_logprobs"]
         return {name: self._device.get(outputs[name]) for name in names}
 
-    def _call(self, plan: StepPlan, top: int | None) -> Mapping[str, Tensor]:
-        """Launch a plan with `top` logprob alternatives; None only writes the plan's tokens to the history."""
-        bucket = self._bucket(plan)
-        arrays = plan_arrays(plan, self.config.vocab_size)
+    def _inputs(self, arrays: Mapping[str, npt.NDArray[Any]], bucket: Bucket) -> dict[str, Tensor]:
+        """The arrays on the device, padded if it needs that."""
         if self._static:
             arrays = pad_arrays(arrays, bucket, self.config.max_num_seqs)
-        inputs = {name: self._put(name, array) for name, array in arrays.items()}
-        inputs["history"] = self._history
-        executable = self._executables.get((bucket, top))
+        return {name: self._put(name, array) for name, array in arrays.items()}
+
+    def _call(self, part: str, bucket: Bucket, top: int, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Launch a part of a step; see `_step_fn`."""
+        executable = self._executables.get((part, bucket, top))
         if executable is None:
-            executable = self._device.compile(self._step_fn(top), bucket)
-            self._executables[bucket, top] = executable
-        self._kv, outputs = executable(self._kv, inputs)
+            executable = self._device.compile(self._step_fn(part, top), bucket)
+            self._executables[part, bucket, top] = executable
+        self._kv, outputs = executable(self._kv, {**inputs, "history": self._history})
         self._history = outputs.get("history", self._history)
         return outputs
 
-    def _step_fn(self, top: int | None) -> StepFn:
+    def _step_fn(self, part: str, top: int) -> StepFn:
+        """`step` computes and samples, with `top` logprob alternatives; `forward` and `sample` are its two parts;
+        `load` only writes the tokens of its inputs to the history."""
         # With donated buffers the history becomes a new tensor at each step, like the cache.
         carry = not self._capabilities.in_place_kv
 
@@ -176,14 +216,19 @@ class Runner:
             tokens = self._ops.resolve_tokens(batch_of(inputs), inputs["history"])
             return kv, {"tokens": tokens, **history_of(inputs)}
 
-        def step(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
-            batch = batch_of(inputs)
-            logits = self._model.forward(batch, kv, inputs["history"])
-            out = self._ops.sample(logits, sample_inputs_of(inputs), batch, -1 if top is None else top)
+        def forward(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+            return kv, {"logits": self._model.forward(batch_of(inputs), kv, inputs["history"]), **history_of(inputs)}
+
+        def sample(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+            out = self._ops.sample(inputs["logits"], sample_inputs_of(inputs), batch_of(inputs), top)
             found = {"tokens": out.tokens, "logprobs": out.logprobs, "ranks": out.ranks}
             return kv, {**found, "top_ids": out.top_ids, "top_logprobs": out.top_logprobs, **history_of(inputs)}
 
-        return load if top is None else step
+        def step(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+            kv, found = forward(kv, inputs)
+            return sample(kv, {**inputs, **found})
+
+        return {"load": load, "forward": forward, "sample": sample, "step": step}[part]
 
     def _put(self, name: str, array: npt.NDArray[Any]) -> Tensor:
         """The input on the device. Most inputs don't change from one decode step to the next, so their tensors are
@@ -211,8 +256,7 @@ class Runner:
         seqs = min(_power_of_two(plan.num_seqs, config.max_num_seqs), tokens)
         seqs = max(seqs, plan.num_seqs)
         rows = tokens if plan.num_rows > seqs else seqs
-        masks = 1 if plan.sampling.allowed is None else len(plan.sampling.allowed)
-        return Bucket(tokens, seqs, rows, self._blocks, _bias_size(len(plan.sampling.bias_row)), _next_power(masks))
+        return Bucket(tokens, seqs, rows, self._blocks, *_constraint_sizes(plan))
 
     def _load_history(self, plan: StepPlan) -> None:
         """Write known tokens that no step computes to the history, with the operator that writes a step's tokens."""
@@ -220,7 +264,9 @@ class Runner:
         for start in range(0, len(plan.history_tokens), size):
             part = slice(start, start + size)
             tokens, positions = plan.history_tokens[part], plan.history_positions[part]
-            self._call(history_plan(tokens, positions, plan.history_slots[part]), None)
+            history = history_plan(tokens, positions, plan.history_slots[part])
+            bucket = self._bucket(history)
+            self._call("load", bucket, 0, self._inputs(self._all_arrays(history), bucket))
 
 
 def _power_of_two(value: int, most: int) -> int:
@@ -231,8 +277,14 @@ def _next_power(value: int) -> int:
     return 1 << (value - 1).bit_length()
 
 
-def _bias_size(count: int) -> int:
-    """The padded number of biases: 8, 64, 512, … A step is compiled for each size, and most batches have few biases."""
+def _constraint_sizes(plan: StepPlan) -> tuple[int, int]:
+    """The padded numbers of biases and masks. A step is compiled for each size, and most batches have few or none."""
+    sampling = plan.sampling
+    return _coarse(len(sampling.bias_row)), 1 if sampling.allowed is None else _coarse(len(sampling.allowed))
+
+
+def _coarse(count: int) -> int:
+    """The next of 8, 64, 512, …"""
     size = 8
     while size < count:
         size *= 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -41,6 +43,9 @@ class DormantMatcher:
     @property
     def stopped(self) -> bool:
         return not self._asleep and self._inner.stopped
+
+    def forced(self) -> Sequence[int]:
+        return [] if self._asleep or self._undecided else self._inner.forced()
 
     def advance(self, token: int) -> str | None:
         if self._undecided:

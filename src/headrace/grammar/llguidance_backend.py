@@ -160,6 +160,10 @@ class _LlguidanceMatcher:
     def accepting(self) -> bool:
         return bool(self._matcher.is_accepting())
 
+    def forced(self) -> list[int]:
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        return tokens
+
     def advance(self, token: int) -> str | None:
         matcher = self._matcher
         if not matcher.consume_token(token):

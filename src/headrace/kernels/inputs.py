@@ -17,7 +17,7 @@ from headrace.kernels.ops import Batch, SampleInputs
 from headrace.kernels.step_inputs import STEP_INPUTS, Dimension, StepInput, padded_sizes
 from headrace.types import Bucket, SamplingBatch, StepPlan
 
-__all__ = ["batch_of", "pad_arrays", "plan_arrays", "sample_inputs_of"]
+__all__ = ["batch_arrays", "batch_of", "pad_arrays", "plan_arrays", "sample_inputs_of", "sampling_arrays"]
 
 Array = npt.NDArray[Any]
 
@@ -35,26 +35,40 @@ def sample_inputs_of(inputs: Mapping[str, Any]) -> SampleInputs:
 
 def plan_arrays(plan: StepPlan, vocab_size: int) -> dict[str, Array]:
     """All inputs of a step except the history, unpadded: int32 or float32; `seed` is int64."""
-    sampling = plan.sampling
+    return {**batch_arrays(plan), **sampling_arrays(plan, vocab_size)}
+
+
+def batch_arrays(plan: StepPlan) -> dict[str, Array]:
+    """The inputs of the forward pass: the fields of `Batch`."""
     seqs = plan.num_seqs
-    # In a step of decodes only, every sequence has one token and one row.
-    single = plan.row_seq is plan.rows and plan.num_tokens == plan.num_rows == seqs
     return {
         "sizes": _sizes(plan.num_tokens, seqs, plan.num_rows),
         "token_ids": plan.token_ids,
         "positions": plan.positions,
         "slot_mapping": plan.slot_mapping,
-        "token_seq": _count(seqs) if single else _count(seqs).repeat(np.diff(plan.query_start)),
+        "token_seq": _count(seqs) if _single(plan) else _count(seqs).repeat(np.diff(plan.query_start)),
         "query_start": plan.query_start,
         "context_lens": plan.context_lens,
         "block_tables": plan.block_tables,
         "slots": plan.slots,
         "rows": plan.rows,
+    }
+
+
+def sampling_arrays(plan: StepPlan, vocab_size: int) -> dict[str, Array]:
+    """The inputs of sampling: the fields of `SampleInputs` except the history."""
+    single = _single(plan)
+    return {
         "target": plan.row_target,
         "slot": plan.slots if single else plan.slots[plan.row_seq],
         "prompt_len": plan.prompt_lens if single else plan.prompt_lens[plan.row_seq],
-        **_sampling_arrays(sampling, plan.num_rows, vocab_size),
+        **_parameter_arrays(plan.sampling, plan.num_rows, vocab_size),
     }
+
+
+def _single(plan: StepPlan) -> bool:
+    """In a step of decodes only, every sequence has one token and one row."""
+    return plan.row_seq is plan.rows and plan.num_tokens == plan.num_rows == plan.num_seqs
 
 
 # Steps of the same sizes share these arrays, so that a cache on the device can recognize them by identity.
@@ -80,7 +94,7 @@ def _read_only(array: Array) -> Array:
     return array
 
 
-def _sampling_arrays(sampling: SamplingBatch, rows: int, vocab_size: int) -> dict[str, Array]:
+def _parameter_arrays(sampling: SamplingBatch, rows: int, vocab_size: int) -> dict[str, Array]:
     if sampling.allowed is None or sampling.allowed_row is None:
         allowed, allowed_row = _nothing_forbidden(rows, vocab_size)
     else:

@@ -2,6 +2,9 @@
 
 The engine puts arrays of these names on the device. Code that records, captures or compiles a step, or pads its inputs,
 reads here what may change from call to call. The fields of `ops.Batch` and `ops.SampleInputs` have the same names.
+
+A step with constrained rows is two executables: the forward pass, whose output is `logits`, and sampling, which takes
+that output as an input. A step in one part has no input `logits`.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from headrace.types import NO_TOKEN, Bucket
 __all__ = ["PERSISTENT", "STEP_INPUTS", "Dimension", "StepInput", "padded_sizes"]
 
 Dimension = Literal[
-    "3", "tokens", "seqs", "seqs + 1", "rows", "blocks", "biases", "masks", "vocab / 32", "slots", "positions"
+    "3", "tokens", "seqs", "seqs + 1", "rows", "blocks", "biases", "masks", "vocab / 32", "vocab", "slots", "positions"
 ]
 """The dimensions of a step's inputs. `types.Bucket` holds the maximum of each that varies. The others never change: the
-history holds `slots` sequences of `positions` tokens, masks hold the vocabulary in words of 32 bits, and `sizes` has 3
-elements."""
+history holds `slots` sequences of `positions` tokens, masks hold the vocabulary in words of 32 bits, `logits` has a
+column per token of the vocabulary, and `sizes` has 3 elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ STEP_INPUTS: Mapping[str, StepInput] = _table(
     StepInput("bias_value", "float32", ("biases",)),
     StepInput("allowed", "int32", ("masks", "vocab / 32")),
     StepInput("allowed_row", "int32", ("rows",), fill=-1),
+    StepInput("logits", "float32", ("rows", "vocab")),
     StepInput("history", "int32", ("slots", "positions"), persists=True),
 )
 """The inputs by name."""

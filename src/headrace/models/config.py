@@ -116,6 +116,11 @@ class DecoderConfig:
             frozenset(common | ({"sliding_window"} if layer.window is not None else set())) for layer in self.layers
         )
 
+    @property
+    def operator_needs(self) -> tuple[frozenset[str], ...]:
+        """The optional operators that each layer requires. (A fused one that can be composed is no need.)"""
+        return tuple(frozenset({"moe"} if self.moe and not layer.dense else set()) for layer in self.layers)
+
 
 def check_decoder(config: DecoderConfig) -> None:
     """Check the sizes of any family. Raises CheckpointError if they contradict each other or are too large."""

@@ -13,7 +13,7 @@ from headrace.server.descriptor_watch import DescriptorWatch
 from headrace.server.http_errors import HttpError, ShuttingDown, error_body
 from headrace.server.receive_timeout import BODY, BODY_PAUSE, BODY_TIME, HEAD, HEAD_TIME, ReceiveTimeout
 
-__all__ = ["MAX_HEAD", "HttpConnection"]
+__all__ = ["MAX_HEAD", "MAX_TARGET", "HttpConnection"]
 
 _LINGER = 2.0
 """Seconds in which what a refused client still sends is read and dropped."""
@@ -24,6 +24,8 @@ _MOST_DROPPED = 16 * 2**20
 
 MAX_HEAD = 64 * 2**10
 """Bytes of a request line and headers; up to one received piece more."""
+MAX_TARGET = 16 * 2**10
+"""Bytes of a request's target, the path with its query."""
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -90,6 +92,13 @@ class HttpConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head, self._in_head, self._started = 0, True, True
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_TARGET:
+            message = f"the request's target is longer than the {MAX_TARGET} bytes that are accepted"
+            self._refuse(HttpError(414, message, code="target_too_long"))
+            raise ValueError(message)  # Stops the parser.
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":

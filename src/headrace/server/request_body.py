@@ -79,6 +79,8 @@ def decode_body(body: bytes, kind: type[B]) -> B:
     except msgspec.ValidationError as error:
         raise _explain(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if not body.strip():
+            raise InvalidRequest("the body is empty: send a JSON object", code="invalid_json") from None
         half = next((found for found in _ESCAPES.finditer(body) if found["half"]), None)
         why = f"{half['half'].decode()} is half of a surrogate pair, which is no character" if half else error
         raise InvalidRequest(f"the body is not valid JSON: {why}", code="invalid_json") from None

@@ -9,6 +9,8 @@ from headrace.speculation.hit_rates import HitRates, SequenceRates
 
 __all__ = ["AcceptanceCounts", "PositionAcceptance"]
 
+_FADE, _SHARED_FADE = 1 / 64, 1 / 1024
+"""The share of what a sequence, and all together, have shown that one step without verification makes forget."""
 _FIRST, _LATER = 0.6, 0.7
 """Priors: published draft heads are right about as often at their first token, and more often after a right one."""
 
@@ -49,7 +51,8 @@ class AcceptanceCounts:
 
 class PositionAcceptance:
     """Acceptance by position in the draft, of one method: for drafters whose guesses carry no evidence, such as a draft
-    model. Sequences start from what all have shown so far."""
+    model. Sequences start from what all have shown so far. What is not verified is forgotten slowly, so that drafts
+    which were of no use are tried again."""
 
     def __init__(self, most: int, priors: Sequence[float] | None = None) -> None:
         """`most`: the longest draft. `priors`: of each position, given that those before it were accepted."""
@@ -71,3 +74,8 @@ class PositionAcceptance:
         rates = self._sequences[sequence]
         for at in range(min(accepted + 1, drafted)):
             rates.observe(at, at < accepted)
+
+    def skipped(self, sequence: str) -> None:
+        """A step of this sequence went by without verification."""
+        self._sequences[sequence].fade(_FADE)
+        self._rates.fade(_SHARED_FADE)

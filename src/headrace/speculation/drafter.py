@@ -40,7 +40,7 @@ class HostDrafter(Protocol):
         once, in about 0.3 µs a token."""
 
     def extend(self, sequence: str, tokens: Sequence[int]) -> None:
-        """Add committed tokens of the output."""
+        """Add committed tokens of the output, at least one."""
 
     def guess(self, sequence: str, most: int) -> Guess:
         """Guess at most `most` tokens that follow the committed ones. It may be called any number of times."""

@@ -28,6 +28,7 @@ class HitRates:
 
     def __init__(self, priors: Sequence[float]) -> None:
         assert all(0 < prior < 1 for prior in priors), "a prior is a probability that can change"
+        self._priors = tuple(priors)
         self._hits = [prior * _PRIOR for prior in priors]
         self._trials = [_PRIOR] * len(priors)
 
@@ -46,6 +47,12 @@ class HitRates:
         fade = 1 - 1 / _SHARED_WINDOW if self._trials[kind] > _SHARED_WINDOW else 1.0
         self._hits[kind] = self._hits[kind] * fade + hit
         self._trials[kind] = self._trials[kind] * fade + 1
+
+    def fade(self, share: float) -> None:
+        """Forget this share of everything, in favour of the priors."""
+        for kind, prior in enumerate(self._priors):
+            self._hits[kind] += share * (prior * _PRIOR - self._hits[kind])
+            self._trials[kind] += share * (_PRIOR - self._trials[kind])
 
 
 class SequenceRates:
@@ -88,6 +95,11 @@ class SequenceRates:
             self.observe(kind, hit)
             if not hit:
                 self._guess = ()
+
+    def fade(self, share: float) -> None:
+        """Forget this share of everything, in favour of the common rates."""
+        self._hits = [(1 - share) * hits for hits in self._hits]
+        self._trials = [(1 - share) * trials for trials in self._trials]
 
     def observe(self, kind: int, hit: bool) -> None:
         """Count one guess of this sequence, for all sequences too."""

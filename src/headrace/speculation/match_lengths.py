@@ -8,7 +8,8 @@ LONGEST = 32
 """Matches longer than this are not told apart."""
 _STARTS = (0, 2, 3, 4, 6, 9, 14, 22, 32)
 """The shortest match of each kind."""
-MATCH_PRIORS = (0.3, 0.35, 0.45, 0.55, 0.65, 0.72, 0.78, 0.84, 0.9)
+MATCH_PRIORS = (0.3, 0.4, 0.5, 0.63, 0.71, 0.82, 0.88, 0.91, 0.95)
+"""Measured on Python's documentation and source in the tokens of SmolLM2."""
 _KIND = [sum(length >= start for start in _STARTS) - 1 for length in range(LONGEST + 1)]
 
 

@@ -24,8 +24,12 @@ _LEAST = 0.1
 _ALONE, _UNANIMOUS, _MOST, _HALF, _FEW = range(5)
 """How far the occurrences agree on a token: there is one, all of several, 3/4 of them, half of them, fewer."""
 _AGREEMENTS = 5
-_FACTOR = (1.0, 1.05, 0.8, 0.6, 0.35)
-_PRIORS = [min(prior * factor, 0.95) for prior in MATCH_PRIORS for factor in _FACTOR]
+_PRIORS = [
+    rate
+    for prior in MATCH_PRIORS
+    for rate in (0.97 * prior, 0.55 + 0.45 * prior, 0.75 * prior, 0.45 * prior, 0.22 * prior)
+]
+"""By match and agreement; measured as those of `match_lengths`."""
 
 
 class _Text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from headrace.tokenization.vocab import Vocab
 __all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer", "tokenizer_from_gguf"]
 
 _NONE: frozenset[int] = frozenset()
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
@@ -131,7 +133,9 @@ def _encoded(backend: Backend, text: str) -> list[int]:
         with guarded("the tokenizer fails"):
             ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
     except CheckpointError as error:
-        raise InvalidRequest(f"the text cannot be encoded: {error}", "prompt", "invalid_value") from error
+        half = _HALF.search(text)
+        why = f"{half[0]!r} at {half.start()} is half of a surrogate pair, which is no character" if half else error
+        raise InvalidRequest(f"the text cannot be encoded: {why}", "prompt", "invalid_value") from error
     return ids
 
 

@@ -12,9 +12,10 @@ import torch
 from fake_machines import machine, torch_folder
 from fake_xla import GIB, FakeXla
 
+from headrace.config import Config, ModelFacts, resolve
 from headrace.conformance import KitTarget, run
 from headrace.conformance.tiny import Serving, TinyModel, requests
-from headrace.errors import DeviceLost, OutOfMemory, PlatformError
+from headrace.errors import DeviceLost, OutOfMemory, PlatformError, UnsupportedModel
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.pallaslib import torch_operators as pallas_table
 from headrace.kernels.registry import OPS, OPTIONAL
@@ -286,6 +287,15 @@ def test_a_closed_device_raises_an_error(opened: Opened) -> None:
             call()
     with pytest.raises(PlatformError, match="closed"):
         device.copy_blocks(None, [], [])
+
+
+def test_a_model_with_experts_is_refused(opened: Opened) -> None:
+    device, _ = opened()
+    assert "moe" in device.capabilities().missing_operators
+    assert "gated_linear" not in device.capabilities().missing_operators, "it is composed"
+    facts = ModelFacts((LayerKV(2, 128),) * 2, 64, 100, "bfloat16", (), (frozenset(), frozenset({"moe"})))
+    with pytest.raises(UnsupportedModel, match=r"layers 1 need the operator moe, which TPU v5e does not have"):
+        resolve(Config(), device.capabilities(), facts, 1 << 34, "TPU v5e")
 
 
 def test_collectives_are_part_of_the_step(opened: Opened) -> None:

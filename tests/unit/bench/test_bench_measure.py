@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import random
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +17,32 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
+from headrace.bench import texts
 from headrace.bench.bench_report import as_json, print_report, write_html
 from headrace.bench.load_runs import LoadRun, load_report
 from headrace.bench.request_timing import RequestTiming, percentile, summarize
 from headrace.bench.server_load import Endpoint, run_load
+from headrace.bench.texts import from_a_line, records
 from headrace.bench.timed_completion import send
 from headrace.bench.workloads import WORKLOADS, Prompt, Workload, build
 from headrace.errors import ConfigError
 
+CORPUS = list(texts._MODULES)
 SMALL = Workload("small", 6, 2, (4, 16), (2, 5))
+
+
+@pytest.fixture(autouse=True)
+def few_pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two of the corpus's modules have text enough, and take a tenth of the time."""
+    monkeypatch.setattr(texts, "_MODULES", ["argparse", "typing"])
+    texts.corpus.cache_clear()
+    yield
+    texts.corpus.cache_clear()
+
+
+def test_the_corpus_is_of_modules_that_exist() -> None:
+    assert all(find_spec(name) for name in CORPUS)
+    assert len(texts.corpus().split()) > 4096
 
 
 def encode(text: str) -> list[int]:
@@ -42,6 +63,35 @@ def test_prompts_share_the_prefix() -> None:
     prompts = build(WORKLOADS["W3"], encode)
     assert len({p.token_ids[:1024] for p in prompts}) == 1
     assert len({p.token_ids for p in prompts}) == len(prompts)
+
+
+def words(text: str) -> list[str]:
+    """A tokenizer whose tokens can be read."""
+    return re.findall(r"\w+|\W", text)
+
+
+def test_an_edit_begins_with_the_text_that_is_to_be_edited() -> None:
+    for prompt in build(WORKLOADS["edit"], words):  # type: ignore[arg-type]
+        text = "".join(map(str, prompt.token_ids))
+        given, _, begun = text.partition("This is the same part again")
+        assert begun.partition("```python\n")[2] in given
+        assert len(begun.partition("```python\n")[2]) >= 8
+
+
+def test_json_prompts_are_records_of_the_same_fields() -> None:
+    rng = random.Random(1)
+    found = json.loads(f"[{records(5000, rng).rstrip().rstrip(',')}]")
+    assert len(found) > 20
+    assert len({tuple(record) for record in found}) == 1
+    (first, *_) = build(WORKLOADS["json"], words)  # type: ignore[arg-type]
+    assert '[\n  {"id": 1, "first_name": ' in "".join(map(str, first.token_ids))
+
+
+def test_a_piece_of_text_begins_with_a_line() -> None:
+    text, rng = "".join(f"line {at}\n" for at in range(200)), random.Random(2)
+    pieces = [from_a_line(text, 40, rng) for _ in range(50)]
+    assert all(re.match(r"line \d+\n", piece) and len(piece) == 40 for piece in pieces)
+    assert len(set(pieces)) > 20
 
 
 def test_percentiles_interpolate() -> None:

@@ -65,7 +65,7 @@ EVERYTHING = (
     "--dtype float32 --quantize int8 --max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 "
     "--kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching --chat-template t.jinja "
     "--grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 "
-    "--cors-origin https://c.example --tool-format hermes --reasoning-format think"
+    "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think"
 )
 
 
@@ -81,7 +81,7 @@ def test_every_option_has_its_place() -> None:
             "packed_cache": 3000,
         },
         "cache": {"block_size": 32, "kv_dtype": "int8", "kv_memory": 1024, "num_blocks": 9, "prefix_caching": False},
-        "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_waiting": 5},
+        "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_waiting": 5, "speculate": "ngram"},
         "device": {"platform": "p", "index": 1, "threads": 3, "options": {"a": 1, "b": "c"}},
         "parallel": {"tensor_parallel_size": 2},
         "server": {
@@ -112,6 +112,13 @@ def test_sizes_may_be_texts_in_python_too() -> None:
 def test_unknown_options_are_named() -> None:
     with pytest.raises(ConfigError, match="unknown option 'max_len'; there are block_size, "):
         make_config("m", {"max_len": 9})
+
+
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("name", [name for name, option in {**ENGINE, **SERVER}.items() if bool not in option.kinds])
+def test_a_boolean_is_no_value(name: str, value: bool) -> None:
+    with pytest.raises(ConfigError, match=f"option {name}={value}: "):
+        make_config("m", {name: value})
 
 
 def test_the_engines_options_are_those_of_llm() -> None:

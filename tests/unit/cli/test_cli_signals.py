@@ -3,15 +3,14 @@ runs without the streams that it doesn't need."""
 
 from __future__ import annotations
 
-import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from headrace.cli.main import VERBS
@@ -90,17 +89,24 @@ def test_child_processes_end_with_the_command(number: int) -> None:
 import os, subprocess, sys
 from headrace.cli import main as command
 def work(arguments):
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], stdout=subprocess.DEVNULL)
-    print(child.pid, flush=True)
+    command = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    subprocess.Popen(command, stdout=subprocess.DEVNULL, pass_fds=[int(sys.argv[2])])
     os.kill(os.getpid(), int(sys.argv[1]))
 command._run = work
 command.main()
 """
-    done = run(code, int(number))
-    assert (done.returncode, done.stderr) == (128 + number, "")
-    with contextlib.suppress(psutil.NoSuchProcess):
-        child = psutil.Process(int(done.stdout))
-        child.wait(60)
+    reading, writing = os.pipe()
+    try:
+        try:
+            done = run(code, int(number), writing, pass_fds=[writing])
+        finally:
+            os.close(writing)
+        assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
+        # The child had the last writing end.
+        assert select.select([reading], [], [], 60)[0]
+        assert os.read(reading, 1) == b""
+    finally:
+        os.close(reading)
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
@@ -132,7 +138,6 @@ def work(arguments):
     ours, theirs = socket.socketpair()
     assert min(ours.fileno(), theirs.fileno()) > 2
     sys.stdin.read()
-    print("said", flush=True)
     print("told", file=sys.stderr, flush=True)
     assert all(os.get_inheritable(number) for number in range(3))
     open(sys.argv[1], "w").write("good")
@@ -143,8 +148,21 @@ sys.exit(command.main())
     done = run(code, tmp_path / "out", closed=closed, stdin=subprocess.DEVNULL)
     assert done.returncode == 5
     assert (tmp_path / "out").read_text() == "good"
-    assert done.stdout == ("" if 1 in closed else "said\n")
+    assert done.stdout == ""
     assert done.stderr == ("" if 2 in closed else "told\n")
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_output_that_cannot_be_written_is_an_error(flushed: bool) -> None:
+    code = f"""
+import sys
+from headrace.cli import main as command
+command._verb = lambda arguments: print("said", flush={flushed}) or 0
+sys.exit(command.main())
+"""
+    done = run(code, closed=(1,))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: nothing can be written: standard output is closed\n"
 
 
 def test_characters_that_the_terminal_lacks_are_replaced() -> None:

@@ -82,9 +82,24 @@ def test_parsed_values_are_those_of_complete_texts() -> None:
 
 def test_a_constraint_that_cannot_be_enforced_is_the_callers_error() -> None:
     fake = Fake(wrong={"7": InvalidRequest("cannot be compiled", "structured_outputs.regex")})
-    with pytest.raises(InvalidRequest, match="cannot be compiled"):
+    with pytest.raises(InvalidRequest, match=r"prompts\[7\]: cannot be compiled"):
         run(fake)
     assert fake.inside == 0
+    with pytest.raises(InvalidRequest, match=r"^cannot be compiled"):
+        run(Fake(wrong={"0": InvalidRequest("cannot be compiled")}), 1)
+
+
+def test_a_request_that_contradicts_itself_is_the_callers_error() -> None:
+    class Bans(Fake):
+        async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+            own = request.id == "3"
+            yield Output(0, finish_reason="error", error="no token is left" if own else "a fault", request_fault=own)
+
+    with pytest.raises(InvalidRequest, match=r"prompts\[3\]: no token is left") as caught:
+        run(Bans(), 5)
+    assert caught.value.code == "nothing_to_sample"
+    answers = run(Bans(), 3)
+    assert [one.outputs[0].error for one in answers] == ["a fault"] * 3
 
 
 def test_the_end_of_the_engine_is_the_end_of_all() -> None:

@@ -30,7 +30,7 @@ def encode(text: str) -> list[int]:
         ({"prompt": "a"}, ["a"], [(97,)]),
         ([{"prompt": "a"}, {"prompt_token_ids": [5], "prompt": None}], ["a", None], [(97,), (5,)]),
         ([], [], []),
-        ((text for text in "ab"), ["a", "b"], [(97,), (98,)]),
+        pytest.param((text for text in "ab"), ["a", "b"], [(97,), (98,)], id="a generator"),
     ],
     ids=str,
 )

@@ -8,7 +8,9 @@ import pytest
 
 from headrace.config import Config, ModelFacts, resolve
 from headrace.errors import UnsupportedModel
+from headrace.kernels.moe.routing import Routing
 from headrace.models.config import DecoderConfig, LayerConfig, Rope
+from headrace.models.moe import MoE
 from headrace.types import ATTENTION_FEATURES, Capabilities, LayerKV
 
 PLAIN = Capabilities(frozenset({"float32"}), frozenset({"float32"}))
@@ -51,9 +53,25 @@ def test_head_sizes_are_refused_where_the_device_has_a_list() -> None:
         resolve(Config(), picky, facts(set(), head=80), FREE, "mill")
 
 
+def test_an_operator_is_refused_by_layer_and_device() -> None:
+    plain, experts = frozenset[str](), frozenset({"moe"})
+    model = replace(facts(set(), set(), set()), operators=(plain, experts, experts))
+    resolve(Config(), PLAIN, model, FREE)
+    lacking = replace(PLAIN, missing_operators=frozenset({"mla", "moe"}))
+    resolve(Config(), lacking, facts(set()), FREE)
+    with pytest.raises(UnsupportedModel) as refused:
+        resolve(Config(), lacking, model, FREE, "mill device 1")
+    assert str(refused.value) == (
+        "layers 1, 2 need the operator moe, which mill device 1 does not have: choose another platform"
+    )
+
+
 def test_a_decoders_needs_follow_from_its_configuration() -> None:
     layers = (LayerConfig(), LayerConfig(window=7))
     config = DecoderConfig("llama", 32, 4, 4, 8, 48, 100, layers, (Rope(1e4, 8),), 64, 1e-6)
     assert config.attention_needs == (frozenset(), frozenset({"sliding_window"}))
+    assert config.operator_needs == (frozenset(), frozenset())
+    mixed = replace(config, layers=(LayerConfig(), LayerConfig(dense=False)), moe=MoE(4, 16, Routing(2)))
+    assert mixed.operator_needs == (frozenset(), frozenset({"moe"}))
     capped = replace(config, num_kv_heads=2, attention_soft_cap=5.0)
     assert capped.attention_needs == ({"gqa", "soft_cap"}, {"gqa", "soft_cap", "sliding_window"})

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from fake_core_device import FakeDevice, choose, mark
 
 from headrace.core import CoreConfig, Scheduler
+from headrace.core.drafts import DraftSource
 from headrace.types import Delta, Request, SamplingParams, StepPlan, StepResult, TokenLogprobs
 
 SMALL = CoreConfig(
@@ -43,6 +44,8 @@ class Record:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     reason: str | None = None
     cached: int = 0
+    accepted: int = 0
+    rejected: int = 0
     first_scheduled: float | None = None
     error: str | None = None
 
@@ -57,6 +60,8 @@ class Record:
         self.logprobs += delta.logprobs or []
         self.reason, self.error = delta.finish_reason, delta.error
         self.cached = delta.cached_tokens
+        self.accepted += delta.accepted_drafts
+        self.rejected += delta.rejected_drafts
         if delta.first_scheduled is not None:
             self.first_scheduled = delta.first_scheduled
         if delta.stop_token is not None:
@@ -66,12 +71,20 @@ class Record:
 class Driver:
     """`depth` plans are under way before the first of them is committed; 1 is synchronous."""
 
-    def __init__(self, config: CoreConfig = SMALL, depth: int = 2, eos_every: int = 0, check: bool = True) -> None:
+    def __init__(
+        self,
+        config: CoreConfig = SMALL,
+        depth: int = 2,
+        eos_every: int = 0,
+        check: bool = True,
+        drafts: DraftSource | None = None,
+    ) -> None:
         self.requests: dict[str, Request] = {}
         self.records: dict[str, Record] = {}
-        self.scheduler = Scheduler(config)
+        self.scheduler = Scheduler(config, drafts)
         self.device = FakeDevice(config, self.requests, eos_every)
-        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+        self.in_flight: deque[tuple[StepPlan, StepResult | None]] = deque()
+        """None: the second part of the step is not launched yet."""
         self.depth, self.checks, self.now, self.steps = depth, check, 0.0, 0
 
     def add(self, *requests: Request) -> None:
@@ -85,13 +98,33 @@ class Driver:
         plan = self.scheduler.schedule(self.now)
         if plan is not None:
             self.steps += 1
-            self.in_flight.append((plan, self.device.launch(plan)))
+            if plan.split:
+                self.device.forward(plan)
+            self.in_flight.append((plan, None if plan.split else self.device.launch(plan)))
+            self.complete()
         self.check()
         return plan
 
+    def complete(self) -> None:
+        """Launch the rest of the oldest step, since all steps before it are committed."""
+        if self.in_flight and self.in_flight[0][1] is None:
+            plan, _ = self.in_flight.popleft()
+            self.scheduler.complete(plan)
+            self.in_flight.appendleft((plan, self.device.sample(plan)))
+
     def commit(self) -> list[Delta]:
         plan, result = self.in_flight.popleft()
-        return self.take(self.scheduler.commit(plan, result, self.now))
+        assert result is not None
+        deltas = self.take(self.scheduler.commit(plan, result, self.now))
+        self.complete()
+        return deltas
+
+    def fail(self, message: str) -> list[Delta]:
+        """The oldest plan fails."""
+        plan, _ = self.in_flight.popleft()
+        deltas = self.take(self.scheduler.fail(plan, message))
+        self.complete()
+        return deltas
 
     def take(self, deltas: list[Delta]) -> list[Delta]:
         for delta in deltas:
@@ -100,7 +133,9 @@ class Driver:
         return deltas
 
     def step(self) -> StepPlan | None:
-        plan = self.schedule()
+        # Nothing is launched behind a step whose second part is not.
+        waits = bool(self.in_flight) and self.in_flight[-1][1] is None
+        plan = None if waits else self.schedule()
         if self.in_flight and (plan is None or len(self.in_flight) >= self.depth):
             self.commit()
         return plan

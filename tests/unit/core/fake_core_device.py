@@ -1,4 +1,4 @@
-"""A device of 80 lines: its KV cache holds token ids, and what it samples is a hash of all that a row attends to.
+"""A small device: its KV cache holds token ids, and what it samples is a hash of all that a row attends to.
 
 It reads every context through the block table, so a block that is stale, lost or somebody else's changes the tokens,
 and it executes a plan when it is launched, as a stream would.
@@ -24,6 +24,7 @@ def mark(context: tuple[int, ...], seed: int) -> int:
 def choose(mark: int, vocab: int, eos_every: int, forbidden: frozenset[int]) -> int:
     """Token 1 ends a sequence in one of `eos_every` draws."""
     token = 1 if eos_every and mark % eos_every == 0 else 2 + mark % (vocab - 2)
+    assert len(forbidden) < vocab, "nothing is left to sample"
     while token in forbidden:
         token = (token + 1) % vocab
     return token
@@ -37,7 +38,11 @@ class FakeDevice:
         self.computed = 0
 
     def launch(self, plan: StepPlan) -> StepResult:
-        """Copies, then every write, then every read."""
+        self.forward(plan)
+        return self.sample(plan)
+
+    def forward(self, plan: StepPlan) -> None:
+        """Copies, then every write."""
         self.kv[plan.copies[:, 1]] = self.kv[plan.copies[:, 0]]
         self.history[plan.history_slots, plan.history_positions] = plan.history_tokens
         seq_of = np.repeat(np.arange(plan.num_seqs), np.diff(plan.query_start))
@@ -51,7 +56,15 @@ class FakeDevice:
         owners = np.array([zlib.crc32(f"{r.adapter}|{r.salt}".encode()) << 20 for r in whose])
         self.kv.reshape(-1)[plan.slot_mapping] = tokens + owners[seq_of]
         self.computed += plan.num_tokens
+
+    def sample(self, plan: StepPlan) -> StepResult:
+        """Every read."""
+        whose = [self.requests[id] for id in plan.request_ids]
+        owners = np.array([zlib.crc32(f"{r.adapter}|{r.salt}".encode()) << 20 for r in whose])
         rows = [self.row(plan, r, owners) for r in range(plan.num_rows)]
+        for r, (token, _) in enumerate(rows):
+            if token != NO_TOKEN:
+                self.history[plan.slots[plan.row_seq[r]], plan.positions[plan.rows[r]] + 1] = token
         marks = np.array([m for _, m in rows], np.int64)
         top = (marks[:, None] + np.arange(max(plan.sampling.num_logprobs, 0))) % self.config.vocab_size
         return StepResult(np.array([t for t, _ in rows], np.int32), -(marks % 997 / 8), marks % 31 + 1, top, -top / 64)
@@ -68,9 +81,7 @@ class FakeDevice:
         found = mark(context, int(plan.sampling.seed[r]))
         if plan.row_target[r] != NO_TOKEN:
             return NO_TOKEN, found + int(plan.row_target[r])
-        token = choose(found, self.config.vocab_size, self.eos_every, self.forbidden(plan, r))
-        self.history[plan.slots[s], length] = token
-        return token, found
+        return choose(found, self.config.vocab_size, self.eos_every, self.forbidden(plan, r)), found
 
     def forbidden(self, plan: StepPlan, r: int) -> frozenset[int]:
         sampling = plan.sampling

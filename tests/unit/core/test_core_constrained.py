@@ -49,6 +49,10 @@ class FakeMatcher:
         self.mask = self._mask()
         return None
 
+    def forced(self) -> list[int]:
+        """Nothing: each token is chosen."""
+        return []
+
     def _mask(self) -> npt.NDArray[np.uint32]:
         bits = np.zeros(-(-self.vocab // 32) * 32, np.bool_)
         bits[sorted(self.allowed())] = True
@@ -151,8 +155,7 @@ def test_abort_and_failure_leave_nothing_behind() -> None:
     for _ in range(5):
         driver.step()
     driver.scheduler.abort("r0")
-    plan, _ = driver.in_flight.popleft()
-    driver.take(driver.scheduler.fail(plan, "broken"))
+    driver.fail("broken")
     records = driver.run()
     assert records["r0"].reason == "abort"
     assert {records[f"r{i}"].reason for i in range(1, 4)} <= {"error", "length", "stop"}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator
 
 from headrace.engine.channel import Channel
-from headrace.engine.ranks.rank_messages import Loaded, Opened, RankFailed, RankMessage, RunStep, Start, decode, encode
+from headrace.engine.ranks.rank_messages import Loaded, Opened, RankFailed, RankMessage, Start, Stop, decode, encode
 from headrace.engine.wire import to_wire
 from headrace.errors import CheckpointError
 
@@ -35,10 +34,8 @@ def main(handle: int) -> int:
     link.send(encode(Opened()))
     link.send(encode(Loaded()))
     for message in messages:
-        if not isinstance(message, RunStep):
+        if isinstance(message, Stop):
             break
-        if start.config == "killed at 2" and message.step == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
     if start.config == "stays":
         signal.pause()
     return 0

@@ -226,8 +226,8 @@ def test_a_lost_device_restarts_the_engine() -> None:
 def test_a_stopped_engine_is_unhealthy_within_seconds_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with running() as client:
-            monkeypatch.setattr(process_client, "_SILENCE", 2.0)
             kill(client, signal.SIGSTOP)
+            monkeypatch.setattr(process_client, "_SILENCE", 0.1)
             await until(lambda: ill(client))
             error = await ill(client)
             assert isinstance(error, EngineDead)
@@ -267,8 +267,8 @@ def test_an_engine_that_hangs_for_long_is_replaced(monkeypatch: pytest.MonkeyPat
         async with running("fake:slow") as client:
             stream = client.generate(make_request("hey", **LONG))
             await anext(stream)
-            monkeypatch.setattr(process_client, "_KILL_AFTER", 1.5)
             kill(client, signal.SIGSTOP)
+            monkeypatch.setattr(process_client, "_KILL_AFTER", 0.1)
             with pytest.raises(EngineDead, match="hung"):
                 [output async for output in stream]
             monkeypatch.setattr(process_client, "_KILL_AFTER", 600.0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +24,18 @@ from headrace.engine.core_loop import EngineCore
 from headrace.engine.plans import dummy_plan, history_plan
 from headrace.engine.ranks import follower, leader
 from headrace.engine.ranks.leader import Followers, GroupRunner
-from headrace.engine.ranks.rank_messages import Loaded, Opened, RankMessage, RunStep, Sizes, Start, Stop, decode, encode
+from headrace.engine.ranks.rank_messages import (
+    Loaded,
+    Opened,
+    RankMessage,
+    RunStep,
+    SampleStep,
+    Sizes,
+    Start,
+    Stop,
+    decode,
+    encode,
+)
 from headrace.errors import CheckpointError, ConfigError, DeviceLost, HeadraceError, PlatformError
 from headrace.types import StepPlan, StepResult
 
@@ -43,6 +56,12 @@ def ranks(behaviour: str, size: int = 2) -> Iterator[Followers]:
         made.close()
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert not meeting.exists()
+
+
+def kill(made: Followers) -> None:
+    """A rank that ends by itself on a message may end before or after the sender looks whether it runs."""
+    (pid,) = made.pids
+    os.kill(pid, signal.SIGKILL)
 
 
 class Runner:
@@ -91,6 +110,20 @@ def test_plans_survive_the_way() -> None:
                     assert all(np.array_equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
                 elif field.name != "sampling":
                     assert a == b, field.name
+
+
+def test_the_second_part_of_a_plan_survives_the_way() -> None:
+    plan, theirs = dummy_plan(), dummy_plan()
+    plan.row_target = np.array([7], np.int32)
+    plan.sampling.allowed, plan.sampling.allowed_row = np.array([[1, 2**31]], np.uint32), np.array([0], np.int32)
+    message = decode(encode(SampleStep.of(plan)))
+    assert isinstance(message, SampleStep)
+    message.complete(theirs)
+    assert theirs.row_target.tolist() == [7]
+    assert theirs.sampling.allowed is not None
+    assert theirs.sampling.allowed.tolist() == [[1, 2**31]]
+    assert theirs.sampling.allowed_row is not None
+    assert theirs.sampling.allowed_row.tolist() == [0]
 
 
 def test_a_rank_without_its_first_ends_and_clears_up(tmp_path: Path) -> None:
@@ -175,7 +208,9 @@ def test_a_message_larger_than_the_socket_arrives_complete() -> None:
         plan = numbered(1)
         plan.block_tables = np.zeros((64, 1 << 16), np.int32)
         GroupRunner(Runner(), made).launch(plan)
-        made.send(Stop())
+        (rank,) = made._followers
+    # It has read the end of the message, and what followed it.
+    assert rank._process.returncode == 0
 
 
 def test_ranks_load_get_plans_and_end() -> None:
@@ -209,22 +244,23 @@ def test_a_rank_that_ends_while_it_loads_is_reported_with_its_code() -> None:
 
 
 def test_a_rank_that_is_killed_is_named_by_the_next_step() -> None:
-    with ranks("killed at 2") as made:
+    with ranks("ok") as made:
         made.await_all(Loaded)
         runner = GroupRunner(Runner(), made)
         runner.launch(numbered(1))
-        runner.launch(numbered(2))
+        kill(made)
         assert isinstance(made.wait_for_error(600), DeviceLost)
         with pytest.raises(DeviceLost, match="rank 1 was killed by signal 9"):
-            runner.launch(numbered(3))
+            runner.launch(numbered(2))
 
 
 def test_a_ranks_own_error_comes_before_the_errors_it_caused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader, "_ERROR_TIMEOUT", 600.0)
-    with ranks("killed at 2") as made:
+    with ranks("ok") as made:
         made.await_all(Loaded)
         runner = GroupRunner(Runner(DeviceLost("cpu: rank 1 has ended")), made)
-        launched = runner.launch(numbered(2))
+        launched = runner.launch(numbered(1))
+        kill(made)
         with pytest.raises(DeviceLost, match=r"rank 1 was killed by signal 9 \(cpu: rank 1 has ended\)"):
             launched.result()
 
@@ -244,13 +280,14 @@ def test_a_rank_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_idle_engine_reports_a_rank_that_ends() -> None:
-    with ranks("killed at 2") as made:
+    with ranks("ok") as made:
         made.await_all(Loaded)
         runner = GroupRunner(Runner(), made)
         core = EngineCore(make_engine().scheduler, runner, 4, 4, lost=made.lost)
         assert not core.has_work()
         assert core.step() == []
-        runner.launch(numbered(2))
+        runner.launch(numbered(1))
+        kill(made)
         assert made.wait_for_error(600) is not None
         assert core.has_work()
         with pytest.raises(DeviceLost, match="rank 1 was killed by signal 9"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.engine.plans import dummy_plan
-from headrace.kernels.inputs import pad_arrays, plan_arrays
+from headrace.kernels.inputs import batch_arrays, pad_arrays, plan_arrays
 from headrace.kernels.ops import Batch, SampleInputs
 from headrace.kernels.step_inputs import PERSISTENT, STEP_INPUTS, padded_sizes
 from headrace.types import Bucket
@@ -21,13 +21,14 @@ BUCKET = Bucket(tokens=16, seqs=4, rows=8, blocks=5, biases=8, masks=2)
 
 def test_every_field_of_batch_and_sampler_is_in_the_table_and_nothing_else() -> None:
     wanted = [f.name for f in fields(Batch)] + [f.name for f in fields(SampleInputs)]
-    assert sorted(STEP_INPUTS) == sorted(wanted)
+    assert sorted(STEP_INPUTS) == sorted([*wanted, "logits"])
     assert frozenset({"history"}) == PERSISTENT
 
 
 def test_a_plans_arrays_match_the_table() -> None:
     arrays = plan_arrays(dummy_plan(), VOCAB)
-    assert {*arrays} == {*STEP_INPUTS} - PERSISTENT
+    assert {*arrays} == {*STEP_INPUTS} - PERSISTENT - {"logits"}
+    assert {*batch_arrays(dummy_plan())} == {f.name for f in fields(Batch)}
     for name, array in arrays.items():
         assert str(array.dtype) == STEP_INPUTS[name].dtype, name
         assert array.ndim == len(STEP_INPUTS[name].dims), name

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from headrace.models.config import Rope
 from headrace.models.hf import read_rope
@@ -41,6 +39,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_tables_equal_those_of_transformers(case: str) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
     config = LlamaConfig(
         hidden_size=512,
         num_attention_heads=4,

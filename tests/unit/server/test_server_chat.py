@@ -256,6 +256,12 @@ def test_half_of_a_surrogate_pair_is_told(text):
     assert "is half of a surrogate pair, which is no character" in fault(answer, 400)["message"]
 
 
+@pytest.mark.parametrize("body", [b"", b" \n"])
+def test_an_empty_body_is_told(body):
+    answer = asyncio.run(serve_fake().http.post("/v1/chat/completions", content=body))
+    assert fault(answer, 400)["message"] == "the body is empty: send a JSON object"
+
+
 def test_text_format_is_accepted():
     assert chat(response_format={"type": "text"}, modalities=["text"]).status_code == 200
 

@@ -263,3 +263,14 @@ def test_descriptor_errors_of_the_event_loop_are_logged_once(monkeypatch, caplog
     watch.opened(20)
     fail(errno.ENFILE)
     assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("sent", [b"a" * 2**14, b"?x=" + b"a" * 2**20])
+def test_a_target_that_is_too_long_is_refused(sent):
+    async def test(wire: Wire) -> None:
+        answer = await wire.ask(b"GET /" + sent + b" HTTP/1.1\r\n\r\n")
+        assert (answer.status, answer.code) == (414, "target_too_long")
+        assert answer.headers["connection"] == "close"
+        assert (await wire.ask(b"GET /" + b"a" * (2**14 - 1) + b" HTTP/1.1\r\n\r\n")).status == 404
+
+    on_wire(test)

@@ -36,6 +36,8 @@ class Simulation:
     hit: Callable[[int, int], float]
     batch: int = 1
     gap: float = 0.0
+    blind: bool = False
+    """Only a verification tells whether a draft was right, as for a draft model that runs only if it is asked."""
     noise: float = 0.03
     seed: int = 0
 
@@ -57,8 +59,13 @@ class Simulation:
             for at, name in enumerate(names):
                 right = self._right(rng, self.hit(lengths[at] - prompts[at], at))
                 yielded = min(right, drafts[at]) + 1
-                # The output is the same without verification, so it judges the draft all the same.
-                rates.verified(name, min(yielded, MOST), min(right, yielded, MOST))
+                if not self.blind:
+                    # The output is the same without verification, so it judges the draft all the same.
+                    rates.verified(name, min(yielded, MOST), min(right, yielded, MOST))
+                elif drafts[at]:
+                    rates.verified(name, drafts[at], yielded - 1)
+                else:
+                    rates.skipped(name)
                 lengths[at] += yielded
                 emitted += yielded
             context = shape.context + sum(count * length for count, length in zip(drafts, lengths, strict=True))

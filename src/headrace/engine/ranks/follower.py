@@ -20,7 +20,16 @@ from pathlib import Path
 import msgspec
 
 from headrace.engine.channel import Channel
-from headrace.engine.ranks.rank_messages import RankFailed, RankMessage, RunStep, Start, Stop, decode, encode
+from headrace.engine.ranks.rank_messages import (
+    RankFailed,
+    RankMessage,
+    RunStep,
+    SampleStep,
+    Start,
+    Stop,
+    decode,
+    encode,
+)
 from headrace.engine.runner import LaunchedStep, Runner
 from headrace.engine.spawn import ignore_terminal_signals
 from headrace.engine.wire import as_ours, to_wire
@@ -73,8 +82,13 @@ def _run(link: Channel, messages: queue.SimpleQueue[RankMessage]) -> None:
 def follow(runner: Runner, messages: queue.SimpleQueue[RankMessage]) -> None:
     """Run steps until Stop. Raises what a step raises."""
     in_flight: deque[LaunchedStep] = deque()
-    while isinstance(message := messages.get(), RunStep):
-        in_flight.append(runner.launch(message.plan()))
+    while isinstance(message := messages.get(), RunStep | SampleStep):
+        if isinstance(message, RunStep):
+            plan = message.plan()
+            in_flight.append(runner.launch(plan))
+        else:
+            message.complete(plan)
+            in_flight[-1].sample()
         while in_flight and (len(in_flight) > _DEPTH or in_flight[0].done()):
             in_flight.popleft().result()
     assert isinstance(message, Stop)

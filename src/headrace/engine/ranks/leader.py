@@ -21,6 +21,7 @@ from headrace.engine.ranks.rank_messages import (
     RankFailed,
     RankMessage,
     RunStep,
+    SampleStep,
     Start,
     Stop,
     decode,
@@ -203,9 +204,12 @@ class GroupRunner:
             raise lost
         self._followers.send(RunStep.of(plan))
         try:
-            return _GroupStep(self._runner.launch(plan), self._with_rank)
+            return _GroupStep(self._runner.launch(plan), lambda: self._send_sample(plan), self._with_rank)
         except Exception as error:
             raise self._with_rank(error) from error
+
+    def _send_sample(self, plan: StepPlan) -> None:
+        self._followers.send(SampleStep.of(plan))
 
     def recover(self) -> bool:
         """Never called: every failure is the loss of the device."""
@@ -222,8 +226,18 @@ class GroupRunner:
 
 
 class _GroupStep:
-    def __init__(self, launched: PendingStep, explain: Callable[[Exception], DeviceLost]) -> None:
-        self._launched, self._with_rank = launched, explain
+    def __init__(
+        self, launched: PendingStep, send: Callable[[], None], explain: Callable[[Exception], DeviceLost]
+    ) -> None:
+        """`send` has the other ranks launch the second part."""
+        self._launched, self._send, self._with_rank = launched, send, explain
+
+    def sample(self) -> None:
+        self._send()
+        try:
+            self._launched.sample()
+        except Exception as error:
+            raise self._with_rank(error) from error
 
     def done(self) -> bool:
         return self._launched.done()

@@ -12,9 +12,23 @@ import numpy as np
 from headrace.engine.wire import WireError
 from headrace.types import SamplingBatch, StepPlan
 
-__all__ = ["Loaded", "Opened", "RankFailed", "RankMessage", "RunStep", "Sizes", "Start", "Stop", "decode", "encode"]
+__all__ = [
+    "Loaded",
+    "Opened",
+    "RankFailed",
+    "RankMessage",
+    "RunStep",
+    "SampleStep",
+    "Sizes",
+    "Start",
+    "Stop",
+    "decode",
+    "encode",
+]
 
 _Array = tuple[str, list[int], bytes]
+_CONSTRAINTS = ("bias_row", "bias_token", "bias_value", "allowed", "allowed_row")
+"""Fields of `SamplingBatch` that a split plan gets when it is completed."""
 
 
 class _RankStruct(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -53,19 +67,39 @@ class RunStep(_RankStruct, frozen=True):
     step: int
     num_logprobs: int
     request_ids: tuple[str, ...]
+    split: bool
 
     @classmethod
     def of(cls, plan: StepPlan) -> RunStep:
         arrays = {**_arrays(plan, ""), **_arrays(plan.sampling, "sampling.")}
         arrays |= {f"params.{name}": _packed(array) for name, array in plan.sampling.params.items()}
-        return cls(arrays, plan.step, plan.sampling.num_logprobs, plan.request_ids)
+        return cls(arrays, plan.step, plan.sampling.num_logprobs, plan.request_ids, plan.split)
 
     def plan(self) -> StepPlan:
         """The plan, without the core's tag. Its arrays are read-only."""
         found: dict[str, Any] = {name: _array(*array) for name, array in self.arrays.items()}
         sampling, params = _pop_prefixed(found, "sampling."), _pop_prefixed(found, "params.")
         batch = SamplingBatch(params=params, **sampling, num_logprobs=self.num_logprobs)
-        return StepPlan(step=self.step, sampling=batch, request_ids=self.request_ids, **found)
+        return StepPlan(step=self.step, sampling=batch, request_ids=self.request_ids, split=self.split, **found)
+
+
+class SampleStep(_RankStruct, frozen=True):
+    """Sent to a rank: run the second part of the last step, whose plan is complete now."""
+
+    arrays: dict[str, _Array]
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> SampleStep:
+        constraints = {name: getattr(plan.sampling, name) for name in _CONSTRAINTS}
+        arrays = {"row_target": plan.row_target, **constraints}
+        return cls({name: _packed(array) for name, array in arrays.items() if array is not None})
+
+    def complete(self, plan: StepPlan) -> None:
+        """Set the values that the core has set on rank 0."""
+        found = {name: _array(*array) for name, array in self.arrays.items()}
+        plan.row_target = found.pop("row_target")
+        for name, array in found.items():
+            setattr(plan.sampling, name, array)
 
 
 class Stop(_RankStruct, frozen=True):
@@ -86,7 +120,7 @@ class RankFailed(_RankStruct, frozen=True):
     error: WireError
 
 
-RankMessage = Start | Sizes | RunStep | Stop | Opened | Loaded | RankFailed
+RankMessage = Start | Sizes | RunStep | SampleStep | Stop | Opened | Loaded | RankFailed
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[RankMessage] = msgspec.msgpack.Decoder(RankMessage)
 

@@ -61,7 +61,9 @@ class _Captured:
             torch._foreach_copy_(targets, sources)
         self.last = dict(inputs)
         self.graph.replay()
-        return self.outputs | {name: inputs[source] for name, source in self.same.items()}
+        # New objects, since the values are new: an output may be the input of another step.
+        fresh = {name: x.detach() for name, x in self.outputs.items()}
+        return fresh | {name: inputs[source] for name, source in self.same.items()}
 
 
 class GraphStep:

@@ -38,6 +38,8 @@ class _Recorded:
     """Input → address of its buffer."""
     flexible: frozenset[str]
     """Inputs whose first dimension may be smaller than the buffer's."""
+    passed: frozenset[str]
+    """Inputs that another tape wrote: read where they are, not copied."""
 
 
 class TapeExecutable:
@@ -69,7 +71,7 @@ class TapeExecutable:
         sizes = self._sizes if changed.keys().isdisjoint(_SIZED) else self._sizes_of(inputs)
         count = 0
         for name, tensor in changed.items():
-            size = 0 if name in PERSISTENT else tensor.nbytes
+            size = 0 if name in PERSISTENT or name in tape.passed else tensor.nbytes
             if size:
                 copy = self._copies[count]
                 copy.dst, copy.src, copy.bytes = tape.addresses[name], tensor.data_ptr(), size
@@ -113,6 +115,9 @@ class TapeExecutable:
             if name in PERSISTENT:
                 if mine is not tensor:
                     return False
+            elif name in tape.passed:
+                if mine is not _buffer_of(tensor):
+                    return False
             elif mine.dtype != tensor.dtype or not self._shape_fits(name, mine.shape, tensor.shape, tape.flexible):
                 return False
         return True
@@ -128,10 +133,16 @@ class TapeExecutable:
     def _record(self, kv: KV, inputs: Mapping[str, Tensor]) -> _Recorded:
         recorder = TapeRecorder(self._team)
         flexible: set[str] = set()
+        passed: set[str] = set()
         buffers: dict[str, Tensor] = {}
         for name, tensor in inputs.items():
             if name in PERSISTENT:
                 buffers[name] = tensor
+                continue
+            buffer = _buffer_of(tensor)
+            if buffer is not None:
+                passed.add(name)
+                buffers[name] = buffer
                 continue
             dim, capacity = self._capacity(name, tensor)
             if dim is not None:
@@ -152,7 +163,7 @@ class TapeExecutable:
             self._swap(before)
         self._recorded(recorder.tape)
         addresses = {name: x.data_ptr() for name, x in buffers.items()}
-        self._tape = _Recorded(recorder, kv, buffers, dict(outputs), addresses, frozenset(flexible))
+        self._tape = _Recorded(recorder, kv, buffers, dict(outputs), addresses, frozenset(flexible), frozenset(passed))
         self._last, self._narrowed, self._sizes = {}, None, [0] * 5
         self._copies = (HostCopy * max(len(buffers), 1))()
         return self._tape
@@ -172,4 +183,14 @@ class TapeExecutable:
         """An output with as many rows as the caller's inputs of the same dimension."""
         dim: Dim | None = getattr(x, "hr_dim", None)
         name = None if dim is None else {0: "token_ids", 1: "slots", 2: "rows"}.get(dim.dim)
-        return x if dim is None or name is None or name not in inputs else x[: inputs[name].shape[0] * dim.fixed]
+        if dim is None or name is None or name not in inputs:
+            return x
+        rows = x[: inputs[name].shape[0] * dim.fixed]
+        rows.hr_buffer = x
+        return rows
+
+
+def _buffer_of(tensor: Tensor) -> Tensor | None:
+    """The buffer of a tape whose first rows an output is; None for other tensors."""
+    buffer: Tensor | None = getattr(tensor, "hr_buffer", None)
+    return buffer

@@ -50,6 +50,9 @@ class TpuDevice(TorchDevice):
         able = capabilities(chip, runtime.rank()[1])
         # The Pallas kernels only copy full lanes.
         able = able if self._kernels == "xla" else replace(able, kv_lanes=LANES)
+        # References of these choose by value, which a step that is compiled once cannot.
+        missing = {spec.name for spec in OPTIONAL if spec.compose is None} - self._operators.keys()
+        able = replace(able, missing_operators=frozenset(missing))
         super().__init__(runtime.device(index), able, queue=InlineQueue())
 
     def memory(self) -> tuple[int, int]:
