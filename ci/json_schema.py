@@ -4,8 +4,10 @@
 Each schema is refused, or: its valid instances are allowed, its invalid ones are not, and random texts that keep to the
 mask of the default model's vocabulary are valid by the package jsonschema. Prints counts; fails if one text is wrong.
 
-Usage: ci/json_schema.py [--samples 20] [--model-samples N] [--list]
-    --model-samples: also texts of the default model itself at temperature 1, for every tenth schema that is enforced
+Usage: ci/json_schema.py [--samples 20] [--model-samples N] [--backend NAME] [--list]
+    --model-samples: also N texts of the default model itself at temperature 1, without whitespace between the parts of
+        JSON, for each schema that is enforced
+    --model-tokens: the longest of these texts
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
@@ -26,6 +29,8 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "json-schema"
+_AT_A_TIME = 30
+"""Schemas whose texts the model writes in one batch."""
 VERSION = "4.26.0"
 _SPACE = "\\t\\n\\v\\f\\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 sys.path[:0] = [str(ROOT / "tests" / "unit" / "grammar"), str(BUILD / "library")]
@@ -72,7 +77,7 @@ def own() -> Iterator[Group]:
 
 
 class Checker:
-    def __init__(self, samples: int) -> None:
+    def __init__(self, samples: int, backend: str) -> None:
         from schema_walk import Walker
 
         from headrace.grammar.loading import find_backend, read_vocabulary
@@ -81,7 +86,7 @@ class Checker:
         self.samples = samples
         path = resolve_model("smollm2")
         self.vocabulary = read_vocabulary(path, 49152, (0, 2))
-        self.backend = find_backend("llguidance")(self.vocabulary)
+        self.backend = find_backend(backend)(self.vocabulary)
         self.walker = Walker.over(self.vocabulary)
         self.counts: Counter[tuple[str, str]] = Counter()
         self.wrong: list[str] = []
@@ -150,42 +155,60 @@ def _matches(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterat
         yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
-def from_the_model(checker: Checker, count: int) -> None:
-    """Texts of the default model at temperature 1."""
+def from_the_model(checker: Checker, count: int, tokens: int) -> None:
+    """Texts of the default model at temperature 1. The schemas come in a random order, some at a time, with the counts
+    after each, so that a run that is stopped has a sample of all."""
     from headrace import LLM, SamplingParams, StructuredOutputs
 
-    chosen = checker.enforced[::10]
-    prompts = [f"JSON for the schema {json.dumps(group.schema)[:400]}:\n" for group in chosen]
-    params = [
-        SamplingParams(max_tokens=200, seed=at, n=count, structured_outputs=StructuredOutputs(json=group.schema))
-        for at, group in enumerate(chosen)
-    ]
-    with LLM("smollm2") as llm:
-        answers = llm.generate(prompts, params)
-    for group, answer in zip(chosen, answers, strict=True):
-        for choice in answer.outputs:
-            complete = choice.finish_reason == "stop"
-            checker.counts[group.part, "of the model" if complete else "of the model, cut"] += 1
-            if complete:
-                checker.judge(group, choice.text)
-            elif choice.finish_reason != "length":
-                checker.wrong.append(f"{group.name}: {choice.finish_reason}: {choice.error}")
+    chosen = list(enumerate(checker.enforced))
+    random.Random(1).shuffle(chosen)
+    started, made = time.monotonic(), 0
+    with LLM("smollm2", max_num_seqs=200, max_model_len=1024) as llm:
+        for begin in range(0, len(chosen), _AT_A_TIME):
+            some = chosen[begin : begin + _AT_A_TIME]
+            prompts = [f"JSON for the schema {json.dumps(group.schema)[:400]}:\n" for _, group in some]
+            params = [
+                SamplingParams(
+                    max_tokens=tokens,
+                    seed=at,
+                    n=count,
+                    structured_outputs=StructuredOutputs(json=group.schema, whitespace="compact"),
+                )
+                for at, group in some
+            ]
+            for (_, group), answer in zip(some, llm.generate(prompts, params), strict=True):
+                made += sum(len(choice.token_ids) for choice in answer.outputs)
+                _judge_answer(checker, group, answer.outputs)
+            done = f"{begin + len(some)} of {len(chosen)} schemas, {made} tokens, {time.monotonic() - started:.0f} s"
+            print(f"the model: {done}, {len(checker.wrong)} wrong", flush=True)
+
+
+def _judge_answer(checker: Checker, group: Group, choices: list[Any]) -> None:
+    for choice in choices:
+        complete = choice.finish_reason == "stop"
+        checker.counts[group.part, "of the model" if complete else "of the model, cut"] += 1
+        if complete:
+            checker.judge(group, choice.text)
+        elif choice.finish_reason != "length":
+            checker.wrong.append(f"{group.name}: {choice.finish_reason}: {choice.error}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--model-samples", type=int, default=0)
+    parser.add_argument("--model-tokens", type=int, default=200)
+    parser.add_argument("--backend", default="llguidance", help="llguidance, or the name that a plugin offers")
     parser.add_argument("--list", action="store_true", help="also print the valid instances that are not allowed")
     args = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
     fetch()
     importlib.invalidate_caches()
-    checker = Checker(args.samples)
+    checker = Checker(args.samples, args.backend)
     for group in (*suite(), *own()):
         checker.check(group)
     if args.model_samples:
-        from_the_model(checker, args.model_samples)
+        from_the_model(checker, args.model_samples, args.model_tokens)
     for part in dict.fromkeys(part for part, _ in checker.counts):
         counts = {what: count for (of, what), count in checker.counts.items() if of == part}
         print(f"{part}: " + ", ".join(f"{count} {what}" for what, count in counts.items()))

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Writes docs/configuration.md from the fields of `headrace.config`. Run it after a change of an option."""
+"""Writes docs/configuration.md from the fields of `headrace.config` and `headrace.environment`.
+
+Run it after a change of an option.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from headrace import config
+from headrace import config, environment
 from headrace.options import ENGINE, SERVER, Option
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
@@ -63,9 +66,9 @@ def _environment() -> Iterator[str]:
     yield "## Environment variables\n"
     yield "| variable | meaning |"
     yield "|---|---|"
-    (environment,) = ast.parse(inspect.getsource(config.Environment)).body
-    assert isinstance(environment, ast.ClassDef)
-    for node in environment.body[1:]:
+    (table,) = ast.parse(inspect.getsource(environment.Environment)).body
+    assert isinstance(table, ast.ClassDef)
+    for node in table.body[1:]:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             variable, _, meaning = str(node.value.value).partition(": ")
             text = " ".join(meaning.split())

@@ -1,4 +1,4 @@
-"""The user's configuration: a few frozen models with at most 25 options in total, and the environment variables.
+"""The user's configuration: a few frozen models.
 
 `resolve` chooses values for options that the user left open, from the device's capabilities and the model's facts. It
 is a pure function: the same inputs give the same result, and every choice has a reason.
@@ -6,11 +6,8 @@ is a pure function: the same inputs give the same result, and every choice has a
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationInfo, field_validator
@@ -25,7 +22,6 @@ __all__ = [
     "CacheConfig",
     "Config",
     "DeviceConfig",
-    "Environment",
     "ModelConfig",
     "ModelFacts",
     "ParallelConfig",
@@ -33,7 +29,6 @@ __all__ = [
     "SchedulerConfig",
     "ServerConfig",
     "parse_size",
-    "read_environment",
     "resolve",
 ]
 
@@ -101,7 +96,7 @@ class ModelConfig(Frozen):
     )
     grammar_backend: str = Field(
         default="llguidance",
-        description="What enforces constraints on the output: llguidance, or the name that a plugin offers.",
+        description="What enforces constraints on the output: llguidance, xgrammar (an extra), or a plugin's name.",
         json_schema_extra=unit("name"),
     )
     packed_cache: Bytes = Field(
@@ -144,6 +139,12 @@ class SchedulerConfig(Frozen):
         json_schema_extra=unit("tokens"),
     )
     max_waiting: int = Field(default=4096, ge=1, description="Requests that may wait; one more is refused with 503.")
+    speculate: str | None = Field(
+        default=None,
+        description="Speculative decoding: ngram, suffix, or the name that a plugin offers. Answers stay the same. "
+        "Default: only requests with a prediction are speculated.",
+        json_schema_extra=unit("method"),
+    )
 
 
 class DeviceConfig(Frozen):
@@ -340,49 +341,3 @@ def _num_blocks(
     if size > layout.bytes_per_block:
         reasons.append(f"{size} bytes a KV block: rows are padded to {capabilities.kv_lanes} values")
     return blocks
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """All environment variables that Headrace reads."""
-
-    cache_dir: Path
-    """HEADRACE_CACHE: pulled models and packed weights. Default: $XDG_CACHE_HOME/headrace or ~/.cache/headrace."""
-    api_key: str | None
-    """HEADRACE_API_KEY: as --api-key, without showing in the process list."""
-    log_level: str
-    """HEADRACE_LOG: debug, info, warning or error."""
-    native: bool
-    """HEADRACE_NATIVE: 0 keeps the CPU platform on its reference operators."""
-
-
-def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
-    """Read and check the variables. Raises ConfigError that names the variable and its valid values."""
-    env = os.environ if environ is None else environ
-    level = env.get("HEADRACE_LOG", "info").lower()
-    if level not in ("debug", "info", "warning", "error"):
-        raise ConfigError(f"HEADRACE_LOG={level!r}: choose debug, info, warning or error")
-    native = env.get("HEADRACE_NATIVE", "1")
-    if native not in ("0", "1"):
-        raise ConfigError(f"HEADRACE_NATIVE={native!r}: choose 0 or 1")
-    key = env.get("HEADRACE_API_KEY")
-    return Environment(
-        cache_dir=_cache_dir(env),
-        # White space around a key comes from the file that it was read from; a client cannot send it.
-        api_key=None if key is None else key.strip(),
-        log_level=level,
-        native=native == "1",
-    )
-
-
-def _cache_dir(env: Mapping[str, str]) -> Path:
-    chosen, base = env.get("HEADRACE_CACHE"), env.get("XDG_CACHE_HOME")
-    if chosen or base:
-        return Path(chosen) if chosen else Path(str(base)) / "headrace"
-    try:
-        home = Path(env.get("HOME") or "~").expanduser()
-    except RuntimeError:  # A user without an entry in the system's list, as in many containers.
-        raise ConfigError(
-            "this user has no home directory for models and packed weights: set HEADRACE_CACHE to a folder for them"
-        ) from None
-    return home / ".cache" / "headrace"

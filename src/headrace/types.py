@@ -75,6 +75,10 @@ class Request:
     """Requests share cached prefixes only within one (adapter, salt)."""
     adapter: str = ""
     constraint: Constraint | None = None
+    predicted: tuple[int, ...] = ()
+    """Tokens that the caller expects as the output: drafts of speculative decoding."""
+    max_drafts: int | None = None
+    """Most drafts that one step verifies for it; 0: none, None: as many as the engine finds worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,9 @@ class Delta:
     """Prompt tokens that were not computed when the sequence was first scheduled."""
     first_scheduled: float | None = None
     """Monotonic seconds; set with the first token. Queue time is this minus the arrival."""
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
+    """Drafts of speculative decoding that this commit has verified."""
     error: str | None = None
     request_fault: bool = False
     """The error is the request's own: what it asked for left nothing to sample."""

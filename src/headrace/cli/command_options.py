@@ -76,7 +76,7 @@ def _read_schema(path: str) -> dict[str, Any]:
 def build_config(args: argparse.Namespace) -> Config:
     """The configuration: the user's options, the API key from the environment, and defaults. Raises ConfigError that
     names the option."""
-    from headrace.config import read_environment
+    from headrace.environment import read_environment
     from headrace.options import ENGINE, SERVER, make_config
 
     given = {name: getattr(args, name) for name in (*ENGINE, *SERVER) if hasattr(args, name)}

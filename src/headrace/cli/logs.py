@@ -10,7 +10,7 @@ def set_up_logging(quiet: bool = False) -> None:
     invalid level."""
     import logging
 
-    from headrace.config import read_environment
+    from headrace.environment import read_environment
 
     level = read_environment().log_level
     level = "warning" if quiet and level == "info" else level

@@ -37,7 +37,7 @@ def open_source(args: argparse.Namespace, model: str | None) -> Iterator[TextSou
     source: TextSource
     if args.url is not None:
         from headrace.cli.remote_source import RemoteSource
-        from headrace.config import read_environment
+        from headrace.environment import read_environment
 
         source = RemoteSource(args.url, model, (args.api_key or read_environment().api_key or "").strip() or None)
     else:

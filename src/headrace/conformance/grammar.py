@@ -65,6 +65,14 @@ _CASES = [
     (Constraint("choice", '["yes", "no\\\\"]'), ["yes", "no\\"], ["maybe", "no"]),
     (Constraint("gbnf", 'root ::= "a" ("b" | "c")'), ["ab", "ac"], ["ad", "a"]),
     (Constraint("lark", 'start: "x" /[0-9]{2}/'), ["x12"], ["x1", "12"]),
+    (
+        Constraint(
+            "structural_tag",
+            '{"structures": [{"begin": "<a>", "schema": {"enum": [1]}, "end": "</a>"}], "triggers": ["<"]}',
+        ),
+        ["", "text", "b<a>1</a>c<a>1</a>"],
+        ["<", "<b", "<a>2</a>", "<a>1"],
+    ),
 ]
 """Constraints, texts that are complete under them, and texts that are not."""
 _HARD = [
@@ -106,6 +114,28 @@ _BROKEN = [
     Constraint("json_schema", '{"type": "integer", "minimum": 3, "maximum": 2}'),
     Constraint("json_schema", '{"items":' * 5000 + "{}" + "}" * 5000),
     Constraint("structural_tag", "{}"),
+    Constraint("regex", "a" * 300_000),
+    Constraint("regex", "a\ud800"),
+    Constraint("choice", '["\\ud800"]'),
+    Constraint("json_schema", '{"const": "\\ud800"}'),
+]
+_DEAD_ENDS = [
+    Constraint("gbnf", 'root ::= "a" root'),
+    Constraint("gbnf", 'root ::= "a" x | "b"\nx ::= "c" x'),
+    Constraint("gbnf", 'root ::= "a" x\nx ::= x "c"'),
+    Constraint("lark", 'start: "a" x | "b"\nx: x "c"'),
+    Constraint("regex", "a[^\\s\\S]b|b"),
+]
+"""Grammars in which some beginning leads to no complete text."""
+_COSTLY = [
+    Constraint("regex", "((a{1,50}){1,50}){1,50}"),
+    Constraint("regex", "(.*a.{50}){50}"),
+    Constraint("gbnf", 'root ::= root root | "a" | ""'),
+    Constraint("lark", r"start: /\./+ start*"),
+    _schema({"type": "string", "maxLength": 10**6}),
+    _schema({"type": "array", "items": {"type": "integer"}, "maxItems": 10**5}),
+    _schema({"properties": {f"p{i}": {"maxLength": i} for i in range(300)}}),
+    _schema({"anyOf": [{"properties": {f"p{i}": {"const": i}}, "required": [f"p{i}"]} for i in range(100)]}),
 ]
 
 
@@ -183,6 +213,53 @@ class GrammarSuite:
         assert allows(matcher, 256 + _WORDS.index(b'{"'))
         assert allows(matcher, 256 + _WORDS.index(b"true"))
         assert not allows(matcher, 256 + _WORDS.index(b", "))
+
+    def test_masks_have_the_width_of_the_logits(self, backend: GrammarBackend) -> None:
+        mask = backend.compile(Constraint("json_object")).matcher().mask
+        assert mask.dtype == np.uint32
+        assert mask.shape == (-(-_WIDTH // 32),)
+
+    @pytest.mark.parametrize("constraint", _DEAD_ENDS, ids=lambda one: f"{one.kind} {one.text[:20]}")
+    def test_a_dead_end_is_an_error_or_cannot_be_reached(self, backend: GrammarBackend, constraint: Constraint) -> None:
+        """A mask without tokens would look like a complete text."""
+        try:
+            matcher = backend.compile(constraint).matcher()
+        except InvalidRequest:
+            return
+        for _ in range(20):
+            assert matcher.mask.any() or matcher.stopped
+            token = next((one for one in b"acb" if allows(matcher, one)), None)
+            if token is None or matcher.advance(token) is not None or matcher.stopped:
+                return
+
+    @pytest.mark.parametrize("constraint", _COSTLY, ids=lambda one: f"{one.kind} {one.text[:20]}")
+    def test_costly_grammars_are_refused_or_followed(self, backend: GrammarBackend, constraint: Constraint) -> None:
+        """No step raises; a limit that is reached is a reason."""
+        try:
+            matcher = backend.compile(constraint).matcher()
+        except InvalidRequest:
+            return
+        rng = random.Random(1)
+        for _ in range(30):
+            bits = np.flatnonzero(np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")).tolist()
+            assert bits or matcher.stopped
+            if matcher.stopped or matcher.advance(rng.choice(bits)) is not None:
+                return
+
+    def test_a_new_matcher_starts_at_the_beginning(self, backend: GrammarBackend) -> None:
+        """Whatever happened to others of the same grammar: one that moved, one that stopped, one that failed."""
+        compiled = backend.compile(_schema({"enum": ["ab", "cd"]}, whitespace="compact"))
+        first = compiled.matcher().mask.copy()
+        moved, stopped, failed = compiled.matcher(), compiled.matcher(), compiled.matcher()
+        assert read(moved, '"a') is None
+        assert read(stopped, '"cd"') is None
+        assert stopped.accepting
+        assert failed.advance(ord("x")) is not None
+        fresh = compiled.matcher()
+        assert (fresh.mask == first).all()
+        assert read(fresh, '"cd"') is None
+        assert fresh.accepting
+        assert read(moved, 'b"') is None
 
     def test_matchers_of_one_grammar_are_apart(self, backend: GrammarBackend) -> None:
         compiled = backend.compile(_schema({"enum": ["ab", "cd"]}, whitespace="compact"))

@@ -105,6 +105,8 @@ def merged(deltas: list[Delta]) -> Delta:
     for delta in others:
         first.token_ids += delta.token_ids
         first.logprobs = None if first.logprobs is None else first.logprobs + (delta.logprobs or [])
+        first.accepted_drafts += delta.accepted_drafts
+        first.rejected_drafts += delta.rejected_drafts
         first.finish_reason, first.stop_token, first.error = delta.finish_reason, delta.stop_token, delta.error
         first.request_fault = delta.request_fault
     return first

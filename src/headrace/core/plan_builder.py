@@ -82,11 +82,22 @@ class PrefillChunk:
     samples: bool
     """The chunk reaches the last known token, and another token must be sampled."""
     row: int = 0
-    """Its first row. Rows that score come first, then the row that samples."""
+    """Its first row. Rows that score come first, then those that sample."""
+    verifies: bool = False
+    """The sequence was held so that its drafts can be verified; there may be none."""
+    drafts: list[int] = field(default_factory=list)
+    """Tokens that may follow the known ones. They are computed with them, and a token is sampled after each."""
+    accepted: int | None = None
+    """The number of drafts that were right; None before the commit."""
+
+    @property
+    def stop(self) -> int:
+        """The end of the positions that it computes."""
+        return self.end + len(self.drafts)
 
     @property
     def num_rows(self) -> int:
-        return self.score_to - self.score_from + self.samples
+        return self.score_to - self.score_from + self.samples * (1 + len(self.drafts))
 
 
 class ConstrainedRow(NamedTuple):
@@ -150,7 +161,7 @@ def build(
     positions = decodes.positions
     blocks, offsets = np.divmod(positions, block_size)
     after = positions + 1
-    longest = max([decodes.longest + 1, *(chunk.end for chunk in chunks)])
+    longest = max([decodes.longest + 1, *(chunk.stop for chunk in chunks)])
     decodes.advance(after)
     plan = StepPlan(
         step=step,
@@ -212,7 +223,11 @@ def _special_chunks(chunks: list[PrefillChunk], slots: Slots) -> list[Constraine
     for chunk in chunks:
         own = slots.constraints[chunk.seq.slot]
         if chunk.samples and own is not None:
-            found.append(ConstrainedRow(chunk.row + chunk.num_rows - 1, chunk.end, own, chunk.seq, chunk.epoch))
+            first = chunk.row + chunk.score_to - chunk.score_from
+            found += [
+                ConstrainedRow(first + at, chunk.end + at, own, chunk.seq, chunk.epoch)
+                for at in range(1 + len(chunk.drafts))
+            ]
     return found
 
 
@@ -241,9 +256,9 @@ def _add_chunks(
     counts: list[int] = []
     at = row = len(decodes)
     for chunk in chunks:
-        seq, start, end = chunk.seq, chunk.start, chunk.end
-        where = np.arange(start, end, dtype=np.int32)
-        tokens.append(seq.array(start, end))
+        seq, start, stop = chunk.seq, chunk.start, chunk.stop
+        where = np.arange(start, stop, dtype=np.int32)
+        tokens.append(np.array(seq.tokens[start : chunk.end] + chunk.drafts, np.int32))
         positions.append(where)
         mapping.append(table[seq.slot, where // block_size] * block_size + where % block_size)
         chunk.row = row
@@ -252,12 +267,13 @@ def _add_chunks(
         targets.append(seq.array(chunk.score_from + 1, chunk.score_to + 1))
         sampled.append(scored + 1)
         if chunk.samples:
-            rows.append(np.array([at + end - start - 1], np.int32))
-            targets.append(np.array([NO_TOKEN], np.int32))
-            sampled.append(np.array([end], np.int32))
+            after = np.arange(chunk.end, stop + 1, dtype=np.int32)
+            rows.append(after + (at - start - 1))
+            targets.append(np.full(len(after), NO_TOKEN, np.int32))
+            sampled.append(after)
         counts.append(chunk.num_rows)
         row += chunk.num_rows
-        at += end - start
+        at += stop - start
     plan.token_ids = np.concatenate([plan.token_ids, *tokens])
     plan.positions = np.concatenate([plan.positions, *positions])
     plan.slot_mapping = np.concatenate([plan.slot_mapping, *mapping])
@@ -273,7 +289,7 @@ def _add_chunks(
 
 
 def _add_sequences(plan: StepPlan, chunks: list[PrefillChunk], decodes: Decodes, slots: Slots) -> None:
-    own = np.array([(c.seq.slot, c.end, c.end - c.start) for c in chunks], np.int32).T
+    own = np.array([(c.seq.slot, c.stop, c.stop - c.start) for c in chunks], np.int32).T
     plan.slots = np.concatenate([plan.slots, own[0]])
     plan.context_lens = np.concatenate([plan.context_lens, own[1]])
     plan.query_start = np.concatenate([plan.query_start, len(decodes) + np.cumsum(own[2], dtype=np.int32)])

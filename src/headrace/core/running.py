@@ -22,6 +22,8 @@ class RunningSequences:
         """Sequences that compute one token in the next step."""
         self._decodes: Decodes | None = None
         """`_decoding` as arrays; None when the list has changed."""
+        self._held: list[Sequence] = []
+        """Sequences that compute their newest token together with drafts, once it is committed."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -46,6 +48,29 @@ class RunningSequences:
             self._decodes = None
         elif seq in self._prefilling:
             self._prefilling.remove(seq)
+        elif seq in self._held:
+            self._held.remove(seq)
+
+    def hold(self, seq: Sequence) -> None:
+        """Let a decoding sequence wait until its newest token is committed, and verify drafts then."""
+        if seq in self._decoding:
+            self._decoding.remove(seq)
+            self._decodes = None
+            self._held.append(seq)
+
+    def unhold(self, seq: Sequence) -> None:
+        """Let a sequence whose newest token was scheduled decode without waiting again."""
+        self._held.remove(seq)
+        if self._slots.computed[seq.slot] < seq.end - 1:
+            self._decoding.append(seq)
+            self._decodes = None
+
+    def held(self) -> list[Sequence]:
+        return list(self._held)
+
+    def waits(self) -> bool:
+        """A sequence that is held has a token in flight: the next step should contain its drafts."""
+        return any(self._slots.computed[seq.slot] >= len(seq.tokens) for seq in self._held)
 
     def prefill_known(self, seq: Sequence) -> None:
         """Compute known tokens of a sequence next, which have been appended."""
@@ -67,7 +92,7 @@ class RunningSequences:
 
     def growing(self) -> list[Sequence]:
         """The sequences that prefill tokens for which no block was allocated when they entered."""
-        return sorted((seq for seq in self._prefilling if seq.matcher is not None), key=_rank)
+        return sorted([*self._held, *(seq for seq in self._prefilling if seq.matcher is not None)], key=_rank)
 
     def advance(self, decodes: Decodes, chunks: list[PrefillChunk]) -> None:
         """Move sequences between the lists, as if a plan had been executed."""
@@ -79,7 +104,7 @@ class RunningSequences:
                 self._decoding = [seq for seq in self._decoding if id(seq) not in finished]
                 self._decodes = None
         for chunk in chunks:
-            if chunk.end == chunk.seq.to_compute:
+            if not chunk.verifies and chunk.end == chunk.seq.to_compute:
                 self._prefilling.remove(chunk.seq)
                 if chunk.samples and chunk.end < chunk.seq.end - 1:
                     self._decoding.append(chunk.seq)

@@ -9,14 +9,17 @@ import numpy as np
 
 from headrace.core.admission import CoreConfig, admit
 from headrace.core.block_pool import blocks_for
+from headrace.core.drafts import DraftSource
 from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import Matcher
 from headrace.core.outcome import append, append_forced, emit, merged, scheduler_stats, token_logprobs
 from headrace.core.plan_builder import Decodes, PrefillChunk, StepExtras, StepRecord, build, complete
-from headrace.core.running import RunningSequences, urgency
+from headrace.core.prefill import Prefill
+from headrace.core.running import RunningSequences
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
+from headrace.core.verification import Verification
 from headrace.core.waiting_queue import WaitingQueue
 from headrace.errors import Overloaded
 from headrace.types import NO_CHOICE, NOT_FINITE, Delta, Request, SchedulerStats, StepPlan, StepResult
@@ -34,7 +37,8 @@ class Scheduler:
     are executed and committed in order.
     """
 
-    def __init__(self, config: CoreConfig) -> None:
+    def __init__(self, config: CoreConfig, drafts: DraftSource | None = None) -> None:
+        """`drafts`: guesses tokens for speculative decoding."""
         self.config = config
         slots = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._cache = KVCache(config.num_blocks, config.block_size, slots, config.max_model_len, config.prefix_caching)
@@ -43,6 +47,10 @@ class Scheduler:
         self._requests: dict[str, Sequence] = {}
         """All sequences that have not ended."""
         self._running = RunningSequences(self._slots, config.block_size)
+        self._prefill = Prefill(self._waiting, self._running, self._slots, self._cache)
+        self._verification = (
+            None if drafts is None else Verification(drafts, config, self._running, self._slots, self._cache)
+        )
         self._in_flight: deque[int] = deque()
         self._launched = 0
         self._committed = 0
@@ -50,7 +58,7 @@ class Scheduler:
         self.broken: dict[str, list[int]] = {}
         """Known tokens of sequences that commits have ended because their logits were not finite, until the engine
         reads them."""
-        self._arrivals = self._preemptions = self._cached_tokens = self._prompt_tokens = 0
+        self._arrivals = self._preemptions = 0
 
     # Requests
 
@@ -65,6 +73,8 @@ class Scheduler:
         seq = Sequence.of(request, self._arrivals + 1, self.config.vocab_size, matcher)
         self._arrivals += 1
         self._requests[request.id] = seq
+        if self._verification is not None:
+            self._verification.begin(seq)
         self._waiting.push(seq)
 
     def abort(self, request_id: str) -> bool:
@@ -102,12 +112,18 @@ class Scheduler:
 
         The plan's arrays are read-only and stay valid until it is committed.
         """
+        if self._running.waits():
+            return None
         step = self._launched + 1
         self._grow_known()
         decodes = self._grow()
+        held = self._running.held()
         chunks: list[PrefillChunk] = []
         extras = StepExtras()
-        self._prefill(step, now, self.config.max_num_batched_tokens - len(decodes), chunks, extras)
+        budget = self.config.max_num_batched_tokens - len(decodes) - len(held)
+        self._prefill.plan(step, self._committed, now, budget, chunks, extras)
+        if self._verification is not None:
+            self._verification.plan(step, decodes, held, chunks)
         if not chunks and not len(decodes):
             return None
         plan = build(step, decodes, chunks, extras, self._slots, self._cache.table, self.config.block_size)
@@ -159,6 +175,8 @@ class Scheduler:
                     deltas.extend(self._commit_chunk(chunk, tokens, result))
                 except Exception as error:
                     deltas.append(self._fault(chunk.seq, error))
+        if self._verification is not None:
+            self._verification.commit(plan.step, launched.chunks)
         return deltas
 
     def fail(self, plan: StepPlan, message: str) -> list[Delta]:
@@ -190,7 +208,8 @@ class Scheduler:
     # Inspection
 
     def stats(self) -> SchedulerStats:
-        counts = (len(self._waiting), self._preemptions, self._cached_tokens, self._prompt_tokens)
+        prefill = self._prefill
+        counts = (len(self._waiting), self._preemptions, prefill.cached_tokens, prefill.prompt_tokens)
         return scheduler_stats(self._cache, self._slots, self._running.all(), *counts)
 
     def reset_cache(self) -> None:
@@ -217,28 +236,12 @@ class Scheduler:
         return self._running.decodes()
 
     def _grow_known(self) -> None:
-        """Allocate blocks for the forced tokens of sequences; preempt if there is none. This runs before the decodes of
-        the step are fixed, because one of them may be preempted."""
+        """Allocate blocks for tokens that are known since the last step; preempt if there is none. This runs before the
+        decodes of the step are fixed, because one of them may be preempted."""
         for seq in self._running.growing():
             while seq.slot >= 0 and seq.blocks < blocks_for(len(seq.tokens), self.config.block_size):
                 if not self._cache.grow(seq):
                     self._preempt(self._running.last())
-
-    def _prefill(self, step: int, now: float, budget: int, chunks: list[PrefillChunk], extras: StepExtras) -> None:
-        """Spend the rest of the budget on prefill: waiting sequences and those already running, in one order."""
-        begun = deque(self._running.prefilling())
-        full = not self._slots.free
-        while budget:
-            first = self._waiting.first
-            if first is not None and not full and not (begun and urgency(begun[0]) < (True, first.rank)):
-                entered = self._admit(step, now, extras)
-                full = entered is None or not self._slots.free
-                if entered is not None:
-                    budget -= self._chunk(entered, step, budget, chunks, extras)
-            elif begun:
-                budget -= self._chunk(begun.popleft(), step, budget, chunks, extras)
-            else:
-                return
 
     def _preempt(self, seq: Sequence) -> None:
         """Put a sequence back in the queue. Its computed blocks stay in the tree while there is room; the rest is
@@ -247,51 +250,6 @@ class Scheduler:
         seq.hold = self._launched
         self._waiting.push(seq)
         self._preemptions += 1
-
-    def _admit(self, step: int, now: float, extras: StepExtras) -> Sequence | None:
-        """Start the next waiting sequence, if its known tokens fit. One block per running sequence is reserved for
-        growth."""
-        seq = self._waiting.pick(self._committed, lambda seq: self._estimate(seq, step))
-        if seq is None:
-            return None
-        attached = self._cache.attach(seq, self._slots.free[-1], step, reserve=len(self._running))
-        if attached is None:
-            return None
-        self._waiting.remove(seq)
-        self._slots.assign(seq, attached.cached)
-        self._running.enter(seq)
-        if attached.copy is not None:
-            extras.copies.append(attached.copy)
-        if seq.penalised and attached.cached:
-            extras.history.append((seq.slot, 0, seq.array(0, attached.cached)))
-        if seq.cached < 0:
-            seq.cached, seq.first_scheduled = attached.cached, now
-            self._cached_tokens += attached.cached
-            self._prompt_tokens += seq.prompt_len
-        return seq
-
-    def _estimate(self, seq: Sequence, step: int) -> int:
-        if seq.estimated_at != step:
-            seq.estimate, seq.estimated_at = self._cache.estimate(seq), step
-        return seq.estimate
-
-    def _chunk(self, seq: Sequence, step: int, budget: int, chunks: list[PrefillChunk], extras: StepExtras) -> int:
-        """Compute as many known tokens of a sequence as the budget allows. Returns their number."""
-        before = int(self._slots.computed[seq.slot])
-        start = self._cache.reuse_cached(seq, before)
-        if seq.penalised and start > before:
-            extras.history.append((seq.slot, before, seq.array(before, start)))
-        known = seq.to_compute
-        end = min(known, start + budget)
-        score_from = max(start, seq.unscored)
-        score_to = max(score_from, min(end, seq.to_score))
-        if score_to > score_from:
-            seq.scored = score_to
-        samples = end == known < seq.end and seq.ending is None
-        chunks.append(PrefillChunk(seq, seq.epoch, start, end, score_from, score_to, samples))
-        self._slots.computed[seq.slot] = end
-        self._cache.publish(seq, end, step)
-        return end - start
 
     # Parts of commit
 
@@ -307,6 +265,8 @@ class Scheduler:
         seq.filled = index
         if index == len(seq.tokens):
             append(seq, token)
+            if self._verification is not None:
+                self._verification.extend(seq, token)
             self._append_forced(seq)
         if seq.emitted > index:
             return []
@@ -314,6 +274,24 @@ class Scheduler:
         if delta.finish_reason is not None:
             self._end(seq)
         return [delta]
+
+    def _take_sampled(self, chunk: PrefillChunk, row: int, tokens: list[int], result: StepResult) -> list[Delta]:
+        """Process the rows of a chunk that sample: the token after the known ones, and one after each draft as long as
+        the drafts are what was sampled."""
+        seq, found = chunk.seq, list[Delta]()
+        chunk.accepted = 0
+        for at in range(1 + len(chunk.drafts)):
+            token = tokens[row + at]
+            found += self._take_row(seq, chunk.end + at, row + at, token, result)
+            if at == len(chunk.drafts) or token != chunk.drafts[at]:
+                break
+            chunk.accepted += 1
+            if seq.epoch != chunk.epoch:
+                break
+        if chunk.drafts and found:
+            found[-1].accepted_drafts = chunk.accepted
+            found[-1].rejected_drafts = len(chunk.drafts) - chunk.accepted
+        return found
 
     def _append_forced(self, seq: Sequence) -> None:
         """Append the tokens that the grammar of a sequence forces next; a running sequence computes them next."""
@@ -336,12 +314,12 @@ class Scheduler:
                 found += self._take_row(seq, position + 1, row, tokens[row], result)
             row += 1
         if chunk.samples:
-            found += self._take_row(seq, chunk.end, row, tokens[row], result)
+            found += self._take_sampled(chunk, row, tokens, result)
         elif chunk.end == seq.end:
             found.append(Delta(seq.id, finish_reason="length", cached_tokens=seq.cached))
             self._end(seq)
         if seq.slot >= 0:
-            seq.filled = chunk.end
+            seq.filled = max(chunk.end, seq.filled)
             self._cache.commit_blocks(seq, self._committed)
         if not found:
             return []
@@ -379,6 +357,8 @@ class Scheduler:
             self._waiting.remove(seq)
         del self._requests[seq.id]
         seq.epoch += 1
+        if self._verification is not None:
+            self._verification.end(seq, keep)
 
     def _release(self, seq: Sequence, keep: bool = True) -> None:
         """Release the slot and the blocks of a sequence."""

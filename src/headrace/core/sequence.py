@@ -60,6 +60,8 @@ class Sequence:
     """The grammar that its output follows, advanced by every token of the output."""
     forces: bool = False
     """Tokens that the grammar forces are appended without sampling them."""
+    drafted: bool = False
+    """Its next tokens may be guessed and verified."""
     emitted: int = 0
     """The number of tokens that the caller has, with the prompt."""
     ending: Ending | None = None

@@ -16,7 +16,7 @@ from headrace.engine.usage_stats import UsageStats
 from headrace.errors import DeviceLost, HeadraceError, InvalidRequest, PlatformError
 from headrace.types import Constraint, Delta, Request, SchedulerStats, StepPlan, StepResult
 
-__all__ = ["EngineCore", "GrammarSource", "PendingStep", "StepRunner", "StepScheduler"]
+__all__ = ["EngineCore", "GrammarSource", "PendingStep", "StepLearner", "StepRunner", "StepScheduler"]
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +81,14 @@ class GrammarSource(Protocol):
     def close(self) -> None: ...
 
 
+class StepLearner(Protocol):
+    """The members of `drafting.Drafting` that the loop uses."""
+
+    def settle(self, step: int, emitted: int, seconds: float) -> None: ...
+
+    def waited(self, seconds: float) -> None: ...
+
+
 @dataclass(slots=True)
 class _InFlight:
     """A step that was launched."""
@@ -117,10 +125,11 @@ class EngineCore:
         busy_seconds: Callable[[], float] | None = None,
         lost: Callable[[], DeviceLost | None] | None = None,
         grammars: GrammarSource | None = None,
+        drafting: StepLearner | None = None,
     ) -> None:
         """`busy_seconds`: the device's counter of its working time; without it the time is estimated from the launch
         and the end of steps. `lost`: why no step can be launched any more, for an engine that can lose a rank while it
-        is idle. `grammars`: makes matchers for constraints."""
+        is idle. `grammars`: makes matchers for constraints. `drafting`: learns from each step how many drafts pay."""
         self._scheduler = scheduler
         self._runner = runner
         self._block_size = block_size
@@ -131,8 +140,11 @@ class EngineCore:
         """The time at which the device ended the last resolved step."""
         self._duration: float | None = None
         """Duration of the last step that the loop waited for."""
+        self._read_at: float | None = None
+        """The time at which the last result was read; None if there was nothing to do since."""
         self._lost = lost or _never
         self._grammars = grammars
+        self._drafting = drafting
         self._compiling: list[_Compiling] = []
         self._refused: list[tuple[list[str], HeadraceError]] = []
         self._busy_seconds = busy_seconds
@@ -238,6 +250,8 @@ class EngineCore:
         """Launch a step. True if a step was launched or its launch failed, so that another may be tried at once."""
         plan = self._scheduler.schedule(self._clock())
         if plan is None:
+            if not self._in_flight:
+                self._read_at = None
             return False
         now = self._clock()
         try:
@@ -245,6 +259,8 @@ class EngineCore:
         except Exception as error:
             deltas += self._failed(plan, error)
             return True
+        if self._drafting is not None and not self._in_flight and self._read_at is not None:
+            self._drafting.waited(self._clock() - self._read_at)
         self._in_flight.append(_InFlight(plan, launched, now, not plan.split))
         self._complete(deltas)
         return True
@@ -272,7 +288,7 @@ class EngineCore:
             deltas += self._failed(plan, error)
             self._complete(deltas)
             return
-        now = self._clock()
+        now = self._read_at = self._clock()
         worked = (
             self._estimate_busy(oldest.start, now, waited)
             if self._busy_seconds is None
@@ -281,7 +297,10 @@ class EngineCore:
         self._usage.record(now, worked, plan.num_seqs)
         if self._usage.memory_sample_due(now):
             self._sample_memory(now)
-        deltas += self._scheduler.commit(plan, result, now)
+        committed = self._scheduler.commit(plan, result, now)
+        deltas += committed
+        if self._drafting is not None:
+            self._drafting.settle(plan.step, sum(len(delta.token_ids) for delta in committed), worked)
         self._complete(deltas)
         if self._scheduler.broken:
             self._explain(deltas)

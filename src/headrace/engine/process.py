@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.config import Config, read_environment
+from headrace.config import Config
 from headrace.engine.channel import Channel
 from headrace.engine.service import Build, StallClock, serve
 from headrace.engine.spawn import ignore_terminal_signals
@@ -35,6 +35,7 @@ from headrace.engine.wire import (
     encode,
     to_wire,
 )
+from headrace.environment import read_environment
 from headrace.errors import ConfigError, HeadraceError
 
 __all__ = ["BEAT_INTERVAL", "main"]

@@ -10,6 +10,7 @@ from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.config import Config, Resolved, resolve
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.core_loop import EngineCore
+from headrace.engine.drafting import Drafting
 from headrace.engine.plans import dummy_plan
 from headrace.engine.rank_loading import LoadedRank, load_rank, open_rank
 from headrace.engine.ranks.leader import COMMAND, Followers
@@ -23,6 +24,9 @@ from headrace.grammar.loading import find_backend, open_backend
 from headrace.models.sharding import Shard
 from headrace.platforms.interface import BusySeconds, Device, Platform
 from headrace.plugins import discover
+from headrace.speculation.loading import find_drafter
+from headrace.speculation.loading import make as make_drafter
+from headrace.speculation.speculator import Speculator
 
 __all__ = ["Engine", "build_engine", "build_on", "busy_seconds"]
 
@@ -101,7 +105,9 @@ def build_on(
 ) -> Engine:
     """Build on an open device, which stays open if this raises. `followers` have been started; default: none."""
     followers = followers or Followers("", 1, lambda rank: 0)
-    make_backend = find_backend(config.model.grammar_backend)
+    # Unknown names are refused before anything is loaded.
+    make_backend, method = find_backend(config.model.grammar_backend), config.scheduler.speculate or "predicted"
+    find_drafter(method)
     resolved, reasons = _resolve(config, checkpoint, device, f"{platform} device {config.device.index}", followers.size)
     progress("ranks", 0.0)
     followers.await_all(Opened)
@@ -116,14 +122,16 @@ def build_on(
     own.save_packed()
     vocab = checkpoint.decoder_config.vocab
     grammars = GrammarCompiler(lambda: open_backend(make_backend, checkpoint.path, vocab, checkpoint.eos_token_ids))
+    drafting = Drafting(Speculator(make_drafter(method)), predicted_only=config.scheduler.speculate is None)
     core = EngineCore(
-        Scheduler(_core_config(config, resolved, vocab)),
+        Scheduler(_core_config(config, resolved, vocab), drafting),
         runner,
         resolved.max_num_seqs,
         resolved.kv_layout.block_size,
         busy_seconds=busy_seconds(device),
         lost=followers.lost,
         grammars=grammars,
+        drafting=drafting,
     )
     return Engine(core, _engine_info(checkpoint, platform, resolved, vocab, reasons), own, followers, grammars)
 

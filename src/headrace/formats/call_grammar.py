@@ -87,8 +87,10 @@ class _Builder:
         if form.answer:
             return [f"start: {lead}({opened} calls | {self._parts(form.answer)})", *rules]
         if self.tools.start_chars:
-            chars = "".join(map(re.escape, self.tools.start_chars))
-            return [f"start: {opened} calls | FREE", f"FREE: /[ \\n\\t]*[^ \\n\\t{chars}](.|\\n)*/"]
+            begins = {*self.tools.start_chars, *(marker[0] for marker in self.tools.opens if not out.has_token(marker))}
+            chars = "".join(map(re.escape, sorted(begins)))
+            free = f"FREE: /[ \\n\\t]*[^ \\n\\t{chars}](.|\\n)*/"
+            return [f"start: {lead}{opened} calls | FREE", free, *rules]
         # Special tokens are not part of TEXT.
         around = [out.until(marker) for marker in sorted(self.tools.dropped) if out.has_token(marker)]
         before = f"({' | '.join(around)})* " if around else ""
@@ -100,6 +102,7 @@ class _Builder:
 
     def _parts(self, parts: tuple[Part, ...]) -> str:
         found: list[str] = []
+        parts = tuple(joined(parts))
         for before, part in zip(("", *parts), parts, strict=False):
             if part != CallForm.FREE:
                 found.append(self.out.until(part) if before == CallForm.FREE else self.out.text(part))

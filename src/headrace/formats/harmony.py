@@ -47,6 +47,8 @@ def _states(tools: bool) -> dict[str, State]:
     }
 
 
+_ANALYSIS = ("<|channel|>analysis<|message|>", CallForm.FREE, "<|end|><|start|>assistant")
+_PREAMBLE = ("<|channel|>commentary<|message|>", CallForm.FREE, "<|end|><|start|>assistant")
 HARMONY_REASONING = ReasoningFormat("harmony", {}, frozenset(), complete=_states(False))
 HARMONY_TOOLS = ToolFormat(
     "harmony",
@@ -59,7 +61,7 @@ HARMONY_TOOLS = ToolFormat(
             " <|constrain|>json<|message|>",
             CallForm.ARGUMENTS,
         ),
-        preludes=(("<|channel|>analysis<|message|>", CallForm.FREE, "<|end|><|start|>assistant"),),
+        preludes=(_ANALYSIS, _PREAMBLE, (*_ANALYSIS, *_PREAMBLE)),
         answer=("<|channel|>final<|message|>", CallForm.FREE),
     ),
 )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Literal
 
 from headrace.formats.reader import Reader
-from headrace.formats.stand_ins import NO_TOKENS, StandIns
 from headrace.formats.values import json_string
 
 __all__ = ["Bracket", "NestedReader", "Step"]
@@ -22,7 +21,6 @@ class NestedReader(Reader):
     def __init__(self, first: Step) -> None:
         super().__init__()
         self._step = first
-        self._stand_ins = NO_TOKENS
         self._open: list[Bracket] = []
         self._empty = True
         """The innermost bracket has no item yet."""
@@ -33,9 +31,6 @@ class NestedReader(Reader):
     @property
     def in_string(self) -> bool:
         return self._in_text
-
-    def use_stand_ins(self, stand_ins: StandIns) -> None:
-        self._stand_ins = stand_ins
 
     def read(self, text: str, at: int, final: bool) -> int:
         while at < len(text) and self.status == "more":
@@ -48,7 +43,7 @@ class NestedReader(Reader):
     def _keep(self, text: str) -> str:
         """All text that has been kept, with this text, as the model wrote it."""
         self._parts.append(text)
-        return self._stand_ins.shown("".join(self._parts))
+        return self.stand_ins.shown("".join(self._parts))
 
     def _kept(self) -> str:
         """As `_keep`; nothing is kept afterwards."""
@@ -78,7 +73,7 @@ class NestedReader(Reader):
         self._in_text = True
 
     def _add_text(self, text: str) -> None:
-        self.arguments(json_string(self._stand_ins.shown(text))[1:-1])
+        self.arguments(json_string(self.stand_ins.shown(text))[1:-1])
 
     def _end_text(self) -> None:
         self.arguments('"')

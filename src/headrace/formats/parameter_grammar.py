@@ -36,8 +36,8 @@ class ParameterGrammar:
     def __init__(self, out: GrammarText, form: CallForm, root: Schema, strict: bool) -> None:
         """`root`: the schema of the parameters. `strict`: what cannot be held is refused also for strings."""
         self._out, self._form, self._root, self._strict = out, form, root, strict
-        self._named: dict[tuple[str | None, bool, str], str] = {}
-        """Rules of values that may hold themselves: by key, whether it is an item, and reference."""
+        self._named: dict[tuple[str | None, tuple[Part, ...], str], str] = {}
+        """Rules of values that may hold themselves: by key, form and reference."""
 
     def parameters(self) -> str:
         return self._members(self._resolved(self._root)[0], 0)
@@ -84,9 +84,10 @@ class ParameterGrammar:
     # Values with the text around them
 
     def _member(self, key: str | None, schema: Any, level: int) -> str:
-        """A member of an object. None: any key."""
+        """A parameter, or a member of an object within one. None: any key."""
+        parts = self._form.member if level and self._form.member else self._form.parameter
         try:
-            return self._written(self._form.parameter, key, schema, level)
+            return self._written(parts, key, schema, level)
         except ValueError as error:
             raise ValueError(f"{error} of {key!r}" if key is not None else str(error)) from None
 
@@ -94,7 +95,7 @@ class ParameterGrammar:
         if level > _MOST_LEVELS:
             raise ValueError(f"a schema of more than {_MOST_LEVELS} levels")
         schema, reference = self._resolved(_ANY if schema is True else schema)
-        place = key, parts is self._form.item, reference
+        place = key, tuple(parts), reference
         if reference and place in self._named:
             return self._named[place]
         name = self._out.reserve("value")
@@ -130,11 +131,13 @@ class ParameterGrammar:
         if not form.types and not form.item:
             yield "", schema
             return
+        nested = ("object", "array") if form.item else ()
+        constants = ("boolean", "null") if form.constants else ()
         for branch in self._branches(schema):
             _refuse(branch, _VALUE_LIMITS)
             groups: dict[tuple[str, str], list[str]] = {}
             for kind in sorted(schema_types(branch) or _TYPES):
-                alone = kind == "string" or (form.item and kind in ("object", "array"))
+                alone = kind == "string" or kind in nested or kind in constants
                 groups.setdefault((form.types.get(kind, ""), kind if alone else ""), []).append(kind)
             for (word, _), kinds in groups.items():
                 narrowed = _narrowed(branch, kinds)
@@ -168,7 +171,15 @@ class ParameterGrammar:
         if form.item and types == {"array"}:
             inner = self._items(schema, level)
             return f"{out.text(form.brackets[2])} {inner} {out.text(form.brackets[3] + after)}"
-        return f"{out.schema(self._with_definitions(schema))} {out.text(after) if after else ''}"
+        held = self._constants(schema) if form.constants and types <= {"boolean", "null"} else ""
+        return f"{held or out.schema(self._with_definitions(schema))} {out.text(after) if after else ''}"
+
+    def _constants(self, schema: Schema) -> str:
+        """Of a schema for booleans or null alone."""
+        values: list[bool | None] = [None] if schema["type"] == "null" else [True, False]
+        listed = schema.get("enum", [schema["const"]] if "const" in schema else values)
+        words = [self._form.constants[json.dumps(one)] for one in values if one in listed]
+        return f"({' | '.join(map(quoted, words))})"
 
     def _items(self, schema: Schema, level: int) -> str:
         _refuse(schema, _LIST_LIMITS)

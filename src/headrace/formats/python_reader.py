@@ -42,7 +42,7 @@ class PythonCallsReader(Reader):
 
     def finish(self, complete: bool) -> None:
         if complete and self._count and self._step != self._after_call:
-            value = literal_json("".join(self._parts)) if self._step == self._read_value else ""
+            value = self._value() if self._step == self._read_value else ""
             self.arguments(value + "}")
 
     def _fail(self, at: int) -> int:
@@ -122,7 +122,7 @@ class PythonCallsReader(Reader):
             return end
         mark = found.group()
         if not self._depth and mark in ",)":
-            self.arguments(literal_json("".join(self._parts)))
+            self.arguments(self._value())
             self._parts, self._step = [], self._read_key
             return self._end_call(end) if mark == ")" else end + 1
         self._parts.append(mark)
@@ -131,6 +131,9 @@ class PythonCallsReader(Reader):
         elif mark != ",":
             self._depth += 1 if mark in "([{" else -1
         return self._fail(end) if self._depth < 0 else end + 1
+
+    def _value(self) -> str:
+        return literal_json(self.stand_ins.shown("".join(self._parts)))
 
     def _read_string(self, text: str, at: int) -> int:
         if self._escaped:

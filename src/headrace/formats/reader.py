@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 from headrace.formats.events import Event
-from headrace.formats.stand_ins import StandIns
+from headrace.formats.stand_ins import NO_TOKENS, StandIns
 
 __all__ = ["Reader", "ReaderStatus", "matched_literal", "search_end", "skip_blanks"]
 
@@ -20,9 +20,11 @@ class Reader:
     def __init__(self) -> None:
         self.status: ReaderStatus = "more"
         self.events: list[Event] = []
+        self.stand_ins = NO_TOKENS
 
     def use_stand_ins(self, stand_ins: StandIns) -> None:
         """Called before any text. A reader whose literals are special tokens replaces them by their characters."""
+        self.stand_ins = stand_ins
 
     @property
     def in_string(self) -> bool:

@@ -87,6 +87,10 @@ class CallForm:
     item: tuple[Part, ...] = ()
     """An item of a list. Then lists are written so, and objects as their members in the form of `parameter`, both with
     `separator` between two."""
+    member: tuple[Part, ...] = ()
+    """A member of an object within a value; default: `parameter`."""
+    constants: Mapping[str, str] = field(default_factory=dict)
+    """Words for JSON's true, false and null."""
     quotes: tuple[str, str] = ("", "")
     """Around a string."""
     brackets: tuple[str, str, str, str] = ("", "", "", "")

@@ -87,7 +87,12 @@ LLAMA3_JSON = ToolFormat(
         "after": State("skip", {"<|python_tag|>": "tag"}, chars={"{": "body"}, ignored=";,"),
     },
     start_chars={"{": "body"},
-    form=CallForm(('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"), between="; ", trigger='{"name": "'),
+    form=CallForm(
+        ('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"),
+        between="; ",
+        trigger='{"name": "',
+        preludes=(("<|python_tag|>",),),
+    ),
 )
 PYTHONIC = ToolFormat(
     "pythonic",
@@ -109,6 +114,10 @@ PYTHONIC = ToolFormat(
         parameter=(KEY, "=", VALUE),
         separator=", ",
         json_values=True,
+        item=(VALUE,),
+        member=('"', KEY, '": ', VALUE),
+        brackets=("{", "}", "[", "]"),
+        constants={"true": "True", "false": "False", "null": "None"},
     ),
 )
 

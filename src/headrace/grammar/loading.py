@@ -13,6 +13,8 @@ from headrace.tokenization.tokenizer import load_tokenizer
 __all__ = ["find_backend", "open_backend", "read_vocabulary"]
 
 _HOOK = "headrace_grammar_backends"
+_EXTRAS = ("xgrammar",)
+"""Backends that are offered once an extra of this package is installed."""
 
 
 def find_backend(name: str, discovered: Callable[[], PluginSet] = discover) -> MakeGrammarBackend:
@@ -25,7 +27,8 @@ def find_backend(name: str, discovered: Callable[[], PluginSet] = discover) -> M
     found = plugins.find(_HOOK, name)
     if found is None:
         known = ", ".join(sorted({"llguidance", *plugins.grammar_backends()}))
-        raise ConfigError(f"grammar backend {name!r} is not installed; there are {known}")
+        remedy = f": pip install 'headrace[{name}]'" if name in _EXTRAS else ""
+        raise ConfigError(f"grammar backend {name!r} is not installed; there are {known}{remedy}")
     if not callable(found):
         raise PluginError(f"hook {_HOOK}: {name!r} is {found!r}: expected something to call")
     make: MakeGrammarBackend = found

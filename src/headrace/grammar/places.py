@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-__all__ = ["PlacedSchema", "place_of", "with_place"]
+__all__ = ["PlacedSchema", "place_of", "resolved", "with_place"]
 
 _KEYS = re.compile(r"Unimplemented keys: (\[.*?\])")
 _FORMAT = re.compile(r"Unknown format: (\S+)")
@@ -86,7 +86,7 @@ def _reachable(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _children(where: str, part: Mapping[str, Any], root: Any) -> Iterator[tuple[str, Any]]:
     target = part.get("$ref")
     if isinstance(target, str) and target.startswith("#"):
-        yield target, _resolved(target, root)
+        yield target, resolved(target, root)
     for name in _ONE:
         if name in part:
             yield f"{where}/{name}", part[name]
@@ -100,7 +100,7 @@ def _children(where: str, part: Mapping[str, Any], root: Any) -> Iterator[tuple[
             yield from ((f"{where}/{name}/{key}", child) for key, child in named.items())
 
 
-def _resolved(target: str, root: Any) -> Any:
+def resolved(target: str, root: Any) -> Any:
     """What a JSON pointer leads to; None if it leads nowhere."""
     found = root
     for segment in target.split("/")[1:]:

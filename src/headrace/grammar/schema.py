@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from headrace.errors import InvalidRequest, excerpt
@@ -16,7 +16,7 @@ from headrace.grammar.pattern import translated
 from headrace.grammar.rewriting import asks_for_nothing, with_orders
 from headrace.grammar.string_formats import FORMATS
 
-__all__ = ["checked_schema"]
+__all__ = ["Dialect", "checked_schema"]
 
 _MAX_DEPTH = 100
 _MAX_EXACT = 2**53
@@ -37,7 +37,19 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
-def checked_schema(text: str, strict: bool) -> dict[str, Any] | bool:
+class Dialect(NamedTuple):
+    """The expressions of a library."""
+
+    translated: Callable[[str], str]
+    """A pattern of ECMA-262 as an expression of the library. Raises ValueError for what has no equal there."""
+    formats: Mapping[str, str]
+    """Formats that become patterns."""
+
+
+_RUST = Dialect(translated, FORMATS)
+
+
+def checked_schema(text: str, strict: bool, dialect: Dialect = _RUST) -> dict[str, Any] | bool:
     """The schema, with its keys in their order and without options for the library. Raises InvalidRequest."""
     try:
         schema = json.loads(text, parse_constant=_refuse_constant)
@@ -50,17 +62,17 @@ def checked_schema(text: str, strict: bool) -> dict[str, Any] | bool:
     half = _half_pair(schema, "#")
     if half is not None:
         raise _refusal(f"at {half}: has half of a surrogate pair, which is no character")
-    checked = _checked(schema, strict, "#", 0)
+    checked = _checked(schema, strict, dialect, "#", 0)
     assert isinstance(checked, (dict, bool))
     return checked
 
 
-def _checked(value: Any, strict: bool, where: str, depth: int) -> Any:
+def _checked(value: Any, strict: bool, dialect: Dialect, where: str, depth: int) -> Any:
     """A schema, or a value that holds schemas."""
     if depth > _MAX_DEPTH:
         raise _refusal(f"is nested deeper than {_MAX_DEPTH} levels")
     if isinstance(value, list):
-        return [_checked(item, strict, f"{where}/{at}", depth + 1) for at, item in enumerate(value)]
+        return [_checked(item, strict, dialect, f"{where}/{at}", depth + 1) for at, item in enumerate(value)]
     if not isinstance(value, dict):
         return value
     _check_numbers(value, where)
@@ -78,28 +90,28 @@ def _checked(value: Any, strict: bool, where: str, depth: int) -> Any:
         elif name in _DATA:
             found[name] = item
         elif name == "pattern" and isinstance(item, str):
-            found[name] = _translated(item, f"{where}/{name}")
+            found[name] = _translated(item, dialect, f"{where}/{name}")
         elif name in _NAMED and isinstance(item, dict):
             found[name] = {
-                (_translated(key, f"{where}/{name}") if name == "patternProperties" else key): _checked(
-                    part, strict, f"{where}/{name}/{key}", depth + 1
+                (_translated(key, dialect, f"{where}/{name}") if name == "patternProperties" else key): _checked(
+                    part, strict, dialect, f"{where}/{name}/{key}", depth + 1
                 )
                 for key, part in item.items()
             }
             if len(found[name]) != len(item):
                 raise _refusal(f"at {where}/{name}: two patterns mean the same")
         else:
-            found[name] = _checked(item, strict, f"{where}/{name}", depth + 1)
-    return _with_exact_format(found, where)
+            found[name] = _checked(item, strict, dialect, f"{where}/{name}", depth + 1)
+    return _with_exact_format(found, dialect, where)
 
 
-def _with_exact_format(schema: dict[str, Any], where: str) -> dict[str, Any]:
+def _with_exact_format(schema: dict[str, Any], dialect: Dialect, where: str) -> dict[str, Any]:
     """Formats as expressions that admit what their specifications do."""
     form = schema.get("format")
     if form == "unknown":
         # The library takes this one name for any text.
         raise _refusal(f"at {where}/format: Unknown format: unknown")
-    pattern = FORMATS.get(form) if isinstance(form, str) else None
+    pattern = dialect.formats.get(form) if isinstance(form, str) else None
     if pattern is None or (form in _INTERSECTED and "pattern" in schema):
         return schema
     if "pattern" in schema:
@@ -110,9 +122,9 @@ def _with_exact_format(schema: dict[str, Any], where: str) -> dict[str, Any]:
     }
 
 
-def _translated(pattern: str, where: str) -> str:
+def _translated(pattern: str, dialect: Dialect, where: str) -> str:
     try:
-        return translated(pattern)
+        return dialect.translated(pattern)
     except ValueError as error:
         raise _refusal(f"at {where}: {error}") from None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FORMATS"]
+__all__ = ["FORMATS", "PLAIN_FORMATS"]
 
 _LEAP_DAY = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
 _DATE = (
@@ -50,3 +50,10 @@ FORMATS = {
 }
 """Dates and times of RFC 3339 without leap seconds, which most readers refuse; 29 February in leap years alone (the
 library's own forms admit it in every year). Mailboxes of RFC 5321, IPv6 addresses of RFC 4291."""
+
+PLAIN_FORMATS = FORMATS | {
+    "ipv4": f"^{_IPV4}$",
+    "uuid": "^[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}$",
+    "hostname": rf"^{_LABEL}(?:\.{_LABEL})*$",
+}
+"""With those that are for libraries without right forms of their own. Host names of RFC 1123."""

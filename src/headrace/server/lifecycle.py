@@ -26,8 +26,9 @@ import uvicorn
 
 from headrace import event_loop
 from headrace.client.api import EngineClient
-from headrace.config import Config, read_environment
+from headrace.config import Config
 from headrace.engine.launch import EngineProcessHandle
+from headrace.environment import read_environment
 from headrace.errors import ConfigError
 from headrace.hub.model_reference import display_name
 from headrace.progress import loading_bar

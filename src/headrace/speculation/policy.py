@@ -68,7 +68,7 @@ class StepChoice:
 
 class SpeculationPolicy:
     """Chooses drafts, step by step, and learns from each step's time. `gap`: seconds that a step with drafts keeps the
-    device waiting, because it cannot be planned before the step before it has ended."""
+    device waiting, because it cannot be planned before the step before it has ended; it may be set anew at any time."""
 
     def __init__(self, cost: StepCost | None = None, gap: float = 0.0) -> None:
         self.cost = StepCost() if cost is None else cost
@@ -82,15 +82,16 @@ class SpeculationPolicy:
     ) -> StepChoice:
         """Decide a step. `survivals`: of the drafts at hand, for each sequence that may verify some; `contexts`: tokens
         that the first draft of each attends to. At least as fast as without drafts, as far as is known."""
-        plain = self.cost.seconds(shape.tokens, shape.context)
+        plain = self._plain(shape)
         drafts = [0] * len(survivals)
         admitted, context, seconds = list[int](), 0, plain
-        if self._hopeful(shape, plain, sum(map(sum, survivals))):
+        decode = self._decode(shape, plain)
+        if self._hopeful(shape, decode, sum(map(sum, survivals))):
             ordered = [(value, owner) for owner, each in enumerate(survivals) for value in each]
             ordered.sort(reverse=True)
             owners = [owner for _, owner in ordered]
             attended = [contexts[owner] for owner in owners] if contexts else []
-            admitted = owners[: self._number(shape, plain, [value for value, _ in ordered], attended)]
+            admitted = owners[: self._number(shape, plain, decode, [value for value, _ in ordered], attended)]
             for owner in admitted:
                 drafts[owner] += 1
             context = sum(attended[: len(admitted)])
@@ -103,67 +104,87 @@ class SpeculationPolicy:
         """Learn from a step that was chosen: the tokens that its sequences got, and the device's time for it."""
         shape, total = choice.shape, choice.total
         self.cost.observe(shape.tokens + total, shape.context + choice.context, seconds)
-        if not self.cost.known(shape.tokens):
-            return  # Predictions are no seconds yet.
-        plain = self.cost.seconds(shape.tokens, shape.context)
+        plain = self._plain(shape)
+        if plain <= 0:
+            return
+        decode = self._decode(shape, plain)
         if not total:
-            self._pay(ALLOWANCE * plain, plain)
+            self._pay(ALLOWANCE * plain, decode)
             return
         spent = min(seconds + self.gap, _WORST * choice.seconds)
-        self._pay(plain * emitted / shape.sampled - (1 - ALLOWANCE) * spent, plain)
+        without = plain + decode * (emitted / shape.sampled - 1)
+        self._pay(without - (1 - ALLOWANCE) * spent, decode)
 
     def worth(self, shape: StepShape, survival: Sequence[float]) -> bool:
         """Whether drafts of one sequence with this survival would be admitted to such a step: whether it is worth to
         wait for its last token, so that its next step can verify drafts."""
-        plain = self.cost.seconds(shape.tokens, shape.context)
-        return self._hopeful(shape, plain, sum(survival)) and self._number(shape, plain, survival, ()) > 0
+        plain = self._plain(shape)
+        decode = self._decode(shape, plain)
+        return self._hopeful(shape, decode, sum(survival)) and self._number(shape, plain, decode, survival, ()) > 0
 
-    def _number(self, shape: StepShape, plain: float, values: Sequence[float], contexts: Sequence[int]) -> int:
+    def _number(
+        self, shape: StepShape, plain: float, decode: float, values: Sequence[float], contexts: Sequence[int]
+    ) -> int:
         """The number of drafts to admit of those with these survivals, which fall. A number whose time is unknown is
         tried if it might be better and the account covers the loss that is expected."""
-        count, most, slope = len(values), plain + self._covered(plain), self.cost.slope
-        table, expected = self.cost.table(shape.tokens + count + 1), float(shape.sampled)
-        admitted, gain = 0, self._needed(shape, plain)
-        # No step is faster than one of fewer tokens.
-        least, more = plain * _FREE + self.gap, slope * shape.context + self.gap
+        count, most, slope = len(values), decode + self._covered(decode), self.cost.slope
+        first, stop, expected = shape.tokens + 1, shape.tokens + count + 1, float(shape.sampled)
+        times, known = self.cost.table(stop)[first:stop], self.cost.known_table(stop)[first:stop]
+        admitted, gain = 0, self._needed(shape, decode)
+        # No step is faster than one of fewer tokens. The time that prompts take is spent in any case.
+        least, more = decode * _FREE + self.gap, slope * shape.context + self.gap - (plain - decode)
         unknown = list[tuple[int, float, float, float]]()
         for at, value in enumerate(values):
             expected += value
             if contexts:
                 more += slope * contexts[at]
-            seconds = table[shape.tokens + at + 1] + more
+            seconds = times[at] + more
             # The rest is never better, or more than the account covers.
             if seconds > most or expected + (count - at - 1) * value < gain * least:
                 break
             if expected > gain * seconds:
                 admitted, gain = at + 1, expected / seconds
-            if self.cost.known(shape.tokens + at + 1):
+            if known[at]:
                 least = max(least, seconds)
             else:
                 unknown.append((at + 1, expected, seconds, least))
         hoped = [
             (expected / least, number)
             for number, expected, seconds, least in unknown
-            if expected > gain * least and seconds - expected / gain <= most - plain
+            if expected > gain * least and seconds - expected / gain <= most - decode
         ]
         return max(hoped)[1] if hoped else admitted
 
-    def _needed(self, shape: StepShape, plain: float) -> float:
-        """The tokens per second for which drafts are verified at all."""
-        return shape.sampled / plain * (_STAY if self._speculating else _START)
+    def _plain(self, shape: StepShape) -> float:
+        """The time of a step without drafts; 0 if it is unknown. While only shorter steps have been measured, it is
+        theirs: what pays even then needs no measurement, and what does not pay leads to one."""
+        if self.cost.known_with(shape.tokens, shape.context):
+            return self.cost.seconds(shape.tokens, shape.context)
+        return self.cost.at_least(shape.tokens, shape.context)
 
-    def _hopeful(self, shape: StepShape, plain: float, expected: float) -> bool:
+    def _decode(self, shape: StepShape, plain: float) -> float:
+        """The time in which a step without prompts would give the same sequences a token: what an accepted draft
+        saves is such a step, not one that computes prompts too."""
+        if shape.tokens == shape.sampled or shape.sampled < 1:
+            return plain
+        known = self.cost.known(shape.sampled)
+        alone = self.cost.seconds(shape.sampled) if known else self.cost.at_least(shape.sampled, shape.context)
+        return min(alone, plain) if alone > 0 else plain
+
+    def _needed(self, shape: StepShape, decode: float) -> float:
+        """The tokens per second for which drafts are verified at all."""
+        return shape.sampled / decode * (_STAY if self._speculating else _START)
+
+    def _hopeful(self, shape: StepShape, decode: float, expected: float) -> bool:
         """Whether drafts may be verified at all, and would pay if they took hardly any time. Without a known time of
         the plain step there is nothing to compare with."""
-        if expected <= 0 or shape.sampled < 1 or not self.cost.known(shape.tokens):
+        if expected <= 0 or shape.sampled < 1 or decode <= 0 or self._covered(decode) < 0:
             return False
-        if self._covered(plain) < 0:
-            return False
-        return (shape.sampled + expected) / (plain * _FREE + self.gap) > self._needed(shape, plain)
+        return (shape.sampled + expected) / (decode * _FREE + self.gap) > self._needed(shape, decode)
 
-    def _pay(self, amount: float, plain: float) -> None:
-        self._balance = min(self._covered(plain) + amount, _LIMIT * plain)
+    def _pay(self, amount: float, decode: float) -> None:
+        self._balance = min(self._covered(decode) + amount, _LIMIT * decode)
 
-    def _covered(self, plain: float) -> float:
+    def _covered(self, decode: float) -> float:
         """The loss that the account covers, in seconds."""
-        return _FIRST * plain if self._balance is None else self._balance
+        return _FIRST * decode if self._balance is None else self._balance

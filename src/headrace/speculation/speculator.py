@@ -53,8 +53,10 @@ class _State:
 
 
 class Speculator:
-    """One thread calls everything, in this order for each step: `draft`, then `settle`, and `extend` for each of its
-    sequences. `most`: the longest draft."""
+    """One thread calls everything. `draft` is called for every step when it is planned, also without a sequence that
+    may verify, because plain steps tell what speculation is compared with. When the step is committed, `settle` takes
+    what `draft` returned, and `extend` the tokens of each sequence; other steps may be in flight meanwhile. `most`: the
+    longest draft."""
 
     def __init__(self, drafter: HostDrafter, most: int = 8, policy: SpeculationPolicy | None = None) -> None:
         self.policy = SpeculationPolicy() if policy is None else policy

@@ -15,10 +15,11 @@ from __future__ import annotations
 import functools
 import math
 from collections import deque
-from itertools import pairwise
+from itertools import combinations
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 
 __all__ = ["StepCost"]
 
@@ -30,6 +31,10 @@ _KEPT = 9
 """Times in a cell."""
 _ENOUGH = 3
 """Times from which on a median counts."""
+_SMALL = 64
+"""Contexts below this are not told apart."""
+_FAR = 1.8
+"""The ratio of two contexts from which on noise does not decide the slope between them."""
 _STALE = 4096
 """The number of steps after which the times of a cell are too old to be believed."""
 _REFRESH = 24
@@ -77,6 +82,7 @@ class StepCost:
         self.slope = 0.0
         """Seconds for each token of context."""
         self._table: list[float] = []
+        self._known: list[bool] = []
 
     def observe(self, tokens: int, context: int, seconds: float) -> None:
         """Learn from one step."""
@@ -84,7 +90,7 @@ class StepCost:
             return
         self._steps += 1
         at = _cell(tokens)
-        cell = self._cells[at].setdefault(context.bit_length(), _Cell())
+        cell = self._cells[at].setdefault(_context_cell(context), _Cell())
         cell.add(tokens, context, seconds, self._steps)
         if len(cell.seconds) >= _ENOUGH:
             fresh = self.known(tokens)
@@ -96,6 +102,31 @@ class StepCost:
     def known(self, tokens: int) -> bool:
         """Steps of about this number of tokens have been measured, and not too long ago."""
         return self._steps - self._known_at[_cell(tokens)] <= _STALE
+
+    def known_table(self, stop: int) -> list[bool]:
+        """`known` of 0 to at least `stop` - 1 tokens, as of the latest curve. Read-only."""
+        if len(self._known) < stop:
+            fresh = self._steps - np.array(self._known_at) <= _STALE
+            self._known = list(fresh[_cells_below((2 * stop).bit_length())].tolist())
+        return self._known
+
+    def known_with(self, tokens: int, context: int) -> bool:
+        """The same for steps of about this context."""
+        cell = self._cells[_cell(tokens)].get(_context_cell(context))
+        return cell is not None and self._counts(cell)
+
+    def at_least(self, tokens: int, context: int) -> float:
+        """A time that such a step does not fall below: what the nearest steps took that have no more tokens and no more
+        context. 0 if there were none."""
+        most = _context_cell(context)
+        for at in range(_cell(tokens), 0, -1):
+            found = [cell for key, cell in self._cells[at].items() if key <= most and self._counts(cell)]
+            if found:
+                return max(median(cell.seconds) for cell in found)
+        return 0.0
+
+    def _counts(self, cell: _Cell) -> bool:
+        return len(cell.seconds) >= _ENOUGH and self._steps - cell.at <= _STALE
 
     def seconds(self, tokens: int, context: int = 0) -> float:
         """The predicted time of a step."""
@@ -136,7 +167,7 @@ class StepCost:
             if rest:
                 self._points[at] = (sum(tokens) / len(tokens), median(rest), len(rest))
         self._changed.clear()
-        self._table = []
+        self._table, self._known = [], []
 
     def _without_context(self, seconds: float, context: int) -> float:
         return max(seconds - self.slope * context, 0.1 * seconds)
@@ -145,10 +176,11 @@ class StepCost:
         """The median slope between cells with the same tokens and other contexts."""
         found = []
         for cells in self._cells:
-            ordered = [cells[octave] for octave in sorted(cells) if len(cells[octave].seconds) >= _ENOUGH]
-            for first, second in pairwise(ordered):
-                run = median(second.contexts) - median(first.contexts)
-                found.append((median(second.seconds) - median(first.seconds)) / run)
+            ordered = [cells[key] for key in sorted(cells) if len(cells[key].seconds) >= _ENOUGH]
+            for first, second in combinations(ordered, 2):
+                low, high = median(first.contexts), median(second.contexts)
+                if high > _FAR * low:
+                    found.append((median(second.seconds) - median(first.seconds)) / (high - low))
         return max(median(found), 0.0) if found else 0.0
 
 
@@ -157,6 +189,17 @@ def _cell(tokens: int) -> int:
     if tokens <= _EXACT:
         return tokens
     return min(_EXACT + round(_PER_OCTAVE * math.log2(tokens / _EXACT)), _CELLS - 1)
+
+
+@functools.cache
+def _cells_below(power: int) -> npt.NDArray[np.intp]:
+    """The cells of all numbers of tokens below that power of 2."""
+    return np.fromiter(map(_cell, range(1 << power)), np.intp, 1 << power)
+
+
+def _context_cell(context: int) -> int:
+    """Two cells for each doubling."""
+    return round(2 * math.log2(max(context, _SMALL)))
 
 
 def _monotone(points: list[tuple[float, int]]) -> list[float]:

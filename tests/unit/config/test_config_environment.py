@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import read_environment
+from headrace.environment import read_environment
 from headrace.errors import ConfigError
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from fake_core_device import FakeDevice, choose, mark
 
 from headrace.core import CoreConfig, Scheduler
+from headrace.core.drafts import DraftSource
 from headrace.types import Delta, Request, SamplingParams, StepPlan, StepResult, TokenLogprobs
 
 SMALL = CoreConfig(
@@ -43,6 +44,8 @@ class Record:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     reason: str | None = None
     cached: int = 0
+    accepted: int = 0
+    rejected: int = 0
     first_scheduled: float | None = None
     error: str | None = None
 
@@ -57,6 +60,8 @@ class Record:
         self.logprobs += delta.logprobs or []
         self.reason, self.error = delta.finish_reason, delta.error
         self.cached = delta.cached_tokens
+        self.accepted += delta.accepted_drafts
+        self.rejected += delta.rejected_drafts
         if delta.first_scheduled is not None:
             self.first_scheduled = delta.first_scheduled
         if delta.stop_token is not None:
@@ -66,10 +71,17 @@ class Record:
 class Driver:
     """`depth` plans are under way before the first of them is committed; 1 is synchronous."""
 
-    def __init__(self, config: CoreConfig = SMALL, depth: int = 2, eos_every: int = 0, check: bool = True) -> None:
+    def __init__(
+        self,
+        config: CoreConfig = SMALL,
+        depth: int = 2,
+        eos_every: int = 0,
+        check: bool = True,
+        drafts: DraftSource | None = None,
+    ) -> None:
         self.requests: dict[str, Request] = {}
         self.records: dict[str, Record] = {}
-        self.scheduler = Scheduler(config)
+        self.scheduler = Scheduler(config, drafts)
         self.device = FakeDevice(config, self.requests, eos_every)
         self.in_flight: deque[tuple[StepPlan, StepResult | None]] = deque()
         """None: the second part of the step is not launched yet."""

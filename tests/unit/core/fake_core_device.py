@@ -62,6 +62,9 @@ class FakeDevice:
         whose = [self.requests[id] for id in plan.request_ids]
         owners = np.array([zlib.crc32(f"{r.adapter}|{r.salt}".encode()) << 20 for r in whose])
         rows = [self.row(plan, r, owners) for r in range(plan.num_rows)]
+        for r, (token, _) in enumerate(rows):
+            if token != NO_TOKEN:
+                self.history[plan.slots[plan.row_seq[r]], plan.positions[plan.rows[r]] + 1] = token
         marks = np.array([m for _, m in rows], np.int64)
         top = (marks[:, None] + np.arange(max(plan.sampling.num_logprobs, 0))) % self.config.vocab_size
         return StepResult(np.array([t for t, _ in rows], np.int32), -(marks % 997 / 8), marks % 31 + 1, top, -top / 64)
@@ -78,9 +81,7 @@ class FakeDevice:
         found = mark(context, int(plan.sampling.seed[r]))
         if plan.row_target[r] != NO_TOKEN:
             return NO_TOKEN, found + int(plan.row_target[r])
-        token = choose(found, self.config.vocab_size, self.eos_every, self.forbidden(plan, r))
-        self.history[plan.slots[s], length] = token
-        return token, found
+        return choose(found, self.config.vocab_size, self.eos_every, self.forbidden(plan, r)), found
 
     def forbidden(self, plan: StepPlan, r: int) -> frozenset[int]:
         sampling = plan.sampling

@@ -156,6 +156,9 @@ class FakeLaunched:
     plan: StepPlan
     ready: float
 
+    def sample(self) -> None:
+        assert self.plan.split
+
     def done(self) -> bool:
         return time.monotonic() >= self.ready
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from engine_fakes import FakeEngine, FakeRunner, expected, make_engine
+from engine_fakes import VOCAB, FakeEngine, FakeLaunched, FakeRunner, expected, make_engine
 
 from headrace.engine.core_loop import EngineCore
 from headrace.errors import DeviceLost, NeverFits, Overloaded, PlatformError
@@ -211,3 +212,65 @@ def test_logits_that_are_not_finite_are_looked_at_again() -> None:
     assert error.error == "the model's logits are not finite: looked at [1, 2, 3]"
     assert [token for delta in deltas if delta.request_id == "b" for token in delta.token_ids] == expected((4, 5), 5)
     assert engine.scheduler.broken == {}
+
+
+class AnyToken:
+    """A grammar that allows every token."""
+
+    mask = np.full(-(-VOCAB // 32), 0xFFFFFFFF, np.uint32)
+    accepting = True
+    stopped = False
+
+    def forced(self) -> list[int]:
+        return []
+
+    def advance(self, token: int) -> str | None:
+        return None
+
+
+class TwoParts(FakeRunner):
+    """Logs when each part of a step is launched and read; `broken`: the step whose second part fails."""
+
+    def __init__(self, broken: int = -1) -> None:
+        super().__init__()
+        self.events: list[str] = []
+        self.broken = broken
+
+    def launch(self, plan: StepPlan) -> FakeLaunched:
+        self.events.append(f"launch {plan.step}")
+        launched = super().launch(plan)
+        launched.sample = lambda: self.sample(plan)  # type: ignore[method-assign]
+        return launched
+
+    def sample(self, plan: StepPlan) -> None:
+        self.events.append(f"sample {plan.step}")
+        if plan.step == self.broken:
+            raise PlatformError("no memory for the masks")
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.events.append(f"read {plan.step}")
+        return super().run(plan)
+
+
+def test_a_constrained_step_is_sampled_once_the_step_before_it_is_read() -> None:
+    runner = TwoParts()
+    engine = make_engine(runner)
+    engine.scheduler.add(request("a", max_tokens=4), AnyToken())
+    assert run(engine) == {"a": expected((1, 2, 3), 4)}
+    assert runner.events == [
+        *("launch 1", "sample 1", "launch 2", "read 1", "sample 2"),
+        *("launch 3", "read 2", "sample 3", "launch 4", "read 3", "sample 4", "read 4"),
+    ]
+
+
+def test_a_second_part_that_fails_ends_the_requests_of_its_step() -> None:
+    engine = make_engine(TwoParts(broken=3))
+    engine.scheduler.add(request("a", max_tokens=9), AnyToken())
+    deltas: list[Delta] = []
+    while engine.core.has_work():
+        deltas += engine.core.step()
+        engine.scheduler.check()
+    assert deltas[-1].finish_reason == "error"
+    assert "no memory for the masks" in str(deltas[-1].error)
+    engine.core.add([request("b")])
+    assert run(engine) == {"b": expected((1, 2, 3), 5)}

@@ -24,7 +24,18 @@ from headrace.engine.core_loop import EngineCore
 from headrace.engine.plans import dummy_plan, history_plan
 from headrace.engine.ranks import follower, leader
 from headrace.engine.ranks.leader import Followers, GroupRunner
-from headrace.engine.ranks.rank_messages import Loaded, Opened, RankMessage, RunStep, Sizes, Start, Stop, decode, encode
+from headrace.engine.ranks.rank_messages import (
+    Loaded,
+    Opened,
+    RankMessage,
+    RunStep,
+    SampleStep,
+    Sizes,
+    Start,
+    Stop,
+    decode,
+    encode,
+)
 from headrace.errors import CheckpointError, ConfigError, DeviceLost, HeadraceError, PlatformError
 from headrace.types import StepPlan, StepResult
 
@@ -99,6 +110,20 @@ def test_plans_survive_the_way() -> None:
                     assert all(np.array_equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
                 elif field.name != "sampling":
                     assert a == b, field.name
+
+
+def test_the_second_part_of_a_plan_survives_the_way() -> None:
+    plan, theirs = dummy_plan(), dummy_plan()
+    plan.row_target = np.array([7], np.int32)
+    plan.sampling.allowed, plan.sampling.allowed_row = np.array([[1, 2**31]], np.uint32), np.array([0], np.int32)
+    message = decode(encode(SampleStep.of(plan)))
+    assert isinstance(message, SampleStep)
+    message.complete(theirs)
+    assert theirs.row_target.tolist() == [7]
+    assert theirs.sampling.allowed is not None
+    assert theirs.sampling.allowed.tolist() == [[1, 2**31]]
+    assert theirs.sampling.allowed_row is not None
+    assert theirs.sampling.allowed_row.tolist() == [0]
 
 
 def test_a_rank_without_its_first_ends_and_clears_up(tmp_path: Path) -> None:

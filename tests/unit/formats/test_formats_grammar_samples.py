@@ -14,10 +14,7 @@ from headrace.formats.call_grammar import CallableTool
 from headrace.formats.reasoning_forms import REASONING_FORMATS
 
 OTHER_FORMS = {
-    "11 pythonic": "Python's constants",
-    "9 llama two": "a marker before the object",
-    "21 minimax": "another call of the same block without parameters in its own line",
-    "26 harmony preamble": "content in a message of its own",
+    "26 harmony preamble": "the recipient before the channel",
     "phi text": "the marker as text",
     "arguments as a string": "",
     "arguments before the name": "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -41,22 +42,24 @@ OPENED = {
     "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n%s'
     "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
     "qwen3_coder": "<tool_call>\n<function=f>\n%s</function>\n</tool_call>",
+    "pythonic": "[f(%s)]",
 }
 
 
 def value(name: str, given: Any) -> str:
     """A value as the format writes it within another."""
-    quote = {"gemma4": '<|"|>', "function_gemma": "<escape>"}.get(name)
+    quote = QUOTES.get(name)
+    if name == "pythonic":
+        return re.sub("true|false|null", lambda found: PYTHON[found.group()], json.dumps(given))
     if isinstance(given, str):
-        return given if quote is None else f"{quote}{given}{quote}"
+        return f"{quote}{given}{quote}" if quote else given
     if name == "cohere_xml" and isinstance(given, list):
         return "".join(f'<cofl:value type="{word(name, one)}">{value(name, one)}</cofl:value>' for one in given)
-    if name == "cohere_xml" and isinstance(given, dict):
-        return "".join(parameter(name, key, one) for key, one in given.items())
-    if quote is not None and isinstance(given, list):
+    if isinstance(given, dict) and (quote or name == "cohere_xml"):
+        members = [parameter(name, key, one) for key, one in given.items()]
+        return "{" + ",".join(members) + "}" if quote else "".join(members)
+    if quote and isinstance(given, list):
         return f"[{','.join(value(name, one) for one in given)}]"
-    if quote is not None and isinstance(given, dict):
-        return "{" + ",".join(parameter(name, key, one) for key, one in given.items()) + "}"
     return json.dumps(given)
 
 
@@ -79,14 +82,16 @@ def parameter(name: str, key: str, given: Any) -> str:
         return f"{opened}{value(name, given)}</｜DSML｜parameter>\n"
     if name == "qwen3_coder":
         return f"<parameter={key}>\n{value(name, given)}\n</parameter>\n"
-    return f"{key}:{value(name, given)}"
+    return f"{key}{'=' if name == 'pythonic' else ':'}{value(name, given)}"
 
 
 def written(name: str, arguments: dict[str, Any]) -> str:
-    separator = "," if "gemma" in name else ""
+    separator = "," if "gemma" in name else ", " if name == "pythonic" else ""
     return OPENED[name] % separator.join(parameter(name, key, one) for key, one in arguments.items())
 
 
+QUOTES = {"gemma4": '<|"|>', "function_gemma": "<escape>"}
+PYTHON = {"true": "True", "false": "False", "null": "None"}
 PLAIN = {"o": {"x": 1}, "l": ["a"]}
 RIGHT: list[dict[str, Any]] = [
     PLAIN,

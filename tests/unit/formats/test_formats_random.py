@@ -6,21 +6,29 @@ import random
 import time
 
 import pytest
-from format_samples import FULL, SAMPLES, Sample, collected, machine, tokens_of
+from format_samples import FULL, SAMPLES, Answer, Sample, collected, machine, tokens_of
 
 from headrace.formats.machine import Machine
 from headrace.formats.parser import Parser
 from headrace.formats.reasoning_forms import REASONING_FORMATS
 from headrace.formats.tool_formats import TOOL_FORMATS
 
-TEXTS = 100_000 if FULL else 200
-"""Per format. Each is read whole and by characters, and with special tokens as text and as tokens."""
 PAIRS = sorted(
     {(sample.tools, sample.reasoning) for sample in SAMPLES}
     | {(name, "harmony" if name == "harmony" else None) for name in TOOL_FORMATS}
     | {(None, name) for name in REASONING_FORMATS},
     key=str,
 )
+
+
+def texts(tools: str | None, reasoning: str | None) -> int:
+    """Texts for this pair, so that each tool format, and each reasoning format without tools, reads 10^5."""
+    if not FULL:
+        return 200
+    same = [pair for pair in PAIRS if pair[0] == tools] if tools else [(tools, reasoning)]
+    return -(-100_000 // len(same))
+
+
 SCHEMAS = {"f": {"properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}}
 GLUE = ["{", "}", "[", "]", '"', "\\", ",", ":", "=", "(", ")", ">", "\n", " ", "x", "name", "1", "é", "'", "/", "`"]
 
@@ -44,29 +52,33 @@ def words(of: Machine) -> list[str]:
     return [*own, *own, *GLUE, *GLUE, *values, *xml, *(word[: len(word) // 2] for word in own)]
 
 
+def read(of: Machine, pieces: list[str], special: frozenset[str], opened: bool, complete: bool) -> Answer:
+    """The answer from these pieces; those in `special` come as tokens."""
+    parser, events = Parser(of, SCHEMAS, opened), []
+    for piece in pieces:
+        events += parser.feed_marker(piece) if piece in special else parser.feed(piece)
+    return collected([*events, *parser.finish(complete)])
+
+
 @pytest.mark.parametrize(("tools", "reasoning"), PAIRS)
 def test_random_texts(tools: str | None, reasoning: str | None) -> None:
-    of = machine(Sample("", tools, reasoning, ""))
+    """Special tokens come as text or as tokens. Each text is read in pieces, and (one in four, if there are many) by
+    characters too."""
+    of, none = machine(Sample("", tools, reasoning, "")), frozenset[str]()
     special = frozenset(tokens_of(of))
     by_token = machine(Sample("", tools, reasoning, ""), sorted(special))
     choices, draw = words(of), random.Random(f"{tools} {reasoning}")
-    for turn in range(TEXTS):
+    for turn in range(texts(tools, reasoning)):
         pieces = draw.choices(choices, k=draw.randrange(1, 14))
-        complete, opened = bool(turn % 2), turn % 3 == 0
-        for kind in (of, by_token):
-            parser, other = Parser(kind, SCHEMAS, opened), Parser(kind, SCHEMAS, opened)
-            whole, split = [], []
-            for piece in pieces:
-                feed = parser.feed_marker if kind is by_token and piece in special else parser.feed
-                whole += feed(piece)
-                if kind is by_token and piece in special:
-                    split += other.feed_marker(piece)
-                else:
-                    for character in piece:
-                        split += other.feed(character)
-            first = collected([*whole, *parser.finish(complete)])
+        opened, complete = turn % 3 == 0, turn % 5 < 3
+        for kind, tokens in ((of, none), (by_token, special)):
+            if FULL and turn % 4 == 1 + (kind is of):
+                continue
+            first = read(kind, pieces, tokens, opened, complete)
             assert first.raw == "".join(pieces)
-            assert collected([*split, *other.finish(complete)]) == first, pieces
+            if turn % 4 == 0 or not FULL:
+                split = [part for piece in pieces for part in ([piece] if piece in tokens else piece)]
+                assert read(kind, split, tokens, opened, complete) == first, pieces
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)

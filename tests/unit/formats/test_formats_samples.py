@@ -113,6 +113,13 @@ def test_arguments_that_quote_a_special_token(tools: str, pieces: list[str], cal
     assert answer.calls == [call]
 
 
+def test_a_token_within_a_string_of_python_is_text() -> None:
+    pieces = ["<|python_start|>", '[f(a="x', "<|python_end|>", ' y", b=1)]', "<|python_end|>"]
+    sample, special = Sample("", "pythonic", None, ""), pieces[::2]
+    answer = parse(sample, pieces, machine(sample, special), special)
+    assert answer.calls == [("f", '{"a": "x<|python_end|> y", "b": 1}')]
+
+
 def test_a_token_ends_a_call_that_is_not_complete() -> None:
     sample = Sample("", "gemma4", None, "", calls=[("f", '{"n": 5}')])
     pieces = ["<|tool_call>", "call:f{n:5", "<tool_call|>", " Yes"]

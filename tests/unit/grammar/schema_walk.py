@@ -84,14 +84,14 @@ class Walker:
         text = bytearray()
         for _ in range(_MOST_TOKENS):
             if matcher.stopped or (matcher.accepting and rng.random() < 0.4):
-                return text.decode()
+                return text.decode("utf-8", "replace")
             bits = np.unpackbits(matcher.mask.view(np.uint8), bitorder="little").astype(np.bool_)
             bits[list(self.vocabulary.eos_token_ids)] = False
             allowed = np.flatnonzero(bits & self.structure) if rng.random() < 0.5 else np.flatnonzero(bits)
             if not len(allowed):
                 allowed = np.flatnonzero(bits)
             if not len(allowed):
-                return text.decode()
+                return text.decode("utf-8", "replace")
             token = int(allowed[rng.randrange(len(allowed))])
             why = matcher.advance(token)
             assert why is None, why

@@ -98,6 +98,30 @@ def test_no_time_is_no_measurement() -> None:
     assert not cost.known(1)
 
 
+def test_known_sizes_as_a_table() -> None:
+    cost = StepCost()
+    assert not any(cost.known_table(50))
+    for tokens in (1, 3, 100):
+        for _ in range(3):
+            cost.observe(tokens, 0, 1.0)
+    assert cost.known_table(5)[:5] == [False, True, False, True, False]
+    assert cost.known_table(200)[:200] == [cost.known(tokens) for tokens in range(200)]
+
+
+def test_a_step_takes_no_less_than_smaller_ones_took() -> None:
+    cost = StepCost()
+    assert cost.at_least(4, 100) == 0.0
+    for tokens, context, seconds in ((2, 100, 2.0), (2, 1000, 3.0), (8, 1000, 9.0)):
+        for _ in range(3):
+            cost.observe(tokens, context, seconds)
+    assert cost.at_least(4, 500) == 2.0
+    assert cost.at_least(4, 5000) == 3.0
+    assert cost.at_least(9, 5000) == 9.0
+    assert cost.at_least(1, 5000) == 0.0
+    assert cost.known_with(2, 1000)
+    assert not cost.known_with(2, 5000)
+
+
 def test_accepted_tokens_are_counted_by_position() -> None:
     counts = AcceptanceCounts()
     assert (counts.mean_length, counts.rate) == (1.0, 0.0)

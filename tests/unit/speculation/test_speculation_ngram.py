@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_drafts import NAMESPACE, TOKENS, matches, ngram
 
@@ -32,6 +32,7 @@ def test_the_index_finds_what_a_full_search_finds(
     assert index.earlier(longest, most, keep) == matches(text[:-1], text, width, longest, most, keep)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 3), min_size=64, max_size=100), TOKENS, st.integers(1, 3))
 def test_many_tokens_at_once_are_indexed_as_one_by_one(text: list[int], more: list[int], width: int) -> None:
     whole, single = Occurrences(width), Occurrences(width)

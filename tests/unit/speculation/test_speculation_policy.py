@@ -35,17 +35,20 @@ def linear(tokens: int) -> float:
     return 1.0 + 0.2 * (tokens - 1)
 
 
-@pytest.mark.parametrize("batch", [1, 16, 64])
-@pytest.mark.parametrize("hits", sorted(HITS))
+SIZES = [(batch, hits) for batch in (1, 16) for hits in sorted(HITS)]
+SIZES += [(64, "changing"), (64, "high"), (64, "never")]
+
+
+@pytest.mark.parametrize(("batch", "hits"), SIZES)
 @pytest.mark.parametrize("device", sorted(DEVICES))
 def test_never_much_slower_than_none_and_near_the_best_number(device: str, hits: str, batch: int) -> None:
-    tokens = {1: 800, 16: 500, 64: 400}[batch]
+    tokens = {1: 800, 16: 400, 64: 300}[batch]
     run = Simulation(DEVICES[device], HITS[hits], batch).run
     none = run(tokens, fixed=0)
     chosen = run(tokens) / none
     assert chosen > 0.97
     if hits in ("high", "middling"):
-        best = max(run(tokens, fixed=count) / none for count in (1, 2, 3, 5, 8))
+        best = max(run(tokens, fixed=count) / none for count in (1, 3, 8))
         assert chosen > 0.9 * best
 
 
@@ -96,6 +99,12 @@ def test_prompt_tokens_make_drafts_cheap() -> None:
     assert policy.choose(StepShape(2, 1), [[0.3, 0.2]]).drafts == [2]
     assert policy.choose(StepShape(60, 1), [[0.3, 0.2]]).drafts == [2]
     assert policy.choose(StepShape(60, 1), [[0.03]]).drafts == [0]
+
+
+def test_an_accepted_draft_saves_a_step_without_prompts() -> None:
+    policy = learnt(linear, upto=600)
+    assert policy.choose(StepShape(500, 1), [[0.1]]).total == 0, "it would save 1 s a token, not 100 s"
+    assert policy.choose(StepShape(500, 1), [[0.5, 0.1]]).drafts == [1]
 
 
 def test_context_is_part_of_the_cost() -> None:

@@ -20,7 +20,8 @@ from headrace import __version__
 from headrace.checkpoints.packed.content import Contents, checkpoint_files
 from headrace.checkpoints.packed.file import Unsound, read, read_header, write
 from headrace.checkpoints.packed.tree import Uncacheable, decode, encode
-from headrace.config import Config, read_environment
+from headrace.config import Config
+from headrace.environment import read_environment
 from headrace.models import assemble, sharding
 from headrace.models.sharding import WHOLE, Shard
 from headrace.platforms.interface import PackedForms

@@ -10,7 +10,7 @@ from typing import Any
 
 import pluggy
 
-from headrace.config import read_environment
+from headrace.environment import read_environment
 from headrace.errors import PlatformError
 from headrace.platforms.host import host_memory, host_name, physical_cores
 from headrace.platforms.interface import Device, Platform

@@ -1,0 +1,57 @@
+"""The scheduler's interface to speculative decoding: tokens that may come next, to verify in one step.
+
+The model samples at every drafted position with that position's own draw, and a draft is accepted if it equals what was
+sampled. So drafts change when tokens are known, never which tokens they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from headrace.types import Request
+
+__all__ = ["DraftRow", "DraftSource", "StepSize"]
+
+
+class StepSize(NamedTuple):
+    """A step without drafts."""
+
+    tokens: int
+    """The number of tokens that it computes."""
+    sampled: int
+    """The number of sequences that it gives a token."""
+    context: int
+    """The number of tokens that its tokens attend to, in total."""
+
+
+class DraftRow(NamedTuple):
+    """A sequence of a step that may verify drafts: all its tokens are committed."""
+
+    sequence: str
+    most: int
+    """The most drafts that fit its limits."""
+    context: int
+    """Tokens that its first draft attends to."""
+
+
+class DraftSource(Protocol):
+    """Makes drafts and decides how many are verified. The scheduler's thread calls it."""
+
+    def begin(self, request: Request) -> bool:
+        """Take up a sequence. False: it has no drafts, and it is not mentioned again."""
+
+    def extend(self, sequence: str, tokens: Sequence[int], in_flight: int) -> None:
+        """Add committed tokens of the output; `in_flight`: tokens that launched steps will add to them."""
+
+    def end(self, sequence: str, keep: bool) -> None:
+        """Drop a sequence; `keep`: its output may serve later ones."""
+
+    def held(self, sequence: str) -> bool:
+        """Whether the next step of this sequence should wait for its last token, and verify drafts."""
+
+    def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> Sequence[list[int]]:
+        """Drafts for the rows of a step; called once for every step while there are sequences with drafts."""
+
+    def verified(self, step: int, accepted: Sequence[int | None]) -> None:
+        """By row, how many drafts were accepted; None if the row is void."""

@@ -1,0 +1,88 @@
+"""Prefill: spends what is left of a step's budget on known tokens of waiting and running sequences."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from headrace.core.kv_cache import KVCache
+from headrace.core.plan_builder import PrefillChunk, StepExtras
+from headrace.core.running import RunningSequences, urgency
+from headrace.core.sequence import Sequence
+from headrace.core.slots import Slots
+from headrace.core.waiting_queue import WaitingQueue
+
+__all__ = ["Prefill"]
+
+
+class Prefill:
+    """Admits waiting sequences and cuts their known tokens into chunks."""
+
+    def __init__(self, waiting: WaitingQueue, running: RunningSequences, slots: Slots, cache: KVCache) -> None:
+        self._waiting, self._running, self._slots, self._cache = waiting, running, slots, cache
+        self.cached_tokens = 0
+        """Prompt tokens that were served from the cache."""
+        self.prompt_tokens = 0
+
+    def plan(
+        self, step: int, committed: int, now: float, budget: int, chunks: list[PrefillChunk], extras: StepExtras
+    ) -> None:
+        """Spend a budget of tokens: waiting sequences and those already running, in one order. `committed`: the last
+        committed step."""
+        begun = deque(self._running.prefilling())
+        full = not self._slots.free
+        while budget:
+            first = self._waiting.first
+            if first is not None and not full and not (begun and urgency(begun[0]) < (True, first.rank)):
+                entered = self._admit(step, committed, now, extras)
+                full = entered is None or not self._slots.free
+                if entered is not None:
+                    budget -= self._chunk(entered, step, budget, chunks, extras)
+            elif begun:
+                budget -= self._chunk(begun.popleft(), step, budget, chunks, extras)
+            else:
+                return
+
+    def _admit(self, step: int, committed: int, now: float, extras: StepExtras) -> Sequence | None:
+        """Start the next waiting sequence, if its known tokens fit. One block per running sequence is reserved for
+        growth."""
+        seq = self._waiting.pick(committed, lambda seq: self._estimate(seq, step))
+        if seq is None:
+            return None
+        attached = self._cache.attach(seq, self._slots.free[-1], step, reserve=len(self._running))
+        if attached is None:
+            return None
+        self._waiting.remove(seq)
+        self._slots.assign(seq, attached.cached)
+        self._running.enter(seq)
+        if attached.copy is not None:
+            extras.copies.append(attached.copy)
+        if seq.penalised and attached.cached:
+            extras.history.append((seq.slot, 0, seq.array(0, attached.cached)))
+        if seq.cached < 0:
+            seq.cached, seq.first_scheduled = attached.cached, now
+            self.cached_tokens += attached.cached
+            self.prompt_tokens += seq.prompt_len
+        return seq
+
+    def _estimate(self, seq: Sequence, step: int) -> int:
+        if seq.estimated_at != step:
+            seq.estimate, seq.estimated_at = self._cache.estimate(seq), step
+        return seq.estimate
+
+    def _chunk(self, seq: Sequence, step: int, budget: int, chunks: list[PrefillChunk], extras: StepExtras) -> int:
+        """Compute as many known tokens of a sequence as the budget allows. Returns their number."""
+        before = int(self._slots.computed[seq.slot])
+        start = self._cache.reuse_cached(seq, before)
+        if seq.penalised and start > before:
+            extras.history.append((seq.slot, before, seq.array(before, start)))
+        known = seq.to_compute
+        end = min(known, start + budget)
+        score_from = max(start, seq.unscored)
+        score_to = max(score_from, min(end, seq.to_score))
+        if score_to > score_from:
+            seq.scored = score_to
+        samples = end == known < seq.end and seq.ending is None
+        chunks.append(PrefillChunk(seq, seq.epoch, start, end, score_from, score_to, samples))
+        self._slots.computed[seq.slot] = end
+        self._cache.publish(seq, end, step)
+        return end - start

@@ -1,0 +1,91 @@
+"""Verification of drafts: what the scheduler does for sequences whose next tokens are guessed."""
+
+from __future__ import annotations
+
+from headrace.core.admission import CoreConfig
+from headrace.core.block_pool import blocks_for
+from headrace.core.drafts import DraftRow, DraftSource, StepSize
+from headrace.core.kv_cache import KVCache
+from headrace.core.plan_builder import Decodes, PrefillChunk
+from headrace.core.running import RunningSequences
+from headrace.core.sequence import Sequence
+from headrace.core.slots import Slots
+
+__all__ = ["Verification"]
+
+
+class Verification:
+    """Asks a source for drafts and adds them to steps. A sequence with drafts is held: it has no token in flight when
+    its drafts are planned, so the steps of an engine with held sequences don't overlap."""
+
+    def __init__(
+        self, source: DraftSource, config: CoreConfig, running: RunningSequences, slots: Slots, cache: KVCache
+    ) -> None:
+        self._source, self._config = source, config
+        self._running, self._slots, self._cache = running, slots, cache
+        self._drafted = 0
+        """Sequences that may have drafts."""
+
+    def begin(self, seq: Sequence) -> None:
+        """Take up a new sequence."""
+        # A grammar's next token depends on the one before it: drafts would need masks of their own.
+        if seq.matcher is None and seq.request.max_drafts != 0:
+            seq.drafted = self._source.begin(seq.request)
+            self._drafted += seq.drafted
+
+    def end(self, seq: Sequence, keep: bool) -> None:
+        if seq.drafted:
+            self._source.end(seq.id, keep)
+            self._drafted -= 1
+
+    def extend(self, seq: Sequence, token: int) -> None:
+        """Tell the source a token. If drafts have become worth it, the next step of the sequence verifies some."""
+        if not seq.drafted:
+            return
+        computed = int(self._slots.computed[seq.slot]) if seq.slot >= 0 else 0
+        self._source.extend(seq.id, [token], max(0, computed - len(seq.tokens) + 1))
+        if seq.slot >= 0 and seq.ending is None and self._source.held(seq.id):
+            self._running.hold(seq)
+
+    def plan(self, step: int, decodes: Decodes, held: list[Sequence], chunks: list[PrefillChunk]) -> None:
+        """Add the sequences that are held to a step, each with the drafts that it verifies, within what is left of the
+        budget."""
+        if not self._drafted:
+            return
+        size = _size(decodes, held, chunks)
+        share = (self._config.max_num_batched_tokens - size.tokens) // max(len(held), 1)
+        rows = [DraftRow(seq.id, self._room(seq, share), len(seq.tokens) + 1) for seq in held]
+        for seq, drafts in zip(held, self._source.draft(step, size, rows), strict=True):
+            end = len(seq.tokens)
+            chunks.append(PrefillChunk(seq, seq.epoch, end - 1, end, end, end, True, verifies=True, drafts=drafts))
+            self._slots.computed[seq.slot] = end
+            self._cache.publish(seq, end, step)
+            if not drafts and not self._source.held(seq.id):
+                self._running.unhold(seq)
+
+    def commit(self, step: int, chunks: list[PrefillChunk]) -> None:
+        """Report what was accepted in a step, and continue after the accepted tokens."""
+        for chunk in chunks:
+            if chunk.drafts and chunk.accepted is not None and chunk.seq.slot >= 0:
+                self._slots.computed[chunk.seq.slot] = len(chunk.seq.tokens) - 1
+        self._source.verified(step, [chunk.accepted for chunk in chunks if chunk.verifies])
+
+    def _room(self, seq: Sequence, most: int) -> int:
+        """The number of drafts that a sequence may verify; allocates the blocks for them, but preempts none."""
+        most = min(most, seq.end - 1 - len(seq.tokens), seq.request.max_drafts or most)
+        while most > 0 and seq.blocks < blocks_for(len(seq.tokens) + most, self._config.block_size):
+            if self._cache.available <= len(self._running) or not self._cache.grow(seq):
+                break
+        return min(most, seq.blocks * self._config.block_size - len(seq.tokens))
+
+
+def _size(decodes: Decodes, held: list[Sequence], chunks: list[PrefillChunk]) -> StepSize:
+    """The step without drafts."""
+    computed = [(chunk.end - chunk.start, chunk.start + chunk.end) for chunk in chunks]
+    return StepSize(
+        len(decodes) + len(held) + sum(count for count, _ in computed),
+        len(decodes) + len(held) + sum(chunk.samples for chunk in chunks),
+        int(decodes.positions.sum())
+        + sum(len(seq.tokens) for seq in held)
+        + sum(count * ends // 2 for count, ends in computed),
+    )

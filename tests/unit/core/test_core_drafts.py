@@ -1,0 +1,158 @@
+"""Speculative decoding in the core: the same tokens, logprobs and ends, whatever is drafted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from core_driver import SMALL, Driver, naive, request, same
+from test_core_constrained import FakeMatcher, add
+
+from headrace.core import CoreConfig
+from headrace.core.drafts import DraftRow, StepSize
+from headrace.types import Request
+
+
+class Oracle:
+    """Knows the answers. A draft is right with probability `right`; sequences are held with probability `eager`."""
+
+    def __init__(self, config: CoreConfig, right: float, eager: float, most: int, seed: int, eos_every: int) -> None:
+        self.config, self.right, self.eager, self.most, self.eos_every = config, right, eager, most, eos_every
+        self.rng = random.Random(seed)
+        self.answers: dict[str, list[int]] = {}
+        self.known: dict[str, int] = {}
+        self.holding: dict[str, bool] = {}
+        self.open: dict[int, list[int]] = {}
+        """By step: the number of drafts of each row."""
+        self.drafted = self.accepted = 0
+
+    def begin(self, request: Request) -> bool:
+        self.answers[request.id] = naive(request, self.config, self.eos_every).tokens
+        self.known[request.id] = 0
+        self.holding[request.id] = False
+        return True
+
+    def extend(self, sequence: str, tokens: Sequence[int], in_flight: int) -> None:
+        start = self.known[sequence]
+        assert list(tokens) == self.answers[sequence][start : start + len(tokens)]
+        assert in_flight in (0, 1, 2)
+        self.known[sequence] += len(tokens)
+        self.holding[sequence] = self.holding[sequence] or self.rng.random() < self.eager
+
+    def end(self, sequence: str, keep: bool) -> None:
+        del self.known[sequence], self.holding[sequence]
+
+    def held(self, sequence: str) -> bool:
+        return self.holding[sequence]
+
+    def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> list[list[int]]:
+        assert len(rows) <= size.sampled <= size.tokens <= self.config.max_num_batched_tokens
+        found = []
+        for row in rows:
+            at = self.known[row.sequence]
+            count = self.rng.randint(0, max(0, min(self.most, row.most)))
+            answer = [*self.answers[row.sequence][at : at + count], *[5] * count][:count]
+            found.append([t if self.rng.random() < self.right else (t + 1) % 64 for t in answer])
+            if not count:
+                self.holding[row.sequence] = self.rng.random() < self.eager
+        self.open[step] = [len(tokens) for tokens in found]
+        return found
+
+    def verified(self, step: int, accepted: Sequence[int | None]) -> None:
+        counts = self.open.pop(step, [])
+        assert len(counts) == len(accepted)
+        for count, right in zip(counts, accepted, strict=True):
+            if right is not None:
+                assert 0 <= right <= count
+                self.drafted += count
+                self.accepted += right
+
+
+def requests(rng: random.Random, count: int) -> list[Request]:
+    return [
+        request(
+            f"r{i}", [rng.randrange(2, 64) for _ in range(rng.randrange(1, 20))], rng.randrange(1, 30),
+            arrival=float(i), seed=i, logprobs=rng.choice([None, 0, 2]), prompt_logprobs=rng.choice([None, None, 1]),
+            repetition_penalty=rng.choice([1.0, 1.2]), stop_token_ids=rng.choice([(), (9,)]),
+            min_tokens=rng.choice([0, 0, 5]), allowed_token_ids=rng.choice([None, None, tuple(range(40))]),
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize(("blocks", "budget"), [(14, 32), (65, 32), (65, 9)])
+@pytest.mark.parametrize(("right", "eager"), [(1.0, 1.0), (0.0, 1.0), (0.7, 0.5), (0.9, 0.1)])
+def test_the_tokens_of_the_definition(depth: int, blocks: int, budget: int, right: float, eager: float) -> None:
+    config = replace(SMALL, num_blocks=blocks, max_num_batched_tokens=budget)
+    rng = random.Random(f"{depth} {blocks} {budget} {right} {eager}")
+    work = requests(rng, 14)
+    work = [replace(one, params=replace(one.params, min_tokens=min(one.params.min_tokens, one.params.max_tokens or 0)))
+            for one in work]  # fmt: skip
+    oracle = Oracle(config, right, eager, most=6, seed=depth, eos_every=9)
+    driver = Driver(config, depth, eos_every=9, drafts=oracle)
+    driver.add(*work)
+    records = driver.run()
+    for one in work:
+        same(records[one.id], naive(one, config, 9))
+    assert not oracle.known, "every sequence is ended"
+    assert sum(record.accepted for record in records.values()) == oracle.accepted
+    assert sum(record.accepted + record.rejected for record in records.values()) == oracle.drafted
+    if right == 0:
+        assert oracle.accepted == 0
+    if right == 1 and budget > 9:
+        assert oracle.accepted > oracle.drafted / 2  # drafts behind a stop are wrong
+
+
+def test_right_drafts_take_fewer_steps() -> None:
+    oracle = Oracle(SMALL, 1.0, 1.0, most=4, seed=0, eos_every=0)
+    plain, fast = Driver(SMALL), Driver(SMALL, drafts=oracle)
+    for driver in (plain, fast):
+        driver.add(request("r", [5, 6, 7], 60))
+        driver.run()
+    assert plain.records["r"].tokens == fast.records["r"].tokens
+    assert fast.steps < plain.steps / 2
+
+
+def test_a_request_without_drafts_and_one_with_a_grammar_are_not_drafted() -> None:
+    oracle = Oracle(SMALL, 1.0, 1.0, most=4, seed=0, eos_every=7)
+    driver = Driver(SMALL, drafts=oracle, eos_every=7)
+    driver.add(replace(request("none", [5, 6, 7], 20), max_drafts=0))
+    add(driver, request("grammar", [5, 6], 20), FakeMatcher(64))
+    driver.run()
+    assert oracle.answers == {}
+
+
+def test_a_request_may_limit_its_drafts() -> None:
+    oracle = Oracle(SMALL, 1.0, 1.0, most=6, seed=0, eos_every=0)
+    driver = Driver(SMALL, drafts=oracle)
+    driver.add(replace(request("r", [5, 6, 7], 40), max_drafts=2))
+    longest = 0
+
+    def look() -> None:
+        nonlocal longest
+        longest = max([longest, *(plan.num_rows for plan, _ in driver.in_flight)])
+
+    driver.run(each=look)
+    assert longest <= 3
+
+
+def test_aborts_and_failures_with_drafts_under_way() -> None:
+    for seed in range(12):
+        rng = random.Random(seed)
+        oracle = Oracle(SMALL, 0.7, 0.7, most=5, seed=seed, eos_every=9)
+        driver = Driver(depth=2, eos_every=9, drafts=oracle)
+        work = [request(f"r{i}", range(5, 12 + i), 40, seed=i, logprobs=1) for i in range(8)]
+        driver.add(*work)
+        for _ in range(60):
+            driver.step()
+            if rng.random() < 0.1:
+                driver.scheduler.abort(f"r{rng.randrange(8)}")
+            if rng.random() < 0.03 and driver.in_flight:
+                driver.fail("broken")
+        records = driver.run()
+        for one in work:
+            same(records[one.id], naive(one, SMALL, 9))
+        assert not oracle.known
