@@ -36,8 +36,6 @@ def test_a_control_token_that_a_grammar_spells_is_text(llm: LLM, name: str, bias
     for token in sorted(llm.tokenizer.special_ids):
         spelled = llm.tokenizer.token_text(token)
         outputs = StructuredOutputs(**form(spelled))
-        params = SamplingParams(
-            max_tokens=60, structured_outputs=outputs, logit_bias=bias, skip_special_tokens=False
-        )
+        params = SamplingParams(max_tokens=60, structured_outputs=outputs, logit_bias=bias, skip_special_tokens=False)
         (found,) = llm.generate("Hello", params)[0].outputs
         assert (found.text, found.finish_reason) == (wanted.replace("END", spelled), "stop")
