@@ -166,10 +166,35 @@ def test_calls_that_are_held_by_a_grammar() -> None:
     assert "TEXT" in free["lark"]
 
 
+def test_forced_arguments_are_an_object() -> None:
+    def forced(parameters: dict[str, Any], **more: Any) -> Any:
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
+        return grammar(held(tools=[tool], tool_choice="required"))["schemas"]
+
+    either = {"anyOf": [{"type": "string"}, PARAMETERS]}
+    assert forced({}) == [{"type": "object"}]
+    assert forced(either) == [{**either, "type": "object"}]
+    assert forced({"type": ["object", "null"]}) == [{"type": "object"}]
+    assert forced({"$ref": "#/$defs/x"}, strict=True) == [{"$ref": "#/$defs/x"}]
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        ([TOOL, OTHER, TOOL], "`tools` has two functions with the name 'f'"),
+        ([{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}], "are of type 'array'"),
+        ([{"type": "function", "function": {"name": "f", "parameters": {"type": ["null"]}}}], "are an object"),
+    ],
+)
+def test_tools_that_cannot_be_called_are_refused(tools: list[Any], message: str) -> None:
+    assert message in fault(chat(serve_fake(), tools=tools), 400, "tools")["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "f"}, "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "h"}}, "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": "always", "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools"}, "tools": [TOOL]}, "tool_choice.allowed_tools"),
