@@ -162,6 +162,15 @@ def test_calls_that_are_held_by_a_grammar() -> None:
     assert "TEXT" in free["lark"]
 
 
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_every_format_can_be_forced(name: str) -> None:
+    served = serve_fake(configured(tool_format=name))
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        response = chat(served, tools=[TOOL], tool_choice=choice)
+        assert response.status_code == 200, response.text
+        assert grammar(served.engine.requests[-1].constraint)["lark"]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
