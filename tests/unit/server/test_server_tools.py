@@ -122,7 +122,11 @@ def test_reasoning_and_its_tokens() -> None:
     assert shown["content"] == "Hi"
     assert shown["reasoning"] == shown["reasoning_content"] == "abc"
     # One token per byte: the text, the end marker, and the last byte of the marker before.
-    assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("abc</think>") + 1}
+    assert reply["usage"]["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 0,
+        "rejected_prediction_tokens": 0,
+        "reasoning_tokens": len("abc</think>") + 1,
+    }
     chunks = events(chat(served, stream=True, stream_options={"include_usage": True}))
     assert chunks[-1]["usage"] == reply["usage"]
     streamed = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
