@@ -5,7 +5,8 @@ Each schema is refused, or: its valid instances are allowed, its invalid ones ar
 mask of the default model's vocabulary are valid by the package jsonschema. Prints counts; fails if one text is wrong.
 
 Usage: ci/json_schema.py [--samples 20] [--model-samples N] [--backend NAME] [--list]
-    --model-samples: also N texts of the default model itself at temperature 1 for each schema that is enforced
+    --model-samples: also N texts of the default model itself at temperature 1, without whitespace between the parts of
+        JSON, for each schema that is enforced
     --model-tokens: the longest of these texts
 """
 
@@ -28,7 +29,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "json-schema"
-_AT_A_TIME = 40
+_AT_A_TIME = 30
 """Schemas whose texts the model writes in one batch."""
 VERSION = "4.26.0"
 _SPACE = "\\t\\n\\v\\f\\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
@@ -162,13 +163,16 @@ def from_the_model(checker: Checker, count: int, tokens: int) -> None:
     chosen = list(enumerate(checker.enforced))
     random.Random(1).shuffle(chosen)
     started, made = time.monotonic(), 0
-    with LLM("smollm2", max_num_seqs=128, max_model_len=1024) as llm:
+    with LLM("smollm2", max_num_seqs=200, max_model_len=1024) as llm:
         for begin in range(0, len(chosen), _AT_A_TIME):
             some = chosen[begin : begin + _AT_A_TIME]
             prompts = [f"JSON for the schema {json.dumps(group.schema)[:400]}:\n" for _, group in some]
             params = [
                 SamplingParams(
-                    max_tokens=tokens, seed=at, n=count, structured_outputs=StructuredOutputs(json=group.schema)
+                    max_tokens=tokens,
+                    seed=at,
+                    n=count,
+                    structured_outputs=StructuredOutputs(json=group.schema, whitespace="compact"),
                 )
                 for at, group in some
             ]

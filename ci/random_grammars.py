@@ -111,6 +111,51 @@ def random_gbnf(rng: random.Random) -> str:
     return "\n".join(f"{rule} ::= {side} | {rng.choice(terms)}" for rule, side in zip(rules, sides, strict=True))
 
 
+def random_tag(rng: random.Random) -> Any:
+    """A structural tag of either form."""
+    marks = ["<a", "<b>", "@", "[x", "é:", "<"]
+    if rng.random() < 0.5:
+        begins = rng.sample(marks, rng.randrange(1, 4))
+        structures = [
+            {
+                "begin": begin + rng.choice(["", "=1>", "q"]),
+                "schema": random_schema(rng, 2),
+                "end": rng.choice(["</>", "!"]),
+            }
+            for begin in begins
+        ]
+        return {"structures": structures, "triggers": begins}
+    return {"type": "structural_tag", "format": random_format(rng, marks)}
+
+
+def random_format(rng: random.Random, marks: list[str], depth: int = 0) -> Any:
+    def inner() -> Any:
+        return random_format(rng, marks, depth + 1)
+
+    def tag() -> Any:
+        end = rng.choice(["</>", "!", ["</>", "!"]])
+        return {"type": "tag", "begin": rng.choice(marks), "content": inner(), "end": end}
+
+    leaves = [
+        {"type": "const_string", "value": rng.choice(["x", "</>", ""])},
+        {"type": "json_schema", "json_schema": random_schema(rng, 2)},
+        {"type": "regex", "pattern": random_regex(rng, 1)},
+        {"type": "any_text"},
+    ]
+    kind = rng.randrange(9)
+    if depth > 2 or kind < 4:
+        return leaves[kind % 4]
+    tags = [tag() for _ in range(rng.randrange(1, 3))]
+    flags = {name: True for name in ("at_least_one", "stop_after_first") if rng.random() < 0.3}
+    return [
+        {"type": "sequence", "elements": [inner() for _ in range(rng.randrange(1, 4))]},
+        {"type": "or", "elements": [inner() for _ in range(rng.randrange(1, 4))]},
+        tags[0],
+        {"type": "tags_with_separator", "tags": tags, "separator": rng.choice(["", ", "]), **flags},
+        {"type": "triggered_tags", "tags": tags, "triggers": sorted({one["begin"] for one in tags}), **flags},
+    ][kind - 4]
+
+
 def broken(rng: random.Random, text: str) -> str:
     """The text with some characters removed, doubled or replaced."""
     for _ in range(rng.randrange(1, 4)):
@@ -150,12 +195,13 @@ def random_grammar(rng: random.Random) -> tuple[str, str, str]:
     """(class, kind, text)."""
     if rng.random() < 0.02:
         return ("hostile", *hostile(rng))
-    kind = rng.choice(["json_schema", "json_schema", "json_schema", "regex", "lark", "gbnf", "choice"])
+    kind = rng.choice(["json_schema"] * 3 + ["regex", "lark", "gbnf", "choice", "structural_tag"])
     text = {
         "json_schema": lambda: json.dumps(random_schema(rng)),
         "regex": lambda: random_regex(rng),
         "lark": lambda: random_lark(rng),
         "gbnf": lambda: random_gbnf(rng),
+        "structural_tag": lambda: json.dumps(random_tag(rng)),
         "choice": lambda: json.dumps(
             rng.sample(["yes", "no", "vielleicht", "é", "a b", '"', "\n"], rng.randrange(1, 5))
         ),

@@ -40,12 +40,18 @@ class Answer:
 
 
 def config_of(
-    model: Path, chunk: int = 512, seqs: int = 64, blocks: int = 400, caching: bool = True, context: int | None = None
+    model: Path,
+    chunk: int = 512,
+    seqs: int = 64,
+    blocks: int = 400,
+    caching: bool = True,
+    context: int | None = None,
+    speculate: str | None = None,
 ) -> Config:
     return Config(
         model=ModelConfig(model=str(model), max_model_len=context),
         cache=CacheConfig(num_blocks=blocks, prefix_caching=caching, block_size=BLOCK),
-        scheduler=SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=chunk),
+        scheduler=SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=chunk, speculate=speculate),
         device=DeviceConfig(platform="cpu", threads=1),
     )
 

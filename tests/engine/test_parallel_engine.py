@@ -14,6 +14,7 @@ import tiny_models
 import torch
 from engine_harness import choices, config_of, request
 from parallel_tokens import Letters
+from seeded_drafts import ByRequest, EngineDrafts, use
 
 from headrace.client.in_process_client import InProcessClient
 from headrace.config import Config, DeviceConfig, ModelConfig, ParallelConfig
@@ -66,6 +67,21 @@ async def end_of(client: InProcessClient) -> str:
     """The error of a request when the engine has exited."""
     found = await choices(client, request(PROMPTS[0], id="long", max_tokens=200, logprobs=None))
     return str(found[0].finish)
+
+
+def test_two_ranks_verify_drafts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of drafts are those of one rank."""
+
+    async def run() -> None:
+        async with started(parallel(model, 1)) as one:
+            wanted = await answers(one)
+        known = ByRequest(zip(("r0", "r1", "r2", "drawn"), wanted, strict=True))
+        made = use(monkeypatch, lambda: EngineDrafts(known, 0.8, 0.9, 0, 260))
+        async with started(parallel(model, 2)) as two:
+            assert await answers(two) == wanted
+            assert made[0].accepted > 5
+
+    asyncio.run(run())
 
 
 def test_two_ranks_answer_as_one_and_the_exit_of_one_is_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from headrace.conformance.operators_tier import need_arithmetic
+from headrace.conformance.seeded_drafts import SeededDrafts
 from headrace.conformance.tiers import tier
-from headrace.conformance.tiny import Answer, Serving, TinyModel, agreeing, requests
+from headrace.conformance.tiny import VOCAB, Answer, Serving, TinyModel, agreeing, requests
 from headrace.platforms.interface import Device
 from headrace.platforms.torch_device import TorchDevice
 from headrace.types import Capabilities
@@ -94,6 +95,20 @@ class DeterminismTier(_Shared):
         assert Serving(device, model, budget=9, seqs=3).run(work, _CONSTRAINED) == batched, "chunked"
         for request in work[:4]:
             assert Serving(device, model).run([request], _CONSTRAINED)[request.id] == batched[request.id], "alone"
+
+    @pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
+    def test_drafts_change_no_bit(self, device: Device, model: TinyModel, right: float) -> None:
+        """Speculative decoding: rows of drafts are sampled with the token before them, and only equal ones count."""
+        need_arithmetic(device)
+        if not device.capabilities().deterministic:
+            pytest.skip("determinism is not declared")
+        work = [pair[i % 2] for i, pair in enumerate(zip(requests(6, 0.0, 12), requests(6, 1.0, 12), strict=True))]
+        wanted = Serving(device, model).run(work)
+        answers = {name: tokens for name, (tokens, _) in wanted.items()}
+        drafts = SeededDrafts(answers, right, eager=0.8, seed=1, vocab=VOCAB)
+        assert Serving(device, model, drafts=drafts).run(work) == wanted
+        assert drafts.drafted > 0
+        assert drafts.accepted == {0.0: 0, 1.0: drafts.drafted}.get(right, drafts.accepted)
 
     def test_seeds_decide_the_draw(self, device: Device, model: TinyModel) -> None:
         need_arithmetic(device)

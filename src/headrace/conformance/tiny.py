@@ -12,6 +12,7 @@ import torch
 from headrace.conformance.fixed_grammar import FixedGrammar
 from headrace.conformance.transfer import head_size, place
 from headrace.core import CoreConfig, Scheduler
+from headrace.core.drafts import DraftSource
 from headrace.engine.core_loop import EngineCore, StepRunner
 from headrace.engine.runner import Runner, RunnerConfig
 from headrace.kernels.registry import bind, pack
@@ -19,9 +20,9 @@ from headrace.kernels.weight import Weight
 from headrace.platforms.interface import KV, Device, Tensor
 from headrace.types import Capabilities, Delta, KVLayout, LayerKV, Request, SamplingParams
 
-__all__ = ["Answer", "Serving", "TinyModel", "agreeing", "requests"]
+__all__ = ["VOCAB", "Answer", "Serving", "TinyModel", "agreeing", "requests"]
 
-_HIDDEN, _HEADS, _WIDE, _VOCAB, _LAYERS, _LONGEST = 64, 4, 96, 128, 2, 256
+_HIDDEN, _HEADS, _WIDE, VOCAB, _LAYERS, _LONGEST = 64, 4, 96, 128, 2, 256
 _EPS = 1e-6
 Answer = tuple[list[int], list[float]]
 """Token ids and their logprobs."""
@@ -48,10 +49,10 @@ class TinyModel:
         self._dim = head_size(able)
         self._kv_heads = 2 if "gqa" in able.attention_features else _HEADS
         rng = np.random.default_rng(11)
-        self._embedding = self._weight(rng, _VOCAB, _HIDDEN, "embedding")
+        self._embedding = self._weight(rng, VOCAB, _HIDDEN, "embedding")
         self._layers = [self._layer(rng) for _ in range(_LAYERS)]
         self._norm = self._vector(rng)
-        self._head = self._weight(rng, _VOCAB, _HIDDEN, "logits")
+        self._head = self._weight(rng, VOCAB, _HIDDEN, "logits")
         half = self._dim // 2
         angles = np.arange(_LONGEST)[:, None] / 100.0 ** (np.arange(half) / half)
         table = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
@@ -102,15 +103,24 @@ def _unpack(weight: Weight) -> torch.Tensor:
 class Serving:
     """The engine itself on a device: its scheduler, its loop with two steps in flight, its runner."""
 
-    def __init__(self, device: Device, model: TinyModel, *, budget: int = 64, seqs: int = 8, blocks: int = 64) -> None:
+    def __init__(
+        self,
+        device: Device,
+        model: TinyModel,
+        *,
+        budget: int = 64,
+        seqs: int = 8,
+        blocks: int = 64,
+        drafts: DraftSource | None = None,
+    ) -> None:
         capabilities = device.capabilities()
         size = capabilities.block_sizes[0]
         store = "float32" if "float32" in capabilities.kv_dtypes else min(capabilities.kv_dtypes)
         layout = KVLayout(model.kv_layers, size, store)
-        self.scheduler = Scheduler(CoreConfig(blocks, size, seqs, budget, _LONGEST, _VOCAB))
+        self.scheduler = Scheduler(CoreConfig(blocks, size, seqs, budget, _LONGEST, VOCAB), drafts)
         self.errors: dict[str, str] = {}
         """Request id → the error that ended it."""
-        runner = Runner(device, model, model.ops, RunnerConfig(layout, blocks, seqs, budget, _LONGEST, _VOCAB))
+        runner = Runner(device, model, model.ops, RunnerConfig(layout, blocks, seqs, budget, _LONGEST, VOCAB))
         self._core = EngineCore(self.scheduler, self.watch(runner), seqs, size)
 
     def watch(self, runner: StepRunner) -> StepRunner:
@@ -121,7 +131,7 @@ class Serving:
         """Serve all requests together, those whose ids are in `constrained` with a grammar. Raises DeviceLost."""
         answers: dict[str, Answer] = {request.id: ([], []) for request in work}
         for request in work:
-            self.scheduler.add(request, FixedGrammar(_VOCAB) if request.id in constrained else None)
+            self.scheduler.add(request, FixedGrammar(VOCAB) if request.id in constrained else None)
         while self._core.has_work():
             for delta in self._core.step():
                 self._take(answers, delta)
@@ -148,10 +158,10 @@ def agreeing(found: Answer, wanted: Answer, limit: float = 0.02) -> int:
 def requests(count: int, temperature: float = 0.0, output: int = 8) -> list[Request]:
     """Prompts of 1 to 70 tokens, some with a shared beginning."""
     rng = np.random.default_rng(5)
-    shared = rng.integers(0, _VOCAB, 40).tolist()
+    shared = rng.integers(0, VOCAB, 40).tolist()
     made = []
     for i in range(count):
-        own = rng.integers(0, _VOCAB, int(rng.integers(1, 30))).tolist()
+        own = rng.integers(0, VOCAB, int(rng.integers(1, 30))).tolist()
         prompt = tuple(shared + own if i % 3 == 0 else own)
         params = SamplingParams(max_tokens=output, temperature=temperature, seed=i, logprobs=0, ignore_eos=True)
         made.append(Request(f"r{i}", prompt, params))

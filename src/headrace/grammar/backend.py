@@ -25,7 +25,7 @@ class GrammarVocabulary:
     width: int
     """Columns of the logits; at least the number of tokens. Ids beyond the vocabulary are never allowed."""
     encode: Callable[[str], list[int]]
-    """Ids of a text, without special tokens around it."""
+    """Ids of a text, without special tokens around it or in it: a control token's text is encoded letter by letter."""
 
 
 class CompiledGrammar(Protocol):

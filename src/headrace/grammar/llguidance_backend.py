@@ -109,9 +109,7 @@ class LlguidanceBackend:
         kind, text = constraint.kind, constraint.text
         try:
             if kind in ("json_schema", "json_object"):
-                schema = {"type": "object"} if kind == "json_object" else checked_schema(text, constraint.strict)
-                # The library takes its options from objects alone.
-                schema = {} if schema is True else schema
+                schema = {"type": "object"} if kind == "json_object" else _checked(text, constraint.strict)
                 overrides: Any = {**_ALWAYS, **_OPTIONS[constraint.whitespace]}
                 return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides))
             if kind == "regex":
@@ -160,6 +158,9 @@ class _LlguidanceMatcher:
     def accepting(self) -> bool:
         return bool(self._matcher.is_accepting())
 
+    def copy(self) -> _LlguidanceMatcher:
+        return _LlguidanceMatcher(self._matcher.deep_copy(), self.mask.copy())
+
     def forced(self) -> list[int]:
         tokens: list[int] = self._matcher.compute_ff_tokens()
         return tokens
@@ -182,15 +183,20 @@ def _with_schemas(lark: str, schemas: list[PlacedSchema], strict: list[bool], wh
     rules = [lark]
     for at, ((where, schema), held) in enumerate(zip(schemas, strict, strict=True)):
         try:
-            checked = checked_schema(json.dumps(schema), held)
+            checked = _checked(json.dumps(schema), held)
         except InvalidRequest as error:
             raise InvalidRequest(f"`{where}`: {error}" if where else str(error), error.param, error.code) from None
-        # The library takes its options from objects alone.
-        checked = {} if checked is True else checked
-        if isinstance(checked, dict):
-            checked = checked | {"x-guidance": {**_ALWAYS, **_OPTIONS[whitespace]}}
+        checked["x-guidance"] = {**_ALWAYS, **_OPTIONS[whitespace]}
         rules.append(f"schema_{at}: %json {json.dumps(checked)}")
     return str(llguidance.grammar_from("lark", "\n".join(rules)))
+
+
+def _checked(text: str, strict: bool) -> dict[str, Any]:
+    """A schema as an object, from which alone the library takes its options. Raises InvalidRequest."""
+    schema = checked_schema(text, strict)
+    if schema is False:
+        raise _refusal("cannot be compiled: the schema `false` allows no value")
+    return {} if schema is True else schema
 
 
 def _check_lark(text: str) -> None:

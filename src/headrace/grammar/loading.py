@@ -8,9 +8,9 @@ from pathlib import Path
 from headrace.errors import ConfigError, PluginError
 from headrace.grammar.backend import GrammarBackend, GrammarVocabulary, MakeGrammarBackend
 from headrace.plugins import PluginSet, discover
-from headrace.tokenization.tokenizer import load_tokenizer
+from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["find_backend", "open_backend", "read_vocabulary"]
+__all__ = ["find_backend", "open_backend", "read_vocabulary", "vocabulary_of"]
 
 _HOOK = "headrace_grammar_backends"
 _EXTRAS = ("xgrammar",)
@@ -45,14 +45,19 @@ def open_backend(
 
 def read_vocabulary(checkpoint: Path, width: int, eos_token_ids: tuple[int, ...]) -> GrammarVocabulary:
     """The tokens of a checkpoint. Raises what `load_tokenizer` does."""
-    tokenizer = load_tokenizer(checkpoint)
+    return vocabulary_of(load_tokenizer(checkpoint), width, eos_token_ids)
+
+
+def vocabulary_of(tokenizer: Tokenizer, width: int, eos_token_ids: tuple[int, ...]) -> GrammarVocabulary:
+    """The tokens of a tokenizer."""
     size = min(tokenizer.vocab_size, width)
     return GrammarVocabulary(
         token_bytes=[tokenizer.token_bytes(i) for i in range(size)],
         special_ids=frozenset(token for token in tokenizer.special_ids if token < size),
         eos_token_ids=tuple(token for token in eos_token_ids if token < size),
         width=width,
-        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        # A control token that a grammar spells is text: its id would end the output, or fail the grammar.
+        encode=tokenizer.plain_encoder(),
     )
 
 

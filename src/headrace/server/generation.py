@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from headrace.client.api import EngineClient, GenerateRequest, LogprobEntry, Output, Usage
 from headrace.server.http_errors import HttpError
-from headrace.server.replies import PromptDetails, UsageReply
+from headrace.server.replies import CompletionDetails, PromptDetails, UsageReply
 
 __all__ = ["GeneratedChoice", "GenerationRun", "close_stream", "usage_reply"]
 
@@ -50,6 +50,9 @@ class GenerationRun:
         """By choice, from its first piece on; empty unless the request has `prompt_logprobs`."""
         self._usages: list[Usage] = [Usage(len(request.prompt), 0, 0) for request in requests]
         self._logprobs = requests[0].params.logprobs is not None
+        constraint = requests[0].constraint
+        self._field = None if constraint is None else constraint.field
+        """Of the constraint, for its errors."""
         self._stream = self._open()
 
     def _open(self) -> AsyncIterator[Output]:
@@ -61,7 +64,7 @@ class GenerationRun:
         try:
             async for output in self._stream:
                 if output.finish_reason in ("error", "abort"):
-                    raise _failure(output)
+                    raise _failure(output, self._field)
                 if output.usage is not None:
                     self._usages[output.index // self.n] = output.usage
                 if output.prompt_logprobs is not None:
@@ -82,23 +85,31 @@ class GenerationRun:
             sum(usage.prompt_tokens for usage in self._usages),
             sum(usage.completion_tokens for usage in self._usages),
             sum(usage.cached_tokens for usage in self._usages),
+            sum(usage.accepted_drafts for usage in self._usages),
+            sum(usage.rejected_drafts for usage in self._usages),
         )
 
 
-def _failure(output: Output) -> HttpError:
+def _failure(output: Output, field: str | None) -> HttpError:
     if output.finish_reason == "abort":
         return HttpError(
             503, "the request was aborted", kind="server_error", code="aborted", headers={"retry-after": "5"}
         )
     message = output.error or "the engine could not finish the request"
     if output.request_fault:
-        return HttpError(400, message, code="nothing_to_sample")
+        return HttpError(400, message, param=field, code="nothing_to_sample")
     return HttpError(500, message, kind="server_error", code="engine_error")
 
 
 def usage_reply(usage: Usage) -> UsageReply:
     total = usage.prompt_tokens + usage.completion_tokens
-    return UsageReply(usage.prompt_tokens, usage.completion_tokens, total, PromptDetails(usage.cached_tokens))
+    return UsageReply(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        total,
+        PromptDetails(usage.cached_tokens),
+        CompletionDetails(usage.accepted_drafts, usage.rejected_drafts),
+    )
 
 
 async def close_stream(stream: AsyncIterator[Output]) -> None:

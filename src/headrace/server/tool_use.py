@@ -46,7 +46,7 @@ class _ToolChoice:
 def tool_use(body: ChatRequest, formats: ModelFormats) -> ToolUse:
     """The parser and the constraint of a request. Raises InvalidRequest for tools that this model cannot use, and for a
     `tool_choice` that does not match them."""
-    tools = {tool.function.name: tool.function for tool in body.tools or ()}
+    tools = _by_name(body)
     choice = _choice(body, tools)
     if not tools or choice is None:
         return ToolUse(formats.without_tools)
@@ -63,6 +63,24 @@ def tool_use(body: ChatRequest, formats: ModelFormats) -> ToolUse:
         constraint = _held(formats, allowed, choice.forced, single)
     schemas = {name: tool.parameters for name, tool in tools.items() if tool.parameters is not None}
     return ToolUse(formats.with_tools, schemas, single, constraint)
+
+
+def _by_name(body: ChatRequest) -> dict[str, FunctionTool]:
+    found: dict[str, FunctionTool] = {}
+    for tool in body.tools or ():
+        function = tool.function
+        if function.name in found:
+            message = f"`tools` has two functions with the name {function.name!r:.100}"
+            raise InvalidRequest(message, "tools", "invalid_value")
+        kind = (function.parameters or {}).get("type", "object")
+        if "object" not in (kind if isinstance(kind, list) else [kind]):
+            message = (
+                f"`tools`: the parameters of {function.name!r:.100} are of type {kind!r:.100}: a call's arguments are "
+                "an object"
+            )
+            raise InvalidRequest(message, "tools", "invalid_value")
+        found[function.name] = function
+    return found
 
 
 def _choice(body: ChatRequest, tools: Mapping[str, FunctionTool]) -> _ToolChoice | None:
@@ -90,7 +108,10 @@ def _choice(body: ChatRequest, tools: Mapping[str, FunctionTool]) -> _ToolChoice
 def _known_name(given: Any, tools: Mapping[str, FunctionTool]) -> str:
     function = given.get("function") if isinstance(given, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or name not in tools:
+    if not isinstance(name, str):
+        message = '`tool_choice` names no function: write {"type": "function", "function": {"name": …}}'
+        raise InvalidRequest(message, "tool_choice", "invalid_value")
+    if name not in tools:
         message = f"`tool_choice` names {name!r:.100}, which is not among `tools`"
         raise InvalidRequest(message, "tool_choice", "invalid_value")
     return name
@@ -111,13 +132,12 @@ def _held(formats: ModelFormats, tools: Sequence[FunctionTool], forced: bool, si
     assert formats.with_tools is not None
     for tool in tools:
         if not _NAME.fullmatch(tool.name):
-            message = f"`tools`: the name {tool.name!r:.100} must be of at most 128 letters, digits, _, . and -"
+            message = f"`tools`: the name {tool.name!r:.100} must be of 1 to 128 letters, digits, _, . and -"
             raise InvalidRequest(message, "tools", "invalid_value")
     functions = [
         CallableTool(
             tool.name,
-            # Without `strict` and without being forced, arguments are any object.
-            tool.parameters if forced or tool.strict or tool.parameters is None else {"type": "object"},
+            _arguments(tool, forced),
             bool(tool.strict),
         )
         for tool in tools
@@ -136,6 +156,16 @@ def _held(formats: ModelFormats, tools: Sequence[FunctionTool], forced: bool, si
         raise InvalidRequest(f"`tools`: {error}", "tools", "unsupported_value") from error
     text = json.dumps({"lark": found.lark, "schemas": found.schemas, "strict": found.strict})
     return Constraint("tool_calls", text, field="tools")
+
+
+def _arguments(tool: FunctionTool, forced: bool) -> Mapping[str, Any] | None:
+    """The schema of the arguments. Without `strict` and without being forced, they are any object."""
+    if tool.parameters is None:
+        return None
+    if not forced and not tool.strict:
+        return {"type": "object"}
+    # The strict rules want properties beside the type, which a reference has elsewhere.
+    return tool.parameters if tool.strict and "type" not in tool.parameters else {**tool.parameters, "type": "object"}
 
 
 def prompt_reasons(formats: ModelFormats, prompt: str, continued: str | None) -> bool | None:

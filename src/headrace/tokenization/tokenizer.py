@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,13 @@ class Tokenizer:
         backend, mark = self._splitting
         ids = [token for token in _encoded(backend, split) if token != mark]
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+
+    def plain_encoder(self) -> Callable[[str], list[int]]:
+        """A function that encodes a text without special tokens: one whose text is written there is encoded letter by
+        letter. Copies the vocabulary, which takes a moment."""
+        backend = _copied(self._backend)
+        backend.encode_special_tokens = True
+        return partial(_encoded, backend)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. Bytes that are not UTF-8 become U+FFFD. Ids beyond the vocabulary have no text."""
@@ -140,12 +148,16 @@ def _encoded(backend: Backend, text: str) -> list[int]:
 
 
 def _splitting(backend: Backend) -> tuple[Backend, int]:
-    with guarded("the tokenizer cannot be copied"):
-        copy = Backend.from_str(backend.to_str())
-        copy.add_special_tokens([AddedToken(SPLIT, special=True, normalized=False)])
-        mark = copy.token_to_id(SPLIT)
+    copy = _copied(backend)
+    copy.add_special_tokens([AddedToken(SPLIT, special=True, normalized=False)])
+    mark = copy.token_to_id(SPLIT)
     assert mark is not None
     return copy, mark
+
+
+def _copied(backend: Backend) -> Backend:
+    with guarded("the tokenizer cannot be copied"):
+        return Backend.from_str(backend.to_str())
 
 
 def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) -> Tokenizer:

@@ -57,7 +57,7 @@ def test_padding_and_control_tokens_never_come(backend: LlguidanceBackend) -> No
         (schema({"not": {}}), '"not"'),
         (schema({"type": "string", "format": "telephone"}), "Unknown format"),
         (schema({"type": "integer", "minimum": 3, "maximum": 2}), "cannot be compiled"),
-        (schema(False), "cannot be compiled"),
+        (schema(False), "cannot be compiled: the schema `false` allows no value"),
         (Constraint("regex", "(?=a)b"), "invalid regex"),
         (Constraint("regex", "("), "cannot be compiled"),
         (Constraint("choice", "[]"), "choices are a list"),

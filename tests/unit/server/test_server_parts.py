@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +39,7 @@ from headrace.server.lifecycle import _with_path
 from headrace.server.logprobs import TextOffsets, chat_logprobs, prompt_logprobs, text_logprobs
 from headrace.server.metrics import Histogram, RequestMeter, ServerMetrics
 from headrace.server.request_ids import new_request_id
-from headrace.types import SamplingParams
+from headrace.types import Constraint, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -167,6 +168,20 @@ def test_run_turns_failed_choices_into_errors(reason, status):
     with pytest.raises(HttpError) as caught:
         collect(GenerationRun(Failing(), jobs(1)))
     assert caught.value.status == status
+
+
+@pytest.mark.parametrize("field", [None, "structured_outputs.regex"])
+def test_run_names_the_constraint_that_cannot_be_followed(field):
+    class Failing(FakeClient):
+        async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+            yield Output(0, finish_reason="error", error="too many items", request_fault=True, usage=Usage(1, 0, 0))
+
+    (job,) = jobs(1)
+    if field is not None:
+        job = replace(job, constraint=Constraint("regex", "a", field=field))
+    with pytest.raises(HttpError) as caught:
+        collect(GenerationRun(Failing(), [job]))
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, field, "nothing_to_sample")
 
 
 def test_run_that_is_abandoned_closes_every_prompt():

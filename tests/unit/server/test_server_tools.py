@@ -122,7 +122,11 @@ def test_reasoning_and_its_tokens() -> None:
     assert shown["content"] == "Hi"
     assert shown["reasoning"] == shown["reasoning_content"] == "abc"
     # One token per byte: the text, the end marker, and the last byte of the marker before.
-    assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("abc</think>") + 1}
+    assert reply["usage"]["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 0,
+        "rejected_prediction_tokens": 0,
+        "reasoning_tokens": len("abc</think>") + 1,
+    }
     chunks = events(chat(served, stream=True, stream_options={"include_usage": True}))
     assert chunks[-1]["usage"] == reply["usage"]
     streamed = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
@@ -171,10 +175,35 @@ def test_every_format_can_be_forced(name: str) -> None:
         assert grammar(served.engine.requests[-1].constraint)["lark"]
 
 
+def test_forced_arguments_are_an_object() -> None:
+    def forced(parameters: dict[str, Any], **more: Any) -> Any:
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
+        return grammar(held(tools=[tool], tool_choice="required"))["schemas"]
+
+    either = {"anyOf": [{"type": "string"}, PARAMETERS]}
+    assert forced({}) == [{"type": "object"}]
+    assert forced(either) == [{**either, "type": "object"}]
+    assert forced({"type": ["object", "null"]}) == [{"type": "object"}]
+    assert forced({"$ref": "#/$defs/x"}, strict=True) == [{"$ref": "#/$defs/x"}]
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        ([TOOL, OTHER, TOOL], "`tools` has two functions with the name 'f'"),
+        ([{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}], "are of type 'array'"),
+        ([{"type": "function", "function": {"name": "f", "parameters": {"type": ["null"]}}}], "are an object"),
+    ],
+)
+def test_tools_that_cannot_be_called_are_refused(tools: list[Any], message: str) -> None:
+    assert message in fault(chat(serve_fake(), tools=tools), 400, "tools")["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "f"}, "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "h"}}, "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": "always", "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools"}, "tools": [TOOL]}, "tool_choice.allowed_tools"),

@@ -89,6 +89,16 @@ def test_a_stream_that_continues_a_prompt_keeps_its_first_space() -> None:
     assert PIECES.stream(skip_special_tokens=False, prompt_tail=[1]).push(ids[0]) == " world"
 
 
+@pytest.mark.parametrize("tokenizer", [BYTES, PIECES])
+def test_the_plain_encoder_spells_control_tokens(tokenizer: Tokenizer) -> None:
+    plain = tokenizer.plain_encoder()
+    for special in tokenizer.special_ids:
+        text = f"a{tokenizer.token_text(special)}b"
+        assert tokenizer.special_ids.isdisjoint(plain(text))
+        assert tokenizer.decode(plain(text), skip_special_tokens=False) == text
+    assert plain("hello world") == tokenizer.encode("hello world", add_special_tokens=False)
+
+
 def test_lone_surrogates_are_refused() -> None:
     message = r"the text cannot be encoded: '\\ud800' at 2 is half of a surrogate pair, which is no character"
     with pytest.raises(InvalidRequest, match=message):

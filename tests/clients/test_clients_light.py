@@ -1,4 +1,4 @@
-"""The openai package's `parse` helpers against the default model."""
+"""The clients that install in seconds, against the default model; `ci/clients.sh` runs all of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
-import openai_parse
 import pytest
 
 from headrace.hub.catalogue import cached_path
@@ -33,5 +33,8 @@ def url() -> Iterator[str]:
         process.communicate()
 
 
-def test_openai_parse(url: str) -> None:
-    openai_parse.main(url)
+@pytest.mark.parametrize("name", ["openai_parse", "llm_schemas"])
+def test_a_client(name: str, url: str) -> None:
+    script = Path(__file__).with_name(f"{name}.py")
+    done = subprocess.run([sys.executable, script, url], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,42 @@
+"""Lets engines draft from known answers instead of by a method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from headrace.conformance.seeded_drafts import SeededDrafts
+from headrace.engine import startup
+from headrace.speculation.acceptance import AcceptanceCounts
+
+
+class ByRequest(dict[str, list[int]]):
+    """Answers by the client's ids of requests; the engine's ids have numbers behind them."""
+
+    def __missing__(self, key: str) -> list[int]:
+        return self[key.partition("#")[0]]
+
+
+class EngineDrafts(SeededDrafts):
+    """With the members that the engine's loop uses."""
+
+    counts: dict[str, AcceptanceCounts] = {}  # noqa: RUF012
+
+    def settle(self, step: int, emitted: int, seconds: float) -> None:
+        pass
+
+    def waited(self, seconds: float) -> None:
+        pass
+
+
+def use(patch: pytest.MonkeyPatch, make: Callable[[], EngineDrafts]) -> list[EngineDrafts]:
+    """Let engines that are built from now on use such drafts; returns the list that gets each engine's."""
+    made: list[EngineDrafts] = []
+
+    def drafting(*_: object, **__: object) -> EngineDrafts:
+        made.append(make())
+        return made[-1]
+
+    patch.setattr(startup, "Drafting", drafting)
+    return made

@@ -1,0 +1,105 @@
+"""Speculative decoding changes no bit: every token, logprob and end is that of the engine without drafts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_harness import Answer, alone, engine, idle, in_turn, request, together
+from seeded_drafts import ByRequest, EngineDrafts, use
+from test_engine_bits import COUNT, VOCAB, WAYS, mixed, same
+from tiny_models import prompt as random_prompt
+
+
+@pytest.fixture(scope="module")
+def wanted(tiny_llama: Path) -> list[Answer]:
+    return alone(tiny_llama, mixed(COUNT, max_tokens=20))
+
+
+def drafts(wanted: list[Answer], right: float, eager: float, seed: int = 0) -> EngineDrafts:
+    answers = ByRequest({f"r{at}": one.ids for at, one in enumerate(wanted)})
+    return EngineDrafts(answers, right, eager, seed, VOCAB)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, {"chunk": 16}, {"chunk": 11, "seqs": 3}, {"blocks": 20, "chunk": 24}, {"caching": False}],
+    ids=str,
+)
+@pytest.mark.parametrize(("right", "eager"), [(1.0, 1.0), (0.0, 1.0), (0.7, 0.4)])
+def test_any_drafts_in_a_batch_cold_then_warm(
+    tiny_llama: Path,
+    wanted: list[Answer],
+    sizes: dict[str, Any],
+    right: float,
+    eager: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = use(monkeypatch, lambda: drafts(wanted, right, eager))
+
+    async def main() -> None:
+        async with engine(tiny_llama, **sizes) as client:
+            same(await together(client, mixed(COUNT, max_tokens=20)), wanted)
+            same(await together(client, mixed(COUNT, max_tokens=20)), wanted)
+            await idle(client)
+
+    asyncio.run(main())
+    found = made[0]
+    assert found.drafted > 10
+    assert found.accepted == {1.0: found.drafted, 0.0: 0}.get(right, found.accepted)
+
+
+def test_one_after_the_other(tiny_llama: Path, wanted: list[Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, lambda: drafts(wanted, 0.8, 0.8))
+
+    async def main() -> None:
+        async with engine(tiny_llama) as client:
+            same(await in_turn(client, mixed(COUNT, max_tokens=20)), wanted)
+            same(await in_turn(client, mixed(COUNT, max_tokens=20)[::-1]), wanted[::-1])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_the_methods_with_repeating_prompts(tiny_llama: Path, method: str) -> None:
+    """A tiny model repeats itself, so that drafts are found; the policy decides by the times of this machine."""
+    requests = [
+        request(random_prompt(9, VOCAB) * 4, f"m{at}", max_tokens=60, **WAYS[at % len(WAYS)]) for at in range(10)
+    ]
+    expected = alone(tiny_llama, requests)
+
+    async def main() -> None:
+        async with engine(tiny_llama, speculate=method) as client:
+            same(await together(client, requests), expected)
+            same(await in_turn(client, requests[:4]), expected[:4])
+            await idle(client)
+
+    asyncio.run(main())
+
+
+def test_requests_that_are_left_free_every_block(
+    tiny_llama: Path, wanted: list[Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = use(monkeypatch, lambda: drafts(wanted, 0.8, 0.9))
+    rng = random.Random(3)
+
+    async def main() -> None:
+        async with engine(tiny_llama, blocks=40, chunk=32) as client:
+            for _ in range(12):
+                tasks = [asyncio.create_task(together(client, [one])) for one in mixed(COUNT, max_tokens=20)]
+                for task in rng.sample(tasks, COUNT // 2):
+                    for _ in range(rng.randrange(30)):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                await asyncio.wait(tasks)
+                for task, expected in zip(tasks, wanted, strict=True):
+                    if not task.cancelled():
+                        same(task.result(), [expected])
+            stats = await idle(client)
+            assert stats.scheduler.blocks_held == 0
+
+    asyncio.run(main())
+    assert made[0].accepted > 0
