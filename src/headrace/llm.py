@@ -18,6 +18,7 @@ from headrace.client.api import GenerateRequest, ModelInfo
 from headrace.client.batch import Completion, RequestOutput, SequenceLimiter, answer_all
 from headrace.client.in_process_client import InProcessClient
 from headrace.client.prompts import Prompt, params_per_prompt, read_prompts
+from headrace.client.speculation_choice import SpeculationChoice, read_predictions
 from headrace.client.stops import special_stops
 from headrace.engine.stats import EngineStats
 from headrace.errors import EngineDead, InvalidRequest
@@ -105,14 +106,21 @@ class LLM:
         prompts: Prompt | Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        predictions: str | Sequence[str | Sequence[int] | None] | None = None,
+        speculation: bool | Mapping[str, Any] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """One answer for each prompt, in the order of the prompts, which are computed together.
 
         A prompt is a text, a list or array of token ids, or a dict with one of both as `prompt` or `prompt_token_ids`.
         A single prompt needs no list. There may be any number: they enter the engine's queue when it has room. `params`
-        applies to all prompts, or is a list with one for each prompt. `progress` draws a bar on a terminal's stderr;
-        None: only for more than one prompt.
+        applies to all prompts, or is a list with one for each prompt.
+
+        `predictions` are what the answers are expected to repeat, for speculative decoding: a text for all prompts, or
+        a list with a text, token ids or None for each. `speculation` is False (no drafts) or a mapping of `method` and
+        `max_tokens`, the most drafts of a step. Both change nothing but the speed.
+
+        `progress` draws a bar on a terminal's stderr; None: only for more than one prompt.
 
         All prompts are checked before the first is computed: raises InvalidRequest and its subclasses for the first
         invalid one, and later for a request that turns out to contradict itself (a constraint that cannot be enforced,
@@ -122,7 +130,8 @@ class LLM:
         """
         self._check_open()
         texts, ids = read_prompts(prompts, self.tokenizer.encode)
-        return self._answer(texts, ids, params_per_prompt(params, len(ids)), progress)
+        drafts = self._drafts(predictions, speculation, len(ids))
+        return self._answer(texts, ids, params_per_prompt(params, len(ids)), drafts, progress)
 
     def chat(
         self,
@@ -131,10 +140,12 @@ class LLM:
         *,
         tools: list[dict[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
+        predictions: str | Sequence[str | Sequence[int] | None] | None = None,
+        speculation: bool | Mapping[str, Any] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """The next message of one conversation, or of several. Without `params` at most 512 tokens are generated; for
-        errors and `progress` see `generate`."""
+        errors and the other arguments see `generate`."""
         talks = _conversations(messages)
         texts: list[str | None] = []
         ids: list[list[int]] = []
@@ -145,7 +156,8 @@ class LLM:
         if params is None:
             room = [max(1, min(_CHAT_TOKENS, self.info.room(len(prompt)))) for prompt in ids]
             params = [SamplingParams(max_tokens=tokens) for tokens in room]
-        return self._answer(texts, ids, params_per_prompt(params, len(ids)), progress)
+        drafts = self._drafts(predictions, speculation, len(ids))
+        return self._answer(texts, ids, params_per_prompt(params, len(ids)), drafts, progress)
 
     def stats(self) -> EngineStats:
         return self._run(self._client.stats())
@@ -193,11 +205,18 @@ class LLM:
         texts: Sequence[str | None],
         ids: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
+        drafts: tuple[list[tuple[int, ...]], SpeculationChoice],
         progress: bool | None,
     ) -> list[RequestOutput]:
         requests = [
-            GenerateRequest(f"llm-{next(self._numbers)}", tuple(prompt), self._with_special_stops(one))
-            for prompt, one in zip(ids, params, strict=True)
+            GenerateRequest(
+                f"llm-{next(self._numbers)}",
+                tuple(prompt),
+                self._with_special_stops(one),
+                predicted=predicted,
+                speculation=drafts[1],
+            )
+            for prompt, one, predicted in zip(ids, params, drafts[0], strict=True)
         ]
         for index, request in enumerate(requests):
             self._check(request, f"prompts[{index}]: " if len(requests) > 1 else "")
@@ -207,6 +226,14 @@ class LLM:
         for answer, text in zip(answers, texts, strict=True):
             answer.prompt = text
         return answers
+
+    def _drafts(
+        self, predictions: object, speculation: object, count: int
+    ) -> tuple[list[tuple[int, ...]], SpeculationChoice]:
+        def encode(text: str) -> list[int]:
+            return self.tokenizer.encode(text, add_special_tokens=False)
+
+        return read_predictions(predictions, count, encode), SpeculationChoice.of(speculation)
 
     def _with_special_stops(self, params: SamplingParams) -> SamplingParams:
         """Add the special tokens whose text is a stop string: if the output leaves special tokens out, it never has

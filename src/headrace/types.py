@@ -79,6 +79,8 @@ class Request:
     """Tokens that the caller expects as the output: drafts of speculative decoding."""
     max_drafts: int | None = None
     """Most drafts that one step verifies for it; 0: none, None: as many as the engine finds worth it."""
+    predicted_only: bool = False
+    """Drafts come from `predicted` alone, whatever else the engine drafts with."""
 
 
 @dataclass(frozen=True, slots=True)

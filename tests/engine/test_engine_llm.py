@@ -65,6 +65,24 @@ def test_choices_and_logprobs(llm: LLM) -> None:
     assert found.usage.completion_tokens == 12
 
 
+def test_predictions_change_nothing_but_the_speed(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    plain = llm.generate(["Hello", "Bye"], params)
+    ids = [one.outputs[0].token_ids for one in plain]
+    for predictions in ("some text", [ids[0], None], ids):
+        found = llm.generate(["Hello", "Bye"], params, predictions=predictions)
+        assert [one.outputs for one in found] == [one.outputs for one in plain]
+    none = llm.generate(["Hello", "Bye"], params, predictions=ids, speculation=False)
+    assert [(one.usage.accepted_drafts, one.usage.rejected_drafts) for one in none if one.usage] == [(0, 0)] * 2
+    talk = [{"role": "user", "content": "Hi"}]
+    one, other = llm.chat(talk, GREEDY), llm.chat(talk, GREEDY, predictions=[ids[0]], speculation={"max_tokens": 2})
+    assert one[0].outputs == other[0].outputs
+    with pytest.raises(InvalidRequest, match="drafts with: predicted"):
+        llm.generate("Hello", params, speculation={"method": "ngram"})
+    with pytest.raises(InvalidRequest, match=r"has 1 entries for 2 prompts"):
+        llm.generate(["Hello", "Bye"], params, predictions=["a"])
+
+
 def test_chat_is_the_templates_text(llm: LLM) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     (chat,) = llm.chat(messages, GREEDY)

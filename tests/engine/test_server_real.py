@@ -133,6 +133,42 @@ def test_context_to_the_token(server):
     assert server.complete(prompt=[70] * CONTEXT, max_tokens=0, echo=True, logprobs=1).status_code == 200
 
 
+def test_predictions_of_the_official_client(model):
+    """Whether drafts pay is measured, so their number is not known; all else is."""
+    with running(model, {"cache": {"num_blocks": 200}, "device": {"platform": "cpu", "threads": 1}}) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        question = [{"role": "user", "content": "Hello?"}]
+        options = {"model": NAME, "max_tokens": 100, "temperature": 0, "extra_body": {"ignore_eos": True}}
+        plain = client.chat.completions.create(messages=question, **options).choices[0].message.content
+        counts = [0, 0]
+        for text in (plain, f"{plain[:40]}, or else: {plain[40:]}"):
+            prediction = {"type": "content", "content": text}
+            stream = client.chat.completions.create(
+                messages=question, prediction=prediction, stream=True, stream_options={"include_usage": True}, **options
+            )
+            *chunks, last = list(stream)
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == plain
+            details = last.usage.completion_tokens_details
+            counts[0] += details.accepted_prediction_tokens
+            counts[1] += details.rejected_prediction_tokens
+            assert last.usage.completion_tokens == 100
+        until(lambda: idle(server))
+        figures = server.figures()
+        for name, count in zip(("accepted", "rejected"), counts, strict=True):
+            label = f"headrace_speculation_{name}_tokens_total"
+            assert sum(value for key, value in figures.items() if key.startswith(label)) == count
+        assert figures["headrace_speculation_drafting_seconds_total"] > 0
+        off = {**options, "extra_body": {"ignore_eos": True, "speculation": False}}
+        none = client.chat.completions.create(messages=question, prediction=prediction, **off)
+        assert none.choices[0].message.content == plain
+        assert none.usage.completion_tokens_details.accepted_prediction_tokens == 0
+        with pytest.raises(openai.BadRequestError) as wrong:
+            client.chat.completions.create(
+                messages=question, model=NAME, extra_body={"speculation": {"method": "ngram"}}
+            )
+        assert wrong.value.param == "speculation.method"
+
+
 def test_cached_tokens_are_reported(server):
     prompt = [5 + i % 200 for i in range(100)]
     server.complete(prompt=prompt, max_tokens=1)

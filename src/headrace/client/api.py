@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headrace.client.speculation_choice import SpeculationChoice
 from headrace.engine.stats import EngineStats
 from headrace.types import Constraint, SamplingParams
 
@@ -38,6 +39,9 @@ class GenerateRequest:
     """The constraint on the output."""
     echo: bool = False
     """The first output of each choice starts with the prompt's text, token ids and, if requested, logprobs."""
+    predicted: tuple[int, ...] = ()
+    """Tokens that the caller expects as the output: drafts of speculative decoding."""
+    speculation: SpeculationChoice = field(default_factory=SpeculationChoice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,10 @@ class Usage:
     completion_tokens: int
     """Tokens generated so far for all choices, including a stop token."""
     cached_tokens: int
+    accepted_drafts: int = 0
+    """Drafts of speculative decoding that became tokens of the output, so far and for all choices."""
+    rejected_drafts: int = 0
+    """Drafts that were verified in vain; they are in no other count."""
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.client.request_outputs import RequestOutputs, TextTokenizer
+from headrace.client.speculation_choice import PREDICTED, check_method
 from headrace.client.validate import validated
 from headrace.config import Config
 from headrace.engine.stats import EngineStats
@@ -114,6 +115,7 @@ class BaseClient:
     def check(self, request: GenerateRequest) -> GenerateRequest:
         """The request as it will be served. May be called from any thread. Raises InvalidRequest and its subclasses,
         and EngineDead before `start`."""
+        check_method(request.speculation, self.config.scheduler.speculate, bool(request.predicted))
         return validated(request, self.engine_info, self._end_token_ids)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
@@ -205,6 +207,9 @@ class BaseClient:
             salt=request.salt,
             adapter=request.adapter,
             constraint=request.constraint,
+            predicted=request.predicted,
+            max_drafts=request.speculation.max_tokens,
+            predicted_only=request.speculation.method == PREDICTED,
         )
         self._send(Add(core, children))
 

@@ -50,6 +50,8 @@ class ChoiceBuilder:
         self.finished = False
         self.generated = 0
         """Generated tokens, including the one that completed a stop."""
+        self.accepted = self.rejected = 0
+        """Drafts."""
         self._index = index
         self._request = request
         self._params = params
@@ -68,6 +70,8 @@ class ChoiceBuilder:
         out = Output(self._index, logprobs=None if self._params.logprobs is None else [])
         if not self._started and delta.finish_reason != "error":
             self._start(out, delta)
+        self.accepted += delta.accepted_drafts
+        self.rejected += delta.rejected_drafts
         tokens = delta.token_ids
         for at, token in enumerate(tokens):
             self.generated += 1
@@ -213,7 +217,9 @@ class RequestOutputs:
 
     def _usage(self) -> Usage:
         generated = sum(choice.generated for choice in self.choices)
-        return Usage(len(self.request.prompt), generated, self._cached or 0)
+        accepted = sum(choice.accepted for choice in self.choices)
+        rejected = sum(choice.rejected for choice in self.choices)
+        return Usage(len(self.request.prompt), generated, self._cached or 0, accepted, rejected)
 
     def _add(self, out: Output) -> None:
         earlier = self._waiting.get(out.index)

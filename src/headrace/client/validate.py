@@ -36,6 +36,7 @@ def validated(request: GenerateRequest, limits: EngineLimits, ends: Collection[i
     if not request.prompt:
         raise InvalidRequest("`prompt` is empty: give at least one token", "prompt", "invalid_value")
     check_ids(request.prompt, limits.vocab_size, "prompt")
+    _check_prediction(request.predicted, limits)
     request = _with_constraint(request)
     params = request.params
     _check_tokens(params, limits.vocab_size)
@@ -70,6 +71,16 @@ def check_ids(ids: Sequence[int], vocab_size: int, name: str) -> tuple[int, ...]
         message = f"`{name}`: token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})"
         raise InvalidRequest(message, name, "invalid_value")
     return tuple(ids)
+
+
+def _check_prediction(predicted: Sequence[int], limits: EngineLimits) -> None:
+    if len(predicted) > limits.max_model_len:
+        raise ContextOverflow(
+            f"this model's maximum context length is {limits.max_model_len} tokens, but `prediction` has "
+            f"{len(predicted)}: leave out what the output cannot reach",
+            "prediction",
+        )
+    check_ids(predicted, limits.vocab_size, "prediction")
 
 
 def _check_tokens(params: SamplingParams, vocab_size: int) -> None:

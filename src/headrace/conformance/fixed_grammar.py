@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import zlib
 
 import numpy as np
@@ -34,6 +35,11 @@ class FixedGrammar:
             return frozenset({self._run[0], (self._run[0] + 1) % self._vocab})
         third = self._hash("third") % 3
         return frozenset(range(third, self._vocab, 3))
+
+    def copy(self) -> FixedGrammar:
+        copied = copy.copy(self)
+        copied.text = [*self.text]
+        return copied
 
     def forced(self) -> list[int]:
         return self._run

@@ -269,3 +269,26 @@ class GrammarSuite:
         assert allows(one, ord("b"))
         assert allows(other, ord("d"))
         assert not allows(other, ord("b"))
+
+    def test_a_copy_looks_ahead_without_moving_the_matcher(self, backend: GrammarBackend) -> None:
+        matcher = backend.compile(_schema({"enum": ["ab", "cd"]}, whitespace="compact")).matcher()
+        assert read(matcher, '"') is None
+        ahead = matcher.copy()
+        assert read(ahead, 'cd"') is None
+        assert allows(matcher, ord("a"))
+        assert read(matcher, "a") is None
+        assert not allows(matcher, ord("d"))
+
+    def test_forced_tokens_are_allowed_and_follow_from_the_text(self, backend: GrammarBackend) -> None:
+        """Whatever the tokens of the text are; none are forced where there is a choice."""
+        compiled = backend.compile(_schema(_PERSON, whitespace="compact"))
+        byte, word = compiled.matcher(), compiled.matcher()
+        assert read(byte, '{"') is None
+        assert word.advance(256 + _WORDS.index(b'{"')) is None
+        assert list(byte.forced()) == list(word.forced())
+        for token in list(byte.forced()):
+            assert allows(byte, token)
+            assert byte.advance(token) is None
+        free = backend.compile(_schema({"enum": ["ab", "cd"]}, whitespace="compact")).matcher()
+        assert read(free, '"') is None
+        assert list(free.forced()) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,21 @@ NO_INTS: Ints = np.zeros(0, np.int32)
 NO_FLOATS: Floats = np.zeros(0, np.float32)
 
 
+class MaskSource(Protocol):
+    """The members of a matcher that decide the next token."""
+
+    @property
+    def mask(self) -> npt.NDArray[np.uint32]: ...
+
+    @property
+    def accepting(self) -> bool: ...
+
+
+class _Snapshot(NamedTuple):
+    mask: npt.NDArray[np.uint32]
+    accepting: bool
+
+
 class Constraints(NamedTuple):
     """The constraints of one sequence, ready for a batch."""
 
@@ -30,7 +45,7 @@ class Constraints(NamedTuple):
     """Index in the sequence of the first token that may end it."""
     mask: npt.NDArray[np.uint32] | None
     """The tokens of `allowed_token_ids`."""
-    matcher: Matcher | None = None
+    matcher: MaskSource | None = None
     other_stops: npt.NDArray[np.uint32] | None = None
     """Bits of the stop tokens that are not ends of the grammar: they are masked until the text is complete."""
 
@@ -59,6 +74,10 @@ class Constraints(NamedTuple):
             matcher,
             None if matcher is None else _bits(stops.difference(eos_token_ids), vocab_size),
         )
+
+    def after(self, matcher: Matcher) -> Constraints:
+        """The constraints of a row whose text is that of another matcher, as it is now."""
+        return self._replace(matcher=_Snapshot(matcher.mask.copy(), matcher.accepting))
 
     def allowed(self) -> npt.NDArray[np.uint32] | None:
         """The mask for the next token; None if every token is allowed."""

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Matcher", "advance", "forced"]
+__all__ = ["Matcher", "advance", "allows", "forced"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,9 +37,17 @@ class Matcher(Protocol):
         """Tokens that the text must continue with, in the tokenization that the model knows; empty if there is a choice
         or the tokens cannot be told. A function of the grammar and the text alone. Not called after `stopped`."""
 
+    def copy(self) -> Matcher:
+        """An independent matcher of the same text, to look ahead with."""
+
     def advance(self, token: int) -> str | None:
         """Add the sampled token and compute the next mask. Returns the reason if the sequence cannot continue: the
         token was not allowed, or the grammar reached a limit. An allowed end token stops it."""
+
+
+def allows(matcher: Matcher, token: int) -> bool:
+    """Whether a token may come next."""
+    return bool(matcher.mask[token // 32] >> np.uint32(token % 32) & 1)
 
 
 def forced(matcher: Matcher) -> list[int]:

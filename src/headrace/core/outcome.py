@@ -66,8 +66,8 @@ def append(seq: Sequence, token: int) -> None:
         seq.ending = Ending("error", error=f"the constraint cannot be followed any further: {why}")
 
 
-def append_forced(seq: Sequence) -> bool:
-    """Append the tokens that the grammar forces. False if there are none.
+def append_forced(seq: Sequence) -> list[int]:
+    """Append the tokens that the grammar forces, and return them.
 
     It depends on the text alone, so the tokens are the same whenever it is called. A stop token is left to the mask.
     """
@@ -80,7 +80,7 @@ def append_forced(seq: Sequence) -> bool:
             append(seq, token)
         if len(seq.tokens) == start:
             break
-    return len(seq.tokens) > before
+    return seq.tokens[before:]
 
 
 def emit(seq: Sequence, index: int, row: int, result: StepResult) -> Delta:

@@ -87,6 +87,8 @@ class PrefillChunk:
     """The sequence was held so that its drafts can be verified; there may be none."""
     drafts: list[int] = field(default_factory=list)
     """Tokens that may follow the known ones. They are computed with them, and a token is sampled after each."""
+    draft_states: list[tuple[Constraints, int]] = field(default_factory=list)
+    """For each row that samples in a sequence with a grammar: its constraints, and the token that must come."""
     accepted: int | None = None
     """The number of drafts that were right; None before the commit."""
 
@@ -109,6 +111,8 @@ class ConstrainedRow(NamedTuple):
     own: Constraints
     seq: Sequence
     epoch: int
+    target: int = NO_TOKEN
+    """The token that must come if the drafts before it are right."""
 
 
 @dataclass(slots=True)
@@ -224,9 +228,10 @@ def _special_chunks(chunks: list[PrefillChunk], slots: Slots) -> list[Constraine
         own = slots.constraints[chunk.seq.slot]
         if chunk.samples and own is not None:
             first = chunk.row + chunk.score_to - chunk.score_from
+            states = chunk.draft_states or [(own, NO_TOKEN)] * (1 + len(chunk.drafts))
             found += [
-                ConstrainedRow(first + at, chunk.end + at, own, chunk.seq, chunk.epoch)
-                for at in range(1 + len(chunk.drafts))
+                ConstrainedRow(first + at, chunk.end + at, state, chunk.seq, chunk.epoch, target)
+                for at, (state, target) in enumerate(states)
             ]
     return found
 
@@ -236,11 +241,15 @@ def complete(plan: StepPlan) -> None:
     now are scored instead of sampled; the tokens of sequences that have ended will be dropped."""
     record: StepRecord = plan.tag
     rows = [one for one in record.waiting if one.seq.epoch == one.epoch]
-    known = [one for one in rows if one.position < len(one.seq.tokens)]
+    known = {
+        one.row: one.seq.tokens[one.position] if one.position < len(one.seq.tokens) else one.target
+        for one in rows
+        if one.position < len(one.seq.tokens) or one.target != NO_TOKEN
+    }
     if known:
         plan.row_target = plan.row_target.copy()
-        plan.row_target[[one.row for one in known]] = [one.seq.tokens[one.position] for one in known]
-    _constrain(plan.sampling, [one for one in rows if one.position == len(one.seq.tokens)])
+        plan.row_target[[*known]] = [*known.values()]
+    _constrain(plan.sampling, [one for one in rows if one.row not in known])
 
 
 def _constrain(sampling: SamplingBatch, rows: list[ConstrainedRow]) -> None:

@@ -52,7 +52,8 @@ class RunningSequences:
             self._held.remove(seq)
 
     def hold(self, seq: Sequence) -> None:
-        """Let a decoding sequence wait until its newest token is committed, and verify drafts then."""
+        """Let a sequence wait until its newest token is committed, and verify drafts then."""
+        seq.held = True
         if seq in self._decoding:
             self._decoding.remove(seq)
             self._decodes = None
@@ -60,10 +61,10 @@ class RunningSequences:
 
     def unhold(self, seq: Sequence) -> None:
         """Let a sequence whose newest token was scheduled decode without waiting again."""
+        seq.held = False
         self._held.remove(seq)
         if self._slots.computed[seq.slot] < seq.end - 1:
-            self._decoding.append(seq)
-            self._decodes = None
+            self._continue(seq)
 
     def held(self) -> list[Sequence]:
         return list(self._held)
@@ -77,6 +78,8 @@ class RunningSequences:
         if seq in self._decoding:
             self._decoding.remove(seq)
             self._decodes = None
+        elif seq in self._held:
+            self._held.remove(seq)
         if seq not in self._prefilling and self._slots.computed[seq.slot] < seq.to_compute:
             self._prefilling.append(seq)
 
@@ -107,8 +110,15 @@ class RunningSequences:
             if not chunk.verifies and chunk.end == chunk.seq.to_compute:
                 self._prefilling.remove(chunk.seq)
                 if chunk.samples and chunk.end < chunk.seq.end - 1:
-                    self._decoding.append(chunk.seq)
-                    self._decodes = None
+                    self._continue(chunk.seq)
+
+    def _continue(self, seq: Sequence) -> None:
+        """Decode a sequence, or hold it for its drafts."""
+        if seq.held:
+            self._held.append(seq)
+        else:
+            self._decoding.append(seq)
+            self._decodes = None
 
 
 def urgency(seq: Sequence) -> tuple[bool, tuple[float, int]]:

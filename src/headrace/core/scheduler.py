@@ -142,7 +142,7 @@ class Scheduler:
             seq = one.seq
             # The tokens that a grammar forces at its start; all others are appended by commits.
             if seq.epoch == one.epoch and one.position == len(seq.tokens) == seq.prompt_len:
-                self._append_forced(seq)
+                self._follow(seq, [])
         complete(plan)
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]:
@@ -264,10 +264,9 @@ class Scheduler:
             return [self._without_token(seq, token)]
         seq.filled = index
         if index == len(seq.tokens):
+            assert token >= 0, "only known tokens are scored"
             append(seq, token)
-            if self._verification is not None:
-                self._verification.extend(seq, token)
-            self._append_forced(seq)
+            self._follow(seq, [token])
         if seq.emitted > index:
             return []
         delta = emit(seq, index, row, result)
@@ -281,9 +280,10 @@ class Scheduler:
         seq, found = chunk.seq, list[Delta]()
         chunk.accepted = 0
         for at in range(1 + len(chunk.drafts)):
-            token = tokens[row + at]
-            found += self._take_row(seq, chunk.end + at, row + at, token, result)
-            if at == len(chunk.drafts) or token != chunk.drafts[at]:
+            found += self._take_row(seq, chunk.end + at, row + at, tokens[row + at], result)
+            # The token was sampled, or forced by a grammar.
+            known = seq.tokens[chunk.end + at : chunk.end + at + 1]
+            if at == len(chunk.drafts) or known != [chunk.drafts[at]]:
                 break
             chunk.accepted += 1
             if seq.epoch != chunk.epoch:
@@ -293,10 +293,13 @@ class Scheduler:
             found[-1].rejected_drafts = len(chunk.drafts) - chunk.accepted
         return found
 
-    def _append_forced(self, seq: Sequence) -> None:
-        """Append the tokens that the grammar of a sequence forces next; a running sequence computes them next."""
-        if append_forced(seq) and seq.slot >= 0:
+    def _follow(self, seq: Sequence, tokens: list[int]) -> None:
+        """Append what the grammar of a sequence forces after its new tokens; a running sequence computes that next."""
+        followed = append_forced(seq)
+        if followed and seq.slot >= 0:
             self._running.prefill_known(seq)
+        if self._verification is not None and (tokens or followed):
+            self._verification.extend(seq, tokens + followed)
 
     def _commit_chunk(self, chunk: PrefillChunk, tokens: list[int], result: StepResult) -> list[Delta]:
         seq = chunk.seq

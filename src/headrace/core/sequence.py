@@ -62,6 +62,8 @@ class Sequence:
     """Tokens that the grammar forces are appended without sampling them."""
     drafted: bool = False
     """Its next tokens may be guessed and verified."""
+    held: bool = False
+    """Its next step waits for its last token, and verifies drafts."""
     emitted: int = 0
     """The number of tokens that the caller has, with the prompt."""
     ending: Ending | None = None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from headrace.core.admission import CoreConfig
 from headrace.core.block_pool import blocks_for
+from headrace.core.constraints import Constraints
 from headrace.core.drafts import DraftRow, DraftSource, StepSize
 from headrace.core.kv_cache import KVCache
+from headrace.core.matcher import advance, allows, forced
 from headrace.core.plan_builder import Decodes, PrefillChunk
 from headrace.core.running import RunningSequences
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
+from headrace.types import NO_TOKEN
 
 __all__ = ["Verification"]
 
@@ -28,8 +31,7 @@ class Verification:
 
     def begin(self, seq: Sequence) -> None:
         """Take up a new sequence."""
-        # A grammar's next token depends on the one before it: drafts would need masks of their own.
-        if seq.matcher is None and seq.request.max_drafts != 0:
+        if seq.request.max_drafts != 0:
             seq.drafted = self._source.begin(seq.request)
             self._drafted += seq.drafted
 
@@ -38,12 +40,12 @@ class Verification:
             self._source.end(seq.id, keep)
             self._drafted -= 1
 
-    def extend(self, seq: Sequence, token: int) -> None:
-        """Tell the source a token. If drafts have become worth it, the next step of the sequence verifies some."""
+    def extend(self, seq: Sequence, tokens: list[int]) -> None:
+        """Tell the source new tokens. If drafts have become worth it, the next step of the sequence verifies some."""
         if not seq.drafted:
             return
         computed = int(self._slots.computed[seq.slot]) if seq.slot >= 0 else 0
-        self._source.extend(seq.id, [token], max(0, computed - len(seq.tokens) + 1))
+        self._source.extend(seq.id, tokens, max(0, computed - len(seq.tokens) + 1))
         if seq.slot >= 0 and seq.ending is None and self._source.held(seq.id):
             self._running.hold(seq)
 
@@ -57,7 +59,9 @@ class Verification:
         rows = [DraftRow(seq.id, self._room(seq, share), len(seq.tokens) + 1) for seq in held]
         for seq, drafts in zip(held, self._source.draft(step, size, rows), strict=True):
             end = len(seq.tokens)
-            chunks.append(PrefillChunk(seq, seq.epoch, end - 1, end, end, end, True, verifies=True, drafts=drafts))
+            states = _draft_states(seq, drafts, self._slots.constraints[seq.slot])
+            allowed = drafts[: len(states) - 1] if states else drafts
+            chunks.append(PrefillChunk(seq, seq.epoch, end - 1, end, end, end, True, 0, True, allowed, states))
             self._slots.computed[seq.slot] = end
             self._cache.publish(seq, end, step)
             if not drafts and not self._source.held(seq.id):
@@ -67,7 +71,7 @@ class Verification:
         """Report what was accepted in a step, and continue after the accepted tokens."""
         for chunk in chunks:
             if chunk.drafts and chunk.accepted is not None and chunk.seq.slot >= 0:
-                self._slots.computed[chunk.seq.slot] = len(chunk.seq.tokens) - 1
+                self._slots.computed[chunk.seq.slot] = chunk.end + chunk.accepted
         self._source.verified(step, [chunk.accepted for chunk in chunks if chunk.verifies])
 
     def _room(self, seq: Sequence, most: int) -> int:
@@ -89,3 +93,18 @@ def _size(decodes: Decodes, held: list[Sequence], chunks: list[PrefillChunk]) ->
         + sum(len(seq.tokens) for seq in held)
         + sum(count * ends // 2 for count, ends in computed),
     )
+
+
+def _draft_states(seq: Sequence, drafts: list[int], own: Constraints | None) -> list[tuple[Constraints, int]]:
+    """The constraints of the row after the known tokens and of those after each draft, and the token that the grammar
+    forces there. Empty without a grammar. It ends before the first draft that the grammar does not allow."""
+    if seq.matcher is None or own is None:
+        return []
+    found, ahead = [(own, NO_TOKEN)], seq.matcher.copy()
+    for draft in drafts:
+        if not allows(ahead, draft) or advance(ahead, draft) is not None or ahead.stopped:
+            break
+        following = forced(ahead) if seq.forces else []
+        must = following[0] if following and following[0] not in seq.stops else NO_TOKEN
+        found.append((own.after(ahead), must))
+    return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.core.matcher import Matcher
-from headrace.engine.stats import EngineStats
+from headrace.engine.stats import EngineStats, SpeculationTotals
 from headrace.engine.usage_stats import UsageStats
 from headrace.errors import DeviceLost, HeadraceError, InvalidRequest, PlatformError
 from headrace.types import Constraint, Delta, Request, SchedulerStats, StepPlan, StepResult
@@ -87,6 +87,8 @@ class StepLearner(Protocol):
     def settle(self, step: int, emitted: int, seconds: float) -> None: ...
 
     def waited(self, seconds: float) -> None: ...
+
+    def totals(self) -> SpeculationTotals: ...
 
 
 @dataclass(slots=True)
@@ -238,6 +240,7 @@ class EngineCore:
             slot_occupancy=self._usage.slot_occupancy(now),
             kv_utilization=self._usage.kv_utilization(now),
             totals=self._usage.totals(time.thread_time()),
+            speculation=SpeculationTotals() if self._drafting is None else self._drafting.totals(),
         )
 
     def _sample_memory(self, now: float) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from headrace.types import SchedulerStats
 
-__all__ = ["EngineStats", "EngineTotals"]
+__all__ = ["EngineStats", "EngineTotals", "MethodTotals", "SpeculationTotals"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,34 @@ class EngineTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class MethodTotals:
+    """What one method of speculative decoding has drafted since the engine's start."""
+
+    method: str
+    rounds: int
+    """Verifications of at least one drafted token."""
+    drafted: tuple[int, ...]
+    """Tokens by their position in the draft."""
+    accepted: tuple[int, ...]
+    """The same for those that were accepted; as long as `drafted`."""
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens that a round yields: the accepted ones and the one that the target samples after them."""
+        return 1 + sum(self.accepted) / self.rounds if self.rounds else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationTotals:
+    """Totals of speculative decoding since the engine's start."""
+
+    seconds: float = 0.0
+    """Time that the engine's loop spent in drafters and in the choice of drafts."""
+    methods: tuple[MethodTotals, ...] = ()
+    """By name; those that have drafted."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     scheduler: SchedulerStats
     block_size: int
@@ -40,3 +68,4 @@ class EngineStats:
     """Stored tokens over the capacity of held blocks, mean over the last window; 0 when nothing ran in it."""
     restarts: int = 0
     totals: EngineTotals = EngineTotals()
+    speculation: SpeculationTotals = SpeculationTotals()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -46,6 +47,11 @@ class DormantMatcher:
 
     def forced(self) -> Sequence[int]:
         return [] if self._asleep or self._undecided else self._inner.forced()
+
+    def copy(self) -> DormantMatcher:
+        copied = copy.copy(self)
+        copied._inner = self._inner.copy()
+        return copied
 
     def advance(self, token: int) -> str | None:
         if self._undecided:

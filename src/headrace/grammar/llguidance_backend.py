@@ -158,6 +158,9 @@ class _LlguidanceMatcher:
     def accepting(self) -> bool:
         return bool(self._matcher.is_accepting())
 
+    def copy(self) -> _LlguidanceMatcher:
+        return _LlguidanceMatcher(self._matcher.deep_copy(), self.mask.copy())
+
     def forced(self) -> list[int]:
         tokens: list[int] = self._matcher.compute_ff_tokens()
         return tokens

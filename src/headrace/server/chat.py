@@ -16,6 +16,7 @@ from headrace.formats.parser import Parser
 from headrace.server.answer_reader import AnswerReader, ReadingOptions
 from headrace.server.chat_dialect import ChatDialect
 from headrace.server.context import Context
+from headrace.server.draft_fields import predicted_tokens, speculation_choice
 from headrace.server.exchange import Exchange, ExchangeOptions
 from headrace.server.generation import GenerationRun
 from headrace.server.metrics import ServerMetrics
@@ -133,7 +134,8 @@ def _job(
     """The engine's request. Runs in any thread. Raises ContextOverflow if the text clearly does not fit."""
     special = bool(body.add_special_tokens)
     prompt = encode_within(context.tokenizer.encode_chat, text, special, "messages", info.max_model_len)
-    return _request(info, body, prompt, stop_tokens(body, context.tokenizer), constraint)
+    request = _request(info, body, prompt, stop_tokens(body, context.tokenizer), constraint)
+    return replace(request, predicted=predicted_tokens(body, context.tokenizer, info)) if body.prediction else request
 
 
 async def render_chat(
@@ -183,4 +185,5 @@ def _request(
         priority=body.priority or 0,
         salt=body.cache_salt or "",
         constraint=constraint,
+        speculation=speculation_choice(body),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output
 from headrace.client.validate import check_ids
 from headrace.errors import InvalidRequest
 from headrace.server.context import Context
+from headrace.server.draft_fields import predicted_tokens, speculation_choice
 from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, event
 from headrace.server.generation import GeneratedChoice, GenerationRun
 from headrace.server.logprobs import TextOffsets, prompt_logprobs, text_logprobs
@@ -76,10 +78,12 @@ def _jobs(context: Context, info: ModelInfo, body: CompletionRequest, request_id
         if isinstance(prompt, str):
             check_length(prompt, "prompt", info.max_model_len)
     encode, stops = context.tokenizer.encode, stop_tokens(body, context.tokenizer)
-    return [
+    requests = [
         _request(info, body, _encode(encode, info, body, prompt), f"{request_id}-{i}", stops)
         for i, prompt in enumerate(prompts)
     ]
+    predicted = predicted_tokens(body, context.tokenizer, info)
+    return [replace(request, predicted=predicted) for request in requests] if predicted else requests
 
 
 def _refuse_unsupported(body: CompletionRequest) -> None:
@@ -135,6 +139,7 @@ def _request(
         salt=body.cache_salt or "",
         constraint=constraint_of(body),
         echo=bool(body.echo),
+        speculation=speculation_choice(body),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from headrace.client.api import EngineClient, GenerateRequest, LogprobEntry, Output, Usage
 from headrace.server.http_errors import HttpError
-from headrace.server.replies import PromptDetails, UsageReply
+from headrace.server.replies import CompletionDetails, PromptDetails, UsageReply
 
 __all__ = ["GeneratedChoice", "GenerationRun", "close_stream", "usage_reply"]
 
@@ -85,6 +85,8 @@ class GenerationRun:
             sum(usage.prompt_tokens for usage in self._usages),
             sum(usage.completion_tokens for usage in self._usages),
             sum(usage.cached_tokens for usage in self._usages),
+            sum(usage.accepted_drafts for usage in self._usages),
+            sum(usage.rejected_drafts for usage in self._usages),
         )
 
 
@@ -101,7 +103,13 @@ def _failure(output: Output, field: str | None) -> HttpError:
 
 def usage_reply(usage: Usage) -> UsageReply:
     total = usage.prompt_tokens + usage.completion_tokens
-    return UsageReply(usage.prompt_tokens, usage.completion_tokens, total, PromptDetails(usage.cached_tokens))
+    return UsageReply(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        total,
+        PromptDetails(usage.cached_tokens),
+        CompletionDetails(usage.accepted_drafts, usage.rejected_drafts),
+    )
 
 
 async def close_stream(stream: AsyncIterator[Output]) -> None:

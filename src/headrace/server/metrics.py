@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from headrace.client.api import Output, Usage
 from headrace.engine.stats import EngineStats
 from headrace.engine.usage_stats import peak_memory
+from headrace.server.speculation_metrics import speculation_metrics
 
 __all__ = ["Histogram", "RequestMeter", "ServerMetrics"]
 
@@ -108,6 +109,7 @@ def _engine(stats: EngineStats) -> Iterator[Metric]:
     yield GaugeMetricFamily("headrace_device_busy", "Share of time in which the device had work.", stats.device_busy)
     yield CounterMetricFamily("headrace_engine_steps", "Steps since start.", stats.steps)
     yield from _totals(stats)
+    yield from speculation_metrics(stats.speculation)
     yield CounterMetricFamily("headrace_preemptions", "Sequences set back for want of blocks.", core.preemptions)
     yield CounterMetricFamily("headrace_engine_restarts", "Times the engine was restarted.", stats.restarts)
 

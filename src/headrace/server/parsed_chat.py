@@ -12,7 +12,7 @@ from headrace.server.chat_dialect import ChatDialect
 from headrace.server.exchange import ChunkUsage, event
 from headrace.server.generation import GeneratedChoice, GenerationRun
 from headrace.server.logprobs import chat_logprobs
-from headrace.server.replies import ChatChunkChoice, ChatDelta, ChatMessage, ChatToolCall, CompletionDetails, UsageReply
+from headrace.server.replies import ChatChunkChoice, ChatDelta, ChatMessage, ChatToolCall, UsageReply
 from headrace.server.schemas import ChatRequest
 
 __all__ = ["ParsedChatDialect"]
@@ -103,4 +103,5 @@ class ParsedChatDialect(ChatDialect):
         if not self._counts:
             return usage
         tokens = sum(reader.reasoning_tokens for reader in self._readers.values())
-        return msgspec.structs.replace(usage, completion_tokens_details=CompletionDetails(tokens))
+        details = msgspec.structs.replace(usage.completion_tokens_details, reasoning_tokens=tokens)
+        return msgspec.structs.replace(usage, completion_tokens_details=details)

@@ -43,7 +43,11 @@ class PromptDetails(Struct):
 
 
 class CompletionDetails(Struct):
-    reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+    """Of all drafts of speculative decoding, whether a prediction or another drafter made them."""
+    reasoning_tokens: int | UnsetType = UNSET
+    """For models that mark their reasoning."""
 
 
 class UsageReply(Struct):
@@ -51,8 +55,7 @@ class UsageReply(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails | UnsetType = UNSET
-    """For models that mark their reasoning."""
+    completion_tokens_details: CompletionDetails
 
 
 class ChatAlternative(Struct):

@@ -34,6 +34,9 @@ _ELSEWHERE = {
     "logprob": "use `logprobs`",
 }
 
+_WITH_INTEGERS = ("speculation",)
+"""Fields that are objects with integers of ours."""
+
 B = TypeVar("B", bound=Body)
 
 
@@ -102,7 +105,12 @@ def _parse(body: bytes, kind: type[B]) -> B:
 def _as_integers(body: Any, lists: bool) -> Any:
     """The body with 2.0 as 2 in its own fields, and in lists too: JSON has one kind of number (RFC 8259, 6), and some
     clients write every number with a decimal point. A field that takes fractions takes 2 as well."""
-    return {name: _as_integer(value, lists) for name, value in body.items()} if isinstance(body, dict) else body
+    if not isinstance(body, dict):
+        return body
+    return {
+        name: _as_integers(value, lists) if name in _WITH_INTEGERS else _as_integer(value, lists)
+        for name, value in body.items()
+    }
 
 
 def _as_integer(value: Any, lists: bool) -> Any:

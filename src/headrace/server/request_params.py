@@ -97,7 +97,7 @@ def check_size(characters: int, param: str, limit: int) -> None:
     least = characters // _LONGEST_TOKEN
     if least > limit:
         message = (
-            f"this model's maximum context length is {limit} tokens, but the prompt's {characters} characters make "
+            f"this model's maximum context length is {limit} tokens, but the {characters} characters of `{param}` make "
             f"at least {least}"
         )
         raise ContextOverflow(message, param)
@@ -115,8 +115,8 @@ def encode_within(
         # The end of the probe may split one token into a few.
         if least > limit + limit // 8 + 64:
             message = (
-                f"this model's maximum context length is {limit} tokens, but the first {probe} of the prompt's "
-                f"{len(text)} characters make {least}"
+                f"this model's maximum context length is {limit} tokens, but the first {probe} of the {len(text)} "
+                f"characters of `{param}` make {least}"
             )
             raise ContextOverflow(message, param)
     return encode(text, special)

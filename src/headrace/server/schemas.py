@@ -23,7 +23,10 @@ __all__ = [
     "GenerationRequest",
     "Message",
     "NamedSchema",
+    "Prediction",
+    "PredictionPart",
     "ResponseFormat",
+    "SpeculationBody",
     "StreamOptions",
     "StructuredOutputsBody",
     "TokenizeRequest",
@@ -67,6 +70,26 @@ class StructuredOutputsBody(Body):
     """Between the parts of JSON: up to 32 characters (the default), or none."""
 
 
+class PredictionPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Body):
+    """A text that much of the output is expected to repeat: drafts of speculative decoding."""
+
+    type: Literal["content"]
+    content: str | list[PredictionPart]
+
+
+class SpeculationBody(Body):
+    """Drafts for one request. They never change its output."""
+
+    method: str | None = None
+    """The method that the server runs; or `predicted`, for drafts of the prediction alone."""
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1, description="Most drafts of a step; 0: none.")] | None = None
+
+
 class GenerationRequest(Body):
     """Fields of both completions and chat. The sampling parameters that are declared here are read by name; all others
     of the table are added to the bodies by `with_sampling_fields`."""
@@ -87,6 +110,9 @@ class GenerationRequest(Body):
     ) = None
 
     structured_outputs: StructuredOutputsBody | None = None
+
+    prediction: Prediction | None = None
+    speculation: bool | SpeculationBody | None = None
 
     user: Annotated[str, Inert] | None = None
     store: Annotated[bool, Inert] | None = None

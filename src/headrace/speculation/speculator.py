@@ -15,6 +15,7 @@ from typing import NamedTuple
 from headrace.speculation.acceptance import AcceptanceCounts
 from headrace.speculation.drafter import NO_GUESS, Guess, HostDrafter
 from headrace.speculation.policy import SpeculationPolicy, StepChoice, StepShape
+from headrace.speculation.predicted import PredictedDrafter
 
 __all__ = ["DraftRow", "Drafts", "Speculator"]
 
@@ -42,9 +43,10 @@ class Drafts(NamedTuple):
 
 
 class _State:
-    __slots__ = ("held", "interval", "misses", "wait")
+    __slots__ = ("drafter", "held", "interval", "misses", "wait")
 
-    def __init__(self) -> None:
+    def __init__(self, drafter: HostDrafter) -> None:
+        self.drafter = drafter
         self.held = False
         self.misses = 0
         self.interval = 1
@@ -63,20 +65,28 @@ class Speculator:
         self.counts: dict[str, AcceptanceCounts] = {}
         """By method."""
         self._drafter, self._most = drafter, most
+        self._predicted = PredictedDrafter()
+        """For sequences whose drafts may come from their prediction alone."""
         self._states: dict[str, _State] = {}
         self._shape = StepShape(1, 1)
 
     def begin(
-        self, sequence: str, namespace: tuple[str, str], prompt: Sequence[int], predicted: Sequence[int] = ()
+        self,
+        sequence: str,
+        namespace: tuple[str, str],
+        prompt: Sequence[int],
+        predicted: Sequence[int] = (),
+        predicted_only: bool = False,
     ) -> None:
-        """Take up a sequence."""
-        self._drafter.begin(sequence, namespace, prompt, predicted)
-        self._states[sequence] = _State()
+        """Take up a sequence. `predicted_only`: all its drafts come from `predicted`."""
+        drafter = self._predicted if predicted_only else self._drafter
+        drafter.begin(sequence, namespace, prompt, predicted)
+        self._states[sequence] = _State(drafter)
 
     def extend(self, sequence: str, tokens: Sequence[int], in_flight: int = 0) -> None:
         """Add committed tokens of the output; `in_flight`: tokens that launched steps will add to them."""
-        self._drafter.extend(sequence, tokens)
         state = self._states[sequence]
+        state.drafter.extend(sequence, tokens)
         if not state.held:
             state.wait -= 1
             if state.wait < 1:
@@ -87,8 +97,7 @@ class Speculator:
 
     def end(self, sequence: str, keep: bool) -> None:
         """Drop a sequence; `keep`: its output may serve later ones."""
-        self._drafter.end(sequence, keep)
-        del self._states[sequence]
+        self._states.pop(sequence).drafter.end(sequence, keep)
 
     def held(self, sequence: str) -> bool:
         """Whether the next step of this sequence should wait for its last token, and verify drafts."""
@@ -120,10 +129,10 @@ class Speculator:
 
     def _guess(self, row: DraftRow) -> Guess:
         most = min(row.most, self._most)
-        return self._drafter.guess(row.sequence, most) if most > 0 else NO_GUESS
+        return self._states[row.sequence].drafter.guess(row.sequence, most) if most > 0 else NO_GUESS
 
     def _promising(self, sequence: str, in_flight: int) -> bool:
         """Whether drafts after the tokens in flight would be verified, as far as they can be guessed before those are
         known."""
-        guess = self._drafter.guess(sequence, in_flight + self._most)
+        guess = self._states[sequence].drafter.guess(sequence, in_flight + self._most)
         return self.policy.worth(self._shape, guess.survival[in_flight:])

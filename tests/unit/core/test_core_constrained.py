@@ -3,6 +3,7 @@ not."""
 
 from __future__ import annotations
 
+import copy
 import random
 import zlib
 from dataclasses import replace
@@ -48,6 +49,11 @@ class FakeMatcher:
         self.stopped = token == EOS or len(self.text) == self.length
         self.mask = self._mask()
         return None
+
+    def copy(self) -> FakeMatcher:
+        copied = copy.copy(self)
+        copied.text = [*self.text]
+        return copied
 
     def forced(self) -> list[int]:
         """Nothing: each token is chosen."""

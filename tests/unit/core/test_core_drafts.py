@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 from core_driver import SMALL, Driver, naive, request, same
-from test_core_constrained import FakeMatcher, add
+from test_core_constrained import add
+from test_core_forced import ForcingMatcher, check, expected_of
 
 from headrace.core import CoreConfig
 from headrace.core.drafts import DraftRow, StepSize
@@ -22,6 +23,8 @@ class Oracle:
         self.config, self.right, self.eager, self.most, self.eos_every = config, right, eager, most, eos_every
         self.rng = random.Random(seed)
         self.answers: dict[str, list[int]] = {}
+        self.matchers: dict[str, ForcingMatcher] = {}
+        """New grammars of the requests that have one."""
         self.known: dict[str, int] = {}
         self.holding: dict[str, bool] = {}
         self.open: dict[int, list[int]] = {}
@@ -29,7 +32,9 @@ class Oracle:
         self.drafted = self.accepted = 0
 
     def begin(self, request: Request) -> bool:
-        self.answers[request.id] = naive(request, self.config, self.eos_every).tokens
+        matcher = self.matchers.get(request.id)
+        found = expected_of(request, matcher, self.config) if matcher else naive(request, self.config, self.eos_every)
+        self.answers[request.id] = found.tokens
         self.known[request.id] = 0
         self.holding[request.id] = False
         return True
@@ -38,6 +43,7 @@ class Oracle:
         start = self.known[sequence]
         assert list(tokens) == self.answers[sequence][start : start + len(tokens)]
         assert in_flight in (0, 1, 2)
+        assert tokens
         self.known[sequence] += len(tokens)
         self.holding[sequence] = self.holding[sequence] or self.rng.random() < self.eager
 
@@ -116,13 +122,38 @@ def test_right_drafts_take_fewer_steps() -> None:
     assert fast.steps < plain.steps / 2
 
 
-def test_a_request_without_drafts_and_one_with_a_grammar_are_not_drafted() -> None:
+def test_a_request_without_drafts_is_not_drafted() -> None:
     oracle = Oracle(SMALL, 1.0, 1.0, most=4, seed=0, eos_every=7)
     driver = Driver(SMALL, drafts=oracle, eos_every=7)
     driver.add(replace(request("none", [5, 6, 7], 20), max_drafts=0))
-    add(driver, request("grammar", [5, 6], 20), FakeMatcher(64))
     driver.run()
     assert oracle.answers == {}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("blocks", "budget"), [(14, 32), (65, 32), (65, 9)])
+@pytest.mark.parametrize(("right", "eager"), [(1.0, 1.0), (0.0, 1.0), (0.7, 0.5)])
+def test_grammars_and_drafts_together(depth: int, blocks: int, budget: int, right: float, eager: float) -> None:
+    """Rows after a draft have the mask, and the forced tokens, of the text up to it."""
+    config = replace(SMALL, num_blocks=blocks, max_num_batched_tokens=budget)
+    rng = random.Random(f"{depth} {blocks} {budget} {right} {eager}")
+    plain = {"min_tokens": 0, "allowed_token_ids": None}
+    work = [replace(one, params=replace(one.params, **plain)) for one in requests(rng, 14)]
+    oracle = Oracle(config, right, eager, most=6, seed=depth, eos_every=7)
+    driver = Driver(config, depth, eos_every=7, drafts=oracle)
+    shapes = {one.id: (rng.choice([6, 1000]), rng.choice([(), (5, 6, 7)])) for one in work if rng.random() < 0.7}
+    for one in work:
+        if one.id in shapes:
+            oracle.matchers[one.id] = ForcingMatcher(64, *shapes[one.id])
+        add(driver, one, ForcingMatcher(64, *shapes[one.id]) if one.id in shapes else None)
+    records = driver.run()
+    for one in work:
+        if one.id in shapes:
+            check(records[one.id], expected_of(one, ForcingMatcher(64, *shapes[one.id]), config))
+        else:
+            same(records[one.id], naive(one, config, 7))
+    assert not oracle.known
+    assert right == 0 or budget == 9 or oracle.accepted > 4
 
 
 def test_a_request_may_limit_its_drafts() -> None:

@@ -18,6 +18,7 @@ from headrace.client.in_process_client import InProcessClient
 from headrace.config import Config
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.core_loop import EngineCore
+from headrace.engine.drafting import Drafting
 from headrace.engine.wire import EngineInfo
 from headrace.types import NO_TOKEN, Delta, SamplingParams, StepPlan, StepResult, TokenLogprobs
 
@@ -181,7 +182,7 @@ class FakeEngine:
         self.closed = True
 
 
-def make_engine(runner: FakeRunner | None = None, **sizes: Any) -> FakeEngine:
+def make_engine(runner: FakeRunner | None = None, drafting: Drafting | None = None, **sizes: Any) -> FakeEngine:
     defaults = {
         "num_blocks": 64,
         "block_size": 4,
@@ -191,17 +192,17 @@ def make_engine(runner: FakeRunner | None = None, **sizes: Any) -> FakeEngine:
     }
     config = CoreConfig(**{**defaults, "vocab_size": VOCAB, **sizes})
     runner = runner or FakeRunner(config.max_num_seqs, config.max_model_len)
-    scheduler = Scheduler(config)
-    core = EngineCore(scheduler, runner, config.max_num_seqs, config.block_size)
+    scheduler = Scheduler(config, drafting)
+    core = EngineCore(scheduler, runner, config.max_num_seqs, config.block_size, drafting=drafting)
     info = msgspec.structs.replace(INFO, max_model_len=config.max_model_len, num_blocks=config.num_blocks)
     return FakeEngine(core, info, runner, scheduler)
 
 
 @asynccontextmanager
-async def in_process(engine: FakeEngine | None = None) -> AsyncIterator[InProcessClient]:
+async def in_process(engine: FakeEngine | None = None, config: Config | None = None) -> AsyncIterator[InProcessClient]:
     """A client of the engine, which is closed in any case."""
     made = engine or make_engine()
-    found = InProcessClient(Config(), ByteTokenizer(), build=lambda config, progress: made)
+    found = InProcessClient(config or Config(), ByteTokenizer(), build=lambda config, progress: made)
     await found.start()
     try:
         yield found

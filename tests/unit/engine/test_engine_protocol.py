@@ -11,19 +11,21 @@ from engine_fakes import INFO, scored
 
 from headrace import errors
 from headrace.engine import wire as protocol
-from headrace.engine.stats import EngineStats, EngineTotals
+from headrace.engine.stats import EngineStats, EngineTotals, MethodTotals, SpeculationTotals
 from headrace.types import Delta, Request, SamplingParams, SchedulerStats
 
 PARAMS = SamplingParams(logit_bias=((5, -1.5),), allowed_token_ids=(1, 2), stop=("é",), seed=2**64 - 1, logprobs=2)
 COMMANDS = [
     protocol.Add(Request("a", (1, 2, 3), PARAMS, (7,), arrival=1.25, salt="s"), [("a#0", 2**64 - 1), ("a#1", 0)]),
+    protocol.Add(Request("a", (1,), PARAMS, predicted=(4, 5), max_drafts=2, predicted_only=True), [("a#0", 0)]),
     protocol.Abort(["a#0", "b#0"]),
     protocol.Finish("a#0"),
     protocol.GetStats(3),
     protocol.Shutdown(),
 ]
 TOTALS = EngineTotals(1.5, 2.5, 3.5, 4, 5.5, 6)
-STATS = EngineStats(SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9), 16, 10, 0.5, 0.25, 0.75, 2, TOTALS)
+DRAFTS = SpeculationTotals(0.25, (MethodTotals("ngram", 3, (3, 2), (2, 0)),))
+STATS = EngineStats(SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9), 16, 10, 0.5, 0.25, 0.75, 2, TOTALS, DRAFTS)
 EVENTS = [
     protocol.Loading("weights", 0.5),
     protocol.Ready(INFO),

@@ -13,9 +13,10 @@ from fastapi import FastAPI
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
 from headrace.client.request_outputs import TextStream
+from headrace.client.speculation_choice import check_method
 from headrace.client.validate import validated
 from headrace.config import Config
-from headrace.engine.stats import EngineStats, EngineTotals
+from headrace.engine.stats import EngineStats, EngineTotals, MethodTotals, SpeculationTotals
 from headrace.engine.wire import EngineInfo
 from headrace.errors import EngineDead
 from headrace.server import create_app
@@ -30,7 +31,10 @@ CONTEXT = 100
 MODEL = "fake/model"
 TOTALS = EngineTotals(12.5, 1.75, 3.5, 9, 0.625, 5000)
 LIMITS = EngineInfo("/nowhere", CONTEXT, VOCAB, (), "fake", "float32", "float32", 16, 1 + CONTEXT // 16 + 1, 8)
-STATS = EngineStats(SchedulerStats(2, 3, 10, 20, 30, 400, 1, 5, 6), 16, 7, 0.5, 0.25, 0.75, totals=TOTALS)
+DRAFTS = SpeculationTotals(0.375, (MethodTotals("ngram", 4, (4, 3), (3, 1)), MethodTotals("predicted", 1, (1,), (0,))))
+STATS = EngineStats(
+    SchedulerStats(2, 3, 10, 20, 30, 400, 1, 5, 6), 16, 7, 0.5, 0.25, 0.75, totals=TOTALS, speculation=DRAFTS
+)
 
 
 class ByteStream:
@@ -97,6 +101,10 @@ class FakeClient:
     dead: bool = False
     logprob: float = -0.5
     kv_tokens: int | None = None
+    speculate: str | None = None
+    """The engine's option."""
+    drafts: tuple[int, int] = (0, 0)
+    """Accepted and rejected ones of every request, from its first token on."""
     requests: list[GenerateRequest] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     """Ids of requests whose stream ended, by itself or because it was closed."""
@@ -110,6 +118,7 @@ class FakeClient:
     async def start(self) -> None: ...
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+        check_method(request.speculation, self.speculate, bool(request.predicted))
         validated(request, LIMITS)
         self.requests.append(request)
         if self.refuse is not None:
@@ -155,7 +164,7 @@ class FakeClient:
             entries or None,
             ("length" if full else "stop") if last else None,
             None if full or not last else 7,
-            Usage(len(request.prompt), total, 3),
+            Usage(len(request.prompt), total, 3, *self.drafts),
             queue_time=0.01 if first else None,
             prompt_logprobs=scored,
         )

@@ -104,7 +104,7 @@ def test_one_place_more_is_refused_with_both_numbers(
 
 def test_a_text_is_refused_by_its_length_only_if_it_cannot_fit_in_any_vocabulary() -> None:
     check_length("x" * (11 * 256 - 1), "prompt", 10)
-    with pytest.raises(ContextOverflow, match=r"2816 characters make at least 11") as caught:
+    with pytest.raises(ContextOverflow, match=r"2816 characters of `prompt` make at least 11") as caught:
         check_length("x" * (11 * 256), "prompt", 10)
     assert caught.value.param == "prompt"
 

@@ -119,7 +119,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_the_official_client():
-    with server(server={"api_key": "k"}) as running:
+    with server(server={"api_key": "k"}, engine={"drafts": [3, 2]}) as running:
         assert f"Headrace serves {MODEL} at {running.url}/v1" in running.line
         client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="k", max_retries=0)
         assert [model.id for model in client.models.list()] == [MODEL]
@@ -128,6 +128,13 @@ def test_the_official_client():
         whole = client.chat.completions.create(model=MODEL, messages=messages, logprobs=True, top_logprobs=1)
         assert whole.choices[0].message.content == "Hello"
         assert whole.to_dict()["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
+        prediction: Any = {"type": "content", "content": [{"type": "text", "text": "Hello"}]}
+        drafted = client.chat.completions.create(model=MODEL, messages=messages, prediction=prediction)
+        assert drafted.choices[0].message.content == "Hello"
+        assert drafted.usage is not None
+        assert drafted.usage.completion_tokens_details is not None
+        assert drafted.usage.completion_tokens_details.accepted_prediction_tokens == 3
+        assert drafted.usage.completion_tokens_details.rejected_prediction_tokens == 2
         stream = client.chat.completions.create(
             model=MODEL, messages=messages, stream=True, stream_options={"include_usage": True}
         )

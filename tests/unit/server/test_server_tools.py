@@ -122,7 +122,11 @@ def test_reasoning_and_its_tokens() -> None:
     assert shown["content"] == "Hi"
     assert shown["reasoning"] == shown["reasoning_content"] == "abc"
     # One token per byte: the text, the end marker, and the last byte of the marker before.
-    assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("abc</think>") + 1}
+    assert reply["usage"]["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 0,
+        "rejected_prediction_tokens": 0,
+        "reasoning_tokens": len("abc</think>") + 1,
+    }
     chunks = events(chat(served, stream=True, stream_options={"include_usage": True}))
     assert chunks[-1]["usage"] == reply["usage"]
     streamed = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
@@ -160,6 +164,15 @@ def test_calls_that_are_held_by_a_grammar() -> None:
     free = grammar(held(tools=[strict(TOOL), OTHER]))
     assert free["strict"][0]
     assert "TEXT" in free["lark"]
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_every_format_can_be_forced(name: str) -> None:
+    served = serve_fake(configured(tool_format=name))
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        response = chat(served, tools=[TOOL], tool_choice=choice)
+        assert response.status_code == 200, response.text
+        assert grammar(served.engine.requests[-1].constraint)["lark"]
 
 
 def test_forced_arguments_are_an_object() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from server_fakes import BOS, MODEL, VOCAB, ByteTokenizer, fault, serve_fake
+from server_fakes import BOS, CONTEXT, MODEL, VOCAB, ByteTokenizer, fault, serve_fake
 
 from headrace.server.request_body import MAX_BODY
 from headrace.server.schemas import ChatRequest, CompletionRequest, Message, StreamOptions
@@ -75,6 +75,30 @@ WRONG = [
     ("stream_options", {"include_usge": True}),
     ("user", 7),
     ("metadata", []),
+    ("speculation", 1),
+    ("speculation", "ngram"),
+    ("speculation", []),
+    ("speculation", {"tokens": 3}),
+    ("speculation", {"method": 3}),
+    ("speculation", {"method": "ngram"}),
+    ("speculation", {"method": "predicted"}),
+    ("speculation", {"max_tokens": -1}),
+    ("speculation", {"max_tokens": "3"}),
+    ("speculation", {"max_tokens": 1.5}),
+    ("speculation", {"max_tokens": 2**31}),
+    ("prediction", "text"),
+    ("prediction", {}),
+    ("prediction", {"type": "content"}),
+    ("prediction", {"content": "text"}),
+    ("prediction", {"type": "contents", "content": "text"}),
+    ("prediction", {"type": "content", "content": None}),
+    ("prediction", {"type": "content", "content": 5}),
+    ("prediction", {"type": "content", "content": ["text"]}),
+    ("prediction", {"type": "content", "content": [{"type": "text"}]}),
+    ("prediction", {"type": "content", "content": [{"type": "image_url", "text": "text"}]}),
+    ("prediction", {"type": "content", "content": "text", "tokens": [1]}),
+    ("prediction", {"type": "content", "content": "a" * (CONTEXT + 1)}),
+    ("prediction", {"type": "content", "content": "a" * 10**6}),
 ]
 
 

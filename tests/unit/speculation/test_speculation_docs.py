@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "speculation.md"
 
 
 def test_the_example_is_a_drafter() -> None:
-    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    *_, source = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     found: dict[str, Any] = {}
     exec(source, found)
     drafter = found["Repeat"]()

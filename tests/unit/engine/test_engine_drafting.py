@@ -1,0 +1,143 @@
+"""Drafts through the engine and its client: the same outputs, and counts that agree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from engine_fakes import FakeEngine, expected, in_process, make_engine, make_request
+
+from headrace.client.api import GenerateRequest, Output, Usage
+from headrace.client.in_process_client import InProcessClient
+from headrace.client.speculation_choice import SpeculationChoice
+from headrace.config import Config
+from headrace.engine.drafting import Drafting
+from headrace.engine.stats import SpeculationTotals
+from headrace.errors import ContextOverflow, InvalidRequest
+from headrace.speculation.loading import make
+from headrace.speculation.policy import SpeculationPolicy, StepChoice, StepShape
+from headrace.speculation.speculator import Speculator
+
+PROMPT = tuple(b"ab")
+NGRAM = Config.model_validate({"scheduler": {"speculate": "ngram"}})
+
+
+class Always(SpeculationPolicy):
+    """Verifies all drafts, independently of the time that steps take."""
+
+    def choose(self, shape: StepShape, survivals: Sequence[Sequence[float]], contexts: Sequence[int]) -> StepChoice:
+        return StepChoice(shape, [len(survival) for survival in survivals], 0, 1.0, 1.0)
+
+    def settle(self, choice: StepChoice, emitted: int, seconds: float) -> None:
+        pass
+
+    def worth(self, shape: StepShape, survival: Sequence[float]) -> bool:
+        return bool(survival)
+
+
+def engine(method: str = "predicted", predicted_only: bool = True) -> FakeEngine:
+    """Its clock counts the readings."""
+    ticks = count()
+    speculator = Speculator(make(method), policy=Always())
+    return make_engine(drafting=Drafting(speculator, predicted_only, clock=lambda: float(next(ticks))))
+
+
+async def answer(client: InProcessClient, request: GenerateRequest) -> tuple[dict[int, list[int]], Usage]:
+    ids: dict[int, list[int]] = {}
+    last: Output | None = None
+    async for last in client.generate(request):
+        ids.setdefault(last.index, []).extend(last.token_ids)
+    assert last is not None
+    assert last.usage is not None
+    return ids, last.usage
+
+
+def ask(
+    request: GenerateRequest, made: FakeEngine, config: Config | None = None
+) -> tuple[dict[int, list[int]], Usage, SpeculationTotals]:
+    async def main() -> tuple[dict[int, list[int]], Usage, SpeculationTotals]:
+        async with in_process(made, config) as client:
+            ids, usage = await answer(client, request)
+            return ids, usage, (await client.stats()).speculation
+
+    return asyncio.run(main())
+
+
+def test_a_right_prediction_is_accepted() -> None:
+    right = expected(PROMPT, 40)
+    made = engine()
+    ids, usage, totals = ask(replace(make_request(PROMPT, max_tokens=40, seed=0), predicted=tuple(right)), made)
+    assert ids == {0: right}
+    assert usage.accepted_drafts > 25
+    assert usage.rejected_drafts == 0
+    (method,) = totals.methods
+    assert method.method == "predicted"
+    assert (sum(method.drafted), sum(method.accepted)) == (usage.accepted_drafts, usage.accepted_drafts)
+    assert len(method.drafted) == len(method.accepted) == 8, "the longest draft"
+    assert method.mean_length == 1 + usage.accepted_drafts / method.rounds
+    assert totals.seconds > method.rounds, "every call of the drafter took a second of this clock, at least"
+    assert made.runner.steps < 40
+
+
+def test_a_wrong_prediction_changes_nothing_and_is_counted() -> None:
+    right = expected(PROMPT, 40)
+    wrong = [token if at % 10 else (token + 1) % 256 for at, token in enumerate(right)]
+    request = replace(make_request(PROMPT, max_tokens=40, seed=0, n=2, logprobs=1), predicted=tuple(wrong))
+    ids, usage, totals = ask(request, engine())
+    assert ids == {0: right, 1: expected(PROMPT, 40, seed=1)}
+    assert usage.completion_tokens == 80
+    assert usage.accepted_drafts > 0
+    assert usage.rejected_drafts > 0
+    assert sum(sum(method.accepted) for method in totals.methods) == usage.accepted_drafts
+    assert sum(sum(method.drafted) - sum(method.accepted) for method in totals.methods) == usage.rejected_drafts
+
+
+@pytest.mark.parametrize("choice", [SpeculationChoice(max_tokens=0), SpeculationChoice(max_tokens=2)])
+def test_the_most_drafts_of_a_step(choice: SpeculationChoice) -> None:
+    right = expected(PROMPT, 30)
+    request = replace(make_request(PROMPT, max_tokens=30, seed=0), predicted=tuple(right), speculation=choice)
+    ids, usage, totals = ask(request, engine())
+    assert ids == {0: right}
+    assert max((len(method.drafted) for method in totals.methods), default=0) == choice.max_tokens
+    assert (usage.accepted_drafts > 0) == bool(choice.max_tokens)
+
+
+def test_without_a_prediction_nothing_is_drafted() -> None:
+    ids, usage, totals = ask(make_request(PROMPT, max_tokens=30, seed=0), engine())
+    assert ids == {0: expected(PROMPT, 30)}
+    assert (usage.accepted_drafts, usage.rejected_drafts, totals.methods, totals.seconds) == (0, 0, (), 0.0)
+
+
+def test_the_method_predicted_uses_no_other_drafter() -> None:
+    # The fake model goes on by the last token and its position: this prompt holds its own continuation.
+    prompt = (*PROMPT, *expected((0,) * 38 + PROMPT, 36), *PROMPT)
+    right = expected(prompt, 30)
+    base = make_request(prompt, max_tokens=30, seed=0)
+    predicted = tuple(right[:20])
+    every = ask(replace(base, predicted=predicted), engine("ngram", False), NGRAM)
+    alone = ask(
+        replace(base, predicted=predicted, speculation=SpeculationChoice("predicted")), engine("ngram", False), NGRAM
+    )
+    assert every[0] == alone[0] == {0: right}
+    assert "ngram" in {method.method for method in every[2].methods}
+    assert {method.method for method in alone[2].methods} == {"predicted"}
+
+
+def test_a_method_that_is_not_there() -> None:
+    request = replace(make_request(PROMPT), speculation=SpeculationChoice("suffix"))
+    with pytest.raises(InvalidRequest, match="not what this engine drafts with: ngram, predicted"):
+        ask(request, engine("ngram", False), NGRAM)
+
+
+def test_a_prediction_has_at_most_the_tokens_of_the_context() -> None:
+    base = make_request(PROMPT, max_tokens=5, seed=0)
+    assert ask(replace(base, predicted=(1,) * 128), engine())[0] == {0: expected(PROMPT, 5)}
+    with pytest.raises(ContextOverflow, match="`prediction` has 129") as caught:
+        ask(replace(base, predicted=(1,) * 129), engine())
+    assert caught.value.param == "prediction"
+    with pytest.raises(InvalidRequest, match="`prediction`: token id 300") as wrong:
+        ask(replace(base, predicted=(1, 300)), engine())
+    assert wrong.value.param == "prediction"
