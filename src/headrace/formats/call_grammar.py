@@ -134,6 +134,6 @@ class _Builder:
             # No rule refers to it: OpenAI's rules are checked with all schemas.
             self.out.schema(schema, strict=True)
         try:
-            return self.out.add("parameters", ParameterGrammar(self.out, self.form, schema, tool.strict).parameters())
+            return self.out.add("parameters", ParameterGrammar(self.out, self.form, schema).parameters())
         except ValueError as error:
             raise ValueError(f"{tool.name}: {error} cannot be held in the format {self.tools.name}") from error

@@ -61,19 +61,18 @@ class GrammarText:
     def has_token(self, text: str) -> bool:
         return any(piece in self.ids for piece in self._pieces(text))
 
-    def until(self, end: str) -> str:
+    def until(self, end: str, length: str = "*") -> str:
         """Any text up to `end`, and `end`. Only a special token in `end` tells it from text that quotes it; without
-        one, the text ends at the first place where it stands."""
+        one, the text ends at the first place where it stands. `length`: how often any character may stand, as in a
+        regular expression."""
         pieces = self._pieces(end)
         at = next((at for at, piece in enumerate(pieces) if piece in self.ids), None)
         if at is None:
-            name = self.add("until", f"TEXT {quoted(end)}")
+            name = self.add("until", f"/(.|\\n){length}{_pattern(end)}/")
             self._lazy.add(name)
             return name
-        before = "".join(pieces[:at])
         # As one lexeme: text of its own would take in what stands before the token.
-        body = f"/(.|\\n)*{_pattern(before)}/" if before else "TEXT"
-        return f"{body} {self.text(''.join(pieces[at:]))}"
+        return f"/(.|\\n){length}{_pattern(''.join(pieces[:at]))}/ {self.text(''.join(pieces[at:]))}"
 
     def _pieces(self, text: str) -> list[str]:
         return [piece for piece in (self._split.split(text) if self._split else [text]) if piece]

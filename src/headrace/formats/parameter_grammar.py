@@ -19,7 +19,7 @@ _ANY: dict[str, Any] = {}
 _TYPES = frozenset({"string", "number", "boolean", "null", "object", "array"})
 _NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "$defs", "definitions"})
 """Keywords that constrain nothing."""
-_TEXT_LIMITS = ("pattern", "format", "minLength", "maxLength")
+_TEXT_LIMITS = ("pattern", "format")
 _OBJECT_LIMITS = (
     "anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "minProperties", "maxProperties", "propertyNames",
     "dependentRequired", "dependentSchemas", "unevaluatedProperties",
@@ -33,9 +33,9 @@ _MOST_LEVELS = 64
 class ParameterGrammar:
     """Of one function. Methods return Lark text, and raise ValueError for what cannot be held."""
 
-    def __init__(self, out: GrammarText, form: CallForm, root: Schema, strict: bool) -> None:
-        """`root`: the schema of the parameters. `strict`: what cannot be held is refused also for strings."""
-        self._out, self._form, self._root, self._strict = out, form, root, strict
+    def __init__(self, out: GrammarText, form: CallForm, root: Schema) -> None:
+        """`root`: the schema of the parameters."""
+        self._out, self._form, self._root = out, form, root
         self._named: dict[tuple[str | None, tuple[Part, ...], str], str] = {}
         """Rules of values that may hold themselves: by key, form and reference."""
 
@@ -196,10 +196,10 @@ class ParameterGrammar:
         if isinstance(listed, list):
             texts = [item if isinstance(item, str) else json.dumps(item) for item in listed]
             return f"{opened}({' | '.join(map(quoted, texts))}) {out.text(after)}"
-        limits = [limit for limit in _TEXT_LIMITS if limit in schema]
-        if self._strict and limits:
-            raise ValueError(f"`{limits[0]}`")
-        return opened + out.until(after)
+        _refuse(schema, _TEXT_LIMITS)
+        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        length = "*" if not least and most is None else f"{{{least},{'' if most is None else most}}}"
+        return opened + out.until(after, length)
 
     # References
 

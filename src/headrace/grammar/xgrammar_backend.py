@@ -136,6 +136,9 @@ class _XgrammarMatcher:
     def accepting(self) -> bool:
         return self.stopped or bool(self._matcher.is_completed())
 
+    def copy(self) -> _XgrammarMatcher:
+        return _XgrammarMatcher(self._matcher.fork(), self._sets)
+
     def forced(self) -> list[int]:
         # The library has no tokenizer, so that it cannot tell which tokens of a text the model knows.
         return []

@@ -132,9 +132,10 @@ def test_envelopes_are_tokens_and_calls_are_text() -> None:
 
 
 def test_what_cannot_be_held_is_refused() -> None:
-    tool = CallableTool("f", {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}, strict=True)
-    with pytest.raises(ValueError, match="`pattern` of 'a'"):
-        call_grammar(TOOL_FORMATS["qwen3_coder"], [tool], lambda _: None, (), free_text=False, parallel=True)
+    for limit in ({"pattern": "x"}, {"format": "date"}):
+        tool = CallableTool("f", {"type": "object", "properties": {"a": {"type": "string", **limit}}})
+        with pytest.raises(ValueError, match=f"`{next(iter(limit))}` of 'a'"):
+            call_grammar(TOOL_FORMATS["qwen3_coder"], [tool], lambda _: None, (), free_text=False, parallel=True)
     mill = ToolFormat("mill", {}, {})
     with pytest.raises(ValueError, match="mill cannot be forced"):
         call_grammar(mill, TOOLS, lambda _: None, (), free_text=False, parallel=True)

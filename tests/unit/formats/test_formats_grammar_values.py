@@ -50,7 +50,7 @@ def value(name: str, given: Any) -> str:
     """A value as the format writes it within another."""
     quote = QUOTES.get(name)
     if name == "pythonic":
-        return re.sub("true|false|null", lambda found: PYTHON[found.group()], json.dumps(given))
+        return re.sub("true|false|null", lambda found: PYTHON[found.group()], json.dumps(given, ensure_ascii=False))
     if isinstance(given, str):
         return f"{quote}{given}{quote}" if quote else given
     if name == "cohere_xml" and isinstance(given, list):
@@ -151,6 +151,18 @@ def test_any_object(name: str, special: bool) -> None:
     none = [CallableTool("f", None)]
     assert accepts(matcher(name, special, none), written(name, {}), special)
     assert not accepts(matcher(name, special, none), written(name, {"a": 1}), special)
+
+
+@both
+@pytest.mark.parametrize("name", OPENED)
+def test_lengths_of_strings(name: str, special: bool) -> None:
+    limited = {"type": "string", "minLength": 2, "maxLength": 4}
+    tool = CallableTool("f", {"type": "object", "properties": {"a": limited}})
+    for text in ("é<", "a\nb", "abcd"):
+        given = text.replace("\n", " ") if name == "pythonic" else text
+        assert accepts(matcher(name, special, [tool]), written(name, {"a": given}), special)
+    for text in ("", "a", "abcde"):
+        assert not accepts(matcher(name, special, [tool]), written(name, {"a": text}), special)
 
 
 @pytest.mark.parametrize("name", OPENED)

@@ -166,6 +166,15 @@ def test_calls_that_are_held_by_a_grammar() -> None:
     assert "TEXT" in free["lark"]
 
 
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_every_format_can_be_forced(name: str) -> None:
+    served = serve_fake(configured(tool_format=name))
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        response = chat(served, tools=[TOOL], tool_choice=choice)
+        assert response.status_code == 200, response.text
+        assert grammar(served.engine.requests[-1].constraint)["lark"]
+
+
 def test_forced_arguments_are_an_object() -> None:
     def forced(parameters: dict[str, Any], **more: Any) -> Any:
         tool = {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
@@ -212,6 +221,13 @@ def test_refused_with_the_field(body: dict[str, Any], param: str) -> None:
 def test_tools_without_a_known_format_name_the_option() -> None:
     served = serve_fake(configured(tool_format="none"))
     assert "--tool-format" in fault(chat(served, tools=[TOOL]), 400, "tools")["message"]
+
+
+def test_channels_go_with_calls_in_channels() -> None:
+    with pytest.raises(ConfigError, match="reasoning_format harmony goes with tool_format harmony or none, not hermes"):
+        serve_fake(configured(tool_format="hermes", reasoning_format="harmony"))
+    for tools in ("harmony", "none"):
+        serve_fake(configured(tool_format=tools, reasoning_format="harmony"))
 
 
 def test_tools_for_a_template_without_any() -> None:
