@@ -206,6 +206,9 @@ class JsonCallsReader(Reader):
             return at
         if text[at] in ",}]":
             return self._fail(at)
+        if self._key in _ARGUMENTS and (self._started or any(self._waiting)):
+            # Repeated: a stream has had the first, so they count.
+            self._key = ""
         self._begin_value(self._got_value)
         self._streams = self._key in _ARGUMENTS and text[at] != '"'
         if self._streams and text[at] == "{":

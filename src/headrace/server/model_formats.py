@@ -81,7 +81,12 @@ def find_formats(tokenizer: FormatTokenizer, config: ServerConfig) -> ModelForma
     prompted = config.tool_format is None and bool(template) and not shows_tools(template)
     tools = _named(config.tool_format, "tool_format", TOOL_FORMATS, ToolFormat, tools_found)
     reasoning = _named(config.reasoning_format, "reasoning_format", REASONING_FORMATS, ReasoningFormat, reasoning_found)
-    return _model_formats(SMOLLM2 if prompted else tools, reasoning, prompted, token_id)
+    tools = SMOLLM2 if prompted else tools
+    if reasoning is not None and reasoning.complete is not None and tools is not None and tools.name != reasoning.name:
+        # Its messages are the whole answer, so that calls in another format would not be found.
+        message = f"reasoning_format {reasoning.name} goes with tool_format {reasoning.name} or none"
+        raise ConfigError(f"{message}, not {tools.name}")
+    return _model_formats(tools, reasoning, prompted, token_id)
 
 
 def _named(

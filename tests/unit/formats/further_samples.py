@@ -26,6 +26,21 @@ FURTHER = [
         calls=[("f", '{"a": 1.0}')],
     ),
     Sample(
+        "repeated keys",
+        "hermes",
+        None,
+        '<tool_call>{"name": "f", "arguments": {"a": 1}, "arguments": {"b": 2}, "parameters": "{}", "name": "g"}'
+        "</tool_call>",
+        calls=[("f", '{"a": 1}')],
+    ),
+    Sample(
+        "repeated arguments before the name",
+        "hermes",
+        None,
+        '<tool_call>{"arguments": null, "arguments": {"a": 1}, "arguments": {"b": 2}, "name": "f"}</tool_call>',
+        calls=[("f", '{"a": 1}')],
+    ),
+    Sample(
         "built-in of llama",
         "llama3_json",
         None,

@@ -223,6 +223,13 @@ def test_tools_without_a_known_format_name_the_option() -> None:
     assert "--tool-format" in fault(chat(served, tools=[TOOL]), 400, "tools")["message"]
 
 
+def test_channels_go_with_calls_in_channels() -> None:
+    with pytest.raises(ConfigError, match="reasoning_format harmony goes with tool_format harmony or none, not hermes"):
+        serve_fake(configured(tool_format="hermes", reasoning_format="harmony"))
+    for tools in ("harmony", "none"):
+        serve_fake(configured(tool_format=tools, reasoning_format="harmony"))
+
+
 def test_tools_for_a_template_without_any() -> None:
     messages = [
         {"role": "system", "content": "Be kind."},
