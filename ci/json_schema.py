@@ -155,17 +155,20 @@ def _matches(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterat
         yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
-def from_the_model(checker: Checker, count: int, tokens: int) -> None:
+def from_the_model(checker: Checker, count: int, tokens: int, part: str) -> None:
     """Texts of the default model at temperature 1. The schemas come in a random order, some at a time, with the counts
     after each, so that a run that is stopped has a sample of all."""
     from headrace import LLM, SamplingParams, StructuredOutputs
+    from headrace.errors import InvalidRequest
 
+    number, parts = map(int, part.split("/"))
     chosen = list(enumerate(checker.enforced))
     random.Random(1).shuffle(chosen)
-    started, made = time.monotonic(), 0
+    chosen = chosen[number - 1 :: parts]
+    started = time.monotonic()
     with LLM("smollm2", max_num_seqs=200, max_model_len=1024) as llm:
-        for begin in range(0, len(chosen), _AT_A_TIME):
-            some = chosen[begin : begin + _AT_A_TIME]
+
+        def write(some: list[tuple[int, Group]]) -> None:
             prompts = [f"JSON for the schema {json.dumps(group.schema)[:400]}:\n" for _, group in some]
             params = [
                 SamplingParams(
@@ -176,11 +179,29 @@ def from_the_model(checker: Checker, count: int, tokens: int) -> None:
                 )
                 for at, group in some
             ]
-            for (_, group), answer in zip(some, llm.generate(prompts, params), strict=True):
-                made += sum(len(choice.token_ids) for choice in answer.outputs)
+            try:
+                answers = llm.generate(prompts, params)
+            except InvalidRequest as error:
+                # One request that cannot be followed ends all of them.
+                if len(some) == 1:
+                    checker.counts[some[0][1].part, "schemas that the model could not follow"] += 1
+                    print(f"{some[0][1].name}: {error}", flush=True)
+                else:
+                    for one in some:
+                        write([one])
+                return
+            for (_, group), answer in zip(some, answers, strict=True):
+                checker.counts[group.part, "tokens of the model"] += sum(len(one.token_ids) for one in answer.outputs)
                 _judge_answer(checker, group, answer.outputs)
-            done = f"{begin + len(some)} of {len(chosen)} schemas, {made} tokens, {time.monotonic() - started:.0f} s"
-            print(f"the model: {done}, {len(checker.wrong)} wrong", flush=True)
+
+        for begin in range(0, len(chosen), _AT_A_TIME):
+            some = chosen[begin : begin + _AT_A_TIME]
+            write(some)
+            totals: Counter[str] = Counter()
+            for (_, what), found in checker.counts.items():
+                totals[what] += found if "model" in what else 0
+            done = f"{begin + len(some)} of {len(chosen)} schemas, {time.monotonic() - started:.0f} s"
+            print(f"the model: {done}, {dict(+totals)}, {len(checker.wrong)} wrong", flush=True)
 
 
 def _judge_answer(checker: Checker, group: Group, choices: list[Any]) -> None:
@@ -198,6 +219,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--model-samples", type=int, default=0)
     parser.add_argument("--model-tokens", type=int, default=200)
+    parser.add_argument("--model-part", default="1/1", help="2/3: the second third of these schemas alone")
     parser.add_argument("--backend", default="llguidance", help="llguidance, or the name that a plugin offers")
     parser.add_argument("--list", action="store_true", help="also print the valid instances that are not allowed")
     args = parser.parse_args()
@@ -208,7 +230,7 @@ def main() -> int:
     for group in (*suite(), *own()):
         checker.check(group)
     if args.model_samples:
-        from_the_model(checker, args.model_samples, args.model_tokens)
+        from_the_model(checker, args.model_samples, args.model_tokens, args.model_part)
     for part in dict.fromkeys(part for part, _ in checker.counts):
         counts = {what: count for (of, what), count in checker.counts.items() if of == part}
         print(f"{part}: " + ", ".join(f"{count} {what}" for what, count in counts.items()))

@@ -216,8 +216,7 @@ class Meter:
         self.counts: Counter[str] = Counter()
         self.longest: dict[str, tuple[float, str]] = {}
 
-    def time(self, what: str, start: float, grammar: str) -> None:
-        seconds = time.perf_counter() - start
+    def time(self, what: str, seconds: float, grammar: str) -> None:
         if seconds > self.longest.get(what, (0.0, ""))[0]:
             self.longest[what] = seconds, grammar
 
@@ -240,8 +239,10 @@ def walk(meter: Meter, matcher: Any, vocabulary: Any, rng: random.Random, gramma
             return "complete"
         start, cpu = time.perf_counter(), time.thread_time()
         why = matcher.advance(int(allowed[rng.randrange(len(allowed))]))
-        meter.time("step, wall", start, grammar)
-        meter.time("step, processor", time.perf_counter() - (time.thread_time() - cpu), grammar)
+        # The processor's time first: this thread may wait for its turn between the two.
+        used, passed = time.thread_time() - cpu, time.perf_counter() - start
+        meter.time("step, wall", passed, grammar)
+        meter.time("step, processor", used, grammar)
         meter.counts["steps"] += 1
         if why is not None:
             return "ended by a limit"
@@ -287,7 +288,7 @@ def main() -> int:
             return 1
         else:
             what = walk(meter, matcher, vocabulary, rng, shown)
-        meter.time("compiled or refused", start, shown)
+        meter.time("compiled or refused", time.perf_counter() - start, shown)
         meter.counts[f"{group}: {what}"] += 1
     for name, count in sorted(meter.counts.items()):
         print(f"{count:7d} {name}")

@@ -37,6 +37,23 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+_SCHEMAS = ("json_schema", "json_object", "tool_calls")
+"""Constraints that are schemas and what we wrote around them."""
+
+
+def _limits(items: int, row: int) -> Any:
+    """Limits of a step, which the step loop waits for. `items` of the parser, of which one byte may have `row`: under
+    an ambiguous grammar their time grows with the square, to some milliseconds under the limits for any grammar."""
+    return llguidance.LLParserLimits(
+        step_lexer_fuel=100_000,
+        step_max_items=items,
+        max_items_in_row=row,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
 class _Tokens:
     """The vocabulary in the form that `TokenizerWrapper` reads."""
 
@@ -66,13 +83,9 @@ class LlguidanceBackend:
         self._tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(vocabulary.eos_token_ids))
         self._ends = frozenset(vocabulary.eos_token_ids)
         self._special = {vocabulary.token_bytes[i].decode("utf-8", "replace"): i for i in vocabulary.special_ids}
-        self._limits = llguidance.LLParserLimits(
-            step_lexer_fuel=100_000,
-            step_max_items=5_000,
-            max_lexer_states=50_000,
-            max_grammar_size=200_000,
-            verbose_errors=False,
-        )
+        self._limits = _limits(items=5_000, row=1_300)
+        # Schemas are not ambiguous: a wide object needs many items, and each of them takes little time.
+        self._schema_limits = _limits(items=20_000, row=8_000)
 
     def compile(self, constraint: Constraint) -> _Compiled:
         """Raises InvalidRequest, its `param` left to the caller."""
@@ -82,7 +95,8 @@ class LlguidanceBackend:
             raise _refusal("has half of a surrogate pair, which is no character") from None
         if length > _MAX_TEXT:
             raise _refusal(f"is longer than {_MAX_TEXT} bytes")
-        matcher = llguidance.LLMatcher(self._tokenizer, self._grammar(constraint), log_level=0, limits=self._limits)
+        limits = self._schema_limits if constraint.kind in _SCHEMAS else self._limits
+        matcher = llguidance.LLMatcher(self._tokenizer, self._grammar(constraint), log_level=0, limits=limits)
         if matcher.is_error():
             raise self._uncompiled(constraint, matcher.get_error())
         # Some errors show only here: a schema that refers to itself and nothing else.

@@ -27,6 +27,8 @@ OTHER_FORMS = {
     "kimi k3 without the call's end": "",
     "kimi k3, a value that holds an end": "a text that quotes its own end",
     "cohere xml, flat parameters": "",
+    "kimi k3, all arguments as json": "",
+    "kimi k3, json without an end": "",
     "gemma without the call's end": "",
 }
 """Samples that a model may write without a grammar, and that a grammar does not write."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import random
 import threading
@@ -192,3 +193,36 @@ def test_random_grammars_are_compiled_or_refused_in_words(backend: LlguidanceBac
         with contextlib.suppress(InvalidRequest):
             matcher = backend.compile(Constraint(kind, text)).matcher()
             assert matcher.stopped or matcher.mask.any()
+
+
+def walked(backend: LlguidanceBackend, constraint: Constraint) -> str | None:
+    """The reason why one of some random texts could not be followed."""
+    compiled = backend.compile(constraint)
+    for seed in range(6):
+        rng, matcher = random.Random(seed), compiled.matcher()
+        for _ in range(60):
+            bits = np.flatnonzero(np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")).tolist()
+            choices = [token for token in bits if token not in (END, STOP)]
+            if matcher.stopped or not choices:
+                break
+            why = matcher.advance(rng.choice(choices))
+            if why is not None:
+                return why
+    return None
+
+
+@pytest.mark.parametrize("count", [100, 300, 1000])
+def test_objects_of_many_optional_properties_can_be_followed(backend: LlguidanceBackend, count: int) -> None:
+    properties = {f"p{i}": {"type": "string"} for i in range(count)}
+    given = {"type": "object", "properties": properties, "additionalProperties": False}
+    assert walked(backend, schema(given)) is None
+    tools = {"lark": "start: schema_0 schema_0", "schemas": [given], "strict": [False]}
+    assert walked(backend, Constraint("tool_calls", json.dumps(tools))) is None
+
+
+def test_ambiguous_grammars_reach_a_limit() -> None:
+    """Their steps take longer and longer, and the step loop waits for them."""
+    words = [b"." * count for count in range(2, 39)]
+    backend = LlguidanceBackend(dataclasses.replace(VOCABULARY, token_bytes=[*VOCABULARY.token_bytes, *words]))
+    for kind, text in (("lark", r"start: /\./+ start*"), ("gbnf", 'root ::= "." root* | root root')):
+        assert "Too many items" in str(walked(backend, Constraint(kind, text)))
