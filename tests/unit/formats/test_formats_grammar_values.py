@@ -217,8 +217,8 @@ VALUES = st.recursive(
         st.lists(inner, max_size=2)
         | st.dictionaries(
             st.sampled_from(
-                "type properties required items enum const anyOf oneOf minLength maxLength minItems maxItems $ref $defs "
-                "additionalProperties pattern title a b".split()
+                "type properties required items enum const anyOf oneOf minLength maxLength minItems maxItems $ref "
+                "$defs additionalProperties pattern title a b".split()
             ),
             inner,
             max_size=4,
