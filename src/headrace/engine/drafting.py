@@ -43,6 +43,9 @@ class Drafting:
         """`predicted_only`: sequences have drafts only if their request predicts the output."""
         self._speculator, self._predicted_only = speculator, predicted_only
         self._watch = _Stopwatch(clock)
+        self._unread: dict[str, Request] = {}
+        """Sequences without output: their prompts are read with the first token, so that those which wait for a place
+        take no memory of the drafter."""
         self._steps: dict[int, tuple[Drafts, Sequence[int | None]]] = {}
         """Steps with drafts that are not settled, with what was accepted."""
 
@@ -58,21 +61,23 @@ class Drafting:
     def begin(self, request: Request) -> bool:
         if self._predicted_only and not request.predicted:
             return False
-        namespace = (request.adapter, request.salt)
-        with self._watch:
-            self._speculator.begin(request.id, namespace, request.prompt, request.predicted, request.predicted_only)
+        self._unread[request.id] = request
         return True
 
     def extend(self, sequence: str, tokens: Sequence[int], in_flight: int) -> None:
         with self._watch:
+            if (new := self._unread.pop(sequence, None)) is not None:
+                namespace = (new.adapter, new.salt)
+                self._speculator.begin(sequence, namespace, new.prompt, new.predicted, new.predicted_only)
             self._speculator.extend(sequence, tokens, in_flight)
 
     def end(self, sequence: str, keep: bool) -> None:
-        with self._watch:
-            self._speculator.end(sequence, keep)
+        if self._unread.pop(sequence, None) is None:
+            with self._watch:
+                self._speculator.end(sequence, keep)
 
     def held(self, sequence: str) -> bool:
-        return self._speculator.held(sequence)
+        return sequence not in self._unread and self._speculator.held(sequence)
 
     def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> Sequence[list[int]]:
         with self._watch:
