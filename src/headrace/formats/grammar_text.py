@@ -12,10 +12,6 @@ from headrace.formats.states import Part
 __all__ = ["GrammarText", "joined", "quoted"]
 
 
-_MOST_RULES = 20_000
-"""References let a small schema make many."""
-
-
 class GrammarText:
     """Names of rules begin with a word and end with a number."""
 
@@ -33,9 +29,7 @@ class GrammarText:
         self._split = re.compile("(" + "|".join(map(re.escape, special)) + ")") if special else None
 
     def reserve(self, word: str) -> str:
-        """A name for a rule that is defined later. Raises ValueError if there are too many."""
-        if len(self._rules) >= _MOST_RULES:
-            raise ValueError(f"a grammar of more than {_MOST_RULES} rules")
+        """A name for a rule that is defined later."""
         name = f"{word}_{len(self._rules)}"
         self._rules[name] = ""
         return name

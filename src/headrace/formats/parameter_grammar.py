@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.formats.grammar_text import GrammarText, joined, quoted
@@ -28,35 +28,6 @@ _LIST_LIMITS = ("prefixItems", "contains", "uniqueItems", "unevaluatedItems")
 _VALUE_LIMITS = ("allOf", "not", "if")
 _KEY_PATTERN = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _MOST_LEVELS = 64
-
-
-def _is_schema(value: Any) -> bool:
-    return isinstance(value, (Mapping, bool))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-_SHAPES: dict[str, Callable[[Any], bool]] = {
-    "$ref": lambda value: isinstance(value, str),
-    "type": lambda value: isinstance(value, str) or _are_texts(value),
-    "properties": lambda value: isinstance(value, Mapping),
-    "required": _are_texts,
-    "additionalProperties": _is_schema,
-    "items": _is_schema,
-    **dict.fromkeys(("enum", "anyOf", "oneOf"), _is_list),
-    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), _is_count),
-}
-"""Of the keywords that are read here."""
 
 
 class ParameterGrammar:
@@ -238,7 +209,6 @@ class ParameterGrammar:
             raise ValueError(f"the schema {schema!r}")
         reference = ""
         for _ in range(_MOST_LEVELS):
-            _check_shapes(schema)
             if "$ref" not in schema:
                 return schema, reference or ("any" if not set(schema) - _NOTES else "")
             if beside := sorted(set(schema) - _NOTES - {"$ref"}):
@@ -259,13 +229,6 @@ class ParameterGrammar:
     def _with_definitions(self, schema: Schema) -> Schema:
         named = {name: self._root[name] for name in ("$defs", "definitions") if name in self._root}
         return {**schema, **named} if named and '"$ref"' in json.dumps(schema) else schema
-
-
-def _check_shapes(schema: Schema) -> None:
-    """Raises ValueError for keywords whose value has not the form that they need."""
-    for keyword, fits in _SHAPES.items():
-        if keyword in schema and not fits(schema[keyword]):
-            raise ValueError(f"`{keyword}` with the value {schema[keyword]!r:.60}")
 
 
 def _refuse(schema: Schema, keywords: Sequence[str]) -> None:
