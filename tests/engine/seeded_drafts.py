@@ -8,7 +8,7 @@ import pytest
 
 from headrace.conformance.seeded_drafts import SeededDrafts
 from headrace.engine import startup
-from headrace.speculation.acceptance import AcceptanceCounts
+from headrace.engine.stats import SpeculationTotals
 
 
 class ByRequest(dict[str, list[int]]):
@@ -21,13 +21,14 @@ class ByRequest(dict[str, list[int]]):
 class EngineDrafts(SeededDrafts):
     """With the members that the engine's loop uses."""
 
-    counts: dict[str, AcceptanceCounts] = {}  # noqa: RUF012
-
     def settle(self, step: int, emitted: int, seconds: float) -> None:
         pass
 
     def waited(self, seconds: float) -> None:
         pass
+
+    def totals(self) -> SpeculationTotals:
+        return SpeculationTotals()
 
 
 def use(patch: pytest.MonkeyPatch, make: Callable[[], EngineDrafts]) -> list[EngineDrafts]:

@@ -29,6 +29,17 @@ _COST: dict[str, Callable[[LoadRun], str]] = {
     "peak MB": lambda run: f"{run.usage['peak_rss_bytes'] / 1e6:.0f}" if "peak_rss_bytes" in run.usage else "–",
 }
 """Columns of the usage table: the wastes as shares, processor time in cores."""
+_DRAFTS: dict[str, Callable[[LoadRun], str]] = {
+    "workload": lambda run: run.name,
+    "drafted": lambda run: _count(run, "drafted"),
+    "accepted": lambda run: _count(run, "accepted"),
+    "share": lambda run: _share(run.speculation["accepted"] / run.speculation["drafted"] if run.speculation else None),
+    "rounds": lambda run: _count(run, "rounds"),
+    "mean accepted length": lambda run: (
+        f"{run.speculation['mean_accepted_length']:.2f}" if "mean_accepted_length" in run.speculation else "–"
+    ),
+    "drafting ms": lambda run: f"{run.speculation['drafting_s'] * 1e3:.0f}" if "drafting_s" in run.speculation else "–",
+}
 
 
 @dataclass(slots=True)
@@ -49,6 +60,8 @@ class LoadRun:
     `server_host_s` of its host work alone, `client_cpu_s` of the load generator, `others_cpu_s` of all other processes
     on the machine. Values that are unknown are missing."""
     notes: list[str] = field(default_factory=list)
+    speculation: dict[str, float] = field(default_factory=dict)
+    """What speculative decoding drafted, as `draft_counts.drafts_of_run` has it; empty if nothing."""
 
     @property
     def name(self) -> str:
@@ -64,6 +77,7 @@ def record(run: LoadRun) -> dict[str, Any]:
         "wastes": run.wastes,
         "wastes_from": run.wastes_from,
         "usage": run.usage,
+        "speculation": run.speculation,
     }
 
 
@@ -73,6 +87,9 @@ def load_report(label: str, runs: Sequence[LoadRun], more: Mapping[str, Any]) ->
     if any(run.wastes or run.usage for run in runs):
         rows = [[show(run) for show in _COST.values()] for run in runs]
         tables.append(ReportTable("usage: processor time in cores, memory of all its processes", tuple(_COST), rows))
+    if any(run.speculation for run in runs):
+        rows = [[show(run) for show in _DRAFTS.values()] for run in runs]
+        tables.append(ReportTable("speculative decoding: drafts in tokens", tuple(_DRAFTS), rows))
     failed = [f"{run.workload.name}: {run.summary.first_error}" for run in runs if run.summary.first_error]
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
     plots = [plot for run in runs for plot in _plots(run)]
@@ -97,6 +114,10 @@ def _load_cells(run: LoadRun) -> list[str]:
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
+
+
+def _count(run: LoadRun, name: str) -> str:
+    return f"{run.speculation[name]:.0f}" if name in run.speculation else "–"
 
 
 def _of_wall(run: LoadRun, name: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
+from headrace.bench.draft_counts import DraftCounts, drafts_of_page
 from headrace.bench.wastes import EngineSums, between, gauges, parse, sums_of_page
 
 __all__ = ["MetricsSampler", "ServerUsage"]
@@ -25,6 +26,8 @@ class ServerUsage:
     source: str | None = None
     usage: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    drafts: tuple[DraftCounts | None, DraftCounts | None] = (None, None)
+    """Before and after the run, if known."""
 
 
 class MetricsSampler:
@@ -37,12 +40,13 @@ class MetricsSampler:
     def __init__(self, session: aiohttp.ClientSession, url: str, memory: bool) -> None:
         self._session, self._url, self._memory = session, url, memory
         self._before: EngineSums | None = None
+        self._drafts: DraftCounts | None = None
         self._samples: list[dict[str, float]] = []
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         page = await self._read()
-        self._before = sums_of_page(page)
+        self._before, self._drafts = sums_of_page(page), drafts_of_page(page)
         if (self._before is None and gauges(page)) or (self._memory and _MEMORY in page):
             self._task = asyncio.create_task(self._sample())
 
@@ -52,7 +56,7 @@ class MetricsSampler:
             self._task.cancel()
         page = await self._read()
         self._samples.append(page)
-        usage = ServerUsage()
+        usage = ServerUsage(drafts=(self._drafts, drafts_of_page(page)))
         after = sums_of_page(page)
         if self._before is not None and after is not None:
             usage.wastes, usage.usage = between(self._before, after, wall)

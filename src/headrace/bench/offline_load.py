@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from headrace.bench.draft_counts import drafts_of_run, drafts_of_stats
 from headrace.bench.load_runs import LoadRun
 from headrace.bench.process_cost import cost, machine_seconds
 from headrace.bench.request_timing import RequestTiming, summarize
@@ -48,15 +49,19 @@ def run_in_process(
         drive(core, [Prompt(prompts[0].token_ids[i + 1 : i + 33], 8)], 1)
     gc.collect()
     before, machine = cost(os.getpid()), machine_seconds()
-    sums, start = sums_of_stats(core.stats()), time.perf_counter()
+    stats = core.stats()
+    sums, drafts, start = sums_of_stats(stats), drafts_of_stats(stats.speculation), time.perf_counter()
     rows = drive(core, prompts, workload.concurrency)
     wall = time.perf_counter() - start
     after, machine = cost(os.getpid()), machine_seconds() - machine
-    wastes, usage = between(sums, sums_of_stats(core.stats()), wall)
+    stats = core.stats()
+    wastes, usage = between(sums, sums_of_stats(stats), wall)
     usage.pop("server_host_s", None)
     spent = after.cpu_seconds - before.cpu_seconds
     usage |= {"peak_rss_bytes": after.peak_bytes, "cpu_s": spent, "others_cpu_s": max(0.0, machine - spent)}
-    return LoadRun(workload, seed, rows, summarize(rows, wall, *targets), wastes, "counters", usage)
+    summary = summarize(rows, wall, *targets)
+    drafted = drafts_of_run(drafts, drafts_of_stats(stats.speculation), summary)
+    return LoadRun(workload, seed, rows, summary, wastes, "counters", usage, speculation=drafted)
 
 
 def check_prompts(prompts: Sequence[Prompt], info: EngineInfo) -> None:
@@ -99,6 +104,8 @@ def _take(delta: Delta, running: dict[str, RequestTiming], now: float) -> None:
     row = running.get(delta.request_id)
     if row is None:
         return
+    row.accepted_drafts += delta.accepted_drafts
+    row.rejected_drafts += delta.rejected_drafts
     if delta.token_ids:
         row.output_tokens += len(delta.token_ids)
         row.cached_tokens = max(row.cached_tokens, delta.cached_tokens)

@@ -17,6 +17,8 @@ class RequestTiming:
     output_tokens: int = 0
     wanted: int = 0
     cached_tokens: int = 0
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
     ttft: float | None = None
     tpot: float | None = None
     e2e: float = 0.0
@@ -61,6 +63,9 @@ class LoadSummary:
     goodput: float
     """Share of requests that met both targets (TTFT and TPOT); 1 if none are set."""
     first_error: str | None = None
+    accepted_drafts: int = 0
+    """Drafts of speculative decoding, from the requests' usage."""
+    rejected_drafts: int = 0
 
 
 def percentile(values: Sequence[float], p: float) -> float:
@@ -98,6 +103,8 @@ def summarize(
         e2e_ms=_percentiles([r.e2e for r in good]),
         goodput=len(met) / len(rows) if rows else 0.0,
         first_error=errors[0] if errors else None,
+        accepted_drafts=sum(r.accepted_drafts for r in good),
+        rejected_drafts=sum(r.rejected_drafts for r in good),
     )
 
 

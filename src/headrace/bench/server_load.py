@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 
+from headrace.bench.draft_counts import drafts_of_run
 from headrace.bench.load_runs import LoadRun
 from headrace.bench.metrics_sampler import MetricsSampler
 from headrace.bench.process_cost import cost, machine_seconds
@@ -69,9 +70,9 @@ async def run_load(
         spent = after.cpu_seconds - before.cpu_seconds
         others = max(0.0, machine - spent - client)
         usage |= {"peak_rss_bytes": after.peak_bytes, "cpu_s": spent, "others_cpu_s": others}
-    return LoadRun(
-        workload, seed, rows, summarize(rows, wall, *targets), reported.wastes, reported.source, usage, reported.notes
-    )
+    summary = summarize(rows, wall, *targets)
+    drafts = drafts_of_run(*reported.drafts, summary)
+    return LoadRun(workload, seed, rows, summary, reported.wastes, reported.source, usage, reported.notes, drafts)
 
 
 async def _warm(session: aiohttp.ClientSession, target: Endpoint, prompts: Sequence[Prompt], count: int) -> None:

@@ -90,3 +90,6 @@ def _usage(usage: dict[str, Any], row: RequestTiming) -> None:
     row.output_tokens = usage.get("completion_tokens", 0)
     row.prompt_tokens = usage.get("prompt_tokens", row.prompt_tokens)
     row.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    details = usage.get("completion_tokens_details") or {}
+    row.accepted_drafts = details.get("accepted_prediction_tokens") or 0
+    row.rejected_drafts = details.get("rejected_prediction_tokens") or 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.cli.doctor_facts import all_operator_facts, platform_facts
+from headrace.cli.speculation_facts import speculation_facts
 from headrace.errors import HeadraceError
 from headrace.platforms.host import host_memory, host_name, physical_cores
 from headrace.platforms.interface import Platform
@@ -25,18 +26,22 @@ _LITTLE_MEMORY = 1 << 30
 
 
 def diagnose(
-    platform: str | None = None, plugins: PluginSet | None = None, options: Mapping[str, int | str] | None = None
+    platform: str | None = None,
+    plugins: PluginSet | None = None,
+    options: Mapping[str, int | str] | None = None,
+    speculate: str | None = None,
 ) -> dict[str, Any]:
     """Facts about this machine, as plain data for JSON.
 
     `platform`: the platform to inspect; None: the best one, and the operators of every platform that opens. `options`:
-    options for opening the chosen platform's device. Never raises for a fault of a plugin: the report lists it with a
-    remedy.
+    options for opening the chosen platform's device. `speculate`: the method that a server would run with. Never raises
+    for a fault of a plugin: the report lists it with a remedy.
     """
     found = discover() if plugins is None else plugins
     remedies: list[str] = [f"{failure}: repair or uninstall it" for failure in found.failures]
     chosen = _chosen(found, platform, remedies)
     platforms = platform_facts(found, chosen, remedies)
+    methods = speculation_facts(found, speculate, remedies)
     operators = all_operator_facts(found, chosen, remedies, options or {}, others=platform is None)
     report: dict[str, Any] = {
         "machine": _machine(),
@@ -56,9 +61,11 @@ def diagnose(
         "native": _native(platforms, remedies),
         "operators": None if chosen is None else operators.get(chosen.name),
         "operators_by_platform": operators,
+        "speculation": methods,
         "remedies": remedies,
     }
-    report["usable"] = report["operators"] is not None
+    runs = speculate is None or any(method["chosen"] and method["problem"] is None for method in methods)
+    report["usable"] = report["operators"] is not None and runs
     if host_memory()[0] < _LITTLE_MEMORY:
         remedies.append("less than 1 GiB of memory is free: close other programs, or serve a smaller model")
     return report

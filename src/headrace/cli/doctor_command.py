@@ -18,17 +18,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--platform", metavar="NAME", help="show the operators of this platform alone (default: of all)"
     )
+    parser.add_argument("--speculate", metavar="METHOD", help="mark this method, and check it as for serve")
     add_device_option(parser, {})
     add_tape_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0, or 1 if no model can be served here."""
+    """Returns 0, or 1 if no model can be served here, or not with the method that was asked for."""
     if args.tape is not None:
         return show_tape(args)
     from headrace.cli.diagnosis import diagnose
 
-    report = diagnose(args.platform, options=args.device_options)
+    report = diagnose(args.platform, options=args.device_options, speculate=args.speculate)
     print(json.dumps(report, indent=2, default=str) if args.json else "\n".join(render(report)))
     return 0 if report["usable"] else 1
 
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
 def render(report: Mapping[str, Any]) -> Iterator[str]:
     """The report as lines of text."""
     from headrace.cli.doctor_facts import operator_lines, platform_lines
+    from headrace.cli.speculation_facts import speculation_lines
 
     machine = report["machine"]
     yield "machine"
@@ -55,6 +57,7 @@ def render(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"  {native['problem'] or native['library'] + ' (' + native['instruction_set'] + ')'}"
     for operators in report["operators_by_platform"].values():
         yield from operator_lines(operators)
+    yield from speculation_lines(report["speculation"])
     yield "remedies"
     yield from (f"  - {' '.join(remedy.split())}" for remedy in report["remedies"])
     if not report["remedies"]:

@@ -25,6 +25,14 @@ class SpeculationChoice:
     max_tokens: int | None = None
     """Most drafts that one step verifies; 0: none, None: as many as pay."""
 
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest."""
+        most: object = self.max_tokens
+        if self.method is not None and not isinstance(self.method, str):
+            raise _wrong(".method", f"takes a text, got {excerpt(self.method, 60)}")
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= _MOST):
+            raise _wrong(".max_tokens", f"takes a whole number from 0 on, got {excerpt(most, 60)}")
+
     @classmethod
     def of(cls, value: object) -> SpeculationChoice:
         """True and None change nothing, False is no drafts, a mapping has `method`, `max_tokens` or both. Raises
@@ -36,12 +44,7 @@ class SpeculationChoice:
         unknown = [key for key in value if key not in _KEYS]
         if unknown:
             raise _wrong("", f"has no field {excerpt(unknown[0], 60)}; there are {' and '.join(_KEYS)}")
-        method, most = value.get("method"), value.get("max_tokens")
-        if method is not None and not isinstance(method, str):
-            raise _wrong(".method", f"takes a text, got {excerpt(method, 60)}")
-        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= _MOST):
-            raise _wrong(".max_tokens", f"takes a whole number from 0 on, got {excerpt(most, 60)}")
-        return cls(method, most)
+        return cls(**value)
 
 
 def check_method(choice: SpeculationChoice, speculate: str | None, predicted: bool) -> None:

@@ -54,16 +54,20 @@ def token_logprobs(result: StepResult, row: int, token: int, count: int) -> Toke
 def append(seq: Sequence, token: int) -> None:
     """Append a token of the output and advance the grammar. Sets `ending` if it is the last."""
     seq.tokens.append(token)
-    if token in seq.stops and len(seq.tokens) - seq.prompt_len > seq.params.min_tokens:
+    length, matcher = len(seq.tokens), seq.matcher
+    if token in seq.stops and length - seq.prompt_len > seq.params.min_tokens:
         seq.ending = Ending("stop", stop_token=token)
-        return
-    why = None if seq.matcher is None else advance(seq.matcher, token)
-    if seq.matcher is not None and why is None and seq.matcher.stopped:
-        seq.ending = Ending("stop")
-    elif len(seq.tokens) == seq.end:
-        seq.ending = Ending("length")
-    elif why is not None:
-        seq.ending = Ending("error", error=f"the constraint cannot be followed any further: {why}")
+    elif matcher is None:
+        if length == seq.end:
+            seq.ending = Ending("length")
+    else:
+        why = advance(matcher, token)
+        if why is None and matcher.stopped:
+            seq.ending = Ending("stop")
+        elif length == seq.end:
+            seq.ending = Ending("length")
+        elif why is not None:
+            seq.ending = Ending("error", error=f"the constraint cannot be followed any further: {why}")
 
 
 def append_forced(seq: Sequence) -> list[int]:
@@ -86,14 +90,14 @@ def append_forced(seq: Sequence) -> list[int]:
 def emit(seq: Sequence, index: int, row: int, result: StepResult) -> Delta:
     """The delta for token `index`, which is known now. Without logprobs it holds all known tokens: the forced ones need
     not wait until their rows are computed. Sets the finish reason if nothing follows."""
-    delta = Delta(seq.id, cached_tokens=seq.cached)
-    if seq.params.logprobs is None:
-        delta.token_ids, seq.emitted = seq.tokens[seq.emitted :], len(seq.tokens)
+    tokens, alternatives = seq.tokens, seq.params.logprobs
+    if alternatives is None:
+        delta = Delta(seq.id, tokens[seq.emitted :], cached_tokens=seq.cached)
+        seq.emitted = len(tokens)
     else:
-        token = seq.tokens[index]
-        delta.token_ids, seq.emitted = [token], index + 1
-        delta.logprobs = [token_logprobs(result, row, token, seq.params.logprobs)]
-    if seq.ending is not None and seq.emitted == len(seq.tokens):
+        token, seq.emitted = tokens[index], index + 1
+        delta = Delta(seq.id, [token], [token_logprobs(result, row, token, alternatives)], cached_tokens=seq.cached)
+    if seq.ending is not None and seq.emitted == len(tokens):
         delta.finish_reason, delta.stop_token, delta.error = seq.ending
         delta.request_fault = delta.error is not None
     return delta

@@ -22,7 +22,7 @@ from headrace.core.slots import Slots
 from headrace.core.verification import Verification
 from headrace.core.waiting_queue import WaitingQueue
 from headrace.errors import Overloaded
-from headrace.types import NO_CHOICE, NOT_FINITE, Delta, Request, SchedulerStats, StepPlan, StepResult
+from headrace.types import NO_TOKEN, NOT_FINITE, Delta, Request, SchedulerStats, StepPlan, StepResult
 
 __all__ = ["Scheduler"]
 
@@ -161,7 +161,9 @@ class Scheduler:
         for row, seq in enumerate(decodes.seqs):
             if seq.epoch == decodes.epochs[row]:
                 try:
-                    deltas += self._take_row(seq, indices[row], row, tokens[row], result)
+                    delta = self._take_row(seq, indices[row], row, tokens[row], result)
+                    if delta is not None:
+                        deltas.append(delta)
                 except Exception as error:
                     deltas.append(self._fault(seq, error))
         if launched.fills:
@@ -257,30 +259,30 @@ class Scheduler:
         self._in_flight.remove(plan.step)
         self._committed = max(self._committed, plan.step)
 
-    def _take_row(self, seq: Sequence, index: int, row: int, token: int, result: StepResult) -> list[Delta]:
+    def _take_row(self, seq: Sequence, index: int, row: int, token: int, result: StepResult) -> Delta | None:
         """Process the row of a sequence's token `index`, which was sampled, or scored because it was known. Returns a
-        delta, or none if the caller has the token."""
-        if token in (NOT_FINITE, NO_CHOICE):
-            return [self._without_token(seq, token)]
+        delta, or None if the caller has the token."""
+        if token < 0 and token != NO_TOKEN:
+            return self._without_token(seq, token)
         seq.filled = index
         if index == len(seq.tokens):
-            assert token >= 0, "only known tokens are scored"
             append(seq, token)
-            self._follow(seq, [token])
+            if seq.drafted or seq.forces:
+                self._follow(seq, [token])
         if seq.emitted > index:
-            return []
+            return None
         delta = emit(seq, index, row, result)
         if delta.finish_reason is not None:
             self._end(seq)
-        return [delta]
+        return delta
 
-    def _take_sampled(self, chunk: PrefillChunk, row: int, tokens: list[int], result: StepResult) -> list[Delta]:
+    def _take_sampled(self, chunk: PrefillChunk, row: int, tokens: list[int], result: StepResult) -> list[Delta | None]:
         """Process the rows of a chunk that sample: the token after the known ones, and one after each draft as long as
         the drafts are what was sampled."""
-        seq, found = chunk.seq, list[Delta]()
+        seq, found = chunk.seq, list[Delta | None]()
         chunk.accepted = 0
         for at in range(1 + len(chunk.drafts)):
-            found += self._take_row(seq, chunk.end + at, row + at, tokens[row + at], result)
+            found.append(self._take_row(seq, chunk.end + at, row + at, tokens[row + at], result))
             # The token was sampled, or forced by a grammar.
             known = seq.tokens[chunk.end + at : chunk.end + at + 1]
             if at == len(chunk.drafts) or known != [chunk.drafts[at]]:
@@ -288,9 +290,9 @@ class Scheduler:
             chunk.accepted += 1
             if seq.epoch != chunk.epoch:
                 break
-        if chunk.drafts and found:
-            found[-1].accepted_drafts = chunk.accepted
-            found[-1].rejected_drafts = len(chunk.drafts) - chunk.accepted
+        if chunk.drafts and found[0] is not None:
+            found[0].accepted_drafts = chunk.accepted
+            found[0].rejected_drafts = len(chunk.drafts) - chunk.accepted
         return found
 
     def _follow(self, seq: Sequence, tokens: list[int]) -> None:
@@ -304,7 +306,7 @@ class Scheduler:
     def _commit_chunk(self, chunk: PrefillChunk, tokens: list[int], result: StepResult) -> list[Delta]:
         seq = chunk.seq
         seq.filled = chunk.end
-        found: list[Delta] = []
+        found: list[Delta | None] = []
         row = chunk.row
         for position in range(chunk.score_from, chunk.score_to):
             if tokens[row] == NOT_FINITE:
@@ -314,7 +316,7 @@ class Scheduler:
                 count = seq.params.prompt_logprobs or 0
                 seq.prompt_logprobs.append(token_logprobs(result, row, seq.tokens[position + 1], count))
             else:
-                found += self._take_row(seq, position + 1, row, tokens[row], result)
+                found.append(self._take_row(seq, position + 1, row, tokens[row], result))
             row += 1
         if chunk.samples:
             found += self._take_sampled(chunk, row, tokens, result)
@@ -324,9 +326,10 @@ class Scheduler:
         if seq.slot >= 0:
             seq.filled = max(chunk.end, seq.filled)
             self._cache.commit_blocks(seq, self._committed)
-        if not found:
+        deltas = [delta for delta in found if delta is not None]
+        if not deltas:
             return []
-        delta = merged(found)
+        delta = merged(deltas)
         if chunk.end == seq.prompt_len:
             delta.first_scheduled = seq.first_scheduled
             delta.prompt_logprobs = seq.prompt_logprobs

@@ -150,7 +150,8 @@ def _end(name: str) -> str:
 
 _K3_SYNTAX = XmlSyntax(
     "<|open|>argument", "<|sep|>", _end("argument"), _end("call"), attributes=True, function_key="tool",
-    parameter_key="key", name_end="<|sep|>", outer_end=_end("tools"),
+    parameter_key="key", name_end="<|sep|>", outer_end=_end("tools"), whole_open="<|open|>json",
+    whole_end=_end("json"),
 )  # fmt: skip
 KIMI_K3 = ToolFormat(
     "kimi_k3",

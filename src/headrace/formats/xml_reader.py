@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from headrace.formats.nested_reader import NestedReader
 from headrace.formats.reader import matched_literal, search_end, skip_blanks
@@ -47,11 +47,14 @@ class XmlSyntax:
     """Ends the call too, if `call_end` is missing."""
     nested: bool = False
     """With `type="dict"` or `type="list"`, parameters stand within a parameter."""
+    whole_open: str = ""
+    whole_end: str = ""
+    """Around all arguments as JSON, which may stand in place of parameters. The opening ends with `param_end`."""
     other: XmlSyntax | None = None
     """Another syntax of the parameters, if the first one begins as there."""
 
     def with_stand_ins(self, stand_ins: StandIns) -> XmlSyntax:
-        names = ("param_open", "param_end", "value_end", "call_end", "value_open", "name_end", "outer_end")
+        names = [one.name for one in fields(self) if one.type == "str" and not one.name.endswith("_key")]
         put = {name: stand_ins.put(getattr(self, name)) for name in names}
         other = None if self.other is None else self.other.with_stand_ins(stand_ins)
         return replace(self, **put, other=other)  # type: ignore[arg-type]
@@ -78,7 +81,9 @@ class XmlCallReader(NestedReader):
 
     def finish(self, complete: bool) -> None:
         if self._function and complete:
-            if self._in_value:
+            if self._step == self._read_whole:
+                self.arguments(self._kept().strip())
+            elif self._in_value:
                 self._end_value()
             self._end_call()
 
@@ -112,18 +117,37 @@ class XmlCallReader(NestedReader):
         syntax = self._syntax
         inner = (syntax.value_end,) if len(self._open) > 1 else ()
         other = (syntax.other.param_open,) if syntax.other is not None else ()
-        found = matched_literal(text, at, (syntax.param_open, syntax.call_end, *inner, *other), final)
+        whole = (syntax.whole_open,) if syntax.whole_open and not self._open else ()
+        found = matched_literal(text, at, (syntax.param_open, syntax.call_end, *inner, *other, *whole), final)
         if found is None:
             return at if at > start else None
         if found and found in other and syntax.other is not None:
             self._syntax = syntax.other
         if found == self._syntax.param_open:
             self._step = self._read_parameter
+        elif found and found in whole:
+            self._step = self._read_whole_name
         elif found and found in inner:
             self._leave()
         else:
             self._end_call()
         return at + len(found)
+
+    def _read_whole_name(self, text: str, at: int, final: bool) -> int | None:
+        end, found = search_end(text, at, self._syntax.param_end, final)
+        if not found:
+            return end if end > at else None
+        self._step, self._in_value = self._read_whole, True
+        return end + len(self._syntax.param_end)
+
+    def _read_whole(self, text: str, at: int, final: bool) -> int | None:
+        end, found = search_end(text, at, self._syntax.whole_end, final)
+        self._parts.append(text[at:end])
+        if not found:
+            return end if end > at else None
+        self.arguments(self._kept().strip())
+        self._step, self._in_value = self._read_between, False
+        return end + len(self._syntax.whole_end)
 
     def _end_call(self) -> None:
         self._close_all()

@@ -124,6 +124,10 @@ class PluginSet:
             raise PluginError(f"{self.failures[0]}. Repair or uninstall it: it may provide {key!r}")
         return None
 
+    def provider(self, hook: str, key: str) -> PluginInfo | None:
+        """The plugin that provides a key of one of the hooks above. Raises PluginError if a hook fails."""
+        return next((info for info, table in self._call(hook, dict) if key in table), None)
+
     def _best(self) -> tuple[Platform, str]:
         self._raise_failure()
         probes = self.probes()

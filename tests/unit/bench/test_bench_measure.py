@@ -142,6 +142,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         "prompt_tokens": len(body["prompt"]),
         "completion_tokens": body["max_tokens"],
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 1},
     }
     await response.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n")
     return response
@@ -215,6 +216,7 @@ def test_a_load_run_and_its_three_reports(tmp_path: Path) -> None:
     assert (run.summary.errors, run.summary.short, run.summary.requests) == (0, 0, 6)
     assert run.summary.output_tokens == sum(p.max_tokens for p in build(SMALL, encode))
     assert run.summary.cached_tokens == 6
+    assert run.speculation == {"drafted": 18, "accepted": 12}
     assert run.usage["client_cpu_s"] > 0
     report = load_report("label", [run], {"endpoint": "there"})
     said = io.StringIO()

@@ -18,8 +18,10 @@ from headrace.engine.drafting import Drafting
 from headrace.engine.stats import SpeculationTotals
 from headrace.errors import ContextOverflow, InvalidRequest
 from headrace.speculation.loading import make
+from headrace.speculation.ngram import NgramDrafter
 from headrace.speculation.policy import SpeculationPolicy, StepChoice, StepShape
 from headrace.speculation.speculator import Speculator
+from headrace.types import Request, SamplingParams
 
 PROMPT = tuple(b"ab")
 NGRAM = Config.model_validate({"scheduler": {"speculate": "ngram"}})
@@ -141,3 +143,35 @@ def test_a_prediction_has_at_most_the_tokens_of_the_context() -> None:
     with pytest.raises(InvalidRequest, match="`prediction`: token id 300") as wrong:
         ask(replace(base, predicted=(1, 300)), engine())
     assert wrong.value.param == "prediction"
+
+
+class Spy(NgramDrafter):
+    """Writes down its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def begin(
+        self, sequence: str, namespace: tuple[str, str], prompt: Sequence[int], predicted: Sequence[int] = ()
+    ) -> None:
+        self.calls.append(f"begin {sequence}")
+        super().begin(sequence, namespace, prompt, predicted)
+
+    def end(self, sequence: str, keep: bool) -> None:
+        self.calls.append(f"end {sequence}")
+        super().end(sequence, keep)
+
+
+def test_a_drafter_reads_a_prompt_with_the_first_token() -> None:
+    spy = Spy()
+    drafting = Drafting(Speculator(spy))
+    for name in ("waits", "runs"):
+        assert drafting.begin(Request(name, PROMPT, SamplingParams()))
+        assert not drafting.held(name)
+    assert spy.calls == [], "what waits for a place takes no memory of the drafter"
+    drafting.extend("runs", [5], 0)
+    drafting.extend("runs", [6], 0)
+    drafting.end("waits", keep=False)
+    drafting.end("runs", keep=True)
+    assert spy.calls == ["begin runs", "end runs"]

@@ -156,6 +156,21 @@ FURTHER = [
         calls=[("f", '{"q": "a<|close|>argument<|sep|>b"}')],
     ),
     Sample(
+        "kimi k3, all arguments as json",
+        "kimi_k3",
+        "kimi_k3",
+        '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>json type="object"<|sep|>{"a": [1.0]}'
+        "<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+        calls=[("f", '{"a": [1.0]}')],
+    ),
+    Sample(
+        "kimi k3, json without an end",
+        "kimi_k3",
+        None,
+        '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>json<|sep|>{"a": 1}',
+        calls=[("f", '{"a": 1}')],
+    ),
+    Sample(
         "cohere xml",
         "cohere_xml",
         "cohere",

@@ -27,7 +27,11 @@ OTHER_FORMS = {
     "kimi k3 without the call's end": "",
     "kimi k3, a value that holds an end": "a text that quotes its own end",
     "cohere xml, flat parameters": "",
+    "kimi k3, all arguments as json": "",
+    "kimi k3, json without an end": "",
     "gemma without the call's end": "",
+    "repeated keys": "",
+    "repeated arguments before the name": "",
 }
 """Samples that a model may write without a grammar, and that a grammar does not write."""
 FITTING = [s for s in SAMPLES if s.calls and s.complete and s.name not in OTHER_FORMS]

@@ -47,7 +47,14 @@ def words(of: Machine) -> list[str]:
         "</invoke>",
         ' name="f"',
         *(' tool="f"', ' key="a"', ' type="number"', ' type="string"', ' type="dict"', ' type="list"', ' type="raw"'),
-        *("<|open|>argument", "<|close|>argument<|sep|>", "<|close|>call<|sep|>", "<cofl:value", "<cofl:tool_param"),
+        *(
+            "<|open|>argument",
+            "<|close|>argument<|sep|>",
+            "<|close|>call<|sep|>",
+            "<|open|>json",
+            "<cofl:value",
+            "<cofl:tool_param",
+        ),
     ]
     return [*own, *own, *GLUE, *GLUE, *values, *xml, *(word[: len(word) // 2] for word in own)]
 

@@ -1,0 +1,80 @@
+"""Facts of the methods of speculative decoding for `headrace doctor`: who offers them, and what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.errors import HeadraceError
+from headrace.hub.catalogue import CATALOGUE, resolve_model
+from headrace.hub.model_reference import parse_repository
+from headrace.options import make_config
+from headrace.plugins import PluginSet
+from headrace.speculation.loading import BUILT_IN, NEEDS, find_drafter, make
+
+__all__ = ["speculation_facts", "speculation_lines"]
+
+_HOOK = "headrace_drafters"
+_OF_PLUGINS = "nothing else"
+"""A plugin's drafter is made without arguments."""
+
+
+def speculation_facts(found: PluginSet, chosen: str | None, remedies: list[str]) -> list[dict[str, Any]]:
+    """Every method by name. `chosen`: as of `--speculate`; if it cannot be used, the remedies say so. A method of a
+    plugin is made once, to see whether it can be. A model is looked for on this machine, and not fetched."""
+    own = None if chosen is None else chosen.partition(":")[0]
+    offered = _offered(found, remedies)
+    facts = [_fact(name, found, name == own, remedies) for name in sorted({*BUILT_IN, *NEEDS, *offered})]
+    fault = None if chosen is None else _fault(chosen, found)
+    if fault is not None and fault not in " ".join(remedies):
+        remedies.append(fault)
+    for fact in facts:
+        if fact["chosen"]:
+            fact["problem"] = fact["problem"] or fault
+    return facts
+
+
+def _fault(chosen: str, found: PluginSet) -> str | None:
+    """Why a server would not start with `--speculate chosen`; None if nothing is known against it."""
+    try:
+        model = make_config("", {"speculate": chosen}, flags=True).scheduler.draft_model
+        if model is None:
+            find_drafter(chosen, lambda: found)
+        elif model not in CATALOGUE and parse_repository(model) is None:
+            resolve_model(model)
+    except HeadraceError as error:
+        return str(error)
+    return None
+
+
+def _offered(found: PluginSet, remedies: list[str]) -> dict[str, str]:
+    try:
+        return found.drafters()
+    except HeadraceError as error:
+        remedies.append(f"{error}: repair or uninstall it")
+        return {}
+
+
+def _fact(name: str, found: PluginSet, chosen: bool, remedies: list[str]) -> dict[str, Any]:
+    if name in NEEDS:
+        return {"name": name, "by": "built in", "needs": NEEDS[name], "problem": None, "chosen": chosen}
+    problem, info = None, found.provider(_HOOK, name)
+    try:
+        make(name, lambda: found)
+    except HeadraceError as error:
+        problem = str(error)
+        remedies.append(f"{problem}: repair or uninstall its plugin")
+    return {
+        "name": name,
+        "by": f"plugin {info.name if info else '?'}",
+        "needs": _OF_PLUGINS,
+        "problem": problem,
+        "chosen": chosen,
+    }
+
+
+def speculation_lines(facts: list[dict[str, Any]]) -> Iterator[str]:
+    yield "speculation (--speculate)"
+    for fact in facts:
+        said = f"needs {fact['needs']}" if fact["problem"] is None else " ".join(f"unusable: {fact['problem']}".split())
+        yield f" {'*' if fact['chosen'] else ' '}{fact['name']:<12}{fact['by']}: {said}"

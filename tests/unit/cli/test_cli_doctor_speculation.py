@@ -1,0 +1,96 @@
+"""The methods of speculative decoding in `headrace doctor`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import EntryPoint
+from types import ModuleType
+from typing import Any
+
+import pluggy
+import pytest
+
+from headrace.cli.main import main
+from headrace.cli.speculation_facts import speculation_facts, speculation_lines
+from headrace.plugins import GROUP, PluginSet, discover
+from headrace.speculation.loading import BUILT_IN, NEEDS
+from headrace.speculation.ngram import NgramDrafter
+
+hookimpl = pluggy.HookimplMarker("headrace")
+
+
+def plugins(monkeypatch: pytest.MonkeyPatch, table: Any) -> PluginSet:
+    """With one plugin, whose hook returns the table."""
+    module: Any = ModuleType("plugin_with_drafters")
+    module.Mill = NgramDrafter
+    module.headrace_drafters = hookimpl(lambda: table)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return discover([EntryPoint("mills", module.__name__, GROUP)])
+
+
+def test_every_method_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert NEEDS.keys() >= BUILT_IN.keys()
+    assert main(["doctor", "--platform", "sim", "--json", "--speculate", "ngram"]) == 0
+    facts = json.loads(capsys.readouterr().out)["speculation"]
+    assert {fact["name"] for fact in facts} >= {"ngram", "suffix", "predicted"}
+    assert [fact["name"] for fact in facts if fact["chosen"]] == ["ngram"]
+    assert all(fact["needs"] and fact["problem"] is None for fact in facts)
+    assert main(["doctor", "--platform", "sim", "--speculate", "suffix"]) == 0
+    said = capsys.readouterr().out
+    assert " *suffix      built in: needs nothing else; it keeps" in said
+    assert "  predicted   built in: needs requests with a `prediction`" in said
+
+
+def test_an_unknown_method_is_a_fact_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--platform", "sim", "--json", "--speculate", "tarot"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert not report["usable"]
+    assert any("'tarot' is not installed; there are draft:MODEL, ngram" in remedy for remedy in report["remedies"])
+    assert not any(fact["chosen"] for fact in report["speculation"])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ("draft", "--speculate draft: the method draft needs a model"),
+        ("draft:/no/such/model", "/no/such/model"),
+        ("ngram:model", "the method ngram takes no checkpoint"),
+    ],
+)
+def test_what_the_chosen_method_lacks(chosen: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--platform", "sim", "--json", "--speculate", chosen]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert not report["usable"]
+    assert sum(said in remedy for remedy in report["remedies"]) == 1
+    (fact,) = (fact for fact in report["speculation"] if fact["chosen"])
+    assert said in fact["problem"]
+
+
+@pytest.mark.parametrize("chosen", ["draft:smollm2", "draft:org/name"])
+def test_a_model_that_can_be_fetched_is_no_fault(chosen: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--platform", "sim", "--speculate", chosen]) == 0
+    assert " *draft       built in: needs a smaller model of the same vocabulary" in capsys.readouterr().out
+
+
+def test_methods_of_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    remedies: list[str] = []
+    table = {"mill": "plugin_with_drafters:Mill", "broken": "plugin_with_drafters:Missing"}
+    facts = speculation_facts(plugins(monkeypatch, table), "mill", remedies)
+    found = {fact["name"]: fact for fact in facts}
+    assert found["mill"]["by"] == found["broken"]["by"] == "plugin mills"
+    assert found["mill"]["problem"] is None
+    assert found["mill"]["chosen"]
+    assert "'plugin_with_drafters:Missing' cannot be loaded" in found["broken"]["problem"]
+    assert len(remedies) == 1
+    assert found["broken"]["problem"] in remedies[0]
+    lines = list(speculation_lines(facts))
+    assert " *mill        plugin mills: needs nothing else" in lines
+    assert any(line.startswith("  broken      plugin mills: unusable: ") for line in lines)
+
+
+def test_a_plugin_whose_hook_fails_hides_no_other_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    remedies: list[str] = []
+    facts = speculation_facts(plugins(monkeypatch, 5), None, remedies)
+    assert [fact["name"] for fact in facts] == sorted(NEEDS)
+    assert "hook headrace_drafters failed" in remedies[0]
