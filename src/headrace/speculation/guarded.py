@@ -13,8 +13,8 @@ _log = logging.getLogger(__name__)
 
 
 class GuardedDrafter:
-    """Passes calls on until one of them raises. From then on it guesses nothing, since the drafter's state may be wrong:
-    answers stay the same, and the log has the error."""
+    """Passes calls on until one of them raises. From then on it guesses nothing, since the drafter's state may be
+    wrong: answers stay the same, and the log has the error."""
 
     def __init__(self, drafter: HostDrafter) -> None:
         self.name = drafter.name
