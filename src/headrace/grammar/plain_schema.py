@@ -40,7 +40,8 @@ _NUMERIC = ("integer", "number")
 _REFUSED = ("not", "if", "then", "else", "oneOf", "$dynamicRef", "$recursiveRef", "$id", "disallow", "extends")
 _ANY = "(" + plain(r"^[\0-\u{10ffff}]$", in_json=True) + r"""|\\[btnfr"\\])"""
 """A character of a string as JSON writes it, by an escape if need be."""
-_MOST_ITEMS = 10_000
+_MOST = 1_000
+"""Items of an array and characters of a string: the time of a step grows with them."""
 _DISTINCT = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
 
 
@@ -178,8 +179,8 @@ class _Reducer:
         if not isinstance(prefix, list) or isinstance(items, list):
             raise _refusal(where, "prefixItems are a list, and items is a schema")
         for name, count in (("minItems", least), ("maxItems", most)):
-            if count != math.inf and (not _count(count) or count > _MOST_ITEMS):
-                raise _refusal(f"{where}/{name}", f"{excerpt(count, 40)} is no count of at most {_MOST_ITEMS}")
+            if count != math.inf and (not _count(count) or count > _MOST):
+                raise _refusal(f"{where}/{name}", f"{excerpt(count, 40)} is no count of at most {_MOST}")
         if most <= len(prefix):
             prefix, items, most = prefix[: int(most)], False, math.inf
         if least > most or (items is False and least > len(prefix)):
@@ -202,8 +203,8 @@ def _string(given: dict[str, Any], where: str) -> dict[str, Any]:
             raise _refusal(where, f"`pattern` beside `{beside}` cannot be enforced by this grammar backend")
         return given
     for name, value in given.items():
-        if not _count(value):
-            raise _refusal(f"{where}/{name}", f"{excerpt(value, 40)} is no count")
+        if not _count(value) or value > _MOST:
+            raise _refusal(f"{where}/{name}", f"{excerpt(value, 40)} is no count of at most {_MOST}")
     least, most = given.get("minLength", 0), given.get("maxLength", math.inf)
     if least > most:
         raise _refusal(where, "allows nothing")

@@ -1,5 +1,5 @@
 """Grammars by xgrammar, an optional extra (`pip install headrace[xgrammar]`): JSON schemas of the keywords that it
-enforces truthfully, plain regular expressions, choices and GBNF.
+enforces truthfully, plain regular expressions and choices.
 
 xgrammar accepts much that it does not enforce, so every constraint is reduced first (`plain_schema`, `plain_regex`) or
 refused. Its masks are computed ahead, when a grammar is compiled: compiling takes longer than with llguidance, and a
@@ -31,10 +31,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "flexible": {"any_whitespace": True, "max_whitespace_cnt": _WHITESPACE},
     "compact": {"any_whitespace": False, "separators": (",", ":")},
 }
-_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*')
-"""Strings, classes and comments of GBNF."""
-_OWN_FORMS = re.compile(r"\(\s*=|\b[A-Za-z]\w*\s*\(")
-"""What xgrammar adds to GBNF: look-ahead, which it does not enforce, and macros."""
 _POSITION = re.compile(r"^\[[0-9:]+\] \S+: ")
 
 
@@ -90,11 +86,7 @@ class XgrammarBackend:
             return compiler.compile_regex(plain(text, in_json=False))
         if kind == "choice":
             return compiler.compile_grammar(_choices(text))
-        if kind == "gbnf":
-            bare = _LITERALS.sub('""', text)
-            if _OWN_FORMS.search(bare):
-                raise ValueError("macros and look-ahead are no part of GBNF")
-            return compiler.compile_grammar(text)
+        # A mask of an ambiguous GBNF takes minutes, and the library has no limit for it.
         raise _refusal(f"of the kind {kind} is not supported by the grammar backend xgrammar: use llguidance")
 
 
