@@ -31,6 +31,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "flexible": {"any_whitespace": True, "max_whitespace_cnt": _WHITESPACE},
     "compact": {"any_whitespace": False, "separators": (",", ":")},
 }
+_CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f]")
 _POSITION = re.compile(r"^\[[0-9:]+\] \S+: ")
 
 
@@ -49,6 +50,9 @@ class XgrammarBackend:
         ends = set(vocabulary.eos_token_ids)
         ordinary = set(range(len(vocabulary.token_bytes))) - vocabulary.special_ids - ends
         self._sets = _TokenSets(_bits(ordinary, vocabulary.width), _bits(ends, vocabulary.width))
+        # Strings of a limited length take control characters from the library, which JSON has to escape.
+        bare = {token for token in ordinary if not _CONTROL.search(vocabulary.token_bytes[token])}
+        self._json_sets = self._sets._replace(ordinary=_bits(bare, vocabulary.width))
         # Tokens without text are special to the library: no grammar allows them.
         tokens = [b"" if at in vocabulary.special_ids else raw for at, raw in enumerate(vocabulary.token_bytes)]
         info = xgrammar.TokenizerInfo(
@@ -72,7 +76,8 @@ class XgrammarBackend:
             compiled = self._compile(constraint)
         except (ValueError, RuntimeError) as error:
             raise _refusal(f"cannot be compiled: {_first_line(error)}") from None
-        found = _Compiled(self._library, compiled, self._sets)
+        sets = self._json_sets if constraint.kind in ("json_schema", "json_object") else self._sets
+        found = _Compiled(self._library, compiled, sets)
         if not found.matcher().mask.any():
             raise _refusal("allows no text at all")
         return found
