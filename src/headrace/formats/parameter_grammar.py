@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.formats.grammar_text import GrammarText, joined, quoted
 from headrace.formats.states import CallForm, Part
-from headrace.formats.values import schema_types, type_of, with_entities
+from headrace.formats.values import MOST_REFERENCES, schema_types, target_of, type_of, with_entities
 
 __all__ = ["ParameterGrammar"]
 
@@ -240,7 +239,7 @@ class ParameterGrammar:
         if not isinstance(schema, Mapping):
             raise ValueError(f"the schema {schema!r}")
         reference = ""
-        for _ in range(_MOST_LEVELS):
+        for _ in range(MOST_REFERENCES):
             if "$ref" not in schema:
                 return schema, reference or ("any" if not set(schema) - _NOTES else "")
             if beside := sorted(set(schema) - _NOTES - {"$ref"}):
@@ -250,11 +249,8 @@ class ParameterGrammar:
         raise ValueError(f"the $ref {reference!r:.100}, which leads to itself")
 
     def _target(self, reference: str) -> Schema:
-        found: Any = self._root
-        for step in reference.removeprefix("#").strip("/").split("/"):
-            plain = re.sub("~1", "/", step).replace("~0", "~")
-            found = found if not plain else found.get(plain) if isinstance(found, Mapping) else None
-        if not isinstance(found, Mapping) or not reference.startswith("#"):
+        found = target_of(self._root, reference)
+        if found is None:
             raise ValueError(f"the $ref {reference!r:.100}")
         return found
 

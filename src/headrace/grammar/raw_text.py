@@ -24,10 +24,14 @@ def text_terminal(text: Mapping[str, Any]) -> str:
     `text`: `pattern` and `format`, `minLength` and `maxLength`, `enum` (texts), each as in a JSON schema and each of
     which may be left out; `end` stands behind the text, and `marker` is the part of `end` that stands nowhere else
     ("": anywhere). Raises ValueError, which begins with the keyword, for what has no such terminal."""
-    within = " & ".join(_limits(text))
-    before, marker, behind = text["end"].partition(text["marker"]) if text["marker"] else (text["end"], "", "")
-    if not marker:
-        return f"({within}) {_quoted(before)}" if before else within
+    end, marker, parts = text["end"], text["marker"], list(_limits(text))
+    single = marker[:1] not in marker[1:]
+    if marker and single:
+        parts.append(f"/{_without(marker)}/")
+    within = " & ".join(parts)
+    if not marker or single:
+        return f"({within}) {_quoted(end)}" if end else within
+    before, _, behind = end.partition(marker)
     ended = f"(({within}) {_quoted(before + marker)}) & ~({_ANY} {_quoted(marker)} {_SOME})"
     return f"({ended}) {_quoted(behind)}" if behind else ended
 
@@ -56,6 +60,19 @@ def _pattern(pattern: Any) -> str:
         raise ValueError(f"`pattern`: {error}") from None
 
 
+def _without(marker: str) -> str:
+    """An expression for the texts that do not hold the marker, whose first character stands in it once.
+
+    The complement of those that hold it is the same set, but beside a length the library needs time for each character
+    of it to see that a text can still end: a step runs into its limit at some hundred characters."""
+    first, behind = _character(marker[0]), ""
+    for char in reversed(marker[1:]):
+        # Behind a part of the marker: nothing, what does not continue it, or its next character and so on.
+        follows = f"|{_character(char)}{behind}" if behind else ""
+        behind = f"(?:|[^{first}{_character(char)}][^{first}]*{follows})"
+    return f"[^{first}]*" + (f"(?:{first}{behind})*" if behind else "")
+
+
 def _length(text: Mapping[str, Any], name: str) -> int | None:
     value = text.get(name)
     if value is None:
@@ -68,6 +85,10 @@ def _length(text: Mapping[str, Any], name: str) -> int | None:
 def _regex(expression: str) -> str:
     # ECMA-262's \d and \w are of ASCII.
     return f"/{llguidance.regex_to_lark(expression, 'dw')}/"
+
+
+def _character(char: str) -> str:
+    return f"\\x{{{ord(char):x}}}"
 
 
 def _quoted(text: str) -> str:

@@ -129,6 +129,16 @@ def test_texts_beside_other_values(name: str, form: str, special: bool) -> None:
     assert json.loads(call[1]) == {"city": None, "days": 2}
 
 
+@pytest.mark.parametrize("name", RAW)
+def test_a_referenced_text_that_looks_like_a_number_is_a_text(name: str) -> None:
+    tool = schema({"$ref": "#/$defs/Code"})
+    tool["$defs"] = {"Code": {"$ref": "#/$defs/Digits"}, "Digits": string(pattern="^[0-9]{5}$")}
+    text = TEXTS[name].replace("Rome", "12345")
+    assert accepts(matcher(name, False, [CallableTool("weather", tool)]), text, False)
+    (call,) = parse(Sample("", name, None, "", schemas={"weather": tool}), [text]).calls
+    assert json.loads(call[1]) == {"city": "12345", "days": 2}
+
+
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2"])
 def test_alternatives_without_words_for_their_types(name: str) -> None:
     letters = {"anyOf": [{"enum": ["a", "b"]}, string(pattern="^x+$"), {"type": "null"}]}

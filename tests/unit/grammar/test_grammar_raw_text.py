@@ -116,6 +116,25 @@ def test_a_text_ends_at_its_marker(backend: LlguidanceBackend) -> None:
     assert not allowed(backend, "xxx", doubled)
 
 
+@pytest.mark.parametrize("marker", ["<", "<>", "</p>", "<aab", "aa", "aba", "<a<b"])
+def test_the_marker_in_texts_of_all_forms(backend: LlguidanceBackend, marker: str) -> None:
+    """Against a plain search, for markers whose beginning stands in them again, too."""
+    compiled = backend.compile(constraint({"pattern": "", "end": marker, "marker": marker}))
+    for length in range(6):
+        for chars in itertools.product("".join(dict.fromkeys(marker + "z")), repeat=length):
+            text = "".join(chars) + marker
+            matcher = compiled.matcher()
+            held = read(matcher, text) is None and matcher.accepting
+            assert held == (text.find(marker) == len(text) - len(marker)), text
+
+
+def test_long_texts_may_quote_a_part_of_the_marker(backend: LlguidanceBackend) -> None:
+    """The library looks whether a text can still end, within a limit of its own."""
+    text = f"a foo </ \n</ {'x' * 500}"
+    assert allowed(backend, text + END, {"pattern": "foo", "maxLength": 4000})
+    assert not allowed(backend, text + END, {"pattern": "foo", "maxLength": 500})
+
+
 def test_tokens_that_hold_text_and_end() -> None:
     words = [b"b\n</p", b"</p>\n", b">\n", b"1\n</"]
     vocabulary = replace(VOCABULARY, token_bytes=[*VOCABULARY.token_bytes, *words])
