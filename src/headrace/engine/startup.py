@@ -25,6 +25,7 @@ from headrace.grammar.loading import find_backend, open_backend
 from headrace.models.sharding import Shard
 from headrace.platforms.interface import BusySeconds, Device, Platform
 from headrace.plugins import discover
+from headrace.speculation.guarded import GuardedDrafter
 from headrace.speculation.loading import find_drafter
 from headrace.speculation.loading import make as make_drafter
 from headrace.speculation.model_speculator import ModelSpeculator
@@ -155,7 +156,8 @@ def _method(config: Config) -> str:
 def _drafting(config: Config, draft: LoadedDraft | None) -> Drafting:
     if draft is not None:
         return Drafting(ModelSpeculator(draft.model), model=draft.model)
-    return Drafting(Speculator(make_drafter(_method(config))), predicted_only=config.scheduler.speculate is None)
+    drafter = GuardedDrafter(make_drafter(_method(config)))
+    return Drafting(Speculator(drafter), predicted_only=config.scheduler.speculate is None)
 
 
 def busy_seconds(device: Device) -> Callable[[], float] | None:

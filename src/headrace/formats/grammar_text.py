@@ -23,6 +23,11 @@ class GrammarText:
         self._schemas: dict[tuple[str, bool], int] = {}
         self.schemas: list[Mapping[str, Any] | bool] = []
         """Those of `schema_0` and so on."""
+        self._texts: dict[str, int] = {}
+        self.texts: list[dict[str, Any]] = []
+        """Those of the terminals `PATTERN_0` and so on. Each has the keywords that limit it, as in a JSON schema; the
+        text behind it (`end`), of which the terminal holds that up to the first special token; the part of `end` that
+        stands nowhere else (`marker`; "" if a token tells them apart); and `where`, for errors."""
         self.strict: list[bool] = []
         self.ids = {marker: found for marker in markers if (found := token_id(marker)) is not None}
         special = sorted(self.ids, key=len, reverse=True)
@@ -73,6 +78,17 @@ class GrammarText:
             return name
         # As one lexeme: text of its own would take in what stands before the token.
         return f"/(.|\\n){length}{_pattern(''.join(pieces[:at]))}/ {self.text(''.join(pieces[at:]))}"
+
+    def limited(self, end: str, limits: Mapping[str, Any], where: str) -> str:
+        """A text within the limits, which are keywords of a JSON schema, and `end`."""
+        pieces = self._pieces(end)
+        at = next((at for at, piece in enumerate(pieces) if piece in self.ids), None)
+        held = {**limits, "end": "".join(pieces[:at]), "marker": (end.strip() or end) if at is None else ""}
+        key = json.dumps(held)
+        if key not in self._texts:
+            self._texts[key] = len(self.texts)
+            self.texts.append({**held, "where": where})
+        return f"PATTERN_{self._texts[key]} {'' if at is None else self.text(''.join(pieces[at:]))}".rstrip()
 
     def _pieces(self, text: str) -> list[str]:
         return [piece for piece in (self._split.split(text) if self._split else [text]) if piece]
