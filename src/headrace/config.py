@@ -7,7 +7,9 @@ is a pure function: the same inputs give the same result, and every choice has a
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationInfo, field_validator
@@ -17,6 +19,7 @@ from headrace.model_needs import check_needs
 from headrace.types import Capabilities, KVLayout, LayerKV
 
 __all__ = [
+    "DRAFT",
     "SIZE",
     "Bytes",
     "CacheConfig",
@@ -32,6 +35,8 @@ __all__ = [
     "resolve",
 ]
 
+DRAFT = "draft"
+"""The method of speculation whose drafts come from a model."""
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "float8_e4m3"]
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -141,10 +146,32 @@ class SchedulerConfig(Frozen):
     max_waiting: int = Field(default=4096, ge=1, description="Requests that may wait; one more is refused with 503.")
     speculate: str | None = Field(
         default=None,
-        description="Speculative decoding: ngram, suffix, or the name that a plugin offers. Answers stay the same. "
-        "Default: only requests with a prediction are speculated.",
+        description="Speculative decoding: ngram, suffix, draft:MODEL with a smaller model of the same vocabulary, or "
+        "the name that a plugin offers. Answers stay the same. Default: only requests with a prediction are "
+        "speculated.",
         json_schema_extra=unit("method"),
     )
+
+    @field_validator("speculate")
+    @classmethod
+    def _method(cls, text: str | None) -> str | None:
+        method, colon, checkpoint = (text or "").partition(":")
+        if method == DRAFT and not checkpoint:
+            raise ValueError("the method draft needs a model: write it as draft:MODEL, with a name or a path")
+        if colon and method != DRAFT:
+            raise ValueError(f"the method {method} takes no checkpoint: leave out {colon}{checkpoint}")
+        return text
+
+    @property
+    def draft_model(self) -> str | None:
+        """Name or path of the model that drafts; None without one."""
+        method, _, checkpoint = (self.speculate or "").partition(":")
+        return checkpoint if method == DRAFT else None
+
+    def with_draft_model(self, find: Callable[[str], Path]) -> SchedulerConfig:
+        """The same with the path of the draft model, which `find` gets from its name."""
+        name = self.draft_model
+        return self if name is None else self.model_copy(update={"speculate": f"{DRAFT}:{find(name)}"})
 
 
 class DeviceConfig(Frozen):
@@ -257,10 +284,16 @@ class Resolved:
 
 
 def resolve(
-    config: Config, capabilities: Capabilities, facts: ModelFacts, free_bytes: int, device: str = "this device"
+    config: Config,
+    capabilities: Capabilities,
+    facts: ModelFacts,
+    free_bytes: int,
+    device: str = "this device",
+    beside: KVLayout | None = None,
 ) -> tuple[Resolved, list[str]]:
     """Choose values for the options that the user left open. Returns the values and one line with the reason of each
-    choice. `device`: its name, for errors.
+    choice. `device`: its name, for errors. `beside`: the layout of another cache, a draft model's, that has as many
+    blocks and shares the memory.
 
     Raises ConfigError if an explicit choice cannot be met; it is never replaced silently. Raises UnsupportedModel if a
     layer needs what the device lacks.
@@ -274,7 +307,9 @@ def resolve(
         raise ConfigError(
             f"max_model_len {max_len} exceeds the model's own {facts.max_position} positions: choose at most that"
         )
-    blocks = config.cache.num_blocks or _num_blocks(config, capabilities, layout, max_len, free_bytes, reasons)
+    blocks = config.cache.num_blocks or _num_blocks(
+        config, capabilities, (layout, *([] if beside is None else [beside])), max_len, free_bytes, reasons
+    )
     longest = (blocks - 1) * layout.block_size
     if longest < max_len and config.model.max_model_len is None:
         reasons.append(f"max_model_len {longest}: the KV cache of {blocks} blocks holds no more")
@@ -321,13 +356,18 @@ def _block_size(config: Config, capabilities: Capabilities) -> int:
 
 
 def _num_blocks(
-    config: Config, capabilities: Capabilities, layout: KVLayout, max_len: int, free_bytes: int, reasons: list[str]
+    config: Config,
+    capabilities: Capabilities,
+    layouts: tuple[KVLayout, ...],
+    max_len: int,
+    free_bytes: int,
+    reasons: list[str],
 ) -> int:
-    """Enough blocks for every slot at full length, within the available memory."""
-    useful = config.scheduler.max_num_seqs * -(-max_len // layout.block_size) + 1
+    """Enough blocks for every slot at full length, within the available memory. Each layout has so many."""
+    useful = config.scheduler.max_num_seqs * -(-max_len // layouts[0].block_size) + 1
     share = 0.4 if capabilities.host_memory else 0.9
     budget = config.cache.kv_memory or int(free_bytes * share)
-    size = layout.padded(capabilities.kv_lanes).bytes_per_block
+    size = sum(layout.padded(capabilities.kv_lanes).bytes_per_block for layout in layouts)
     blocks = min(useful, budget // size)
     if blocks < 2:
         raise ConfigError(
@@ -338,6 +378,8 @@ def _num_blocks(
         reasons.append(
             f"{blocks} KV blocks: {share:.0%} of {free_bytes / 2**30:.1f} GiB free, at most what all slots can use"
         )
-    if size > layout.bytes_per_block:
+    if len(layouts) > 1:
+        reasons.append(f"{blocks} KV blocks of the draft model, in the same memory")
+    if size > sum(layout.bytes_per_block for layout in layouts):
         reasons.append(f"{size} bytes a KV block: rows are padded to {capabilities.kv_lanes} values")
     return blocks

@@ -55,7 +55,10 @@ class AsyncLLM(InProcessClient):
         self.tokenizer: Tokenizer = load_tokenizer(path, config.model.chat_template)
         model_config = config.model.model_copy(update={"model": str(path)})
         server_config = config.server.model_copy(update={"served_model_name": display_name(model)})
-        config = config.model_copy(update={"model": model_config, "server": server_config})
+        scheduler_config = config.scheduler.with_draft_model(resolve_model)
+        config = config.model_copy(
+            update={"model": model_config, "server": server_config, "scheduler": scheduler_config}
+        )
         super().__init__(config, self.tokenizer, progress)
 
 

@@ -31,7 +31,8 @@ class Constraint:
     text: str = ""
     """The schema (JSON, its keys in the client's order), the expression, the grammar; a JSON list of strings for
     `choice`; the tag's JSON text for `structural_tag`; empty for `json_object`; for `tool_calls` the JSON text of
-    {"lark": …, "schemas": […], "strict": […]}, a grammar that refers to the schemas as `schema_0` and so on."""
+    {"lark": …, "schemas": […], "strict": […], "texts": […]}, a grammar that refers to the schemas as `schema_0` and so
+    on, and to texts of a limited form as `PATTERN_0` and so on (`grammar/raw_text.py`)."""
     whitespace: Whitespace = "flexible"
     """Between the parts of a JSON text: up to 32 characters, or none."""
     strict: bool = False

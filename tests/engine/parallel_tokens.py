@@ -19,6 +19,8 @@ class Letters:
     def stream(self, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = ()) -> Letters:
         return self
 
+    unfinished = False
+
     def push(self, token_id: int) -> str:
         return self.token_text(token_id)
 

@@ -15,6 +15,11 @@ import psutil
 import pytest
 from server_harness import CONTEXT, NAME, PATIENCE, Server, make_model, running, until
 
+FORM = {
+    "type": "json_schema",
+    "json_schema": {"name": "days", "schema": {"type": "array", "items": {"enum": ["a", 5]}}},
+}
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -162,6 +167,11 @@ def test_predictions_of_the_official_client(model):
         none = client.chat.completions.create(messages=question, prediction=prediction, **off)
         assert none.choices[0].message.content == plain
         assert none.usage.completion_tokens_details.accepted_prediction_tokens == 0
+        held = {"model": NAME, "max_tokens": 60, "temperature": 0, "messages": question, "response_format": FORM}
+        own = client.chat.completions.create(**held).choices[0].message.content
+        for text in (own, f"{{{own}"):
+            found = client.chat.completions.create(prediction={"type": "content", "content": text}, **held)
+            assert found.choices[0].message.content == own
         with pytest.raises(openai.BadRequestError) as wrong:
             client.chat.completions.create(
                 messages=question, model=NAME, extra_body={"speculation": {"method": "ngram"}}

@@ -33,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
     config = build_config(args)
     set_up_logging()
     path = fetch_model(args.model, args.accept_terms)
+    scheduler = config.scheduler.with_draft_model(lambda name: fetch_model(name, args.accept_terms))
+    config = config.model_copy(update={"scheduler": scheduler})
     # Late: the server imports FastAPI, and a wrong option should be reported before that.
     from headrace import server
 

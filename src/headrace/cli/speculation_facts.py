@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.errors import HeadraceError
+from headrace.hub.catalogue import CATALOGUE, resolve_model
+from headrace.hub.model_reference import parse_repository
+from headrace.options import make_config
 from headrace.plugins import PluginSet
 from headrace.speculation.loading import BUILT_IN, NEEDS, find_drafter, make
 
@@ -17,17 +20,31 @@ _OF_PLUGINS = "nothing else"
 
 
 def speculation_facts(found: PluginSet, chosen: str | None, remedies: list[str]) -> list[dict[str, Any]]:
-    """Every method by name. `chosen`: as of `--speculate`; if there is no such method, the remedies say so. A method of
-    a plugin is made once, to see whether it can be."""
+    """Every method by name. `chosen`: as of `--speculate`; if it cannot be used, the remedies say so. A method of a
+    plugin is made once, to see whether it can be. A model is looked for on this machine, and not fetched."""
     own = None if chosen is None else chosen.partition(":")[0]
     offered = _offered(found, remedies)
     facts = [_fact(name, found, name == own, remedies) for name in sorted({*BUILT_IN, *NEEDS, *offered})]
-    if own is not None and not any(fact["chosen"] for fact in facts):
-        try:
-            find_drafter(own, lambda: found)
-        except HeadraceError as error:
-            remedies.append(str(error))
+    fault = None if chosen is None else _fault(chosen, found)
+    if fault is not None and fault not in " ".join(remedies):
+        remedies.append(fault)
+    for fact in facts:
+        if fact["chosen"]:
+            fact["problem"] = fact["problem"] or fault
     return facts
+
+
+def _fault(chosen: str, found: PluginSet) -> str | None:
+    """Why a server would not start with `--speculate chosen`; None if nothing is known against it."""
+    try:
+        model = make_config("", {"speculate": chosen}, flags=True).scheduler.draft_model
+        if model is None:
+            find_drafter(chosen, lambda: found)
+        elif model not in CATALOGUE and parse_repository(model) is None:
+            resolve_model(model)
+    except HeadraceError as error:
+        return str(error)
+    return None
 
 
 def _offered(found: PluginSet, remedies: list[str]) -> dict[str, str]:

@@ -22,6 +22,10 @@ _TAIL = 8
 class TextStream(Protocol):
     """Incremental detokenization: complete characters only."""
 
+    @property
+    def unfinished(self) -> bool:
+        """True while an incomplete character waits."""
+
     def push(self, token_id: int) -> str: ...
 
     def flush(self) -> str:

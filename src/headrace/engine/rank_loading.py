@@ -49,9 +49,13 @@ class LoadedRank:
         if self.cache is not None:
             self.cache.save(self.weights)
 
-    def close(self) -> None:
+    def finish_saving(self) -> None:
+        """Wait a moment for the packed weights to be saved."""
         if self.cache is not None:
             self.cache.wait(_SAVE_TIMEOUT)
+
+    def close(self) -> None:
+        self.finish_saving()
         self.device.close()
 
 

@@ -10,6 +10,7 @@ from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.config import Config, Resolved, resolve
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.core_loop import EngineCore
+from headrace.engine.draft_loading import DraftCheckpoint, LoadedDraft, find_draft
 from headrace.engine.drafting import Drafting
 from headrace.engine.plans import dummy_plan
 from headrace.engine.rank_loading import LoadedRank, load_rank, open_rank
@@ -24,8 +25,10 @@ from headrace.grammar.loading import find_backend, open_backend
 from headrace.models.sharding import Shard
 from headrace.platforms.interface import BusySeconds, Device, Platform
 from headrace.plugins import discover
+from headrace.speculation.guarded import GuardedDrafter
 from headrace.speculation.loading import find_drafter
 from headrace.speculation.loading import make as make_drafter
+from headrace.speculation.model_speculator import ModelSpeculator
 from headrace.speculation.speculator import Speculator
 
 __all__ = ["Engine", "build_engine", "build_on", "busy_seconds"]
@@ -46,6 +49,8 @@ class Engine:
     followers: Followers
     """The other ranks; none for a model on one device."""
     grammars: GrammarCompiler
+    draft: LoadedDraft | None = None
+    """The model that drafts, if any."""
 
     @property
     def device(self) -> Device:
@@ -58,6 +63,8 @@ class Engine:
     def close(self) -> None:
         self.grammars.close()
         self.followers.close()
+        if self.draft is not None:
+            self.draft.close()
         self.own.close()
 
 
@@ -106,9 +113,13 @@ def build_on(
     """Build on an open device, which stays open if this raises. `followers` have been started; default: none."""
     followers = followers or Followers("", 1, lambda rank: 0)
     # Unknown names are refused before anything is loaded.
-    make_backend, method = find_backend(config.model.grammar_backend), config.scheduler.speculate or "predicted"
-    find_drafter(method)
-    resolved, reasons = _resolve(config, checkpoint, device, f"{platform} device {config.device.index}", followers.size)
+    make_backend = find_backend(config.model.grammar_backend)
+    found = find_draft(config, checkpoint, device)
+    if found is None:
+        find_drafter(_method(config))
+    resolved, reasons = _resolve(
+        config, checkpoint, device, f"{platform} device {config.device.index}", followers.size, found
+    )
     progress("ranks", 0.0)
     followers.await_all(Opened)
     sizes = _sizes(resolved)
@@ -122,7 +133,8 @@ def build_on(
     own.save_packed()
     vocab = checkpoint.decoder_config.vocab
     grammars = GrammarCompiler(lambda: open_backend(make_backend, checkpoint.path, vocab, checkpoint.eos_token_ids))
-    drafting = Drafting(Speculator(make_drafter(method)), predicted_only=config.scheduler.speculate is None)
+    draft = None if found is None else found.load(device, resolved, progress, busy_seconds(device))
+    drafting = _drafting(config, draft)
     core = EngineCore(
         Scheduler(_core_config(config, resolved, vocab), drafting),
         runner,
@@ -133,7 +145,19 @@ def build_on(
         grammars=grammars,
         drafting=drafting,
     )
-    return Engine(core, _engine_info(checkpoint, platform, resolved, vocab, reasons), own, followers, grammars)
+    return Engine(core, _engine_info(checkpoint, platform, resolved, vocab, reasons), own, followers, grammars, draft)
+
+
+def _method(config: Config) -> str:
+    """The drafter that works on the host."""
+    return config.scheduler.speculate or "predicted"
+
+
+def _drafting(config: Config, draft: LoadedDraft | None) -> Drafting:
+    if draft is not None:
+        return Drafting(ModelSpeculator(draft.model), model=draft.model)
+    drafter = GuardedDrafter(make_drafter(_method(config)))
+    return Drafting(Speculator(drafter), predicted_only=config.scheduler.speculate is None)
 
 
 def busy_seconds(device: Device) -> Callable[[], float] | None:
@@ -143,15 +167,19 @@ def busy_seconds(device: Device) -> Callable[[], float] | None:
 
 
 def _resolve(
-    config: Config, checkpoint: Checkpoint, device: Device, name: str, size: int
+    config: Config, checkpoint: Checkpoint, device: Device, name: str, size: int, draft: DraftCheckpoint | None
 ) -> tuple[Resolved, list[str]]:
-    """The choices for every rank, from the free memory of rank 0, which ranks of one host share."""
+    """The choices for every rank, from the free memory of rank 0, which ranks of one host share. A draft model's
+    weights and cache take their part."""
     capabilities, (free, _) = device.capabilities(), device.memory()
     if capabilities.host_memory:
         free = max(0, free - checkpoint.total_bytes) // size
     else:
         free = max(0, free - checkpoint.total_bytes // size)
-    resolved, reasons = resolve(config, capabilities, checkpoint.facts(Shard(0, size)), free, name)
+    beside = None
+    if draft is not None:
+        free, beside = max(0, free - draft.checkpoint.total_bytes), draft.layout
+    resolved, reasons = resolve(config, capabilities, checkpoint.facts(Shard(0, size)), free, name, beside)
     if size > 1:
         reasons.append(f"{size} ranks, each with its part of every layer")
     for reason in reasons:

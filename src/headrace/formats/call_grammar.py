@@ -1,7 +1,8 @@
 """The grammar that holds an answer to tool calls in the model's own format.
 
-The result is Lark text for llguidance. It refers to the schemas by the rules `schema_0`, `schema_1`…, which whoever
-compiles it adds. Free text before a call ends at the first trigger, and special tokens stand by their ids.
+The result is Lark text for llguidance. It refers to the schemas by the rules `schema_0`, `schema_1`…, and to texts of a
+limited form by the terminals `PATTERN_0`, `PATTERN_1`…, which whoever compiles it adds. Free text before a call ends at
+the first trigger, and special tokens stand by their ids.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class CallGrammar:
     """Those of `schema_0` and so on."""
     strict: list[bool]
     """Whether each is held to OpenAI's strict rules."""
+    texts: list[dict[str, Any]]
+    """Those of `PATTERN_0` and so on (`GrammarText.texts`)."""
 
 
 def call_grammar(
@@ -74,7 +77,7 @@ class _Builder:
         start = self._start(trigger, free_text, parallel)
         calls = f"calls: {first}{more} {out.text(form.end)}"
         lark = "\n".join([*start, calls, *out.lines(), r"TEXT: /(.|\n)*/", ""])
-        return CallGrammar(lark, out.schemas, out.strict)
+        return CallGrammar(lark, out.schemas, out.strict, out.texts)
 
     def _start(self, trigger: str, free_text: bool, parallel: bool) -> list[str]:
         """The rules from which all others follow."""
@@ -134,6 +137,6 @@ class _Builder:
             # No rule refers to it: OpenAI's rules are checked with all schemas.
             self.out.schema(schema, strict=True)
         try:
-            return self.out.add("parameters", ParameterGrammar(self.out, self.form, schema).parameters())
+            return self.out.add("parameters", ParameterGrammar(self.out, self.form, schema, tool.name).parameters())
         except ValueError as error:
             raise ValueError(f"{tool.name}: {error} cannot be held in the format {self.tools.name}") from error

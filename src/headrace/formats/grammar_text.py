@@ -12,10 +12,6 @@ from headrace.formats.states import Part
 __all__ = ["GrammarText", "joined", "quoted"]
 
 
-_MOST_RULES = 20_000
-"""References let a small schema make many."""
-
-
 class GrammarText:
     """Names of rules begin with a word and end with a number."""
 
@@ -27,15 +23,18 @@ class GrammarText:
         self._schemas: dict[tuple[str, bool], int] = {}
         self.schemas: list[Mapping[str, Any] | bool] = []
         """Those of `schema_0` and so on."""
+        self._texts: dict[str, int] = {}
+        self.texts: list[dict[str, Any]] = []
+        """Those of the terminals `PATTERN_0` and so on. Each has the keywords that limit it, as in a JSON schema; the
+        text behind it (`end`), of which the terminal holds that up to the first special token; the part of `end` that
+        stands nowhere else (`marker`; "" if a token tells them apart); and `where`, for errors."""
         self.strict: list[bool] = []
         self.ids = {marker: found for marker in markers if (found := token_id(marker)) is not None}
         special = sorted(self.ids, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, special)) + ")") if special else None
 
     def reserve(self, word: str) -> str:
-        """A name for a rule that is defined later. Raises ValueError if there are too many."""
-        if len(self._rules) >= _MOST_RULES:
-            raise ValueError(f"a grammar of more than {_MOST_RULES} rules")
+        """A name for a rule that is defined later."""
         name = f"{word}_{len(self._rules)}"
         self._rules[name] = ""
         return name
@@ -79,6 +78,17 @@ class GrammarText:
             return name
         # As one lexeme: text of its own would take in what stands before the token.
         return f"/(.|\\n){length}{_pattern(''.join(pieces[:at]))}/ {self.text(''.join(pieces[at:]))}"
+
+    def limited(self, end: str, limits: Mapping[str, Any], where: str) -> str:
+        """A text within the limits, which are keywords of a JSON schema, and `end`."""
+        pieces = self._pieces(end)
+        at = next((at for at, piece in enumerate(pieces) if piece in self.ids), None)
+        held = {**limits, "end": "".join(pieces[:at]), "marker": (end.strip() or end) if at is None else ""}
+        key = json.dumps(held)
+        if key not in self._texts:
+            self._texts[key] = len(self.texts)
+            self.texts.append({**held, "where": where})
+        return f"PATTERN_{self._texts[key]} {'' if at is None else self.text(''.join(pieces[at:]))}".rstrip()
 
     def _pieces(self, text: str) -> list[str]:
         return [piece for piece in (self._split.split(text) if self._split else [text]) if piece]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.formats.grammar_text import GrammarText, joined, quoted
 from headrace.formats.states import CallForm, Part
-from headrace.formats.values import schema_types, type_of, with_entities
+from headrace.formats.values import MOST_REFERENCES, schema_types, target_of, type_of, with_entities
 
 __all__ = ["ParameterGrammar"]
 
@@ -20,6 +19,7 @@ _TYPES = frozenset({"string", "number", "boolean", "null", "object", "array"})
 _NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "$defs", "definitions"})
 """Keywords that constrain nothing."""
 _TEXT_LIMITS = ("pattern", "format")
+_TEXT_KEYWORDS = (*_TEXT_LIMITS, "minLength", "maxLength")
 _OBJECT_LIMITS = (
     "anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "minProperties", "maxProperties", "propertyNames",
     "dependentRequired", "dependentSchemas", "unevaluatedProperties",
@@ -30,41 +30,14 @@ _KEY_PATTERN = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _MOST_LEVELS = 64
 
 
-def _is_schema(value: Any) -> bool:
-    return isinstance(value, (Mapping, bool))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-_SHAPES: dict[str, Callable[[Any], bool]] = {
-    "$ref": lambda value: isinstance(value, str),
-    "type": lambda value: isinstance(value, str) or _are_texts(value),
-    "properties": lambda value: isinstance(value, Mapping),
-    "required": _are_texts,
-    "additionalProperties": _is_schema,
-    "items": _is_schema,
-    **dict.fromkeys(("enum", "anyOf", "oneOf"), _is_list),
-    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), _is_count),
-}
-"""Of the keywords that are read here."""
-
-
 class ParameterGrammar:
     """Of one function. Methods return Lark text, and raise ValueError for what cannot be held."""
 
-    def __init__(self, out: GrammarText, form: CallForm, root: Schema) -> None:
-        """`root`: the schema of the parameters."""
-        self._out, self._form, self._root = out, form, root
+    def __init__(self, out: GrammarText, form: CallForm, root: Schema, function: str) -> None:
+        """`root`: the schema of the parameters. `function`: its name."""
+        self._out, self._form, self._root, self._function = out, form, root, function
+        self._keys: list[str] = []
+        """Of the value that is being described."""
         self._named: dict[tuple[str | None, tuple[Part, ...], str], str] = {}
         """Rules of values that may hold themselves: by key, form and reference."""
 
@@ -115,10 +88,13 @@ class ParameterGrammar:
     def _member(self, key: str | None, schema: Any, level: int) -> str:
         """A parameter, or a member of an object within one. None: any key."""
         parts = self._form.member if level and self._form.member else self._form.parameter
+        self._keys += [] if key is None else [key]
         try:
             return self._written(parts, key, schema, level)
         except ValueError as error:
             raise ValueError(f"{error} of {key!r}" if key is not None else str(error)) from None
+        finally:
+            del self._keys[len(self._keys) - (key is not None) :]
 
     def _written(self, parts: Sequence[Part], key: str | None, schema: Any, level: int) -> str:
         if level > _MOST_LEVELS:
@@ -193,7 +169,8 @@ class ParameterGrammar:
         types = schema_types(schema)
         raw = not form.types and not form.item
         if not form.json_values and ("string" in types or (raw and schema == _ANY)):
-            return self._text_value(schema, form.quotes[1] + after)
+            end = form.quotes[1] + after
+            return self._either(schema, end) if raw and schema != _ANY else self._text_value(schema, end)
         if form.item and types == {"object"}:
             inner = self._members(schema, level)
             return f"{out.text(form.brackets[0])} {inner} {out.text(form.brackets[1] + after)}"
@@ -218,15 +195,44 @@ class ParameterGrammar:
             return self._repeated('""', least, 0)
         return self._repeated(self._written(self._form.item, None, items, level), least, most)
 
+    def _either(self, schema: Schema, after: str) -> str:
+        """A text, or a value of another type: nothing marks which of them it is."""
+        branches = self._branches(schema)
+        if len(branches) == 1 and not _text_limits(branches[0]):
+            return self._text_value(branches[0], after)
+        texts = [text for one in branches if "string" in schema_types(one) and (text := _narrowed(one, ["string"]))]
+        if any(not (set(text) & {*_TEXT_KEYWORDS, "enum", "const"}) for text in texts):
+            return self._text_value({}, after)
+        found = [self._text_value(text, after) for text in texts]
+        for one in branches:
+            kinds = sorted(schema_types(one) - {"string"})
+            other = _narrowed({key: held for key, held in one.items() if key not in _TEXT_KEYWORDS}, kinds)
+            if not kinds or other is None:
+                continue
+            if set(other) != {"type"} and any(map(_text_limits, texts)):
+                # A text that fits the pattern could be read as such a value, beyond its limits.
+                raise ValueError(f"`{min(set(other) - {'type'})}` beside a text with `pattern` or `format`")
+            found.append(f"{self._out.schema(self._with_definitions(other))} {self._out.text(after)}")
+        if not found:
+            raise ValueError("no value")
+        return f"({' | '.join(found)})"
+
     def _text_value(self, schema: Schema, after: str) -> str:
         out = self._out
         opened = out.text(self._form.quotes[0]) + " " if self._form.quotes[0] else ""
         listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if limits := _text_limits(schema):
+            if isinstance(listed, list):
+                limits["enum"] = [item for item in listed if isinstance(item, str)]
+            limits |= {name: schema[name] for name in ("minLength", "maxLength") if name in schema}
+            place = " of ".join(map(repr, reversed(self._keys)))
+            return opened + out.limited(after, limits, f"{self._function}: {place}" if place else self._function)
         if isinstance(listed, list):
+            if not listed:
+                raise ValueError("no value")
             texts = [item if isinstance(item, str) else json.dumps(item) for item in listed]
             return f"{opened}({' | '.join(map(quoted, texts))}) {out.text(after)}"
-        _refuse(schema, _TEXT_LIMITS)
-        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        least, most = _count(schema, "minLength") or 0, _count(schema, "maxLength")
         length = "*" if not least and most is None else f"{{{least},{'' if most is None else most}}}"
         return opened + out.until(after, length)
 
@@ -237,8 +243,7 @@ class ParameterGrammar:
         if not isinstance(schema, Mapping):
             raise ValueError(f"the schema {schema!r}")
         reference = ""
-        for _ in range(_MOST_LEVELS):
-            _check_shapes(schema)
+        for _ in range(MOST_REFERENCES):
             if "$ref" not in schema:
                 return schema, reference or ("any" if not set(schema) - _NOTES else "")
             if beside := sorted(set(schema) - _NOTES - {"$ref"}):
@@ -248,11 +253,8 @@ class ParameterGrammar:
         raise ValueError(f"the $ref {reference!r:.100}, which leads to itself")
 
     def _target(self, reference: str) -> Schema:
-        found: Any = self._root
-        for step in reference.removeprefix("#").strip("/").split("/"):
-            plain = re.sub("~1", "/", step).replace("~0", "~")
-            found = found if not plain else found.get(plain) if isinstance(found, Mapping) else None
-        if not isinstance(found, Mapping) or not reference.startswith("#"):
+        found = target_of(self._root, reference)
+        if found is None:
             raise ValueError(f"the $ref {reference!r:.100}")
         return found
 
@@ -261,11 +263,17 @@ class ParameterGrammar:
         return {**schema, **named} if named and '"$ref"' in json.dumps(schema) else schema
 
 
-def _check_shapes(schema: Schema) -> None:
-    """Raises ValueError for keywords whose value has not the form that they need."""
-    for keyword, fits in _SHAPES.items():
-        if keyword in schema and not fits(schema[keyword]):
-            raise ValueError(f"`{keyword}` with the value {schema[keyword]!r:.60}")
+def _text_limits(schema: Schema) -> dict[str, Any]:
+    return {name: schema[name] for name in _TEXT_LIMITS if schema.get(name) not in (None, False)}
+
+
+def _count(schema: Schema, name: str) -> int | None:
+    value = schema.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 or value != int(value):
+        raise ValueError(f"`{name}` {value!r:.40}, which is no count,")
+    return int(value)
 
 
 def _refuse(schema: Schema, keywords: Sequence[str]) -> None:

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 __all__ = [
+    "MOST_REFERENCES",
     "Schemas",
     "json_string",
     "literal_json",
     "parameter_types",
     "schema_types",
+    "target_of",
     "type_of",
     "typed_json",
     "with_entities",
@@ -23,6 +25,8 @@ __all__ = [
 Schemas = Mapping[str, Mapping[str, Any]]
 """JSON schema of the parameters, by function name."""
 
+MOST_REFERENCES = 64
+"""That lead from one to another."""
 _MAX_LITERAL = 1 << 16
 """Characters of a Python literal that are evaluated; a longer one is text."""
 _ENTITIES = {"<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&apos;", "&": "&amp;"}
@@ -49,9 +53,25 @@ def json_string(text: str) -> str:
 
 def parameter_types(schemas: Schemas, function: str, parameter: str) -> frozenset[str]:
     """JSON types that a parameter may have; empty if the schema does not say."""
-    properties = schemas.get(function, {}).get("properties")
+    root = schemas.get(function, {})
+    properties = root.get("properties")
     schema = properties.get(parameter) if isinstance(properties, Mapping) else None
+    for _ in range(MOST_REFERENCES):
+        if not isinstance(schema, Mapping) or "$ref" not in schema:
+            break
+        schema = target_of(root, str(schema["$ref"]))
     return schema_types(schema) if isinstance(schema, Mapping) else frozenset()
+
+
+def target_of(root: Mapping[str, Any], reference: str) -> Mapping[str, Any] | None:
+    """The schema within `root` that a `$ref` leads to; None if there is none."""
+    if not reference.startswith("#"):
+        return None
+    found: Any = root
+    for step in reference.removeprefix("#").strip("/").split("/"):
+        plain = step.replace("~1", "/").replace("~0", "~")
+        found = found if not plain else found.get(plain) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else None
 
 
 def schema_types(schema: Mapping[str, Any]) -> frozenset[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import llguidance
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from headrace.errors import InvalidRequest
 from headrace.grammar.backend import GrammarVocabulary
 from headrace.grammar.places import PlacedSchema, with_place
+from headrace.grammar.raw_text import text_terminal
 from headrace.grammar.schema import checked_schema
 from headrace.grammar.structural_tag import tag_grammar
 from headrace.types import Constraint
@@ -24,6 +26,8 @@ _WHITESPACE = r"[ \n\t]{1,32}"
 """Bounded: unbounded whitespace lets a model spin until max_tokens."""
 _LARK_LITERALS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|\#[^\n]*')
 """Strings, regular expressions and comments of a Lark grammar."""
+_ENDLESS = "it allows no text that ever ends"
+_POSITION = re.compile(r"^at \d+\(\d+\): ")
 _NORMAL_STOPS = ("NotStopped", "NoExtension", "EndOfSentence")
 _ALWAYS: dict[str, Any] = {
     "lenient": False,
@@ -100,8 +104,7 @@ class LlguidanceBackend:
         if matcher.is_error():
             raise self._uncompiled(constraint, matcher.get_error())
         # Some errors show only here: a schema that refers to itself and nothing else.
-        mask = np.zeros(-(-self._tokenizer.vocab_size // 32), np.uint32)
-        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        mask = self._mask(matcher)
         if matcher.is_error():
             raise self._uncompiled(constraint, matcher.get_error())
         if not mask.any():
@@ -133,7 +136,8 @@ class LlguidanceBackend:
             if kind == "tool_calls":
                 given = json.loads(text)
                 schemas = [PlacedSchema("", schema) for schema in given["schemas"]]
-                return _with_schemas(given["lark"], schemas, given["strict"], constraint.whitespace)
+                lark = "\n".join([given["lark"], *self._terminals(given.get("texts", []))])
+                return _with_schemas(lark, schemas, given["strict"], constraint.whitespace)
             if kind == "structural_tag":
                 tag = tag_grammar(text, self._special, self._ends)
                 return _with_schemas(
@@ -147,6 +151,27 @@ class LlguidanceBackend:
             return str(llguidance.grammar_from(form, text))
         except (ValueError, RuntimeError) as error:
             raise _refusal(f"cannot be compiled: {_first_line(error)}") from None
+
+    def _terminals(self, texts: list[dict[str, Any]]) -> Iterator[str]:
+        """Those of a grammar of our own, `PATTERN_0` and so on."""
+        for at, text in enumerate(texts):
+            terminal = f"PATTERN_{at}: {_terminal(text)}"
+            # Alone: within the grammar, one that no text fits would show when the output gets there.
+            grammar = str(llguidance.grammar_from("lark", f"start: PATTERN_{at}\n{terminal}"))
+            matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._schema_limits)
+            if not matcher.is_error():
+                self._mask(matcher)
+            if matcher.is_error():
+                why = _POSITION.sub("", _first_line(matcher.get_error()))
+                if why == _ENDLESS:
+                    why = "no text fits" + (f" that does not hold {text['marker']}" if text["marker"] else "")
+                raise _refusal(f"cannot be compiled: {text['where']}: {why}")
+            yield terminal
+
+    def _mask(self, matcher: Any) -> npt.NDArray[np.uint32]:
+        mask = np.zeros(-(-self._tokenizer.vocab_size // 32), np.uint32)
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        return mask
 
 
 class _Compiled:
@@ -205,6 +230,13 @@ def _with_schemas(lark: str, schemas: list[PlacedSchema], strict: list[bool], wh
     return str(llguidance.grammar_from("lark", "\n".join(rules)))
 
 
+def _terminal(text: dict[str, Any]) -> str:
+    try:
+        return text_terminal(text)
+    except ValueError as error:
+        raise _refusal(f"cannot be compiled: {text['where']}: {error}") from None
+
+
 def _checked(text: str, strict: bool) -> dict[str, Any]:
     """A schema as an object, from which alone the library takes its options. Raises InvalidRequest."""
     schema = checked_schema(text, strict)
@@ -243,7 +275,7 @@ def _first_line(error: object) -> str:
     if not lines:
         return type(error).__name__
     if lines[0].startswith("NoExtensionBias"):
-        return "it allows no text that ever ends"
+        return _ENDLESS
     if "coerce_one_of" in lines[0]:
         return "oneOf whose alternatives overlap is not supported: use anyOf"
     if lines[0].endswith("regex parse error:"):

@@ -23,31 +23,31 @@ _SET_OPERATORS = frozenset("[&~")
 """Characters of a class that may mean a nested class or an operation on sets in Rust, and themselves in ECMA-262."""
 
 
-def translated(pattern: str) -> str:
-    """The same expression for the library. Raises ValueError for what has another meaning there or none.
+def translated(pattern: str, in_json: bool = True) -> str:
+    """The same expression for the library. Raises ValueError for what has another meaning there or none. `in_json`:
+    for a string in JSON; else for text as it is.
 
-    Two things stay narrower than in ECMA-262, so that nothing invalid is allowed: a negated class matches no control
-    character, since the library lets escapes of quotation marks and backslashes through beside them; and control
-    characters
-    other than white space cannot be named outside of such a class.
+    In JSON two things stay narrower than in ECMA-262, so that nothing invalid is allowed: a negated class matches no
+    control character, since the library lets escapes of quotation marks and backslashes through beside them; and
+    control characters other than white space cannot be named outside of such a class.
     """
-    return "".join(_parts(pattern))
+    return "".join(_parts(pattern, in_json))
 
 
-def _parts(pattern: str) -> Iterator[str]:
+def _parts(pattern: str, in_json: bool) -> Iterator[str]:
     at = 0
     in_class: _Class = ""
     while at < len(pattern):
         char, rest = pattern[at], pattern[at + 1 :]
         width, part = 1, char
         if char == "\\":
-            width, part = _escape(rest, in_class)
-        elif char < " " and in_class != "negated" and char not in _WRITABLE:
+            width, part = _escape(rest, in_class, in_json)
+        elif in_json and char < " " and in_class != "negated" and char not in _WRITABLE:
             raise ValueError("a control character is not supported")
         elif in_class:
             part = _class_member(char, rest)
             if char == "]":
-                part = rf"{_CONTROL}]" if in_class == "negated" else "]"
+                part = rf"{_CONTROL}]" if in_json and in_class == "negated" else "]"
                 in_class = ""
         elif char == "[":
             if rest.startswith(("]", "^]")):
@@ -66,7 +66,7 @@ def _parts(pattern: str) -> Iterator[str]:
         at += width
 
 
-def _escape(rest: str, in_class: _Class) -> tuple[int, str]:
+def _escape(rest: str, in_class: _Class, in_json: bool) -> tuple[int, str]:
     """What a backslash and the characters behind it become, and how many characters they are."""
     char = rest[:1]
     if char == "s":
@@ -78,7 +78,7 @@ def _escape(rest: str, in_class: _Class) -> tuple[int, str]:
     code = _CODE.match(rest)
     if code is not None:
         value = int(next(filter(None, code.groups())), 16)
-        if value < 0x20 and in_class != "negated" and chr(value) not in _WRITABLE:
+        if in_json and value < 0x20 and in_class != "negated" and chr(value) not in _WRITABLE:
             raise ValueError("a control character is not supported")
         return 1 + code.end(), f"\\{code[0]}"
     if char in ("<", ">"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FORMATS", "PLAIN_FORMATS"]
+__all__ = ["FORMATS", "PLAIN_FORMATS", "RAW_FORMATS"]
 
 _LEAP_DAY = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
 _DATE = (
@@ -57,3 +57,22 @@ PLAIN_FORMATS = FORMATS | {
     "hostname": rf"^{_LABEL}(?:\.{_LABEL})*$",
 }
 """With those that are for libraries without right forms of their own. Host names of RFC 1123."""
+
+_DAYS = "[0-9]+D"
+_MONTHS = f"[0-9]+M(?:{_DAYS})?"
+_MINUTES = "[0-9]+M(?:[0-9]+S)?"
+_CLOCK = f"T(?:[0-9]+S|{_MINUTES}|[0-9]+H(?:{_MINUTES})?)"
+_DURATION = f"P(?:(?:{_DAYS}|{_MONTHS}|[0-9]+Y(?:{_MONTHS})?)(?:{_CLOCK})?|{_CLOCK}|[0-9]+W)"
+
+_UNRESERVED = r"A-Za-z0-9._~!$&'()*+,;=-"
+_CODED = "%[0-9A-Fa-f]{2}"
+_CHAR = f"(?:[:@{_UNRESERVED}]|{_CODED})"
+_HOST = rf"(?:\[(?:{_IPV6}|v[0-9A-Fa-f]+\.[:{_UNRESERVED}]+)\]|(?:[{_UNRESERVED}]|{_CODED})*)"
+_AUTHORITY = f"(?:(?:[:{_UNRESERVED}]|{_CODED})*@)?{_HOST}(?::[0-9]*)?"
+_TAIL = f"(?:/{_CHAR}*)*"
+_PATH = f"(?://{_AUTHORITY}{_TAIL}|/?(?:{_CHAR}+{_TAIL})?)"
+_QUERY = f"(?:{_CHAR}|[/?])*"
+_URI = rf"[A-Za-z][A-Za-z0-9+.-]*:{_PATH}(?:\?{_QUERY})?(?:#{_QUERY})?"
+
+RAW_FORMATS = PLAIN_FORMATS | {"duration": f"^{_DURATION}$", "uri": f"^{_URI}$"}
+"""With those whose forms the library has for JSON alone. Durations of RFC 3339, appendix A; URIs of RFC 3986."""

@@ -1,5 +1,5 @@
 """Grammars by xgrammar, an optional extra (`pip install headrace[xgrammar]`): JSON schemas of the keywords that it
-enforces truthfully, plain regular expressions, choices and GBNF.
+enforces truthfully, plain regular expressions and choices.
 
 xgrammar accepts much that it does not enforce, so every constraint is reduced first (`plain_schema`, `plain_regex`) or
 refused. Its masks are computed ahead, when a grammar is compiled: compiling takes longer than with llguidance, and a
@@ -31,10 +31,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "flexible": {"any_whitespace": True, "max_whitespace_cnt": _WHITESPACE},
     "compact": {"any_whitespace": False, "separators": (",", ":")},
 }
-_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*')
-"""Strings, classes and comments of GBNF."""
-_OWN_FORMS = re.compile(r"\(\s*=|\b[A-Za-z]\w*\s*\(")
-"""What xgrammar adds to GBNF: look-ahead, which it does not enforce, and macros."""
+_CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f]")
 _POSITION = re.compile(r"^\[[0-9:]+\] \S+: ")
 
 
@@ -53,6 +50,9 @@ class XgrammarBackend:
         ends = set(vocabulary.eos_token_ids)
         ordinary = set(range(len(vocabulary.token_bytes))) - vocabulary.special_ids - ends
         self._sets = _TokenSets(_bits(ordinary, vocabulary.width), _bits(ends, vocabulary.width))
+        # Strings of a limited length take control characters from the library, which JSON has to escape.
+        bare = {token for token in ordinary if not _CONTROL.search(vocabulary.token_bytes[token])}
+        self._json_sets = self._sets._replace(ordinary=_bits(bare, vocabulary.width))
         # Tokens without text are special to the library: no grammar allows them.
         tokens = [b"" if at in vocabulary.special_ids else raw for at, raw in enumerate(vocabulary.token_bytes)]
         info = xgrammar.TokenizerInfo(
@@ -76,7 +76,8 @@ class XgrammarBackend:
             compiled = self._compile(constraint)
         except (ValueError, RuntimeError) as error:
             raise _refusal(f"cannot be compiled: {_first_line(error)}") from None
-        found = _Compiled(self._library, compiled, self._sets)
+        sets = self._json_sets if constraint.kind in ("json_schema", "json_object") else self._sets
+        found = _Compiled(self._library, compiled, sets)
         if not found.matcher().mask.any():
             raise _refusal("allows no text at all")
         return found
@@ -90,11 +91,7 @@ class XgrammarBackend:
             return compiler.compile_regex(plain(text, in_json=False))
         if kind == "choice":
             return compiler.compile_grammar(_choices(text))
-        if kind == "gbnf":
-            bare = _LITERALS.sub('""', text)
-            if _OWN_FORMS.search(bare):
-                raise ValueError("macros and look-ahead are no part of GBNF")
-            return compiler.compile_grammar(text)
+        # A mask of an ambiguous GBNF takes minutes, and the library has no limit for it.
         raise _refusal(f"of the kind {kind} is not supported by the grammar backend xgrammar: use llguidance")
 
 

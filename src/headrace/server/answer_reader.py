@@ -6,7 +6,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headrace.client.request_outputs import TextStream
 from headrace.formats.events import Event
@@ -16,6 +16,7 @@ from headrace.server.replies import CalledFunction, ChatDelta, ToolCallDelta
 __all__ = ["AnswerReader", "ReadingOptions", "StreamTokenizer"]
 
 _TAIL = 8
+_BROKEN = "\ufffd"
 
 
 class StreamTokenizer(Protocol):
@@ -41,6 +42,14 @@ class ReadingOptions:
     """Called with the name of each call."""
 
 
+class _Token(NamedTuple):
+    length: int
+    """Of its text."""
+    marker: str | None = None
+    tokens: int = 1
+    """0: not a token, but the rest of one before it."""
+
+
 @dataclass(slots=True)
 class AnswerReader:
     """Reads one choice. The text comes from the engine's client, already cut at stops. The token ids show where the
@@ -53,8 +62,10 @@ class AnswerReader:
     calls: int = 0
     """Calls that have started, including those that were dropped."""
     _stream: TextStream | None = None
-    _tokens: deque[tuple[int, str | None]] = field(default_factory=deque)
-    """Tokens whose text has not come yet: its length, and the marker."""
+    _tokens: deque[_Token] = field(default_factory=deque)
+    """Tokens whose text has not come yet."""
+    _held: list[_Token] = field(default_factory=list)
+    """Markers, and tokens after them, that came within a character: whether its bytes belong together shows later."""
     _text: str = ""
     _at: int = 0
 
@@ -71,9 +82,11 @@ class AnswerReader:
             self._feed(len(self._text), None, events, len(token_ids))
         else:
             self._queue(self._stream, token_ids, finish == "stop" and isinstance(stop, int))
-            while self._tokens and self._tokens[0][0] <= len(self._text) - self._at:
-                length, marker = self._tokens.popleft()
-                self._feed(length, marker, events, 1)
+            if finish is not None and self._held:
+                self._release(len(self._text) - self._at > sum(token.length for token in self._tokens))
+            while self._tokens and self._tokens[0].length <= len(self._text) - self._at:
+                token = self._tokens.popleft()
+                self._feed(token.length, token.marker, events, token.tokens)
         if finish is not None:
             self._feed(len(self._text) - self._at, None, events, 0)
             events += self.parser.finish(finish == "stop")
@@ -87,7 +100,21 @@ class AnswerReader:
         last = len(token_ids) - 1
         for at, token in enumerate(token_ids):
             hidden = ended and at == last and not self.options.shows_stops
-            self._tokens.append((0 if hidden else len(stream.push(token)), self.options.markers.get(token)))
+            unfinished, marker = stream.unfinished, self.options.markers.get(token)
+            text = "" if hidden else stream.push(token)
+            if not text and (self._held or (unfinished and marker is not None)):
+                self._held.append(_Token(0, marker))
+                continue
+            # A character that was not completed stands before the markers that came within it.
+            broken = unfinished and text.startswith(_BROKEN) and (bool(self._held) or marker is not None)
+            self._release(broken)
+            self._tokens.append(_Token(len(text) - broken, marker))
+
+    def _release(self, broken: bool) -> None:
+        if broken:
+            self._tokens.append(_Token(1, tokens=0))
+        self._tokens += self._held
+        self._held.clear()
 
     def _feed(self, length: int, marker: str | None, events: list[Event], tokens: int) -> None:
         before = self.parser.in_reasoning

@@ -20,12 +20,14 @@ def speculation_metrics(totals: SpeculationTotals) -> Iterator[Metric]:
     """Counters by method, and by position in the draft, where 0 is its first token. A method appears with its first
     draft."""
     places = ["method", "position"]
-    drafted = CounterMetricFamily("headrace_speculation_drafted_tokens", "Drafts that were verified.", labels=places)
+    drafted = CounterMetricFamily(
+        "headrace_speculation_drafted_tokens", "Drafts, of which some became output.", labels=places
+    )
     accepted = CounterMetricFamily(
         "headrace_speculation_accepted_tokens", "Drafts that became tokens of the output.", labels=places
     )
     rejected = CounterMetricFamily(
-        "headrace_speculation_rejected_tokens", "Drafts that were verified in vain.", labels=places
+        "headrace_speculation_rejected_tokens", "Drafts that became no tokens of the output.", labels=places
     )
     rounds = CounterMetricFamily(
         "headrace_speculation_rounds", "Verifications of at least one draft of a sequence.", labels=["method"]
@@ -44,5 +46,5 @@ def speculation_metrics(totals: SpeculationTotals) -> Iterator[Metric]:
         rounds.add_metric([method.method], method.rounds)
         length.add_metric([method.method], method.mean_length)
     yield from (drafted, accepted, rejected, rounds, length)
-    about = "Seconds that the engine's loop spent in drafters and in the choice of drafts."
+    about = "Seconds that the engine's loop spent in drafters, a draft model's included, and in the choice of drafts."
     yield CounterMetricFamily("headrace_speculation_drafting_seconds", about, totals.seconds)

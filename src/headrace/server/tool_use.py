@@ -154,7 +154,7 @@ def _held(formats: ModelFormats, tools: Sequence[FunctionTool], forced: bool, si
         )
     except ValueError as error:
         raise InvalidRequest(f"`tools`: {error}", "tools", "unsupported_value") from error
-    text = json.dumps({"lark": found.lark, "schemas": found.schemas, "strict": found.strict})
+    text = json.dumps({"lark": found.lark, "schemas": found.schemas, "strict": found.strict, "texts": found.texts})
     return Constraint("tool_calls", text, field="tools")
 
 

@@ -75,7 +75,7 @@ class PositionAcceptance:
         for at in range(min(accepted + 1, drafted)):
             rates.observe(at, at < accepted)
 
-    def skipped(self, sequence: str) -> None:
-        """A step of this sequence went by without verification."""
-        self._sequences[sequence].fade(_FADE)
-        self._rates.fade(_SHARED_FADE)
+    def skipped(self, sequence: str, steps: int = 1) -> None:
+        """So many steps of this sequence went by without verification."""
+        self._sequences[sequence].fade(1 - (1 - _FADE) ** steps)
+        self._rates.fade(1 - (1 - _SHARED_FADE) ** steps)

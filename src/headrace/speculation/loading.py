@@ -29,6 +29,7 @@ def _suffix() -> HostDrafter:
 BUILT_IN: dict[str, MakeHostDrafter] = {"ngram": _ngram, "predicted": PredictedDrafter, "suffix": _suffix}
 """A prediction that comes with a request is followed by each of them."""
 NEEDS = {
+    "draft": "a smaller model of the same vocabulary: draft:MODEL",
     "ngram": "nothing else",
     "predicted": "requests with a `prediction`",
     "suffix": "nothing else; it keeps 200,000 tokens of earlier answers",
@@ -44,7 +45,7 @@ def find_drafter(method: str, discovered: Callable[[], PluginSet] = discover) ->
     plugins = discovered()
     found = plugins.find(_HOOK, method)
     if found is None:
-        known = ", ".join(sorted({*BUILT_IN, *plugins.drafters()}))
+        known = ", ".join(sorted({*BUILT_IN, *plugins.drafters(), "draft:MODEL"}))
         raise ConfigError(f"speculation method {method!r} is not installed; there are {known}")
     if not callable(found):
         raise PluginError(f"hook {_HOOK}: {method!r} is {found!r}: expected something to call")

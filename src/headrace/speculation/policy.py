@@ -11,16 +11,24 @@ lost. Without balance nothing is speculated, and the balance has an upper limit,
 losses. A step verifies no more drafts than the balance covers if all are wrong. So over any longer time speculation
 costs at most the allowance. From the same account it tries numbers of tokens whose step time is not known: the time is
 then taken to be as short as the known ones allow.
+
+Drafts of a model take time of their own, which is part of all of this: of a step's predicted time, of what it is
+compared with, and of what the account pays. It grows with the number of drafts of the longest row and, less, with the
+number of rows, so a draft that does not pay alone may pay in company.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.speculation.step_cost import StepCost
 
-__all__ = ["ALLOWANCE", "SpeculationPolicy", "StepChoice", "StepShape"]
+__all__ = ["ALLOWANCE", "DraftingTime", "SpeculationPolicy", "StepChoice", "StepShape"]
+
+DraftingTime = Callable[[Sequence[int]], Sequence[float]]
+"""Takes the sequences that get a further draft each, in the order of admission. Returns for each number of drafts the
+seconds that it takes to make these."""
 
 ALLOWANCE = 0.01
 """The share of all time that speculation may lose."""
@@ -59,7 +67,7 @@ class StepChoice:
     plain_seconds: float
     """The predicted time without drafts."""
     seconds: float
-    """The predicted time with them."""
+    """The predicted time with them, and of making them."""
 
     @property
     def total(self) -> int:
@@ -78,52 +86,89 @@ class SpeculationPolicy:
         self._speculating = False
 
     def choose(
-        self, shape: StepShape, survivals: Sequence[Sequence[float]], contexts: Sequence[int] = ()
+        self,
+        shape: StepShape,
+        survivals: Sequence[Sequence[float]],
+        contexts: Sequence[int] = (),
+        drafting: DraftingTime | None = None,
     ) -> StepChoice:
         """Decide a step. `survivals`: of the drafts at hand, for each sequence that may verify some; `contexts`: tokens
-        that the first draft of each attends to. At least as fast as without drafts, as far as is known."""
+        that the first draft of each attends to; `drafting`: the time of making the drafts, if they are not made yet. At
+        least as fast as without drafts, as far as is known."""
         plain = self._plain(shape)
+        owners, times = self._admitted(shape, plain, survivals, contexts, drafting)
         drafts = [0] * len(survivals)
-        admitted, context, seconds = list[int](), 0, plain
-        decode = self._decode(shape, plain)
-        if self._hopeful(shape, decode, sum(map(sum, survivals))):
-            ordered = [(value, owner) for owner, each in enumerate(survivals) for value in each]
-            ordered.sort(reverse=True)
-            owners = [owner for _, owner in ordered]
-            attended = [contexts[owner] for owner in owners] if contexts else []
-            admitted = owners[: self._number(shape, plain, decode, [value for value, _ in ordered], attended)]
-            for owner in admitted:
-                drafts[owner] += 1
-            context = sum(attended[: len(admitted)])
-        self._speculating = bool(admitted)
-        if admitted:
-            seconds = self.cost.seconds(shape.tokens + len(admitted), shape.context + context) + self.gap
+        context, seconds = 0, plain
+        for owner in owners:
+            drafts[owner] += 1
+        if owners:
+            context = sum(contexts[owner] for owner in owners) if contexts else 0
+            making = times[len(owners) - 1] if times else 0.0
+            seconds = self.cost.seconds(shape.tokens + len(owners), shape.context + context) + self.gap + making
+        self._speculating = bool(owners)
         return StepChoice(shape, drafts, context, plain, seconds)
 
-    def settle(self, choice: StepChoice, emitted: int, seconds: float) -> None:
-        """Learn from a step that was chosen: the tokens that its sequences got, and the device's time for it."""
+    def wanted(
+        self, shape: StepShape, survivals: Sequence[Sequence[float]], drafting: DraftingTime | None = None
+    ) -> list[int]:
+        """The drafts of each sequence that `choose` would admit now, if all of them could verify some."""
+        drafts = [0] * len(survivals)
+        for owner in self._admitted(shape, self._plain(shape), survivals, (), drafting)[0]:
+            drafts[owner] += 1
+        return drafts
+
+    def settle(self, choice: StepChoice, emitted: int, seconds: float, drafting: float = 0.0) -> float:
+        """Learn from a step that was chosen: the tokens that its sequences got, the device's time for it, and the
+        seconds that making its drafts has taken. Returns the seconds that its drafts have gained, below 0 for a
+        loss."""
         shape, total = choice.shape, choice.total
         self.cost.observe(shape.tokens + total, shape.context + choice.context, seconds)
         plain = self._plain(shape)
         if plain <= 0:
-            return
+            return 0.0
         decode = self._decode(shape, plain)
         if not total:
-            self._pay(ALLOWANCE * plain, decode)
-            return
-        spent = min(seconds + self.gap, _WORST * choice.seconds)
+            self._pay(ALLOWANCE * plain - drafting, decode)
+            return -drafting
+        spent = min(seconds + self.gap + drafting, _WORST * choice.seconds)
         without = plain + decode * (emitted / shape.sampled - 1)
         self._pay(without - (1 - ALLOWANCE) * spent, decode)
+        return without - spent
 
     def worth(self, shape: StepShape, survival: Sequence[float]) -> bool:
         """Whether drafts of one sequence with this survival would be admitted to such a step: whether it is worth to
         wait for its last token, so that its next step can verify drafts."""
         plain = self._plain(shape)
         decode = self._decode(shape, plain)
-        return self._hopeful(shape, decode, sum(survival)) and self._number(shape, plain, decode, survival, ()) > 0
+        return self._hopeful(shape, decode, sum(survival)) and self._number(shape, plain, decode, survival, (), ()) > 0
+
+    def _admitted(
+        self,
+        shape: StepShape,
+        plain: float,
+        survivals: Sequence[Sequence[float]],
+        contexts: Sequence[int],
+        drafting: DraftingTime | None,
+    ) -> tuple[list[int], Sequence[float]]:
+        """The owners of the drafts that are admitted, in order, and the times of making them."""
+        decode = self._decode(shape, plain)
+        if not self._hopeful(shape, decode, sum(map(sum, survivals))):
+            return [], ()
+        ordered = [(value, owner) for owner, each in enumerate(survivals) for value in each]
+        ordered.sort(reverse=True)
+        owners = [owner for _, owner in ordered]
+        attended = [contexts[owner] for owner in owners] if contexts else []
+        times = () if drafting is None else drafting(owners)
+        return owners[: self._number(shape, plain, decode, [value for value, _ in ordered], attended, times)], times
 
     def _number(
-        self, shape: StepShape, plain: float, decode: float, values: Sequence[float], contexts: Sequence[int]
+        self,
+        shape: StepShape,
+        plain: float,
+        decode: float,
+        values: Sequence[float],
+        contexts: Sequence[int],
+        drafting: Sequence[float],
     ) -> int:
         """The number of drafts to admit of those with these survivals, which fall. A number whose time is unknown is
         tried if it might be better and the account covers the loss that is expected."""
@@ -138,20 +183,21 @@ class SpeculationPolicy:
             expected += value
             if contexts:
                 more += slope * contexts[at]
-            seconds = times[at] + more
+            making = drafting[at] if drafting else 0.0
+            seconds = times[at] + more + making
             # The rest is never better, or more than the account covers.
             if seconds > most or expected + (count - at - 1) * value < gain * least:
                 break
             if expected > gain * seconds:
                 admitted, gain = at + 1, expected / seconds
             if known[at]:
-                least = max(least, seconds)
+                least = max(least, seconds - making)
             else:
-                unknown.append((at + 1, expected, seconds, least))
+                unknown.append((at + 1, expected, seconds, least + making))
         hoped = [
-            (expected / least, number)
-            for number, expected, seconds, least in unknown
-            if expected > gain * least and seconds - expected / gain <= most - decode
+            (expected / fastest, number)
+            for number, expected, seconds, fastest in unknown
+            if expected > gain * fastest and seconds - expected / gain <= most - decode
         ]
         return max(hoped)[1] if hoped else admitted
 

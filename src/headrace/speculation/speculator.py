@@ -40,6 +40,9 @@ class Drafts(NamedTuple):
     tokens: list[list[int]]
     methods: list[str]
     choice: StepChoice
+    sequences: Sequence[str] = ()
+    seconds: float = 0.0
+    """The time that it took to make them, for drafts of a model."""
 
 
 class _State:

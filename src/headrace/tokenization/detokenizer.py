@@ -57,6 +57,11 @@ class StreamDecoder:
             return self._push_bytes(self._pieces.raw(token_id))
         return text
 
+    @property
+    def unfinished(self) -> bool:
+        """True if a character has begun whose last byte has not come."""
+        return bool(self._pending)
+
     def flush(self) -> str:
         """The rest of an incomplete character: U+FFFD, or nothing. After this the stream can be used again."""
         pending, self._pending = self._pending, b""

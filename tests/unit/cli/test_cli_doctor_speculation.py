@@ -46,8 +46,31 @@ def test_an_unknown_method_is_a_fact_with_its_remedy(capsys: pytest.CaptureFixtu
     assert main(["doctor", "--platform", "sim", "--json", "--speculate", "tarot"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert not report["usable"]
-    assert any("'tarot' is not installed; there are ngram" in remedy for remedy in report["remedies"])
+    assert any("'tarot' is not installed; there are draft:MODEL, ngram" in remedy for remedy in report["remedies"])
     assert not any(fact["chosen"] for fact in report["speculation"])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ("draft", "--speculate draft: the method draft needs a model"),
+        ("draft:/no/such/model", "/no/such/model"),
+        ("ngram:model", "the method ngram takes no checkpoint"),
+    ],
+)
+def test_what_the_chosen_method_lacks(chosen: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--platform", "sim", "--json", "--speculate", chosen]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert not report["usable"]
+    assert sum(said in remedy for remedy in report["remedies"]) == 1
+    (fact,) = (fact for fact in report["speculation"] if fact["chosen"])
+    assert said in fact["problem"]
+
+
+@pytest.mark.parametrize("chosen", ["draft:smollm2", "draft:org/name"])
+def test_a_model_that_can_be_fetched_is_no_fault(chosen: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--platform", "sim", "--speculate", chosen]) == 0
+    assert " *draft       built in: needs a smaller model of the same vocabulary" in capsys.readouterr().out
 
 
 def test_methods_of_plugins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,10 @@ class ByteStream:
         self._skip = skip
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._decoder.getstate()[0])
+
     def push(self, token_id: int) -> str:
         if token_id < 256:
             return self._decoder.decode(bytes([token_id]))

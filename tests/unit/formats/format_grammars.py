@@ -73,7 +73,7 @@ def matcher(
         TOOL_FORMATS[name], tools, _tokens(special).get, of.markers | of.inline,
         free_text=free_text, parallel=parallel,
     )  # fmt: skip
-    text = json.dumps({"lark": found.lark, "schemas": found.schemas, "strict": found.strict})
+    text = json.dumps({"lark": found.lark, "schemas": found.schemas, "strict": found.strict, "texts": found.texts})
     return make_backend().compile(Constraint("tool_calls", text)).matcher()
 
 

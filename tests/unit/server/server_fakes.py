@@ -43,6 +43,10 @@ class ByteStream:
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._decoder.getstate()[0])
+
     def push(self, token_id: int) -> str:
         return self._decoder.decode(bytes([token_id]))
 

@@ -107,6 +107,8 @@ class Tokens:
     def stream(self, skip_special_tokens: bool = True, prompt_tail: Any = ()) -> Tokens:
         return self
 
+    unfinished = False
+
     def push(self, token: int) -> str:
         return "" if token < 4 else self.words[token]
 

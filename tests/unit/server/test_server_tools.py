@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import re
 import sys
@@ -175,6 +176,18 @@ def test_every_format_can_be_forced(name: str) -> None:
         assert grammar(served.engine.requests[-1].constraint)["lark"]
 
 
+def test_limits_of_raw_strings_go_with_the_grammar() -> None:
+    parameters = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    served = serve_fake(configured(tool_format="qwen3_coder"))
+    response = chat(served, tools=[tool], tool_choice="required")
+    assert response.status_code == 200, response.text
+    found = grammar(served.engine.requests[-1].constraint)
+    assert "PATTERN_0" in found["lark"]
+    (text,) = found["texts"]
+    assert (text["format"], text["where"]) == ("date", "f: 'day'")
+
+
 def test_forced_arguments_are_an_object() -> None:
     def forced(parameters: dict[str, Any], **more: Any) -> Any:
         tool = {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
@@ -271,6 +284,8 @@ class Words:
     def stream(self, skip_special_tokens: bool = True, prompt_tail: Any = ()) -> Words:
         return self
 
+    unfinished = False
+
     def push(self, token: int) -> str:
         return "" if token < 5 else self.words[token]
 
@@ -301,6 +316,61 @@ def test_markers_come_by_id(pieces: int) -> None:
     assert reader.reasoning_tokens == 3
     assert reader.finish_reason("stop") == "tool_calls"
     assert reader.finish_reason("length") == "length"
+
+
+class Bytes(Words):
+    """A vocabulary of bytes behind the markers."""
+
+    def __init__(self, skip: bool) -> None:
+        self._decoder, self._skip = codecs.getincrementaldecoder("utf-8")("replace"), skip
+
+    def stream(self, skip_special_tokens: bool = True, prompt_tail: Any = ()) -> Bytes:
+        return Bytes(skip_special_tokens)
+
+    @property
+    def unfinished(self) -> bool:  # type: ignore[override]
+        return bool(self._decoder.getstate()[0])
+
+    def push(self, token: int) -> str:
+        if token >= 5:
+            return self._decoder.decode(bytes([token - 5]))
+        return "" if self._skip else self._decoder.decode(self.words[token].encode())
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
+def in_bytes(text: bytes) -> list[int]:
+    return [byte + 5 for byte in text]
+
+
+@pytest.mark.parametrize("skip", [True, False], ids=["markers hidden", "markers shown"])
+@pytest.mark.parametrize("pieces", [1, 2, 3, 64])
+@pytest.mark.parametrize(
+    ("tokens", "thought", "content", "calls"),
+    [
+        ([0, *in_bytes(b"h\xe2"), 1, *in_bytes(b"Hi")], "h\ufffd", "Hi", 0),
+        ([0, *in_bytes(b"h"), 1, *in_bytes(b"a\xf0\x9f"), 2, *in_bytes(b'{"name": "f"}'), 3], "h", "a\ufffd", 1),
+        ([0, *in_bytes(b"h\xe2"), 1], "h\ufffd", "", 0),
+        ([0, *in_bytes(b"h\xe2"), 1, 2, *in_bytes(b'{"name": "f"}'), 3], "h\ufffd", "", 1),
+    ],
+)
+def test_bytes_that_are_no_character_stay_before_a_marker(
+    tokens: list[int], thought: str, content: str, calls: int, pieces: int, skip: bool
+) -> None:
+    formats = words_formats()
+    assert formats.with_tools is not None
+    options = ReadingOptions(formats.markers, skip_special_tokens=skip)
+    reader, stream = AnswerReader(Parser(formats.with_tools), options, Bytes(skip)), Bytes(skip)
+    shown = []
+    for at in range(0, len(tokens), pieces):
+        part = tokens[at : at + pieces]
+        last = at + pieces >= len(tokens)
+        text = "".join(map(stream.push, part)) + (stream.flush() if last else "")
+        shown += reader.read(text, part, "length" if last else None, None)
+    assert "".join(delta.reasoning for delta in shown if isinstance(delta.reasoning, str)) == thought
+    assert "".join(delta.content for delta in shown if isinstance(delta.content, str)) == content
+    assert reader.calls == calls
 
 
 def test_text_that_waits_for_a_stop_string_keeps_its_place() -> None:

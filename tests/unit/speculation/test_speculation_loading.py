@@ -73,7 +73,9 @@ def test_drafters_of_plugins_are_found_by_name() -> None:
     plugins: Any = Plugins(mill=Fixed, wrong=5, broken=broken, half=object)
     assert find_drafter("mill", lambda: plugins) is Fixed
     assert make("mill", lambda: plugins).name == "mill"
-    with pytest.raises(ConfigError, match="'other' is not installed; there are broken, half, mill, ngram, predicted"):
+    with pytest.raises(
+        ConfigError, match="'other' is not installed; there are broken, draft:MODEL, half, mill, ngram,"
+    ):
         make("other", lambda: plugins)
     with pytest.raises(PluginError, match="'wrong' is 5: expected something to call"):
         make("wrong", lambda: plugins)

@@ -1,0 +1,288 @@
+"""Drafting with a model: which sequences get drafts, and how many, when each draft takes time to make.
+
+A host's drafter is asked first, and what it answers decides; a model is too dear for that. Here the decision comes
+first: the acceptance by position in the draft gives the expected tokens, the measured times of the model's steps give
+the cost, and only the drafts that pay are made. One step of the model makes a draft for each of many rows, so the
+sequences are judged together: what does not pay for one may pay for all.
+
+A sequence's earlier tokens must be computed by the model before it can draft. A decision counts that time as if it
+were spread over the next `_ROUNDS` rounds. It is paid from funds of their own, which get `ALLOWANCE` of all time and
+what drafts gain, and hold no more than `_FUNDS` steps. A sequence begins only while the funds are not overdrawn, so
+over any longer time prompts for nothing cost no more than the allowance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+from headrace.speculation.acceptance import AcceptanceCounts, PositionAcceptance
+from headrace.speculation.drafter import NO_GUESS, Guess
+from headrace.speculation.policy import ALLOWANCE, DraftingTime, SpeculationPolicy, StepShape
+from headrace.speculation.predicted import PredictedDrafter
+from headrace.speculation.speculator import DraftRow, Drafts
+from headrace.speculation.step_cost import StepCost
+
+__all__ = ["NEAR", "DraftingModel", "ModelDrafts", "ModelSpeculator"]
+
+_FIRST, _LATER = 0.8, 0.85
+"""Priors of acceptance; hopeful, so that a model that may pay is tried."""
+NEAR = 16
+"""New tokens of a sequence that the model computes together with its drafts. If there are more, they come first."""
+_ROUNDS, _FUNDS = 64, 32.0
+_PATIENCE = 4
+"""Steps without an admitted draft after which a sequence is no longer held."""
+_RAREST = 16
+"""The most steps between two reviews of the sequences that are not held."""
+
+
+class ModelDrafts(NamedTuple):
+    """What one round of a model brought."""
+
+    tokens: list[list[int]]
+    """By row; none while the model computes the row's earlier tokens."""
+    seconds: float
+    """The time that it took to make the drafts."""
+    caught_up: list[float]
+    """By row: the seconds that its earlier tokens took."""
+
+
+class DraftingModel(Protocol):
+    """The members of a model that the speculator uses."""
+
+    cost: StepCost
+    """The time of its steps."""
+
+    @property
+    def overhead(self) -> float:
+        """Seconds before the first step of a round."""
+
+    def extend(self, sequence: str, tokens: Sequence[int]) -> None: ...
+
+    def end(self, sequence: str) -> None: ...
+
+    def room(self, sequence: str) -> int:
+        """The most drafts that fit the model's own limits; 0 if it cannot draft any more."""
+
+    def behind(self, sequence: str) -> int:
+        """The number of its tokens that the model has not computed."""
+
+    def draft(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
+        """Guess so many tokens for each of these sequences, or fewer."""
+
+
+class _State:
+    __slots__ = ("begun", "faded", "held", "length", "misses", "predicted", "predicted_only", "reserved")
+
+    def __init__(self, length: int, predicted: bool, predicted_only: bool) -> None:
+        self.length, self.predicted, self.predicted_only = length, predicted, predicted_only
+        self.held = self.begun = False
+        self.misses = self.faded = 0
+        self.reserved = 0.0
+        """Of the funds, until its earlier tokens are computed."""
+
+
+class ModelSpeculator:
+    """As `speculator.Speculator`, with drafts of a model. A sequence whose request has a prediction follows that while
+    it agrees. `most`: the longest draft."""
+
+    def __init__(
+        self, model: DraftingModel, method: str = "draft", most: int = 8, policy: SpeculationPolicy | None = None
+    ) -> None:
+        self.policy = SpeculationPolicy() if policy is None else policy
+        self.counts: dict[str, AcceptanceCounts] = {}
+        """By method."""
+        self._model, self._method, self._most = model, method, most
+        self._acceptance = PositionAcceptance(most, [_FIRST] + [_LATER] * (most - 1))
+        self._predictions = PredictedDrafter()
+        self._states: dict[str, _State] = {}
+        self._ended: list[str] = []
+        """Sequences whose last round may not be settled."""
+        self._funds = math.inf
+        """Seconds; until the first step is settled, as much as is needed."""
+        self._step = 0
+        self._reviewed = False
+        self._interval = self._wait = 1
+        """Steps between two reviews, and until the next."""
+
+    def begin(
+        self,
+        sequence: str,
+        namespace: tuple[str, str],
+        prompt: Sequence[int],
+        predicted: Sequence[int] = (),
+        predicted_only: bool = False,
+    ) -> None:
+        """Take up a sequence. `predicted_only`: all its drafts come from `predicted`."""
+        if predicted:
+            self._predictions.begin(sequence, namespace, prompt, predicted)
+        self._acceptance.begin(sequence)
+        self._states[sequence] = _State(len(prompt), bool(predicted), predicted_only)
+
+    def extend(self, sequence: str, tokens: Sequence[int], in_flight: int = 0) -> None:
+        """Add committed tokens of the output."""
+        self._model.extend(sequence, tokens)
+        state = self._states[sequence]
+        state.length += len(tokens)
+        if state.predicted:
+            self._predictions.extend(sequence, tokens)
+        if not state.begun:
+            state.begun, state.faded = True, self._step
+            if not self._reviewed:
+                self._review()
+
+    def end(self, sequence: str, keep: bool) -> None:
+        """Drop a sequence."""
+        state = self._states.pop(sequence)
+        self._model.end(sequence)
+        if state.predicted:
+            self._predictions.end(sequence, keep)
+        self._funds += state.reserved
+        self._ended.append(sequence)
+
+    def held(self, sequence: str) -> bool:
+        """Whether the next step of this sequence should wait for its last token, and verify drafts."""
+        return self._states[sequence].held
+
+    def draft(self, shape: StepShape, rows: Sequence[DraftRow]) -> Drafts:
+        """Drafts for the sequences of a step that are held. `shape`: the step without drafts."""
+        self._step += 1
+        self._reviewed = False
+        names = [row.sequence for row in rows]
+        guesses = [self._guess(row.sequence, min(row.most, self._most), reserve=True) for row in rows]
+        contexts = [row.context for row in rows]
+        choice = self.policy.choose(
+            shape, [guess.survival for guess in guesses], contexts, self._drafting_time(names, guesses)
+        )
+        self._judge(names, choice.drafts)
+        tokens, seconds = self._make(names, guesses, choice.drafts)
+        drafts = [len(each) for each in tokens]
+        context = sum(count * each for count, each in zip(drafts, contexts, strict=True))
+        choice = replace(choice, drafts=drafts, context=context)
+        self._wait -= 1
+        if self._wait < 1:
+            self._review()
+        return Drafts(tokens, [guess.method for guess in guesses], choice, names, seconds)
+
+    def settle(self, drafts: Drafts, accepted: Sequence[int | None], emitted: int, seconds: float) -> None:
+        """Learn from a step, as `Speculator.settle`; `seconds` are without those of the model that drafts."""
+        for name, tokens, method, count in zip(drafts.sequences, drafts.tokens, drafts.methods, accepted, strict=True):
+            if tokens and count is not None:
+                self.counts.setdefault(method, AcceptanceCounts()).add(len(tokens), count)
+                if method == self._method:
+                    self._acceptance.verified(name, len(tokens), count)
+        gained = self.policy.settle(drafts.choice, emitted, seconds, drafts.seconds)
+        self._funds = min(self._funds + gained + ALLOWANCE * seconds, _FUNDS * seconds)
+        for name in self._ended:
+            self._acceptance.end(name)
+        self._ended.clear()
+
+    def _guess(self, sequence: str, most: int, reserve: bool = False) -> Guess:
+        """The tokens of a prediction; for drafts of the model the expected acceptance alone. `reserve`: what its
+        earlier tokens need of the funds."""
+        state = self._states[sequence]
+        if state.predicted and most > 0:
+            found = self._predictions.guess(sequence, most)
+            if found.tokens:
+                return found
+        most = 0 if state.predicted_only else min(most, self._model.room(sequence))
+        if most < 1 or not self._funded(sequence, state, reserve):
+            return NO_GUESS
+        if self._step > state.faded:
+            self._acceptance.skipped(sequence, self._step - state.faded)
+            state.faded = self._step
+        return Guess([], self._acceptance.survival(sequence, most), self._method)
+
+    def _judge(self, names: Sequence[str], counts: Sequence[int]) -> None:
+        """Let go of sequences whose drafts have not been worth it for some steps."""
+        for name, count in zip(names, counts, strict=True):
+            state = self._states[name]
+            if count:
+                # This step is no skipped one.
+                state.misses, state.faded = 0, self._step + 1
+                continue
+            self._release(state)
+            state.misses += 1
+            state.held = state.held and state.misses < _PATIENCE
+
+    def _make(
+        self, names: Sequence[str], guesses: Sequence[Guess], counts: Sequence[int]
+    ) -> tuple[list[list[int]], float]:
+        """The tokens by row, and the seconds that the step has to pay for them."""
+        tokens = [guess.tokens[:count] for guess, count in zip(guesses, counts, strict=True)]
+        rows = [at for at, count in enumerate(counts) if count and not guesses[at].tokens]
+        if not rows:
+            return tokens, 0.0
+        made = self._model.draft([(names[at], counts[at]) for at in rows])
+        for at, drafts, caught_up in zip(rows, made.tokens, made.caught_up, strict=True):
+            self._funds -= caught_up
+            if self._model.behind(names[at]) <= NEAR:
+                self._release(self._states[names[at]])
+            tokens[at] = drafts
+        return tokens, made.seconds
+
+    def _funded(self, sequence: str, state: _State, reserve: bool) -> bool:
+        """Whether the model has computed a sequence's earlier tokens, or may do so."""
+        if state.reserved or self._model.behind(sequence) <= NEAR:
+            return True
+        if self._funds < 0:
+            return False
+        if reserve:
+            state.reserved = self._catch_up(sequence)
+            self._funds -= state.reserved
+        return True
+
+    def _release(self, state: _State) -> None:
+        self._funds += state.reserved
+        state.reserved = 0.0
+
+    def _review(self) -> None:
+        """Find the sequences for which it is worth to wait, all of them together."""
+        self._reviewed = True
+        names = [name for name, state in self._states.items() if state.begun]
+        if all(self._states[name].held for name in names):
+            self._interval = self._wait = 1
+            return
+        guesses = [self._guess(name, self._most) for name in names]
+        context = sum(self._states[name].length for name in names)
+        shape = StepShape(len(names), len(names), context)
+        counts = self.policy.wanted(shape, [guess.survival for guess in guesses], self._drafting_time(names, guesses))
+        for name, count in zip(names, counts, strict=True):
+            state = self._states[name]
+            if count and not state.held:
+                state.held, state.misses = True, 0
+        self._interval = 1 if any(counts) else min(2 * self._interval, _RAREST)
+        self._wait = self._interval
+
+    def _drafting_time(self, names: Sequence[str], guesses: Sequence[Guess]) -> DraftingTime:
+        """The time of a round, by the number of drafts that are admitted. At each depth of the drafts the model makes
+        one step for all rows that reach it."""
+        model = self._model
+
+        def times(owners: Sequence[int]) -> list[float]:
+            steps, slope = model.cost.table(len(names) + 1), model.cost.slope
+            depths, at_depth = [0] * len(names), list[int]()
+            found, total = list[float](), 0.0
+            for owner in owners:
+                if not guesses[owner].tokens:
+                    depth, state = depths[owner], self._states[names[owner]]
+                    depths[owner] += 1
+                    if not at_depth:
+                        total += model.overhead
+                    if depth == len(at_depth):
+                        at_depth.append(0)
+                    rows = at_depth[depth] = at_depth[depth] + 1
+                    total += steps[rows] - (steps[rows - 1] if rows > 1 else 0.0) + slope * state.length
+                    if depth == 0:
+                        total += self._catch_up(names[owner]) / _ROUNDS
+                found.append(total)
+            return found
+
+        return times
+
+    def _catch_up(self, sequence: str) -> float:
+        """Seconds for a sequence's earlier tokens."""
+        behind = self._model.behind(sequence)
+        return self._model.cost.seconds(behind) if behind > NEAR else 0.0

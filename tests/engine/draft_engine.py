@@ -1,0 +1,98 @@
+"""Engines whose drafts come from a model, with a policy that speculates whatever it costs."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+from server_harness import VOCAB, make_model
+
+from headrace.engine import startup
+from headrace.engine.draft_model import DraftModel
+from headrace.engine.startup import Engine, build_on
+from headrace.speculation import model_speculator
+from headrace.speculation.acceptance import AcceptanceCounts
+from headrace.speculation.model_speculator import ModelSpeculator
+from headrace.speculation.policy import DraftingTime, SpeculationPolicy, StepChoice, StepShape
+
+
+class EagerPolicy(SpeculationPolicy):
+    """Admits any number of drafts, drawn at random."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = random.Random(seed)
+
+    def choose(
+        self,
+        shape: StepShape,
+        survivals: Sequence[Sequence[float]],
+        contexts: Sequence[int] = (),
+        drafting: DraftingTime | None = None,
+    ) -> StepChoice:
+        return StepChoice(shape, self.wanted(shape, survivals), 0, 0.0, 0.0)
+
+    def wanted(
+        self, shape: StepShape, survivals: Sequence[Sequence[float]], drafting: DraftingTime | None = None
+    ) -> list[int]:
+        return [self._random.randint(0, len(each)) for each in survivals]
+
+
+class Built:
+    """The engines that were built since `watch`."""
+
+    def __init__(self) -> None:
+        self.engines: list[Engine] = []
+
+    @property
+    def model(self) -> DraftModel:
+        draft = self.engines[-1].draft
+        assert draft is not None
+        return draft.model
+
+    @property
+    def counts(self) -> AcceptanceCounts:
+        """Of the last engine's drafts by the model."""
+        found = AcceptanceCounts()
+        for method in self.engines[-1].core.stats().speculation.methods:
+            if method.method == "draft":
+                found.rounds, found.drafted, found.accepted = method.rounds, sum(method.drafted), sum(method.accepted)
+        return found
+
+    def check(self) -> None:
+        """The draft model of the last engine holds nothing."""
+        scheduler = self.model.scheduler
+        stats = scheduler.stats()
+        assert (stats.running, stats.waiting, stats.blocks_held) == (0, 0, 0)
+        assert stats.blocks_free + stats.blocks_cached == scheduler.config.num_blocks - 1
+        scheduler.check()
+        assert self.model.failures == 0
+
+
+def watch(patch: pytest.MonkeyPatch, eager: bool = True) -> Built:
+    """Keep the engines that are built from now on. `eager`: they speculate whatever it costs."""
+    built = Built()
+
+    def build(*args: Any, **named: Any) -> Engine:
+        built.engines.append(build_on(*args, **named))
+        return built.engines[-1]
+
+    patch.setattr(startup, "build_on", build)
+    if eager:
+        patch.setattr(model_speculator, "_FUNDS", math.inf)
+        patch.setattr(startup, "ModelSpeculator", lambda model: ModelSpeculator(model, policy=EagerPolicy(7)))
+    return built
+
+
+def save_draft(directory: Path, **more: Any) -> Path:
+    """A random model with the vocabulary of the tests' target, and weights of its own."""
+    directory.mkdir(exist_ok=True)
+    make_model(directory)
+    sizes = {"vocab_size": VOCAB, "max_position_embeddings": 512, "num_hidden_layers": 1, "hidden_size": 32}
+    tiny_models.save("qwen3", directory, **{**sizes, **more})
+    return directory

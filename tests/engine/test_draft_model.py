@@ -1,0 +1,285 @@
+"""A smaller model drafts: the answers are those of the engine without it, and the target as its own draft is always
+right."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draft_engine import Built, save_draft, watch
+from engine_harness import Answer, alone, config_of, engine, idle, in_turn, request, together
+from test_engine_bits import COUNT, VOCAB, WAYS, mixed, same
+from tiny_models import prompt as random_prompt
+
+from headrace.config import ParallelConfig
+from headrace.engine.startup import build_engine
+from headrace.errors import ConfigError, DeviceLost, ModelNotFound, PlatformError
+from headrace.llm import LLM
+
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def wanted(tiny_llama: Path) -> list[Answer]:
+    return alone(tiny_llama, mixed(COUNT, max_tokens=TOKENS))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_draft(tmp_path_factory.mktemp("draft"))
+
+
+def own(built: Built, answers: int) -> None:
+    """The drafts of a model for itself were right, wherever penalties had no part."""
+    counts = built.counts
+    assert counts.drafted > answers * TOKENS // 4
+    assert counts.accepted == counts.drafted
+
+
+@pytest.mark.parametrize("params", [way for way in WAYS if "frequency_penalty" not in way], ids=str)
+def test_the_target_as_its_own_draft_is_always_right(
+    tiny_llama: Path, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = watch(monkeypatch)
+    requests = [request(random_prompt(9 + at, VOCAB), f"d{at}", max_tokens=TOKENS, **params) for at in range(4)]
+    expected = alone(tiny_llama, requests)
+
+    async def main() -> None:
+        async with engine(tiny_llama, speculate=f"draft:{tiny_llama}") as client:
+            same(await together(client, requests), expected)
+            same(await in_turn(client, requests[:2]), expected[:2])
+            await idle(client)
+            built.check()
+
+    asyncio.run(main())
+    own(built, 6)
+
+
+@pytest.mark.parametrize("model", ["own", "other"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"chunk": 16},
+        {"chunk": 11, "seqs": 3},
+        {"blocks": 20, "chunk": 24},
+        {"caching": False},
+    ],
+    ids=str,
+)
+def test_in_a_batch_cold_then_warm(
+    tiny_llama: Path,
+    other: Path,
+    wanted: list[Answer],
+    sizes: dict[str, Any],
+    model: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built = watch(monkeypatch)
+    draft = tiny_llama if model == "own" else other
+
+    async def main() -> None:
+        async with engine(tiny_llama, speculate=f"draft:{draft}", **sizes) as client:
+            same(await together(client, mixed(COUNT, max_tokens=TOKENS)), wanted)
+            same(await together(client, mixed(COUNT, max_tokens=TOKENS)), wanted)
+            await idle(client)
+            built.check()
+
+    asyncio.run(main())
+    counts = built.counts
+    assert counts.drafted > 10
+    if model == "own":
+        assert counts.rate > 0.8
+    else:
+        assert counts.accepted < counts.drafted
+
+
+def test_preempted(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = watch(monkeypatch)
+    requests = [
+        request(random_prompt(64 + at, VOCAB)[:64], f"p{at}", max_tokens=64, **WAYS[at % len(WAYS)]) for at in range(16)
+    ]
+    expected = alone(tiny_llama, requests[::5])
+
+    async def main() -> None:
+        async with engine(tiny_llama, blocks=41, chunk=16, speculate=f"draft:{tiny_llama}") as client:
+            same((await together(client, requests))[::5], expected)
+            assert (await idle(client)).scheduler.preemptions > 0
+            built.check()
+
+    asyncio.run(main())
+    assert built.counts.accepted > 100
+
+
+def test_a_long_prompt_is_computed_in_parts(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = watch(monkeypatch)
+    requests = [request(random_prompt(200 + at, VOCAB), f"l{at}", max_tokens=TOKENS) for at in range(2)]
+    expected = alone(tiny_llama, requests)
+
+    async def main() -> None:
+        async with engine(tiny_llama, chunk=32, speculate=f"draft:{tiny_llama}") as client:
+            launch, rows = built.model._runner.launch, list[int]()
+
+            def counting(plan: Any) -> Any:
+                rows.append(plan.num_rows)
+                return launch(plan)
+
+            monkeypatch.setattr(built.model._runner, "launch", counting)
+            same(await together(client, requests), expected)
+            await idle(client)
+            built.check()
+            # The end of a step without rows is not seen, so its time would count for the next one.
+            assert min(rows) > 0
+
+    asyncio.run(main())
+    assert built.counts.accepted == built.counts.drafted > 0
+
+
+def test_a_draft_with_less_context_stops_there(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = watch(monkeypatch)
+    draft = save_draft(tmp_path / "short", max_position_embeddings=64)
+    requests = [request(random_prompt(40, VOCAB), "s", max_tokens=80, ignore_eos=True)]
+    expected = alone(tiny_llama, requests)
+
+    async def main() -> None:
+        async with engine(tiny_llama, speculate=f"draft:{draft}") as client:
+            same(await in_turn(client, requests), expected)
+            await idle(client)
+            built.check()
+
+    asyncio.run(main())
+    assert 0 < built.counts.rounds <= 24
+
+
+def test_stops_predictions_and_limits_of_a_request(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = watch(monkeypatch)
+    free = request(random_prompt(20, VOCAB), "f", max_tokens=TOKENS)
+    (whole,) = alone(tiny_llama, [free])
+    requests = [
+        request(random_prompt(20, VOCAB), "t", max_tokens=TOKENS, stop_token_ids=(whole.ids[9],), min_tokens=3),
+        request(random_prompt(20, VOCAB), "e", max_tokens=400, ignore_eos=False, temperature=1.0, seed=4),
+        request(random_prompt(20, VOCAB), "o", max_tokens=1),
+    ]
+    expected = alone(tiny_llama, requests)
+
+    async def main() -> None:
+        async with engine(tiny_llama, speculate=f"draft:{tiny_llama}") as client:
+            same(await together(client, requests), expected)
+            await idle(client)
+            built.check()
+
+    asyncio.run(main())
+    own(built, 1)
+
+
+def test_requests_that_are_left_free_every_block(
+    tiny_llama: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = watch(monkeypatch)
+    rng = random.Random(3)
+
+    async def main() -> None:
+        async with engine(tiny_llama, blocks=40, chunk=32, speculate=f"draft:{other}") as client:
+            for _ in range(8):
+                tasks = [asyncio.create_task(together(client, [one])) for one in mixed(COUNT, max_tokens=TOKENS)]
+                for task in rng.sample(tasks, COUNT // 2):
+                    for _ in range(rng.randrange(30)):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                await asyncio.wait(tasks)
+            await idle(client)
+            built.check()
+
+    asyncio.run(main())
+    assert built.counts.rounds > 0
+
+
+def test_a_draft_that_does_not_pay_is_not_asked(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target itself takes as long for a draft as for the token."""
+    built = watch(monkeypatch, eager=False)
+
+    async def main() -> None:
+        async with engine(tiny_llama, speculate=f"draft:{tiny_llama}") as client:
+            await together(client, mixed(COUNT, max_tokens=60))
+            await idle(client)
+            built.check()
+
+    asyncio.run(main())
+    assert built.counts.rounds <= 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"vocab_size": 300}, r"has 300 tokens and .*tiny-llama\S* has 260"),
+        ({}, "has b'\"' as token 4 and .* has b'!'"),
+    ],
+    ids=["size", "tokens"],
+)
+def test_another_vocabulary_is_refused_by_name(
+    tiny_llama: Path, tmp_path: Path, changes: dict[str, int], why: str
+) -> None:
+    draft = save_draft(tmp_path / "foreign", **changes)
+    if not changes:
+        file = draft / "tokenizer.json"
+        text = file.read_text()
+        file.write_text(text.replace('"!": 4', '"!": 5').replace('"\\"": 5', '"\\"": 4'))
+        assert file.read_text() != text
+
+    async def main() -> None:
+        async with engine(tiny_llama, speculate=f"draft:{draft}"):
+            raise AssertionError("it was taken")
+
+    with pytest.raises(ConfigError, match=rf"foreign.*cannot draft for.*{why}: choose a smaller model"):
+        asyncio.run(main())
+
+
+def test_several_ranks_are_refused(tiny_llama: Path) -> None:
+    config = config_of(tiny_llama, speculate=f"draft:{tiny_llama}")
+    config = config.model_copy(update={"parallel": ParallelConfig(tensor_parallel_size=2)})
+    with pytest.raises(ConfigError, match=r"a draft model needs tensor_parallel_size 1, and it is 2"):
+        build_engine(config, lambda stage, done: None)
+
+
+def test_a_name_or_path_that_is_no_model_is_refused(tiny_llama: Path) -> None:
+    with pytest.raises(ModelNotFound, match="no-such-draft"):
+        LLM(str(tiny_llama), speculate="draft:no-such-draft", platform="cpu")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_round_that_fails_ends_drafting_alone(
+    tiny_llama: Path,
+    wanted: list[Answer],
+    lost: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    built = watch(monkeypatch)
+
+    async def main() -> None:
+        async with engine(tiny_llama, speculate=f"draft:{tiny_llama}") as client:
+            error = DeviceLost("it is gone") if lost else PlatformError("a kernel failed")
+            launch, calls = built.model._runner.launch, [0]
+
+            def failing(plan: Any) -> Any:
+                calls[0] += 1
+                if calls[0] > 20:
+                    raise error
+                return launch(plan)
+
+            monkeypatch.setattr(built.model._runner, "launch", failing)
+            same(await together(client, mixed(COUNT, max_tokens=TOKENS)), wanted)
+            await idle(client)
+
+    if lost:
+        with pytest.raises(Exception, match="it is gone"):
+            asyncio.run(main())
+        return
+    asyncio.run(main())
+    assert built.model.failures == 1
+    assert caplog.text.count("failed, and drafts no more: a kernel failed") == 1

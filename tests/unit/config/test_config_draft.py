@@ -1,0 +1,47 @@
+"""The method of speculation that needs a model, and the memory that the model's cache shares with the target's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.config import CacheConfig, Config, ModelFacts, SchedulerConfig, resolve
+from headrace.errors import ConfigError
+from headrace.options import make_config
+from headrace.types import Capabilities, KVLayout, LayerKV
+
+DEVICE = Capabilities(frozenset({"float32"}), frozenset({"float32"}), host_memory=True)
+FACTS = ModelFacts((LayerKV(2, 8),) * 4, 64, 100, "float32")
+BESIDE = KVLayout((LayerKV(1, 8),) * 2, 16, "float32")
+BLOCK = KVLayout(FACTS.layers, 16, "float32").bytes_per_block
+
+
+@pytest.mark.parametrize("text", ["draft", "draft:"])
+def test_the_method_without_a_model_names_the_form(text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--speculate {text}: .*write it as draft:MODEL"):
+        make_config("m", {"speculate": text}, flags=True)
+
+
+def test_other_methods_take_no_model() -> None:
+    with pytest.raises(ConfigError, match="the method ngram takes no checkpoint: leave out :some"):
+        make_config("m", {"speculate": "ngram:some"})
+
+
+def test_the_models_name_becomes_its_path() -> None:
+    given = SchedulerConfig(speculate="draft:some")
+    found = given.with_draft_model(lambda name: Path("/models") / f"{name}.gguf")
+    assert (given.draft_model, found.draft_model) == ("some", "/models/some.gguf")
+    other = SchedulerConfig(speculate="suffix")
+    assert other.draft_model is None
+    assert other.with_draft_model(Path) is other
+
+
+def test_both_caches_share_the_memory() -> None:
+    config = Config(cache=CacheConfig(kv_memory=30 * BLOCK))
+    alone, _ = resolve(config, DEVICE, FACTS, 0)
+    shared, reasons = resolve(config, DEVICE, FACTS, 0, beside=BESIDE)
+    assert alone.num_blocks == 30
+    assert shared.num_blocks == 30 * BLOCK // (BLOCK + BESIDE.bytes_per_block) == 24
+    assert "24 KV blocks of the draft model, in the same memory" in reasons
+    assert resolve(Config(cache=CacheConfig(num_blocks=9)), DEVICE, FACTS, 0, beside=BESIDE)[0].num_blocks == 9

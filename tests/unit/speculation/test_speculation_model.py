@@ -1,0 +1,170 @@
+"""Drafts of a model are made if they pay together, and cost next to nothing if they don't."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from naive_drafts import NAMESPACE
+from speculation_simulation import cpu_seconds, gpu_seconds
+
+from headrace.speculation.model_speculator import ModelDrafts, ModelSpeculator
+from headrace.speculation.policy import StepShape
+from headrace.speculation.speculator import DraftRow
+from headrace.speculation.step_cost import StepCost
+
+
+@dataclass
+class FakeModel:
+    """Its steps take a share of the target's time; its drafts are right with probability `hit`."""
+
+    share: float
+    hit: float
+    seconds: Callable[[int, int], float]
+    own: Callable[[int], float] | None = None
+    """The time of its own steps, if not that share."""
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
+    overhead: float = 0.0
+    limit: int = 10**6
+
+    def __post_init__(self) -> None:
+        self.cost = StepCost()
+        self.lengths: dict[str, int] = {}
+        self.computed: dict[str, int] = {}
+        self.rounds, self.spent, self.caught_up = 0, 0.0, 0.0
+        for tokens in (1, 2, 4, 8, 16, 32, 500):
+            for _ in range(3):
+                self.cost.observe(tokens, 64, self.takes(tokens))
+
+    def takes(self, tokens: int) -> float:
+        return self.share * self.seconds(tokens, 0) if self.own is None else self.own(tokens)
+
+    def extend(self, sequence: str, tokens: Sequence[int]) -> None:
+        self.lengths[sequence] += len(tokens)
+
+    def end(self, sequence: str) -> None:
+        del self.lengths[sequence]
+
+    def room(self, sequence: str) -> int:
+        return max(0, self.limit - self.lengths[sequence])
+
+    def behind(self, sequence: str) -> int:
+        return self.lengths[sequence] - self.computed.get(sequence, 0)
+
+    def draft(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
+        self.rounds += 1
+        caught_up = [0.0] * len(wanted)
+        for at, (name, _) in enumerate(wanted):
+            if self.behind(name) > 16:
+                caught_up[at] = self.takes(self.behind(name))
+            self.computed[name] = self.lengths[name]
+        depths = [sum(count > depth for _, count in wanted) for depth in range(max(count for _, count in wanted))]
+        seconds = sum(map(self.takes, depths))
+        self.spent += seconds + sum(caught_up)
+        # 1: right, 0: wrong. The target's tokens are all 1.
+        return ModelDrafts(
+            [[int(self.rng.random() < self.hit) for _ in range(n)] for _, n in wanted], seconds, caught_up
+        )
+
+
+def speed(model: FakeModel, batch: int = 1, tokens: int = 3000, prompt: int = 20) -> float:
+    """Tokens per second relative to no speculation, with the time of the model's own steps."""
+    speculator, names = ModelSpeculator(model), [str(at) for at in range(batch)]
+    for name in names:
+        model.lengths[name] = prompt
+        speculator.begin(name, NAMESPACE, [1] * prompt)
+    time, made = 0.0, 0
+    while made < tokens * batch:
+        held = [name for name in names if speculator.held(name)]
+        context = sum(model.lengths.values())
+        before = model.spent
+        rows = [DraftRow(name, 16, model.lengths[name]) for name in held]
+        drafts = speculator.draft(StepShape(batch, batch, context), rows)
+        accepted = [each.index(0) if 0 in each else len(each) for each in drafts.tokens]
+        emitted = batch + sum(accepted)
+        for name in names:
+            count = 1 + (accepted[held.index(name)] if name in held else 0)
+            for _ in range(count):
+                speculator.extend(name, [1])
+        took = model.seconds(batch + drafts.choice.total, context + drafts.choice.context)
+        speculator.settle(drafts, accepted, emitted, took * model.rng.gauss(1, 0.02))
+        time += took + model.spent - before
+        made += emitted
+    for name in names:
+        speculator.end(name, True)
+    plain = made / batch * model.seconds(batch, batch * (prompt + tokens // 2))
+    return plain / time
+
+
+@pytest.mark.parametrize(("hit", "least"), [(0.95, 2.2), (0.85, 1.7), (0.7, 1.25)])
+def test_a_cheap_good_model_pays(hit: float, least: float) -> None:
+    assert speed(FakeModel(0.1, hit, gpu_seconds)) > least
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize(("share", "hit"), [(0.1, 0.02), (0.3, 0.2), (1.0, 0.99), (0.5, 0.5)])
+@pytest.mark.parametrize("seconds", [cpu_seconds, gpu_seconds])
+def test_a_model_that_does_not_pay_costs_little(
+    seconds: Callable[[int, int], float], share: float, hit: float, batch: int
+) -> None:
+    """Two allowances of one percent, and what the accounts hold at first: 36 steps of 3000."""
+    assert speed(FakeModel(share, hit, seconds), batch) > 0.97
+
+
+@pytest.mark.parametrize(("batch", "least"), [(1, 0.99), (16, 1.12)])
+def test_what_does_not_pay_alone_pays_in_company(batch: int, least: float) -> None:
+    """A step of the model takes the same time for one row and for many; a longer step of the target is worth more."""
+    model = FakeModel(0, 0.9, lambda tokens, context: 1e-3 * (1 + tokens**0.5), own=lambda tokens: 1.7e-3)
+    assert speed(model, batch) > least
+    assert (model.rounds > 0) == (batch > 1)
+
+
+def test_rounds_are_rare_if_they_do_not_pay() -> None:
+    model = FakeModel(1.0, 0.99, cpu_seconds)
+    speed(model)
+    assert model.rounds == 0
+    model = FakeModel(0.2, 0.05, gpu_seconds)
+    speed(model)
+    assert model.rounds < 100
+
+
+def test_prompts_count() -> None:
+    """A long prompt whose output is short is not worth the model's time for it."""
+    model = FakeModel(0.5, 0.3, cpu_seconds)
+    assert speed(model, tokens=400, prompt=4000) > 0.97
+
+
+def test_no_drafts_beyond_the_models_own_limits() -> None:
+    model = FakeModel(0.1, 0.9, gpu_seconds, limit=60)
+    speed(model, tokens=200)
+    assert 0 < model.rounds < 60
+
+
+def test_a_prediction_is_followed_without_the_model() -> None:
+    model = FakeModel(0.1, 0.9, gpu_seconds)
+    speculator = ModelSpeculator(model)
+    model.lengths["s"] = 3
+    speculator.begin("s", NAMESPACE, [5, 6, 7], [1] * 50)
+    for _ in range(40):
+        rows = [DraftRow("s", 8, 10)] if speculator.held("s") else []
+        drafts = speculator.draft(StepShape(1, 1, 10), rows)
+        for _ in range(1 + sum(map(len, drafts.tokens))):
+            speculator.extend("s", [1])
+        speculator.settle(drafts, [len(each) for each in drafts.tokens], 1 + sum(map(len, drafts.tokens)), 8e-3)
+    assert speculator.counts["predicted"].accepted > 20
+    speculator.end("s", True)
+
+
+def test_a_request_may_refuse_the_model() -> None:
+    model = FakeModel(0.1, 0.9, gpu_seconds)
+    speculator = ModelSpeculator(model)
+    model.lengths["s"] = 3
+    speculator.begin("s", NAMESPACE, [5, 6, 7], [1] * 5, predicted_only=True)
+    for _ in range(40):
+        rows = [DraftRow("s", 8, 10)] if speculator.held("s") else []
+        drafts = speculator.draft(StepShape(1, 1, 10), rows)
+        speculator.extend("s", [2])
+        speculator.settle(drafts, [0] * len(rows), 1, 8e-3)
+    assert model.rounds == 0
