@@ -173,6 +173,9 @@ class EngineCore:
 
     def _admit(self, requests: Sequence[Request], matchers: Sequence[Matcher | None]) -> None:
         admitted: list[str] = []
+        if not self._scheduler.has_work():
+            # The device stood still because there was nothing to do.
+            self._read_at = None
         try:
             for request, matcher in zip(requests, matchers, strict=True):
                 self._scheduler.add(request, matcher)

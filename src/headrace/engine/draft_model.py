@@ -149,7 +149,8 @@ class DraftModel:
                 counts[at] = min(budget, self.behind(name) - 1)
                 budget -= counts[at]
                 known.computed += counts[at]
-                requests.append(self._request(name, 0))
+                # With a token, although none is needed: the result of a step without rows comes before its end.
+                requests.append(self._request(name, 1, known.computed))
         if not requests:
             return [0.0] * len(names)
         start = self._clock()
@@ -157,13 +158,13 @@ class DraftModel:
         each = (self._clock() - start) / sum(counts)
         return [each * count for count in counts]
 
-    def _request(self, name: str, count: int) -> Request:
-        """Drafts after all tokens of a sequence, or its computed tokens alone."""
+    def _request(self, name: str, count: int, length: int | None = None) -> Request:
+        """`count` tokens after all tokens of a sequence, or after the first `length`."""
         known = self._sequences[name]
         self._requests += 1
         return Request(
             str(self._requests),
-            tuple(known.tokens) if count else tuple(known.tokens[: known.computed]),
+            tuple(known.tokens[:length]),
             self._params(known, count),
             known.request.eos_token_ids,
             salt=known.request.id if self._isolated else known.request.salt,

@@ -213,6 +213,8 @@ class ParameterGrammar:
                 # A text that fits the pattern could be read as such a value, beyond its limits.
                 raise ValueError(f"`{min(set(other) - {'type'})}` beside a text with `pattern` or `format`")
             found.append(f"{self._out.schema(self._with_definitions(other))} {self._out.text(after)}")
+        if not found:
+            raise ValueError("no value")
         return f"({' | '.join(found)})"
 
     def _text_value(self, schema: Schema, after: str) -> str:
@@ -226,9 +228,11 @@ class ParameterGrammar:
             place = " of ".join(map(repr, reversed(self._keys)))
             return opened + out.limited(after, limits, f"{self._function}: {place}" if place else self._function)
         if isinstance(listed, list):
+            if not listed:
+                raise ValueError("no value")
             texts = [item if isinstance(item, str) else json.dumps(item) for item in listed]
             return f"{opened}({' | '.join(map(quoted, texts))}) {out.text(after)}"
-        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        least, most = _count(schema, "minLength") or 0, _count(schema, "maxLength")
         length = "*" if not least and most is None else f"{{{least},{'' if most is None else most}}}"
         return opened + out.until(after, length)
 
@@ -261,6 +265,15 @@ class ParameterGrammar:
 
 def _text_limits(schema: Schema) -> dict[str, Any]:
     return {name: schema[name] for name in _TEXT_LIMITS if schema.get(name) not in (None, False)}
+
+
+def _count(schema: Schema, name: str) -> int | None:
+    value = schema.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 or value != int(value):
+        raise ValueError(f"`{name}` {value!r:.40}, which is no count,")
+    return int(value)
 
 
 def _refuse(schema: Schema, keywords: Sequence[str]) -> None:

@@ -27,6 +27,7 @@ _WHITESPACE = r"[ \n\t]{1,32}"
 _LARK_LITERALS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|\#[^\n]*')
 """Strings, regular expressions and comments of a Lark grammar."""
 _ENDLESS = "it allows no text that ever ends"
+_POSITION = re.compile(r"^at \d+\(\d+\): ")
 _NORMAL_STOPS = ("NotStopped", "NoExtension", "EndOfSentence")
 _ALWAYS: dict[str, Any] = {
     "lenient": False,
@@ -161,7 +162,7 @@ class LlguidanceBackend:
             if not matcher.is_error():
                 self._mask(matcher)
             if matcher.is_error():
-                why = _first_line(matcher.get_error())
+                why = _POSITION.sub("", _first_line(matcher.get_error()))
                 if why == _ENDLESS:
                     why = "no text fits" + (f" that does not hold {text['marker']}" if text["marker"] else "")
                 raise _refusal(f"cannot be compiled: {text['where']}: {why}")

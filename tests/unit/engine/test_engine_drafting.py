@@ -175,3 +175,18 @@ def test_a_drafter_reads_a_prompt_with_the_first_token() -> None:
     drafting.end("waits", keep=False)
     drafting.end("runs", keep=True)
     assert spy.calls == ["begin runs", "end runs"]
+
+
+def test_the_time_between_two_requests_is_no_wait_for_drafts() -> None:
+    """It would count as the price of every step with drafts."""
+    drafting = Drafting(Speculator(make("ngram"), policy=Always()))
+    engine = make_engine(drafting=drafting)
+    now = [0.0]
+    engine.core._clock = lambda: now[0]
+    for number in range(3):
+        engine.core.add([Request(f"r{number}", PROMPT * 4, SamplingParams(max_tokens=6, temperature=0.0, seed=0))])
+        while engine.core.has_work():
+            engine.core.step()
+            now[0] += 0.001
+        now[0] += 100.0
+    assert drafting._speculator.policy.gap < 0.01

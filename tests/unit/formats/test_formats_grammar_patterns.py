@@ -165,7 +165,7 @@ def test_patterns_beside_constants(name: str, special: bool) -> None:
         ({"pattern": "(?=a)b"}, "weather: 'city': `pattern`: look-around and flags are not supported"),
         ({"pattern": "a^b"}, r"weather: 'city': `pattern`: \^ and \$ are supported at the edges alone"),
         ({"pattern": "(a"}, r"weather: 'city': `pattern`: has a \( without its \)"),
-        ({"pattern": "a{"}, "weather: 'city': .*repetition"),
+        ({"pattern": "a{"}, "weather: 'city': invalid regex .*repetition"),
         ({"pattern": 3}, "weather: 'city': `pattern`: 3 is no text"),
         ({"format": "colour"}, "weather: 'city': `format`: 'colour' is not supported; there are date, "),
         ({"pattern": "^a$", "minLength": 2}, "weather: 'city': no text fits"),
@@ -175,6 +175,25 @@ def test_patterns_beside_constants(name: str, special: bool) -> None:
 def test_refused_limits(limits: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
         matcher("qwen3_coder", False, tools(string(**limits)))
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (string(enum=[]), "weather: no value of 'city'"),
+        (string(enum=[1], pattern="1"), "weather: no value of 'city'"),
+        (string(minLength=-1), "`minLength` -1, which is no count, of 'city'"),
+        (string(maxLength="2"), "`maxLength` '2', which is no count, of 'city'"),
+    ],
+)
+def test_limits_that_no_text_can_meet(given: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        matcher("qwen3_coder", False, tools(given))
+
+
+def test_a_length_may_be_written_as_a_decimal() -> None:
+    assert holds("qwen3_coder", string(minLength=2.0), "ab", False)
+    assert not holds("qwen3_coder", string(minLength=2.0), "a", False)
 
 
 def test_the_place_of_a_nested_text() -> None:

@@ -176,6 +176,18 @@ def test_every_format_can_be_forced(name: str) -> None:
         assert grammar(served.engine.requests[-1].constraint)["lark"]
 
 
+def test_limits_of_raw_strings_go_with_the_grammar() -> None:
+    parameters = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    served = serve_fake(configured(tool_format="qwen3_coder"))
+    response = chat(served, tools=[tool], tool_choice="required")
+    assert response.status_code == 200, response.text
+    found = grammar(served.engine.requests[-1].constraint)
+    assert "PATTERN_0" in found["lark"]
+    (text,) = found["texts"]
+    assert (text["format"], text["where"]) == ("date", "f: 'day'")
+
+
 def test_forced_arguments_are_an_object() -> None:
     def forced(parameters: dict[str, Any], **more: Any) -> Any:
         tool = {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
