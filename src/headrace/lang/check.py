@@ -5,7 +5,7 @@ A plan that `check` accepts is bounded: the report has upper bounds of its token
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,6 +28,8 @@ from headrace.lang.plan_types import TypeChecker
 __all__ = ["CheckReport", "Problem", "check"]
 
 MOST_OPS, MOST_DEPTH = 10_000, 32
+MOST_OPERANDS = 10_000
+"""Entries of each list of operands, values, inputs and outputs."""
 MOST_BRANCHES, MOST_PASSES = 128, 10_000
 MOST_CONSTANT, MOST_CONSTANTS = 1 << 20, 8 << 20
 """Characters of one constant, and of all."""
@@ -101,12 +103,15 @@ def _check_size(plan: Plan) -> None:
     """Count operations and constants, without recursion. Raises TooMuch."""
     waiting: list[tuple[str, Region, int]] = [("body", plan.body, 1)]
     ops, characters = 0, 0
+    _check_counts("inputs", "", plan.inputs)
+    _check_counts("outputs", "", plan.outputs)
     for name, operand in plan.outputs.items():
         characters += _checked_constant(operand, f"outputs.{name}", "")
     for param in plan.inputs:
         characters += _checked_constant(param.default, f"inputs.{param.name}", "")
     while waiting:
         path, region, depth = waiting.pop()
+        _check_counts(path, "", region.args, region.yields)
         for index, op in enumerate(region.ops):
             node = f"{path}.ops[{index}]"
             ops += 1
@@ -114,6 +119,8 @@ def _check_size(plan: Plan) -> None:
                 raise TooMuch(Problem(node, f"the plan has more than {MOST_OPS} operations", at=op.at))
             for name in op.__struct_fields__:
                 value = getattr(op, name)
+                if isinstance(value, list):
+                    _check_counts(node, op.at, value)
                 if not isinstance(value, (Region, int, float)) and value is not None:
                     characters += _checked_constant(value, node, op.at)
             if characters > MOST_CONSTANTS:
@@ -123,6 +130,11 @@ def _check_size(plan: Plan) -> None:
             if inner and depth >= MOST_DEPTH:
                 raise TooMuch(Problem(node, f"blocks are nested more than {MOST_DEPTH} deep", at=op.at))
             waiting += [(f"{node}.{name}", one, depth + 1) for name, one in inner.items()]
+
+
+def _check_counts(node: str, at: str, *lists: Sized) -> None:
+    if max(map(len, lists)) > MOST_OPERANDS:
+        raise TooMuch(Problem(node, f"a list has more than {MOST_OPERANDS} operands or values", at=at))
 
 
 def _checked_constant(value: Any, node: str, at: str) -> int:

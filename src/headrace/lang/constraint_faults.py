@@ -106,10 +106,12 @@ def _parts_fault(node: Mapping[str, Any]) -> str | None:
 
 
 def _missing(node: Mapping[str, Any]) -> str | None:
+    known = node.get("properties", {})
     if node.get("additionalProperties") is not False or not isinstance(node.get("required"), list):
         return None
-    known = node.get("properties") or {}
-    absent = [name for name in node["required"] if name not in known]
+    if not isinstance(known, Mapping):
+        return None
+    absent = [name for name in node["required"] if isinstance(name, str) and name not in known]
     return (
         f"`required` names {absent[0]!r}, which is no property"
         if absent and not node.get("patternProperties")
@@ -119,7 +121,9 @@ def _missing(node: Mapping[str, Any]) -> str | None:
 
 def _types(found: Any) -> list[str] | None:
     names = [found] if isinstance(found, str) else found
-    return names if isinstance(names, list) and all(name in _TYPES for name in names) else None
+    return (
+        names if isinstance(names, list) and all(isinstance(name, str) and name in _TYPES for name in names) else None
+    )
 
 
 def _is_of(value: Any, kinds: list[str]) -> bool:

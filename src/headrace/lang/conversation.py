@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = ["Conversation"]
+from headrace.errors import ProgramError
+
+__all__ = ["MOST_TEXT", "Conversation"]
+
+MOST_TEXT = 16 << 20
+"""Most characters of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +23,25 @@ class Conversation:
     text: str = ""
     """The open message's content, or the text of a state without messages."""
 
+    size: int = 0
+    """Characters of all messages."""
+
     @property
     def is_chat(self) -> bool:
         return self.role is not None or bool(self.messages)
 
     def add(self, text: str) -> Conversation:
-        return replace(self, text=self.text + text)
+        """Raises ProgramError if the conversation becomes too long."""
+        if self.size + len(text) > MOST_TEXT:
+            raise ProgramError(f"a conversation has at most {MOST_TEXT} characters")
+        return replace(self, text=self.text + text, size=self.size + len(text))
 
     def begin(self, role: str) -> Conversation:
-        return Conversation(self.messages, role, "")
+        return Conversation(self.messages, role, "", self.size)
 
     def end(self) -> Conversation:
         assert self.role is not None
-        return Conversation((*self.messages, (self.role, self.text)))
+        return Conversation((*self.messages, (self.role, self.text)), size=self.size)
 
     def as_messages(self) -> list[dict[str, str]]:
         """In OpenAI's form. An open message without content is left out: the model is about to begin it."""

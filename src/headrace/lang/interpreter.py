@@ -14,7 +14,7 @@ from headrace.errors import HeadraceError, ProgramError, excerpt
 from headrace.lang.backend import Backend, Generated, TokenCounts
 from headrace.lang.choice_scores import best_choice
 from headrace.lang.conversation import Conversation
-from headrace.lang.operators import MOST_SIZE, OPERATORS, as_text
+from headrace.lang.operators import MOST_SIZE, OPERATORS, as_text, is_large
 from headrace.lang.plan import (
     CallOp,
     ExprOp,
@@ -128,7 +128,7 @@ class Interpreter:
     async def _run(self, op: PlanOp, scope: Scope, path: Path) -> None:
         values = scope.values
         if isinstance(op, TextOp):
-            values[op.out] = scope[op.state.id].add("".join(as_text(scope.read(part)) for part in op.parts))
+            values[op.out] = scope[op.state.id].add("".join(_written(scope.read(part)) for part in op.parts))
         elif isinstance(op, RoleBeginOp):
             values[op.out] = scope[op.state.id].begin(op.role)
         elif isinstance(op, RoleEndOp):
@@ -158,6 +158,7 @@ class Interpreter:
         elif isinstance(op, ForOp):
             found = [scope.read(one) for one in op.init]
             for index, entry in enumerate(_entries(op, scope)):
+                await _let_others_run(index)
                 found = await self._region(op.body, Scope(scope), [entry, index, *found], (*path, index))
         else:
             found = await self._while(op, scope, path)
@@ -166,6 +167,7 @@ class Interpreter:
     async def _while(self, op: WhileOp, scope: Scope, path: Path) -> list[Any]:
         found = [scope.read(one) for one in op.init]
         for index in range(op.max):
+            await _let_others_run(index)
             (holds,) = await self._region(op.cond, Scope(scope), found, (*path, index))
             if not _holds(holds):
                 break
@@ -267,6 +269,13 @@ def derived_seed(seed: int, number: int, path: Path) -> int:
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") >> 1
 
 
+async def _let_others_run(index: int) -> None:
+    """Give the event loop a turn now and then: a loop may run long without a request, and must end if it is
+    cancelled."""
+    if index % 64 == 63:
+        await asyncio.sleep(0)
+
+
 async def _within(seconds: float | None, work: Any) -> Any:
     if seconds is None:
         return await work
@@ -296,9 +305,16 @@ def _evaluate(op: ExprOp, operands: list[Any]) -> Any:
     except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
         shown = ", ".join(excerpt(one, 60) for one in operands)
         raise ProgramError(f"`{op.fn}` of {shown}: {excerpt(str(error))}") from None
-    if isinstance(found, (str, list)) and len(found) > MOST_SIZE:
+    if isinstance(found, (str, list)) and is_large(found):
         raise ProgramError(f"`{op.fn}` makes a value larger than {MOST_SIZE}")
     return found
+
+
+def _written(value: Any) -> str:
+    """A value as part of a text. Raises ProgramError before a text that is too long is made."""
+    if is_large(value):
+        raise ProgramError(f"a value that is written has more than {MOST_SIZE} characters and entries")
+    return as_text(value)
 
 
 def _holds(value: Any) -> bool:

@@ -14,7 +14,18 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-__all__ = ["MOST_SIZE", "OPERATORS", "Operator", "as_text", "fits", "is_type", "item_type", "joined_type", "type_of"]
+__all__ = [
+    "MOST_SIZE",
+    "OPERATORS",
+    "Operator",
+    "as_text",
+    "fits",
+    "is_large",
+    "is_type",
+    "item_type",
+    "joined_type",
+    "type_of",
+]
 
 MOST_SIZE = 4 << 20
 """Most characters of a text, and entries of a list, that an operator makes."""
@@ -76,6 +87,21 @@ def joined_type(one: str, other: str) -> str:
 def as_text(value: Any) -> str:
     """A value as part of a text: a text itself, all else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def is_large(value: Any) -> bool:
+    """True if a value has more than `MOST_SIZE` characters and entries, counted as often as they would be written."""
+    total, waiting = 0, [value]
+    while waiting and total <= MOST_SIZE:
+        one = waiting.pop()
+        if isinstance(one, (str, list, dict)):
+            total += len(one)
+        if isinstance(one, dict):
+            total += sum(map(len, one))
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+    return total > MOST_SIZE
 
 
 @dataclass(frozen=True, slots=True)

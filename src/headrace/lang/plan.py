@@ -57,6 +57,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 MOST_BYTES = 16 << 20
 """Most bytes of a plan's document."""
+MOST_NODES = 1_000_000
+"""Most lists and objects: they take more time than bytes do."""
 
 
 class Ref(Struct, tag_field="kind", tag="ref", forbid_unknown_fields=True):
@@ -257,6 +259,8 @@ def decode_plan(document: bytes | str) -> Plan:
     data = document.encode() if isinstance(document, str) else document
     if len(data) > MOST_BYTES:
         raise ProgramError(f"a plan has at most {MOST_BYTES} bytes, this document has {len(data)}", "$")
+    if data.count(b"[") + data.count(b"{") > MOST_NODES:
+        raise ProgramError(f"a plan's document has at most {MOST_NODES} lists and objects", "$")
     try:
         plan = _DECODER.decode(data)
     except msgspec.ValidationError as error:

@@ -227,6 +227,8 @@ class TypeChecker:
                 read_constraint(op.constraint)
         except ProgramError as error:
             raise Wrong(str(error)) from None
+        if not isinstance(op.sampling["max_tokens"], int):
+            raise Wrong("`max_tokens` takes a whole number")
         if op.constraint is None and op.type != "text":
             raise Wrong(f"a value of type {op.type} needs a constraint")
         why = None if op.constraint is None else constraint_fault(op.constraint)

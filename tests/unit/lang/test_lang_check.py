@@ -99,6 +99,13 @@ HOSTILE: dict[str, tuple[Callable[[], Document], str, str]] = {
         "body.ops[0]",
         "1048576 characters",
     ),
+    "many operands": (lambda: plan([text(0, 1, *[lit("")] * 10**5)], 1), "body.ops[0]", "10000 operands"),
+    "many yields": (lambda: plan([], body=region([0], [], *[ref(0)] * 10**5)), "body", "10000 operands"),
+    "many inputs": (
+        lambda: plan([], inputs=[{"name": str(i), "id": i + 1} for i in range(20_000)]),
+        "inputs",
+        "10000 operands",
+    ),
     "a cycle": (lambda: plan([text(2, 1, lit("a")), text(1, 2, lit("b"))], 2), "body.ops[0]", "unbound"),
     "an operation on itself": (lambda: plan([text(1, 1, lit("a"))], 1), "body.ops[0]", "unbound"),
     "two definitions": (lambda: plan([text(0, 1), text(1, 1)], 1), "body.ops[1]", "defined twice"),
@@ -122,6 +129,7 @@ def test_hostile_plans_are_refused_with_their_node(name: str) -> None:
         (b"[" * 10**5, "$", "not a plan|not JSON|deeply"),
         (b"[]", "$", "not a plan: Expected `object`"),
         (b" " * (17 << 20), "$", "at most"),
+        (b'{"a":[' + b"[]," * 2 * 10**6 + b"[]]}", "$", "lists and objects"),
         (json.dumps({**plan([]), "version": [2, 0]}), "$.version", "version 2.0 is not supported"),
         (json.dumps({**plan([]), "format": "other"}), "$.format", "Invalid enum value"),
         (json.dumps({**plan([]), "extra": 1}), "$", "unknown field `extra`"),
@@ -295,6 +303,7 @@ def test_contradictions_in_schemas(schema: Any, place: str) -> None:
         {"enum": [True], "type": ["boolean", "null"]},
         {"required": ["a"], "patternProperties": {"a": {}}, "additionalProperties": False},
         {"required": 3, "properties": 4, "allOf": 5, "anyOf": 6},
+        {"required": [[1], {}], "properties": 4, "type": [[]], "enum": [1], "additionalProperties": False},
     ],
 )
 def test_schemas_that_can_be_met(schema: Any) -> None:
