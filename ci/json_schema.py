@@ -23,7 +23,7 @@ import tarfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from decimal import Decimal
+from decimal import Decimal, getcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,6 +131,8 @@ class Checker:
         """A sample must be valid. Numbers are compared as decimals: multiples of 0.0001 are none as doubles."""
         import jsonschema
 
+        # A number may have as many digits as a text has tokens.
+        getcontext().prec = 10_000
         schema = json.loads(json.dumps(group.schema), parse_float=Decimal)
         validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": _matches})
         checker = jsonschema.Draft202012Validator.FORMAT_CHECKER

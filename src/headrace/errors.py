@@ -6,6 +6,7 @@ HeadraceError
 │   ├── InvalidRequest        a field of a request; `.param` names it, `.code` is OpenAI's error code
 │   │   ├── ContextOverflow   longer than the model's context
 │   │   └── NeverFits         larger than the KV pool can ever hold
+│   ├── ProgramError          a program or plan of `headrace.lang`; `.node` names the place
 │   ├── ModelNotFound         a path or catalogue name
 │   └── UnsupportedModel      an architecture, format or feature that cannot be served
 ├── CheckpointError           a file that is truncated or wrong; `.path` and `.tensor` name the place
@@ -36,6 +37,7 @@ __all__ = [
     "Overloaded",
     "PlatformError",
     "PluginError",
+    "ProgramError",
     "UnsupportedModel",
     "UserError",
     "excerpt",
@@ -110,6 +112,15 @@ class NeverFits(InvalidRequest):
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message, param, "kv_capacity_exceeded")
+
+
+class ProgramError(UserError):
+    """A program that cannot be traced, a plan that may not run, or a run that failed. `node` is the place: the
+    program's FILE:LINE, or the path of the node in the plan."""
+
+    def __init__(self, message: str, node: str = "") -> None:
+        super().__init__(f"{truncate(node)}: {message}" if node else message)
+        self.node = node
 
 
 class ModelNotFound(UserError):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -24,7 +25,10 @@ from headrace.engine.stats import EngineStats
 from headrace.errors import EngineDead, InvalidRequest
 from headrace.hub.catalogue import resolve_model
 from headrace.hub.model_reference import display_name
+from headrace.lang.backend import Backend
+from headrace.lang.running import Runnable, RunResult
 from headrace.options import make_config
+from headrace.program_backend import EngineBackend
 from headrace.progress import generating_bar
 from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.quoting import without_marks
@@ -60,6 +64,13 @@ class AsyncLLM(InProcessClient):
             update={"model": model_config, "server": server_config, "scheduler": scheduler_config}
         )
         super().__init__(config, self.tokenizer, progress)
+        self.places = SequenceLimiter(config.scheduler.max_waiting)
+        """Sequences of `LLM` and of programs that are in the engine at once."""
+
+    @contextlib.asynccontextmanager
+    async def open_backend(self) -> AsyncIterator[EngineBackend]:
+        """For programs of `headrace.lang`: `await program.arun(…, on=async_llm)`."""
+        yield EngineBackend(self, self.tokenizer, self.places)
 
 
 class LLM:
@@ -90,7 +101,6 @@ class LLM:
         except BaseException:
             self.close()
             raise
-        self._places = SequenceLimiter(self._client.config.scheduler.max_waiting)
         # Registered again: when the interpreter ends, the newest finalizer runs first, and the engine must end before
         # its device.
         self._finalizer.detach()
@@ -162,6 +172,22 @@ class LLM:
         drafts = self._drafts(predictions, speculation, len(ids))
         return self._answer(texts, ids, params_per_prompt(params, len(ids)), drafts, progress)
 
+    def run(
+        self,
+        program: Runnable,
+        *args: Any,
+        seed: int | None = None,
+        tools: Mapping[str, Callable[..., Any]] | None = None,
+        **kwargs: Any,
+    ) -> RunResult:
+        """Run a program of `headrace.lang` with its arguments; the same as `program.run(…, on=llm)`."""
+        return program.run(*args, on=self, seed=seed, tools=tools, **kwargs)
+
+    def run_with_backend(self, work: Callable[[Backend], Coroutine[Any, Any, T]]) -> T:
+        """Run on this model's event loop what `headrace.lang` gives."""
+        self._check_open()
+        return self._run(work(EngineBackend(self._client, self.tokenizer, self._client.places)))
+
     def stats(self) -> EngineStats:
         return self._run(self._client.stats())
 
@@ -225,7 +251,7 @@ class LLM:
             self._check(request, f"prompts[{index}]: " if len(requests) > 1 else "")
         shown = len(requests) > 1 if progress is None else progress
         with generating_bar(len(requests), shown) as report:
-            answers = self._run(answer_all(self._client, requests, self._places, report))
+            answers = self._run(answer_all(self._client, requests, self._client.places, report))
         for answer, text in zip(answers, texts, strict=True):
             answer.prompt = text
         return answers

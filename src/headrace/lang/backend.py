@@ -1,0 +1,69 @@
+"""What the interpreter of plans needs of a model: an endpoint over HTTP, or an engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from headrace.lang.conversation import Conversation
+
+__all__ = ["Backend", "Generated", "ModelSource", "Scores", "TokenCounts"]
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """Tokens of one request, or of a run."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    requests: int = 0
+
+    def add(self, other: TokenCounts) -> None:
+        self.prompt_tokens += other.prompt_tokens
+        self.completion_tokens += other.completion_tokens
+        self.cached_tokens += other.cached_tokens
+        self.requests += other.requests
+
+
+@dataclass(slots=True)
+class Generated:
+    text: str
+    finish_reason: str | None
+    usage: TokenCounts = field(default_factory=TokenCounts)
+    logprobs: Any = None
+    """If they were asked for, in the form of whoever made them."""
+
+
+@dataclass(slots=True)
+class Scores:
+    """A log-probability for each token of each choice."""
+
+    here: list[list[float]]
+    alone: list[list[float]]
+    """Behind nothing; empty unless they were asked for."""
+    usage: TokenCounts = field(default_factory=TokenCounts)
+
+
+class Backend(Protocol):
+    """Errors are HeadraceErrors. Cancelling a call aborts its request."""
+
+    async def generate(
+        self,
+        conversation: Conversation,
+        sampling: Mapping[str, Any],
+        constraint: Mapping[str, Any] | None,
+        on_text: Callable[[str], None] | None,
+    ) -> Generated:
+        """Continue the conversation. `on_text` gets the pieces of the text as they come."""
+
+    async def score(self, conversation: Conversation, choices: Sequence[str], alone: bool) -> Scores:
+        """Score texts as continuations of the conversation."""
+
+
+class ModelSource(Protocol):
+    """Where a program can run: opened for one run or one batch, on the event loop of that run."""
+
+    def open_backend(self) -> AbstractAsyncContextManager[Backend]: ...

@@ -1,0 +1,40 @@
+"""The state of a running plan. It never changes: an operation makes a new one, so branches cannot see one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+__all__ = ["Conversation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A text, or messages of which the last one may be open."""
+
+    messages: tuple[tuple[str, str], ...] = ()
+    """(role, content) of the messages that have ended."""
+    role: str | None = None
+    """The open message's."""
+    text: str = ""
+    """The open message's content, or the text of a state without messages."""
+
+    @property
+    def is_chat(self) -> bool:
+        return self.role is not None or bool(self.messages)
+
+    def add(self, text: str) -> Conversation:
+        return replace(self, text=self.text + text)
+
+    def begin(self, role: str) -> Conversation:
+        return Conversation(self.messages, role, "")
+
+    def end(self) -> Conversation:
+        assert self.role is not None
+        return Conversation((*self.messages, (self.role, self.text)))
+
+    def as_messages(self) -> list[dict[str, str]]:
+        """In OpenAI's form. An open message without content is left out: the model is about to begin it."""
+        found = [*self.messages]
+        if self.role is not None and self.text:
+            found.append((self.role, self.text))
+        return [{"role": role, "content": text} for role, text in found]

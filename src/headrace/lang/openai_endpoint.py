@@ -1,0 +1,287 @@
+"""Runs programs on servers with OpenAI's API over HTTP: Headrace, vLLM, and others as far as they go."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from headrace.errors import ConfigError, EngineDead, HeadraceError, InvalidRequest, Overloaded, ProgramError, excerpt
+from headrace.lang.backend import Generated, Scores, TokenCounts
+from headrace.lang.conversation import Conversation
+from headrace.lang.openai_bodies import KINDS, ServerKind, generation_body
+
+__all__ = ["HttpBackend", "Server", "server"]
+
+_TIMEOUT = 600.0
+"""Seconds without a received byte, at most."""
+
+
+class Server:
+    """A server, for `on=`. `kind` is `headrace`, `vllm` or `openai`; None: as the server's list of models says."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str | None = None,
+        *,
+        api_key: str | None = None,
+        kind: str | None = None,
+        concurrency: int = 64,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        if kind is not None and kind not in KINDS:
+            raise ConfigError(f"`kind` is one of {', '.join(KINDS)}, got {excerpt(kind)}")
+        self._base = _address(url)
+        self._model, self._key, self._kind = model, api_key, kind
+        self._concurrency, self._transport = concurrency, transport
+
+    @contextlib.asynccontextmanager
+    async def open_backend(self) -> AsyncIterator[HttpBackend]:
+        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+        limits = httpx.Limits(max_connections=self._concurrency)
+        timeout = httpx.Timeout(_TIMEOUT, pool=None)
+        async with httpx.AsyncClient(
+            headers=headers, timeout=timeout, limits=limits, transport=self._transport, base_url=self._base
+        ) as client:
+            backend = HttpBackend(client, self._base)
+            await backend.connect(self._model, self._kind)
+            yield backend
+
+
+def server(
+    url: str,
+    model: str | None = None,
+    *,
+    api_key: str | None = None,
+    kind: str | None = None,
+    concurrency: int = 64,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> Server:
+    """A server with OpenAI's API, for `on=`. `model`: default is the first that it lists. At most `concurrency`
+    requests are sent at once. `transport` is httpx's, for tests. Raises ConfigError for a wrong address."""
+    return Server(url, model, api_key=api_key, kind=kind, concurrency=concurrency, transport=transport)
+
+
+class HttpBackend:
+    """A `backend.Backend`."""
+
+    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+        self._client, self._url = client, url
+        self._model = ""
+        self._kind: ServerKind = KINDS["openai"]
+
+    async def connect(self, model: str | None, kind: str | None) -> None:
+        """Find out the model and the kind of the server, as far as they are not given."""
+        if model is None or kind is None:
+            with self._reading():
+                listed = (await self._json("GET", "/v1/models", None))["data"]
+                mine = next((one for one in listed if one["id"] == model), listed[0])
+                model = mine["id"] if model is None else model
+                kind = str(mine.get("owned_by")) if kind is None else kind
+        self._model, self._kind = model, KINDS.get(kind, KINDS["openai"])
+
+    async def generate(
+        self,
+        conversation: Conversation,
+        sampling: Mapping[str, Any],
+        constraint: Mapping[str, Any] | None,
+        on_text: Callable[[str], None] | None,
+    ) -> Generated:
+        path, body = generation_body(self._kind, conversation, sampling, constraint)
+        if on_text is not None:
+            return await self._streamed(path, body, conversation.is_chat, on_text)
+        with self._reading():
+            answer = await self._json("POST", path, {"model": self._model, **body})
+            choice = answer["choices"][0]
+            text = (choice["message"]["content"] if conversation.is_chat else choice["text"]) or ""
+            return Generated(text, choice.get("finish_reason"), _usage(answer.get("usage")), choice.get("logprobs"))
+
+    async def score(self, conversation: Conversation, choices: Sequence[str], alone: bool) -> Scores:
+        if not self._kind.tokenizes:
+            return await self._score_texts(conversation, choices, alone)
+        prefix = await self._token_ids(conversation)
+        ids = [await self._choice_ids(choice) for choice in choices]
+        prompts = [prefix + one for one in ids] + (ids if alone else [])
+        rows, usage = await self._logprobs(prompts)
+        here = [_numbers(row[len(prefix) :]) for row in rows[: len(ids)]]
+        return Scores(here, [_numbers(row) for row in rows[len(ids) :]], usage)
+
+    async def _score_texts(self, conversation: Conversation, choices: Sequence[str], alone: bool) -> Scores:
+        """Scores by text: the first token of a choice may begin in the text before it."""
+        if conversation.is_chat:
+            raise ProgramError(
+                "select in a chat needs a server with /tokenize for messages (Headrace, vLLM): here it cannot be known "
+                "how the model sees the messages; use gen with choices=, or a text without roles"
+            )
+        if alone:
+            raise ProgramError("the method `unconditional` needs a server with /tokenize (Headrace, vLLM)")
+        prefix = conversation.text
+        answer = await self._completions([prefix + choice for choice in choices])
+        with self._reading():
+            rows = []
+            for choice, found in zip(choices, sorted(answer["choices"], key=lambda one: one["index"]), strict=True):
+                end = len(prefix) + len(choice)
+                logprobs = found.get("logprobs") or {}
+                if "text_offset" not in logprobs or "token_logprobs" not in logprobs:
+                    raise ProgramError(
+                        "this server gives no log-probabilities of given text (`echo` with `logprobs`), which select "
+                        "needs: use gen with choices="
+                    )
+                starts = [*logprobs["text_offset"], len(found["text"])]
+                kept = [
+                    value
+                    for value, start, stop in zip(logprobs["token_logprobs"], starts, starts[1:], strict=False)
+                    if stop > len(prefix) and start < end
+                ]
+                rows.append(_numbers(kept))
+            return Scores(rows, [], _usage(answer.get("usage")))
+
+    async def _token_ids(self, conversation: Conversation) -> list[int]:
+        """The prompt as the model sees it."""
+        body: dict[str, Any] = {"prompt": conversation.text}
+        if conversation.is_chat:
+            open_text = bool(conversation.text)
+            body = {"messages": conversation.as_messages(), "add_generation_prompt": not open_text}
+            if open_text:
+                body["continue_final_message"] = True
+        elif not conversation.text:
+            return []
+        with self._reading():
+            return [int(one) for one in (await self._json("POST", "/tokenize", self._named(body)))["tokens"]]
+
+    async def _choice_ids(self, choice: str) -> list[int]:
+        with self._reading():
+            body = self._named({"prompt": choice, "add_special_tokens": False})
+            return [int(one) for one in (await self._json("POST", "/tokenize", body))["tokens"]]
+
+    async def _logprobs(self, prompts: list[list[int]]) -> tuple[list[list[float | None]], TokenCounts]:
+        answer = await self._completions(prompts)
+        with self._reading():
+            found = sorted(answer["choices"], key=lambda one: one["index"])
+            rows = [
+                one["logprobs"]["token_logprobs"][: len(prompt)] for one, prompt in zip(found, prompts, strict=True)
+            ]
+            return rows, _usage(answer.get("usage"))
+
+    async def _completions(self, prompts: Sequence[Any]) -> Any:
+        least = 0 if self._kind.scores_alone else 1
+        body = {"prompt": list(prompts), "echo": True, "logprobs": 0, "max_tokens": least, "temperature": 0}
+        if not self._kind.tokenizes:
+            body["logprobs"] = 1  # Some servers take 0 for none.
+        return await self._json("POST", "/v1/completions", self._named(body))
+
+    def _named(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {"model": self._model, **body}
+
+    async def _streamed(self, path: str, body: dict[str, Any], chat: bool, on_text: Callable[[str], None]) -> Generated:
+        made = Generated("", None)
+        pieces: list[str] = []
+        sent = self._named({**body, "stream": True, "stream_options": {"include_usage": True}})
+        with self._reading():
+            async with self._sending("POST", path, sent) as response:
+                async for data in _events(response):
+                    chunk = json.loads(data)
+                    if "error" in chunk:
+                        raise EngineDead(str(chunk["error"].get("message", chunk["error"])))
+                    if chunk.get("usage"):
+                        made.usage = _usage(chunk["usage"])
+                    for choice in chunk.get("choices", ()):
+                        piece = (choice.get("delta", {}).get("content") if chat else choice.get("text")) or ""
+                        made.finish_reason = choice.get("finish_reason") or made.finish_reason
+                        made.logprobs = _joined(made.logprobs, choice.get("logprobs"))
+                        if piece:
+                            pieces.append(piece)
+                            on_text(piece)
+        made.text = "".join(pieces)
+        made.usage.requests = 1
+        return made
+
+    async def _json(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        async with self._sending(method, path, body) as response:
+            return json.loads(await response.aread())
+
+    @contextlib.asynccontextmanager
+    async def _sending(self, method: str, path: str, body: dict[str, Any] | None) -> AsyncIterator[httpx.Response]:
+        """Send a request. Leaving the block closes the answer, which aborts a request that still runs."""
+        try:
+            async with self._client.stream(method, path, json=body) as response:
+                if response.status_code != 200:
+                    raise _refusal(path, response.status_code, await response.aread())
+                yield response
+        except httpx.TransportError as error:
+            why = str(error) or type(error).__name__
+            raise EngineDead(f"{self._url}: no answer ({why}); is the server running?") from error
+
+    @contextlib.contextmanager
+    def _reading(self) -> Any:
+        """Turn what an answer of another form raises into an error."""
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise EngineDead(f"{self._url}: the answer is not in the form of OpenAI's API: {excerpt(error)}") from error
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The data of each event, up to `[DONE]`. Only a line feed ends a line: JSON may hold other line separators."""
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                yield data
+
+
+def _usage(found: Any) -> TokenCounts:
+    if not isinstance(found, Mapping):
+        return TokenCounts(requests=1)
+    details = found.get("prompt_tokens_details") or {}
+    return TokenCounts(
+        int(found.get("prompt_tokens") or 0),
+        int(found.get("completion_tokens") or 0),
+        int(details.get("cached_tokens") or 0),
+        1,
+    )
+
+
+def _joined(one: Any, other: Any) -> Any:
+    """Logprobs of two pieces: their lists behind one another."""
+    if one is None or other is None:
+        return other if one is None else one
+    return {
+        name: one[name] + value if isinstance(value, list) and isinstance(one.get(name), list) else value
+        for name, value in other.items()
+    }
+
+
+def _numbers(row: Sequence[float | None]) -> list[float]:
+    # The first token of a text has none.
+    return [0.0 if value is None else float(value) for value in row]
+
+
+def _refusal(path: str, status: int, raw: bytes) -> HeadraceError:
+    try:
+        found = json.loads(raw)
+        message = str((found["error"] if isinstance(found.get("error"), dict) else found)["message"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message = f"{path}: the server answers {status}"
+    if status in (429, 503):
+        return Overloaded(message)
+    return InvalidRequest(message) if status < 500 else EngineDead(message)
+
+
+def _address(url: str) -> str:
+    """The server's base URL, without a `/v1` at its end. Raises ConfigError."""
+    try:
+        found = httpx.URL(url if "://" in url else f"http://{url}")
+    except (httpx.InvalidURL, ValueError, TypeError) as error:
+        raise ConfigError(f"{excerpt(url)}: {error}") from error
+    if found.scheme not in ("http", "https") or not found.host:
+        raise ConfigError(f"{excerpt(url)}: give a server as http://HOST:PORT")
+    return str(found).rstrip("/").removesuffix("/v1")
