@@ -161,7 +161,9 @@ class ModelSpeculator:
         drafts = [len(each) for each in tokens]
         context = sum(count * each for count, each in zip(drafts, contexts, strict=True))
         choice = replace(choice, drafts=drafts, context=context)
-        self._wait -= 1
+        if any(drafts):
+            self._interval = 1
+        self._wait = min(self._wait, self._interval) - 1
         if self._wait < 1:
             self._review()
         return Drafts(tokens, [guess.method for guess in guesses], choice, names, seconds)
@@ -243,7 +245,7 @@ class ModelSpeculator:
         self._reviewed = True
         names = [name for name, state in self._states.items() if state.begun]
         if all(self._states[name].held for name in names):
-            self._interval = self._wait = 1
+            self._wait = self._interval
             return
         guesses = [self._guess(name, self._most) for name in names]
         context = sum(self._states[name].length for name in names)
@@ -253,8 +255,8 @@ class ModelSpeculator:
             state = self._states[name]
             if count and not state.held:
                 state.held, state.misses = True, 0
-        self._interval = 1 if any(counts) else min(2 * self._interval, _RAREST)
-        self._wait = self._interval
+        # What looks worth it here may not be so in a step: only drafts that were made bring the next review soon.
+        self._wait = self._interval = min(2 * self._interval, _RAREST)
 
     def _drafting_time(self, names: Sequence[str], guesses: Sequence[Guess]) -> DraftingTime:
         """The time of a round, by the number of drafts that are admitted. At each depth of the drafts the model makes

@@ -11,7 +11,7 @@ from naive_drafts import NAMESPACE
 from speculation_simulation import cpu_seconds, gpu_seconds
 
 from headrace.speculation.model_speculator import ModelDrafts, ModelSpeculator
-from headrace.speculation.policy import StepShape
+from headrace.speculation.policy import DraftingTime, SpeculationPolicy, StepShape
 from headrace.speculation.speculator import DraftRow
 from headrace.speculation.step_cost import StepCost
 
@@ -168,3 +168,25 @@ def test_a_request_may_refuse_the_model() -> None:
         speculator.extend("s", [2])
         speculator.settle(drafts, [0] * len(rows), 1, 8e-3)
     assert model.rounds == 0
+
+
+def test_a_sequence_is_held_rarely_if_steps_admit_nothing() -> None:
+    """A sequence that is held cannot be planned ahead, so a review that hopes in vain must not repeat at once."""
+
+    class Hoping(SpeculationPolicy):
+        def wanted(
+            self, shape: StepShape, survivals: Sequence[Sequence[float]], drafting: DraftingTime | None = None
+        ) -> list[int]:
+            return [len(each) for each in survivals]
+
+    model = FakeModel(1.0, 0.5, cpu_seconds)
+    speculator, held = ModelSpeculator(model, policy=Hoping()), 0
+    model.lengths["s"] = 3
+    speculator.begin("s", NAMESPACE, [5, 6, 7])
+    for _ in range(400):
+        speculator.extend("s", [2])
+        held += speculator.held("s")
+        drafts = speculator.draft(StepShape(1, 1, 10), [DraftRow("s", 8, 10)] if speculator.held("s") else [])
+        speculator.settle(drafts, [0] * len(drafts.tokens), 1, cpu_seconds(1))
+    assert model.rounds == 0
+    assert held < 120

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Speed of a model with a draft model beside the same without: one stream, request by request in turn.
+
+    python ci/draft_speed.py --model smollm2 --keep 20                 # a GGUF without some of its own layers drafts
+    python ci/draft_speed.py --model smollm2-f32/ --draft smollm2      # another checkpoint drafts
+
+`--keep N` writes the model with N of its layers to a temporary folder: the first half and the last half of them. Both
+engines live in this process, and each request is answered by one and then by the other, so that a machine whose speed
+changes does not decide. Printed are the ratio of tokens per second (medians over requests), the share of drafts that
+were accepted, and whether every answer was the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from headrace import LLM, SamplingParams
+from headrace.bench.tasks import TASKS, task_prompt
+from headrace.hub.catalogue import resolve_model
+
+
+def truncated(path: Path, keep: int, folder: Path) -> Path:
+    """A GGUF with `keep` of its layers."""
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+    reader = GGUFReader(path)
+    architecture = str(reader.fields["general.architecture"].contents())
+    count = int(reader.fields[f"{architecture}.block_count"].contents())
+    kept = [at for at in range(count) if at < keep - keep // 2 or at >= count - keep // 2]
+    target = folder / f"{path.stem}-{keep}-layers.gguf"
+    writer = GGUFWriter(target, architecture)
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        value = keep if name.endswith(".block_count") else field.contents()
+        kind = field.types[0]
+        writer.add_key_value(name, value, kind, field.types[-1] if kind == GGUFValueType.ARRAY else None)
+    for tensor in reader.tensors:
+        parts = tensor.name.split(".")
+        if parts[0] == "blk":
+            if int(parts[1]) not in kept:
+                continue
+            parts[1] = str(kept.index(int(parts[1])))
+        writer.add_tensor(".".join(parts), tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--draft", help="a name or a path")
+    parser.add_argument("--keep", type=int, help="layers of the model's own GGUF")
+    parser.add_argument("--task", choices=sorted(TASKS), nargs="+", default=["chat", "code"])
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--requests", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--platform")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        draft = args.draft or str(truncated(resolve_model(args.model), args.keep, Path(folder)))
+        options = {"platform": args.platform, "kv_memory": "1GiB", "max_num_seqs": 16}
+        with LLM(args.model, **options) as plain, LLM(args.model, speculate=f"draft:{draft}", **options) as drafted:
+            for task in args.task:
+                for temperature in args.temperature:
+                    compare(args, task, temperature, plain, drafted)
+
+
+def compare(args: argparse.Namespace, task: str, temperature: float, plain: LLM, drafted: LLM) -> None:
+    rng, ratios, same = random.Random(5), [], True
+    before = drafted.stats().speculation
+    speeds: dict[LLM, list[float]] = {plain: [], drafted: []}
+    for number in range(args.requests + 1):
+        encode = lambda text: plain.tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
+        prompts = [list(task_prompt(TASKS[task], args.prompt, encode, rng)) for _ in range(args.batch)]
+        params = SamplingParams(max_tokens=args.tokens, temperature=temperature, seed=number, ignore_eos=True)
+        answers = []
+        for llm in (plain, drafted) if number % 2 else (drafted, plain):
+            start = time.perf_counter()
+            answers.append([one.outputs[0].token_ids for one in llm.generate(prompts, params, progress=False)])
+            speeds[llm].append(args.batch * args.tokens / (time.perf_counter() - start))
+        same = same and answers[0] == answers[1]
+        ratios.append(speeds[drafted][-1] / speeds[plain][-1])
+    after = drafted.stats().speculation
+    counts = [(sum(m.drafted), sum(m.accepted), m.rounds) for found in (before, after) for m in found.methods] or [
+        (0,) * 3
+    ]
+    drafts, accepted, rounds = (counts[-1][at] - (counts[0][at] if before.methods else 0) for at in range(3))
+    print(
+        f"{task} T={temperature:g} batch {args.batch}: {statistics.median(speeds[plain][1:]):.0f} -> "
+        f"{statistics.median(speeds[drafted][1:]):.0f} tok/s, ratio {statistics.median(ratios[1:]):.2f} · "
+        f"{accepted} of {drafts} drafts accepted in {rounds} rounds ({accepted / max(1, drafts):.0%}) · "
+        f"{'same' if same else 'OTHER'} answers",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
