@@ -264,11 +264,10 @@ class TypeChecker:
 
     def _loop(self, op: ForOp | WhileOp, node: str) -> list[Kind]:
         init = [self._kind(operand) for operand in op.init]
-        # The state may get its form in the body.
         if isinstance(op, WhileOp):
-            (holds,) = self._region(op.cond, init, f"{node}.cond") or (Kind("none"),)
-            if not fits(holds.type, "bool"):
-                raise Wrong(f"a condition takes bool, got {holds.type}")
+            holds = self._region(op.cond, init, f"{node}.cond")
+            if len(holds) != 1 or not fits(holds[0].type, "bool"):
+                raise Wrong("the condition of a loop yields one bool")
             yields = self._region(op.body, init, f"{node}.body")
         else:
             yields = self._region(op.body, [self._entry(op), Kind("int"), *init], f"{node}.body")

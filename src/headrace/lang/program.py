@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from headrace.errors import ProgramError
+from headrace.lang.check import check
 from headrace.lang.operators import type_of
 from headrace.lang.plan import Limits as PlanLimits
 from headrace.lang.plan import Operand, Param, Plan, Ref, Region, references
 from headrace.lang.running import Compiled, Runnable
-from headrace.lang.state import State
+from headrace.lang.state import State, as_value
 from headrace.lang.tracing import Tracer, current_tracer, fault
 
 __all__ = ["Outputs", "Program", "Static", "out", "program", "type_name"]
@@ -53,6 +54,8 @@ class Program(Runnable):
         self._function = function
         self._limits = limits
         self._compiled: dict[str, Compiled] = {}
+        self._checked: set[int] = set()
+        """Plans of these that `check` has accepted."""
         self.name = name
         self.__doc__ = function.__doc__
         self.__name__ = name
@@ -72,9 +75,17 @@ class Program(Runnable):
         tracer = current_tracer()
         if tracer.depth >= _DEEPEST:
             raise fault(f"programs call one another more than {_DEEPEST} deep: a plan has no recursion")
+        try:
+            given = self.bind(*args, **kwargs)
+        except ProgramError as error:
+            raise fault(str(error)) from None
+        for one in self._parameters:
+            if not self._is_static(one.name):
+                # As in a run of its own: an input is a value, whatever is given for it.
+                given[one.name] = as_value(given.get(one.name, one.default))
         tracer.depth += 1
         try:
-            return self._function(state, *args, **kwargs)
+            return self._function(state, **given)
         finally:
             tracer.depth -= 1
 
@@ -97,7 +108,11 @@ class Program(Runnable):
 
     def prepare(self, given: Mapping[str, Any]) -> tuple[Compiled, dict[str, Any]]:
         static, inputs = self.split(given)
-        return self.compiled(static), inputs
+        compiled = self.compiled(static)
+        if id(compiled) not in self._checked:
+            check(compiled.plan).raise_first()
+            self._checked.add(id(compiled))
+        return compiled, inputs
 
     def compiled(self, static: Mapping[str, Any]) -> Compiled:
         """The plan with the functions that it calls. The same static arguments are traced once."""

@@ -17,7 +17,17 @@ from headrace.lang.plan import GenOp, Ref, Role, RoleBeginOp, RoleEndOp, SelectM
 from headrace.lang.tracing import Snapshot, Tracer, fault
 from headrace.lang.values import Value, apply
 
-__all__ = ["GenPart", "MessagePart", "RoleBlock", "SelectPart", "State", "gen_part", "message_part", "select_part"]
+__all__ = [
+    "GenPart",
+    "MessagePart",
+    "RoleBlock",
+    "SelectPart",
+    "State",
+    "as_value",
+    "gen_part",
+    "message_part",
+    "select_part",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +154,9 @@ class State:
 
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
-        if not isinstance(value, Value):
-            value = _typed(value)
-        self._tracer.operand(value)
-        self._bind(name, value)
+        found = as_value(value)
+        self._tracer.operand(found)
+        self._bind(name, found)
 
     def set(self, name: str, value: Any) -> Value:
         self[name] = value
@@ -318,8 +327,10 @@ class RoleBlock:
             self._state.end()
 
 
-def _typed(value: Any) -> Value:
-    """A constant as a value of its own type."""
+def as_value(value: Any) -> Value:
+    """A value itself; a constant, or a list with values in it, as a value of its own type. Raises ProgramError."""
+    if isinstance(value, Value):
+        return value
     if isinstance(value, (list, tuple)) and any(isinstance(entry, Value) for entry in value):
         return apply("list", *value)
     return apply("const", value)

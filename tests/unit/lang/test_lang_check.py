@@ -206,6 +206,11 @@ WRONG: dict[str, tuple[Document, str]] = {
         plan([{"op": "require", "cond": lit("yes"), "message": "m"}]),
         "a condition takes bool, got text",
     ),
+    "two conditions": (
+        plan([{**loop(3), "cond": region([], [], lit(True), lit(True))}]),
+        "the condition of a loop yields one bool",
+    ),
+    "no condition": (plan([{**loop(3), "cond": region([], [])}]), "the condition of a loop yields one bool"),
     "empty choices": (
         plan([{"op": "select", "state": ref(0), "name": "s", "choices": lit([]), "out_state": 1, "out": 2}], 1),
         "none of them empty",

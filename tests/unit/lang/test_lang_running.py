@@ -422,3 +422,15 @@ def test_a_loop_without_requests_can_be_cancelled() -> None:
 
     with pytest.raises(ProgramError, match=r"ran longer than 0\.01 s"):
         busy.run(on=FakeBackend())
+
+
+def test_a_program_is_checked_before_it_runs() -> None:
+    @hl.program
+    def wrong(s: hl.State) -> None:
+        s.gen("x")
+        s.gen("y", json={"enum": []})
+
+    backend = FakeBackend()
+    with pytest.raises(ProgramError, match=r"body\.ops\[1\] \(test_lang_running\.py:\d+\): no text meets"):
+        wrong.run(on=backend)
+    assert backend.asked == []

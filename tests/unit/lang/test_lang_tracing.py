@@ -188,6 +188,28 @@ def test_a_program_inside_of_another_is_traced_in_its_place() -> None:
     assert [one["role"] for one in found.messages] == ["user", "assistant"]
 
 
+def test_constants_are_values_inside_of_a_sub_program() -> None:
+    @hl.program
+    def inner(s: hl.State, word: str, others: list[str], times: hl.Static[int] = 2, end: str = "!") -> Any:
+        for _ in range(times):
+            s.text(word.upper(), others[1], end.replace("!", "."))
+        return word.length()  # type: ignore[attr-defined]
+
+    @hl.program
+    def outer(s: hl.State, x: str) -> Any:
+        return inner(s, "ab", ["c", x], times=1)
+
+    found = outer.run("d", on=FakeBackend())
+    assert (found.text, found["result"]) == ("ABd.", 2)
+
+    @hl.program
+    def wrong(s: hl.State) -> None:
+        inner(s)
+
+    with pytest.raises(ProgramError, match=r"py:\d+: program 'inner': missing a required argument: 'word'"):
+        wrong.compile()
+
+
 def test_recursion_is_refused() -> None:
     @hl.program
     def forever(s: hl.State) -> None:
