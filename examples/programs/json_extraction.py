@@ -21,5 +21,5 @@ class Invoice(BaseModel):
 def extract(s: hl.State, document: str) -> None:
     s.system("You extract facts from documents. Answer with JSON alone.")
     s.user("Document:\n", document, "\n\nGive supplier, total, currency (three letters) and whether it was paid.")
-    s.assistant(hl.gen("invoice", type=Invoice, whitespace="compact", max_tokens=160, temperature=0))
+    s.assistant(hl.gen("invoice", type=Invoice, max_tokens=160, temperature=0))
     hl.require(s["invoice"]["total"] >= 0, "a total is not negative")

@@ -16,7 +16,7 @@ POINTS = {"type": "array", "items": {"type": "string", "minLength": 3, "maxLengt
 @hl.program
 def answer(s: hl.State, question: str) -> Any:
     s.user(question, "\nGive the three points of an answer, a few words each, as a JSON list of texts.")
-    s.assistant(hl.gen("points", json=POINTS, whitespace="compact", max_tokens=120, temperature=0))
+    s.assistant(hl.gen("points", json=POINTS, max_tokens=120, temperature=0))
     with s.fork(s["points"], max=3) as branch:
         branch.user("Write one or two sentences about this point: ", branch.item)
         branch.assistant(hl.gen("text", max_tokens=70, temperature=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -18,6 +19,9 @@ __all__ = ["HttpBackend", "Server", "server"]
 
 _TIMEOUT = 600.0
 """Seconds without a received byte, at most."""
+_FULL = (429, 503)
+_TRIES, _LONGEST_PAUSE = 5, 10.0
+"""Tries of a request while the server is full, and the most seconds between two."""
 
 
 class Server:
@@ -208,13 +212,27 @@ class HttpBackend:
     async def _sending(self, method: str, path: str, body: dict[str, Any] | None) -> AsyncIterator[httpx.Response]:
         """Send a request. Leaving the block closes the answer, which aborts a request that still runs."""
         try:
-            async with self._client.stream(method, path, json=body) as response:
+            response = await self._answered(method, path, body)
+            try:
                 if response.status_code != 200:
                     raise _refusal(path, response.status_code, await response.aread())
                 yield response
+            finally:
+                await response.aclose()
         except httpx.TransportError as error:
             why = str(error) or type(error).__name__
             raise EngineDead(f"{self._url}: no answer ({why}); is the server running?") from error
+
+    async def _answered(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
+        """The answer, its body not read yet. A server that is full is asked again when it says."""
+        for tries_left in reversed(range(_TRIES)):
+            request = self._client.build_request(method, path, json=body)
+            response = await self._client.send(request, stream=True)
+            if response.status_code not in _FULL or not tries_left:
+                break
+            await response.aclose()
+            await asyncio.sleep(_pause(response.headers.get("retry-after")))
+        return response
 
     @contextlib.contextmanager
     def _reading(self) -> Any:
@@ -223,6 +241,14 @@ class HttpBackend:
             yield
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise EngineDead(f"{self._url}: the answer is not in the form of OpenAI's API: {excerpt(error)}") from error
+
+
+def _pause(retry_after: str | None) -> float:
+    """Seconds until the next try."""
+    try:
+        return min(max(float(retry_after or 1), 0), _LONGEST_PAUSE)
+    except ValueError:  # A date.
+        return 1.0
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
@@ -271,7 +297,7 @@ def _refusal(path: str, status: int, raw: bytes) -> HeadraceError:
         message = str((found["error"] if isinstance(found.get("error"), dict) else found)["message"])
     except (ValueError, KeyError, TypeError, AttributeError):
         message = f"{path}: the server answers {status}"
-    if status in (429, 503):
+    if status in _FULL:
         return Overloaded(message)
     return InvalidRequest(message) if status < 500 else EngineDead(message)
 

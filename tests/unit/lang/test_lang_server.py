@@ -172,9 +172,24 @@ def test_other_fields_reach_the_server() -> None:
 
 
 def answering(status: int, content: bytes) -> Any:
-    return hl.server(
-        "fake", "m", kind="headrace", transport=httpx.MockTransport(lambda r: httpx.Response(status, content=content))
-    )
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, content=content, headers={"Retry-After": "0"})
+
+    return hl.server("fake", "m", kind="headrace", transport=httpx.MockTransport(answer))
+
+
+def test_a_server_that_is_full_is_asked_again() -> None:
+    tries: list[int] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        tries.append(1)
+        if len(tries) < 3:
+            return httpx.Response(503, headers={"Retry-After": "0"})
+        return httpx.Response(200, json={"choices": [{"message": {"content": "ok"}}]})
+
+    full = hl.server("fake", "m", kind="headrace", transport=httpx.MockTransport(answer))
+    assert ask.run("Q", on=full)["answer"] == "ok"
+    assert len(tries) == 3
 
 
 @pytest.mark.parametrize(
