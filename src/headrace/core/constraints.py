@@ -47,7 +47,8 @@ class Constraints(NamedTuple):
     """The tokens of `allowed_token_ids`."""
     matcher: MaskSource | None = None
     other_stops: npt.NDArray[np.uint32] | None = None
-    """Bits of the stop tokens that are not ends of the grammar: they are masked until the text is complete."""
+    """Bits of the stop tokens that are not ends of the grammar: they are masked until the text is complete. None if
+    there are none."""
 
     @staticmethod
     def of(
@@ -72,7 +73,7 @@ class Constraints(NamedTuple):
             prompt_len + params.min_tokens,
             mask,
             matcher,
-            None if matcher is None else _bits(stops.difference(eos_token_ids), vocab_size),
+            None if matcher is None or not (others := stops.difference(eos_token_ids)) else _bits(others, vocab_size),
         )
 
     def after(self, matcher: Matcher) -> Constraints:
@@ -82,9 +83,11 @@ class Constraints(NamedTuple):
     def allowed(self) -> npt.NDArray[np.uint32] | None:
         """The mask for the next token; None if every token is allowed."""
         matcher = self.matcher
-        if matcher is None or self.other_stops is None:
+        if matcher is None:
             return self.mask
-        found = matcher.mask if matcher.accepting else matcher.mask & ~self.other_stops
+        found = matcher.mask
+        if self.other_stops is not None and not matcher.accepting:
+            found = found & ~self.other_stops
         return found if self.mask is None else found & self.mask
 
 
@@ -118,21 +121,22 @@ def gather(rows: list[tuple[int, int, Constraints]], num_rows: int) -> BatchCons
     masks: list[npt.NDArray[np.uint32]] = []
     allowed_row = np.full(num_rows, -1, np.int32)
     for row, index, own in rows:
-        parts = [(own.tokens, own.values)]
-        if index < own.banned_before:
-            parts.append((own.banned, np.full(len(own.banned), -np.inf, np.float32)))
-        for token, value in parts:
-            tokens.append(token)
-            values.append(value)
-            owners.extend([row] * len(token))
+        if len(own.tokens):
+            tokens.append(own.tokens)
+            values.append(own.values)
+            owners.extend([row] * len(own.tokens))
+        if index < own.banned_before and len(own.banned):
+            tokens.append(own.banned)
+            values.append(np.full(len(own.banned), -np.inf, np.float32))
+            owners.extend([row] * len(own.banned))
         mask = own.allowed()
         if mask is not None:
             allowed_row[row] = len(masks)
             masks.append(mask)
     return BatchConstraints(
         np.array(owners, np.int32),
-        np.concatenate(tokens),
-        np.concatenate(values),
+        np.concatenate(tokens) if tokens else NO_INTS,
+        np.concatenate(values) if values else NO_FLOATS,
         np.stack(masks) if masks else None,
         allowed_row if masks else None,
     )
