@@ -134,17 +134,24 @@ def _described(op: PlanOp) -> tuple[str, list[str], str]:
 
 def _described_control(op: PlanOp) -> tuple[str, list[str], str]:
     if isinstance(op, ForkOp):
-        return f"fork over {_shown(op.over)}", [f"≤ {op.max} branches at once"], "fork"
+        return f"fork over {_shown(op.over)}{_numbers(op.outs)}", [f"≤ {op.max} branches at once"], "fork"
     if isinstance(op, ForOp):
-        return f"for each of {_shown(op.over)}", [f"≤ {op.max} passes"], "block"
+        return f"for each of {_shown(op.over)}{_numbers(op.outs)}", [f"≤ {op.max} passes"], "block"
     if isinstance(op, WhileOp):
-        return "while", [f"≤ {op.max} passes"], "block"
+        return f"while{_numbers(op.outs)}", [f"≤ {op.max} passes"], "block"
     if isinstance(op, IfOp):
-        return f"if {_shown(op.cond)}", [], "block"
+        return f"if {_shown(op.cond)}{_numbers(op.outs)}", [], "block"
     if isinstance(op, RequireOp):
         return f"require {_shown(op.cond)}", [op.message], "block"
     assert isinstance(op, ExprOp)
     return f"{op.fn} → [{op.out}]", [" ".join(_shown(one) for one in op.args)], "block"
+
+
+def _numbers(outs: list[int]) -> str:
+    """The values that an operation defines."""
+    return truncate(
+        "".join(f" → [{number}]" if not at else f", [{number}]" for at, number in enumerate(outs)), _LONGEST
+    )
 
 
 def _column(name: str, boxes: list[Box]) -> tuple[float, float]:

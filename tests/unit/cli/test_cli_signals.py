@@ -48,6 +48,8 @@ MODULES = [
     (["doctor"], "headrace.plugins", signal.SIGINT),
     (["conformance", "sim"], "headrace.conformance.kit_runner", signal.SIGINT),
     (["plugin", "new", "some_name"], "importlib.metadata", signal.SIGTERM),
+    (["program", "schema"], "headrace.lang.plan", signal.SIGTERM),
+    (["program", "run", "x.py"], "headrace.cli.program_files", signal.SIGINT),
     (["bench", "scheduler"], "headrace.bench.verb_scheduler", signal.SIGINT),
     (["bench", "offline", "{model}"], "headrace.bench.verb_offline", signal.SIGTERM),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -141,3 +142,12 @@ def test_judge() -> None:
 
 def test_multiple_choice() -> None:
     assert example("multiple_choice").accuracy(FakeServer(likes="Answer: B").on) == 0.25
+
+
+def test_graphs_show_call_outs_blocks_and_numbers_of_values() -> None:
+    picture = hl.plan_graph(example("tree_of_thought").solve.compile())
+    texts = re.findall(r"<text[^>]*>(.*?)</text>", picture)
+    assert any(text.startswith("call-out to Python: best_of → [") for text in texts)
+    assert any(re.fullmatch(r"fork over 3 → \[\d+\], \[\d+\]", text) for text in texts)
+    assert "tree_of_thought.py:27" in texts
+    assert "&lt;" in hl.plan_graph(example("judge").grade.compile())
