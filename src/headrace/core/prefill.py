@@ -56,7 +56,7 @@ class Prefill:
         self._running.enter(seq)
         if attached.copy is not None:
             extras.copies.append(attached.copy)
-        if seq.penalised and attached.cached:
+        if (seq.penalised or seq.placed) and attached.cached:
             extras.history.append((seq.slot, 0, seq.array(0, attached.cached)))
         if seq.cached < 0:
             seq.cached, seq.first_scheduled = attached.cached, now
@@ -73,7 +73,7 @@ class Prefill:
         """Compute as many known tokens of a sequence as the budget allows. Returns their number."""
         before = int(self._slots.computed[seq.slot])
         start = self._cache.reuse_cached(seq, before)
-        if seq.penalised and start > before:
+        if (seq.penalised or seq.placed) and start > before:
             extras.history.append((seq.slot, before, seq.array(before, start)))
         known = seq.to_compute
         end = min(known, start + budget)

@@ -171,10 +171,13 @@ class Scheduler:
                 seq = decodes.seqs[at]
                 if seq.slot >= 0:
                     self._cache.commit_blocks(seq, self._committed)
-        for chunk in launched.chunks:
+        for at, chunk in enumerate(launched.chunks, launched.count):
             if chunk.seq.epoch == chunk.epoch:
                 try:
-                    deltas.extend(self._commit_chunk(chunk, tokens, result))
+                    if chunk.length is None:
+                        deltas.extend(self._commit_chunk(chunk, tokens, result))
+                    else:
+                        deltas.extend(self._commit_placed(chunk, at, tokens, result))
                 except Exception as error:
                     deltas.append(self._fault(chunk.seq, error))
         if self._verification is not None:
@@ -241,7 +244,7 @@ class Scheduler:
         """Allocate blocks for tokens that are known since the last step; preempt if there is none. This runs before the
         decodes of the step are fixed, because one of them may be preempted."""
         for seq in self._running.growing():
-            while seq.slot >= 0 and seq.blocks < blocks_for(len(seq.tokens), self.config.block_size):
+            while seq.slot >= 0 and seq.blocks < blocks_for(self._running.most_known(seq), self.config.block_size):
                 if not self._cache.grow(seq):
                     self._preempt(self._running.last())
 
@@ -335,6 +338,22 @@ class Scheduler:
             delta.prompt_logprobs = seq.prompt_logprobs
         return [delta]
 
+    def _commit_placed(self, chunk: PrefillChunk, at: int, tokens: list[int], result: StepResult) -> list[Delta]:
+        """Process the rows of sequence `at` of the step, which the device has placed."""
+        assert result.counts is not None
+        seq, found = chunk.seq, list[Delta | None]()
+        count, chunk.made = result.counts[at].tolist()
+        for row in range(chunk.row, chunk.row + count):
+            found.append(self._take_row(seq, len(seq.tokens), row, tokens[row], result))
+            if seq.epoch != chunk.epoch:
+                break
+        chunk.accepted = min(count - 1, len(found))
+        if seq.slot >= 0:
+            self._cache.commit_blocks(seq, self._committed)
+        delta = merged([delta for delta in found if delta is not None])
+        delta.accepted_drafts, delta.rejected_drafts = chunk.accepted, chunk.made - chunk.accepted
+        return [delta]
+
     def _fault(self, seq: Sequence, error: Exception) -> Delta:
         """End a sequence whose result could not be processed: an internal error must not affect other sequences."""
         _log.error("request %s failed in the engine", seq.id, exc_info=error)
@@ -372,3 +391,4 @@ class Scheduler:
         self._cache.release(seq, self._committed, self._launched, keep)
         self._slots.release(slot)
         self._running.leave(seq)
+        seq.uncertain = 0

@@ -19,11 +19,13 @@ from headrace.engine.runner import Runner, RunnerConfig
 from headrace.engine.service import Progress
 from headrace.errors import PlatformError
 from headrace.kernels.ops import Ops
-from headrace.kernels.registry import bind
+from headrace.kernels.registry import DRAFTING, bind
 from headrace.models.decoder import Decoder, DecoderWeights
 from headrace.models.sharding import Collectives, Shard, local_config
 from headrace.platforms.interface import Device, PackedForms, Platform, TorchTensors
 from headrace.plugins import discover
+from headrace.speculation.ngram import NgramDrafter
+from headrace.speculation.speculator import MOST_DRAFTS
 from headrace.types import KVLayout
 
 __all__ = ["LoadedRank", "device_options", "load_follower", "load_rank", "open_rank", "packing_threads"]
@@ -120,7 +122,7 @@ def load_rank(
         cache = None
         model = Decoder(local_config(checkpoint.decoder_config, shard), ops, kept, sizes.max_model_len, group)
     progress("cache", 0.0)
-    runner = Runner(device, model, ops, _runner_config(checkpoint, shard, sizes))
+    runner = Runner(device, model, ops, _runner_config(checkpoint, shard, sizes, drafts_of(config, device)))
     return LoadedRank(device, runner, model.weights, cache)
 
 
@@ -181,7 +183,13 @@ def _to_device(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:
     return move
 
 
-def _runner_config(checkpoint: Checkpoint, shard: Shard, sizes: Sizes) -> RunnerConfig:
+def drafts_of(config: Config, device: Device) -> int:
+    """The most drafts that the device makes for a sequence; 0 if the host makes them, or none are made."""
+    able = all(device.op(spec) is not None for spec in DRAFTING)
+    return MOST_DRAFTS if config.scheduler.speculate == NgramDrafter.name and able else 0
+
+
+def _runner_config(checkpoint: Checkpoint, shard: Shard, sizes: Sizes, drafts: int) -> RunnerConfig:
     facts = checkpoint.facts(shard)
     return RunnerConfig(
         layout=KVLayout(facts.layers, sizes.block_size, sizes.kv_dtype),
@@ -190,4 +198,5 @@ def _runner_config(checkpoint: Checkpoint, shard: Shard, sizes: Sizes) -> Runner
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_model_len=sizes.max_model_len,
         vocab_size=facts.vocab_size,
+        drafts=drafts,
     )

@@ -13,7 +13,7 @@ from headrace.engine.core_loop import EngineCore
 from headrace.engine.draft_loading import DraftCheckpoint, LoadedDraft, find_draft
 from headrace.engine.drafting import Drafting
 from headrace.engine.plans import dummy_plan
-from headrace.engine.rank_loading import LoadedRank, load_rank, open_rank
+from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_rank
 from headrace.engine.ranks.leader import COMMAND, Followers
 from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
 from headrace.engine.runner import Runner
@@ -134,7 +134,7 @@ def build_on(
     vocab = checkpoint.decoder_config.vocab
     grammars = GrammarCompiler(lambda: open_backend(make_backend, checkpoint.path, vocab, checkpoint.eos_token_ids))
     draft = None if found is None else found.load(device, resolved, progress, busy_seconds(device))
-    drafting = _drafting(config, draft)
+    drafting = _drafting(config, draft, drafts_of(config, device) > 0)
     core = EngineCore(
         Scheduler(_core_config(config, resolved, vocab), drafting),
         runner,
@@ -153,11 +153,11 @@ def _method(config: Config) -> str:
     return config.scheduler.speculate or "predicted"
 
 
-def _drafting(config: Config, draft: LoadedDraft | None) -> Drafting:
+def _drafting(config: Config, draft: LoadedDraft | None, on_device: bool) -> Drafting:
     if draft is not None:
         return Drafting(ModelSpeculator(draft.model), model=draft.model)
     drafter = GuardedDrafter(make_drafter(_method(config)))
-    return Drafting(Speculator(drafter), predicted_only=config.scheduler.speculate is None)
+    return Drafting(Speculator(drafter), predicted_only=config.scheduler.speculate is None, on_device=on_device)
 
 
 def busy_seconds(device: Device) -> Callable[[], float] | None:

@@ -43,6 +43,9 @@ TWINS: Twins = {
     "rotary_cache_args": args.RotaryCacheArgs,
     "attention_args": args.AttentionArgs,
     "sample_args": args.SampleArgs,
+    "ngram_args": args.NgramArgs,
+    "place_args": args.PlaceArgs,
+    "accept_args": args.AcceptArgs,
 }
 
 

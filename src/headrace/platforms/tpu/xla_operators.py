@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 
+from headrace.kernels.accept.reference import accept
 from headrace.kernels.attention.static import attention
 from headrace.kernels.gated_activation.static import gated_activation
 from headrace.kernels.linear import static as dense
+from headrace.kernels.ngram.reference import ngram
 from headrace.kernels.pallaslib import torch_operators as pallas
+from headrace.kernels.place.reference import place
 from headrace.kernels.resolve_tokens.static import resolve_tokens
 from headrace.kernels.rms_norm.static import add_rms_norm, rms_norm
 from headrace.kernels.rotary_cache.static import rotary_cache
@@ -49,6 +52,9 @@ def operators(dtype: str | None, kernels: str, call: Callable[..., Any]) -> Mapp
         "gated_activation": XlaOperator("xla", gated_activation),
         "logits": XlaOperator("xla", partial(dense.logits, dtype=chosen), pack),
         "sample": XlaOperator("xla", sample),
+        "ngram": XlaOperator("xla", ngram),
+        "place": XlaOperator("xla", place),
+        "accept": XlaOperator("xla", accept),
     }
     if kernels == "xla":
         return table
