@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
 from headrace.conformance.seeded_drafts import PlacedDrafts, SeededDrafts
 from headrace.engine import startup
 from headrace.engine.stats import SpeculationTotals
+
+Source = TypeVar("Source")
 
 
 class ByRequest(dict[str, list[int]]):
@@ -39,7 +42,7 @@ class EnginePlaced(_Unlearnt, PlacedDrafts):
     pass
 
 
-def use[Source](patch: pytest.MonkeyPatch, make: Callable[[], Source]) -> list[Source]:
+def use(patch: pytest.MonkeyPatch, make: Callable[[], Source]) -> list[Source]:
     """Let engines that are built from now on use such drafts; returns the list that gets each engine's."""
     made: list[Source] = []
 

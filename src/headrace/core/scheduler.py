@@ -174,10 +174,7 @@ class Scheduler:
         for at, chunk in enumerate(launched.chunks, launched.count):
             if chunk.seq.epoch == chunk.epoch:
                 try:
-                    if chunk.length is None:
-                        deltas.extend(self._commit_chunk(chunk, tokens, result))
-                    else:
-                        deltas.extend(self._commit_placed(chunk, at, tokens, result))
+                    deltas.extend(self._commit_chunk(chunk, at, tokens, result))
                 except Exception as error:
                     deltas.append(self._fault(chunk.seq, error))
         if self._verification is not None:
@@ -306,7 +303,10 @@ class Scheduler:
         if self._verification is not None and (tokens or followed):
             self._verification.extend(seq, tokens + followed)
 
-    def _commit_chunk(self, chunk: PrefillChunk, tokens: list[int], result: StepResult) -> list[Delta]:
+    def _commit_chunk(self, chunk: PrefillChunk, at: int, tokens: list[int], result: StepResult) -> list[Delta]:
+        """Process the rows of sequence `at` of the step."""
+        if chunk.length is not None:
+            return self._commit_placed(chunk, at, tokens, result)
         seq = chunk.seq
         seq.filled = chunk.end
         found: list[Delta | None] = []
@@ -339,7 +339,7 @@ class Scheduler:
         return [delta]
 
     def _commit_placed(self, chunk: PrefillChunk, at: int, tokens: list[int], result: StepResult) -> list[Delta]:
-        """Process the rows of sequence `at` of the step, which the device has placed."""
+        """As `_commit_chunk`, for a sequence that the device has placed."""
         assert result.counts is not None
         seq, found = chunk.seq, list[Delta | None]()
         count, chunk.made = result.counts[at].tolist()
