@@ -39,8 +39,8 @@ def plan_arrays(plan: StepPlan, vocab_size: int) -> dict[str, Array]:
 
 
 def batch_arrays(plan: StepPlan) -> dict[str, Array]:
-    """The inputs of the forward pass: the fields of `Batch`. With placed sequences also `lengths`, and `position`, which
-    the device lowers."""
+    """The inputs of the forward pass: the fields of `Batch`. With placed sequences also `lengths`, and the upper bounds
+    `position`."""
     seqs = plan.num_seqs
     placed = {} if plan.lengths is None else {"lengths": plan.lengths, "position": plan.sampling.position}
     return {
