@@ -38,6 +38,10 @@ class GeneratedChoice:
     def text(self) -> str:
         return "".join(self.pieces)
 
+    def whole(self) -> Output:
+        """The choice as one piece."""
+        return Output(self.index, self.text, self.token_ids, self.entries or None, self.finish_reason, self.stop_reason)
+
 
 class GenerationRun:
     """Runs the prompts of one request. `outputs` yields pieces whose index counts the choices of all prompts."""
