@@ -6,9 +6,10 @@ blocks, and their complete answers from the blocks at the end. So a stream and a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from headrace.client.api import Output
 from headrace.server.answer_reader import AnswerReader
@@ -31,6 +32,16 @@ class Block:
     def text(self) -> str:
         """The text, the reasoning, or the arguments' JSON text."""
         return "".join(self.pieces)
+
+    def arguments(self) -> dict[str, Any]:
+        """A call's arguments as an object. Those that were cut off, or are no object, stand as their text under the key
+        `unparsed`."""
+        text = self.text
+        try:
+            found = json.loads(text or "{}")
+        except ValueError:
+            found = None
+        return found if isinstance(found, dict) else {"unparsed": text}
 
 
 class BlockEvent(NamedTuple):

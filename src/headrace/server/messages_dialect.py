@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,19 +113,10 @@ def _delta(kind: str, text: str) -> dict[str, Any]:
 
 def _whole(block: Block) -> ReplyBlock:
     if block.kind == "call":
-        return ReplyBlock("tool_use", id=block.call_id, name=block.name, input=_arguments(block.text))
+        return ReplyBlock("tool_use", id=block.call_id, name=block.name, input=block.arguments())
     if block.kind == "reasoning":
         return ReplyBlock("thinking", thinking=block.text, signature=_signature(block.text))
     return ReplyBlock("text", text=block.text)
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """An object. Of arguments that were cut off or are no object, their text stands under one key."""
-    try:
-        found = json.loads(text or "{}")
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"unparsed": text}
 
 
 def _signature(thinking: str) -> str:

@@ -54,19 +54,23 @@ class PreparedChat:
     counts_reasoning: bool
 
 
-async def prepare_chat(context: Context, body: ChatRequest, sent: bytes, *, cut: bool = False) -> PreparedChat:
+async def prepare_chat(
+    context: Context, body: ChatRequest, sent: bytes, *, cut: bool = False, raw: str | None = None
+) -> PreparedChat:
     """`sent` is the body that was decoded. `cut`: `max_tokens` beyond the context or the cache is cut, not refused.
-    Raises HttpError and InvalidRequest."""
+    `raw`: the prompt, which no template renders and whose answer is content alone. Raises HttpError and
+    InvalidRequest."""
     context.check_model(body.model)
     _refuse_unenforced(body)
     check_stream_options(body)
-    use = tool_use(body, context.formats)
+    use = tool_use(body, context.formats) if raw is None else ToolUse()
     info = context.client.info
     context.check_choices(1, body.n or 1)
     check = partial(check_size, param="messages", limit=info.max_model_len)
-    text = await render_chat(context, body, sent, check)
-    reasons = prompt_reasons(context.formats, text, _continued(body))
-    work = partial(_job, context, info, body, text, _constraint(body, use), cut)
+    text = await render_chat(context, body, sent, check) if raw is None else raw
+    reasons = prompt_reasons(context.formats, text, _continued(body)) if raw is None else False
+    encode = context.tokenizer.encode_chat if raw is None else context.tokenizer.encode
+    work = partial(_job, context, info, body, partial(_encode, encode, body, text, info), _constraint(body, use), cut)
     job = await context.workers.run(len(sent), work)
     if job.constraint is not None:
         job = replace(job, constraint=after_reasoning(job.constraint, context.formats, reasons))
@@ -131,13 +135,20 @@ def _refuse_unenforced(body: ChatRequest) -> None:
 
 
 def _job(
-    context: Context, info: ModelInfo, body: ChatRequest, text: str, constraint: Constraint | None, cut: bool
+    context: Context,
+    info: ModelInfo,
+    body: ChatRequest,
+    encode: Callable[[], list[int]],
+    constraint: Constraint | None,
+    cut: bool,
 ) -> GenerateRequest:
     """The engine's request. Runs in any thread. Raises ContextOverflow if the text clearly does not fit."""
-    special = bool(body.add_special_tokens)
-    prompt = encode_within(context.tokenizer.encode_chat, text, special, "messages", info.max_model_len)
-    request = _request(info, body, prompt, stop_tokens(body, context.tokenizer), constraint, cut)
+    request = _request(info, body, encode(), stop_tokens(body, context.tokenizer), constraint, cut)
     return replace(request, predicted=predicted_tokens(body, context.tokenizer, info)) if body.prediction else request
+
+
+def _encode(encode: Callable[[str, bool], list[int]], body: ChatRequest, text: str, info: ModelInfo) -> list[int]:
+    return encode_within(encode, text, bool(body.add_special_tokens), "messages", info.max_model_len)
 
 
 async def prompt_tokens(context: Context, body: ChatRequest, sent: bytes) -> list[int]:

@@ -269,11 +269,15 @@ def test_openapi_declares_parameters_errors_and_streams():
             assert named == set(re.findall(r"\{(\w+)\}", path))
             for status in ("401", "503", *(("400", "413", "415") if "requestBody" in operation else ())):
                 content = operation["responses"][status]["content"]["application/json"]
-                form = "/AnthropicErrorReply" if path.startswith("/v1/messages") else "/ErrorReply"
+                form = "/ErrorReply"
+                if path.startswith(("/v1/messages", "/api/")):
+                    form = "/AnthropicErrorReply" if path.startswith("/v1") else "/OllamaErrorReply"
                 assert content["schema"]["$ref"].endswith(form)
             assert operation["responses"]["200"]["content"]
     streamed = {path for path, methods in document["paths"].items() if "text/event-stream" in str(methods)}
     assert streamed == {"/v1/chat/completions", "/v1/completions", "/v1/messages"}
+    lines = {path for path, methods in document["paths"].items() if "application/x-ndjson" in str(methods)}
+    assert lines == {"/api/chat", "/api/generate"}
     error = asyncio.run(serve_fake().complete(n=0)).json()
     assert error["error"].keys() == document["components"]["schemas"]["ErrorDetail"]["properties"].keys()
     keyed = get("/openapi.json", serve_fake(with_key(KEY)), **{"x-api-key": KEY}).json()
