@@ -27,8 +27,8 @@ from headrace.engine import rank_loading, startup
 def host_drafts() -> Iterator[None]:
     """Engines that are built here believe that the device cannot draft."""
     with (
-        mock.patch.object(rank_loading, "drafts_of", lambda *_: 0),
-        mock.patch.object(startup, "drafts_of", lambda *_: 0),
+        mock.patch.object(rank_loading, "drafts_of", return_value=0),
+        mock.patch.object(startup, "drafts_of", return_value=0),
     ):
         yield
 

@@ -107,8 +107,9 @@ class Verification:
 
     def _row(self, seq: Sequence, share: int) -> DraftRow:
         known = self._running.most_known(seq)
+        most = self._room(seq, known, share)
         ahead = known - len(seq.tokens) if seq.placed else None
-        return DraftRow(seq.id, self._room(seq, known, share), known + 1, ahead)
+        return DraftRow(seq.id, most, known + 1, seq.slot, self._cache.table[seq.slot, : seq.blocks], ahead)
 
     def _room(self, seq: Sequence, known: int, most: int) -> int:
         """The number of drafts that a sequence may verify behind so many tokens; allocates the blocks for them, but

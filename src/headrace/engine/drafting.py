@@ -111,7 +111,9 @@ class Drafting:
         waits = not self._on_device or any(row.ahead is None for row in rows)
         self._speculator.policy.gap = self._gap if waits else 0.0
         with self._watch:
-            drafts = self._speculator.draft(StepShape(*size), [SpeculatorRow(*row) for row in rows])
+            drafts = self._speculator.draft(
+                StepShape(*size), [SpeculatorRow(row.sequence, row.most, row.context, row.ahead) for row in rows]
+            )
         after = self._spent()
         self._drafting = after[0] - wall
         self._steps[step] = _Drafted(drafts, [None] * len(rows), after[1] - busy)

@@ -18,6 +18,7 @@ from headrace.kernels import (
     gated_delta_rule,
     gated_linear,
     linear,
+    load_features,
     logits,
     mamba2_scan,
     mla,
@@ -28,6 +29,9 @@ from headrace.kernels import (
     rms_norm,
     rotary_cache,
     sample,
+    store_features,
+    take_rows,
+    widen_logits,
 )
 from headrace.kernels.by_format import WITH_WEIGHTS, ByFormat
 from headrace.kernels.ops import Ops
@@ -66,10 +70,22 @@ _FOLDERS = (
 OPS: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _FOLDERS)
 """Every operator that any model may call, in the order in which a step calls them."""
 _DRAFTING: tuple[Any, ...] = (ngram, place, accept)
-_OPTIONAL_FOLDERS: tuple[Any, ...] = (gated_linear, moe, mla, gated_delta_rule, mamba2_scan, causal_conv1d, *_DRAFTING)
+_OPTIONAL_FOLDERS: tuple[Any, ...] = (
+    gated_linear,
+    moe,
+    mla,
+    gated_delta_rule,
+    mamba2_scan,
+    causal_conv1d,
+    store_features,
+    load_features,
+    take_rows,
+    widen_logits,
+    *_DRAFTING,
+)
 OPTIONAL: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _OPTIONAL_FOLDERS)
-"""Operators that only some architectures call, or that fuse several. A device declares one by having a form of it; if
-it has none, a composition of other operators is used, or the reference."""
+"""Operators that only some architectures or drafters call, or that fuse several. A device declares one by having a form
+of it; if it has none, a composition of other operators is used, or the reference."""
 DRAFTING: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _DRAFTING)
 """Those with which a device drafts and verifies by itself. If it lacks one, the host drafts, between two steps."""
 _DEFAULT_REASON, _OWN_REASON = "the device has no form of its own", "the device's own form"

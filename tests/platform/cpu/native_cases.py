@@ -106,7 +106,7 @@ def operator_case(name: str, rng: np.random.Generator, dtype: str) -> Case:
 
     def call(taker: Taker) -> Any:
         ops = NativeOps(taker)
-        return {**ops.table(), **NativeDrafting(ops).table()}[name](**mine)
+        return {**ops.table(), **NativeDrafting(ops, lambda: None).table()}[name](**mine)
 
     return take(f"{name} {store}", call, checks)
 

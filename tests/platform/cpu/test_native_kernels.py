@@ -81,7 +81,7 @@ def test_matches_reference(ops: NativeOps, name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", [spec.name for spec in registry.DRAFTING])
 def test_drafting_matches_the_reference(ops: NativeOps, name: str) -> None:
     spec, rng = SPECS[name], np.random.default_rng(len(name))
-    operator = NativeDrafting(ops).table()[name]
+    operator = NativeDrafting(ops, lambda: None).table()[name]
     for _ in range(60):
         mine = spec.generate(rng, CPU, "float32")
         theirs = copy.deepcopy(mine)
@@ -95,7 +95,7 @@ def test_a_length_outside_of_the_history_is_an_error(ops: NativeOps, length: int
     given = SPECS["place"].generate(np.random.default_rng(4), CPU, "float32")
     given["lengths"] = torch.full_like(given["lengths"], length)
     with pytest.raises(PlatformError):
-        NativeDrafting(ops).place(**given)
+        NativeDrafting(ops, lambda: None).place(**given)
 
 
 def test_sample_matches_reference(ops: NativeOps) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from headrace.kernels.ops import Batch, Placed
 from headrace.platforms.cpu import native_args as args
+from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_ops import NativeOps, batch_sizes
 
 __all__ = ["NativeDrafting"]
@@ -19,14 +20,22 @@ Tensor = torch.Tensor
 class NativeDrafting:
     """The operators of `registry.DRAFTING`, on the launcher of `ops`."""
 
-    def __init__(self, ops: NativeOps) -> None:
+    def __init__(self, ops: NativeOps, check: Callable[[], None]) -> None:
+        """`check` is called once, before the first call: it raises if the library has other arguments."""
         self._ops = ops
+        self._check: Callable[[], None] | None = check
 
     def table(self) -> Mapping[str, Callable[..., Any]]:
         return {"ngram": self.ngram, "place": self.place, "accept": self.accept}
 
+    def _launcher(self) -> Launcher:
+        if self._check is not None:
+            self._check()
+            self._check = None
+        return self._ops.launcher
+
     def ngram(self, batch: Batch, lengths: Tensor, history: Tensor, most: int) -> Tensor:
-        launcher = self._ops.launcher
+        launcher = self._launcher()
         with launcher.own():
             drafts = launcher.empty(launcher.rows(batch.slots), (len(batch.slots), most), torch.int32)
             given = (batch.query_start, batch.slots, lengths, history, drafts)
@@ -37,7 +46,7 @@ class NativeDrafting:
     def place(
         self, batch: Batch, lengths: Tensor, drafts: Tensor, position: Tensor, history: Tensor, size: int
     ) -> Placed:
-        launcher = self._ops.launcher
+        launcher = self._launcher()
         with launcher.own():
             like = (batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens, position)
             placed = Placed(*(launcher.empty(launcher.rows(x), x.shape, torch.int32) for x in like))
@@ -50,7 +59,7 @@ class NativeDrafting:
             return placed
 
     def accept(self, batch: Batch, lengths: Tensor, drafts: Tensor, tokens: Tensor, history: Tensor) -> Tensor:
-        launcher = self._ops.launcher
+        launcher = self._launcher()
         with launcher.own():
             counts = launcher.empty(launcher.rows(batch.slots), (len(batch.slots), 2), torch.int32)
             given = (batch.query_start, batch.slots, batch.rows, lengths, drafts, tokens, history, counts)
