@@ -13,7 +13,7 @@ from headrace import __version__
 from headrace.client.api import EngineClient
 from headrace.config import Config
 from headrace.errors import HeadraceError
-from headrace.server import chat, completions, messages, ollama, replies, routes, schemas
+from headrace.server import chat, completions, messages, ollama, replies, responses, routes, schemas
 from headrace.server.access import AccessMiddleware
 from headrace.server.context import Context, ServerTokenizer, make_context
 from headrace.server.http_errors import HttpError, to_http
@@ -63,6 +63,7 @@ _ROUTES = (
     RouteSpec("GET", "/metrics", routes.metrics, "Metrics in Prometheus's text format", media="text/plain"),
     RouteSpec("GET", "/version", routes.version, "Report the version", reply=replies.VersionReply),
     *messages.ROUTES,
+    *responses.ROUTES,
     *ollama.ROUTES,
 )
 
