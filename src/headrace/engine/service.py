@@ -20,6 +20,7 @@ from headrace.engine.wire import (
     Failed,
     Finish,
     GetStats,
+    Park,
     Refused,
     Shutdown,
     StatsReply,
@@ -109,6 +110,8 @@ def _handle(core: EngineCore, command: Command, send: Send) -> None:
         core.abort(command.ids)
     elif isinstance(command, Finish):
         core.finish(command.id)
+    elif isinstance(command, Park):
+        core.park(command.id)
     elif isinstance(command, GetStats):
         send(StatsReply(command.number, core.stats()))
 
