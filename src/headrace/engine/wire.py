@@ -18,6 +18,7 @@ from headrace.types import Delta, Request
 __all__ = [
     "Abort",
     "Add",
+    "AddAll",
     "Beat",
     "Command",
     "Deltas",
@@ -88,6 +89,12 @@ class Add(WireMessage, frozen=True):
     """(id, seed) of each; they replace the request's own."""
 
 
+class AddAll(WireMessage, frozen=True):
+    """Several requests, which enter the same step if it has room."""
+
+    adds: list[Add]
+
+
 class Abort(WireMessage, frozen=True):
     """Ends sequences and closes open ones, by exact id; unknown ids are ignored. No more deltas are sent for them."""
 
@@ -156,7 +163,7 @@ class Beat(WireMessage, frozen=True):
     """Seconds since the loop last made progress; 0 when it is idle."""
 
 
-Command = Add | Abort | Finish | Park | GetStats | Shutdown
+Command = Add | AddAll | Abort | Finish | Park | GetStats | Shutdown
 Event = Loading | Ready | Failed | Deltas | Refused | StatsReply | Beat
 
 

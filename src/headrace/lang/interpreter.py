@@ -6,12 +6,12 @@ import asyncio
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import HeadraceError, ProgramError, excerpt
-from headrace.lang.backend import Backend, Generated, TokenCounts
+from headrace.lang.backend import Backend, Generated, RunScope, TokenCounts
 from headrace.lang.choice_scores import best_choice
 from headrace.lang.conversation import Conversation
 from headrace.lang.operators import MOST_SIZE, OPERATORS, as_text, is_large
@@ -91,7 +91,9 @@ class Interpreter:
         on_text: OnText | None = None,
         on_value: OnValue | None = None,
     ) -> None:
-        self._plan, self._backend, self._tools = plan, backend, tools
+        self._plan, self._tools = plan, tools
+        self._keeps = backend.begin_run() if isinstance(backend, RunScope) else None
+        self._backend: Backend = self._keeps or backend
         self._seed = seed
         self._on_text, self._on_value = on_text, on_value
         self._left = plan.limits.tokens
@@ -110,13 +112,22 @@ class Interpreter:
             (end,) = await (work if seconds is None else asyncio.wait_for(work, seconds))
         except asyncio.TimeoutError:
             raise ProgramError(f"the program ran longer than {seconds:g} s", self._plan.name) from None
+        finally:
+            if self._keeps is not None:
+                self._keeps.close()
         return {name: scope.read(operand) for name, operand in self._plan.outputs.items()}, end
 
     async def _region(self, region: Region, scope: Scope, args: list[Any], path: Path) -> list[Any]:
         scope.values.update(zip(region.args, args, strict=True))
         for op in region.ops:
             await self._placed(op, scope, path)
-        return [scope.read(operand) for operand in region.yields]
+        found = [scope.read(operand) for operand in region.yields]
+        if self._keeps is not None:
+            ends = {id(one.known) for one in found if isinstance(one, Conversation)}
+            for state in _made_states(region, scope):
+                if id(state.known) not in ends:
+                    self._keeps.let_go(state)
+        return found
 
     async def _placed(self, op: PlanOp, scope: Scope, path: Path) -> None:
         try:
@@ -176,6 +187,8 @@ class Interpreter:
 
     async def _fork(self, op: ForkOp, scope: Scope, path: Path) -> list[Any]:
         state = scope[op.state.id]
+        if self._keeps is not None:
+            self._keeps.share(state)
         tasks = [
             asyncio.ensure_future(self._region(op.body, Scope(scope), [state, entry, index], (*path, index)))
             for index, entry in enumerate(_entries(op, scope))
@@ -188,6 +201,8 @@ class Interpreter:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
+        if self._keeps is not None:
+            self._keeps.let_go(state)
         return [[row[place] for row in rows] for place in range(len(op.outs))]
 
     async def _gen(self, op: GenOp, scope: Scope, path: Path) -> None:
@@ -209,7 +224,7 @@ class Interpreter:
         self.usage.add(made.usage)
         self.nodes.append(NodeReport(op.name, path, made.finish_reason, made.usage, made.logprobs))
         value = _parsed(op, made, granted)
-        scope.values[op.out_state] = state.add(made.text)
+        scope.values[op.out_state] = state.add(made.text).knowing(made.known)
         scope.values[op.out] = value
         self._tell(op.name, path, value)
 
@@ -233,7 +248,7 @@ class Interpreter:
         best, scores = best_choice(op.method, found.here, found.alone)
         named = dict(zip(choices, scores, strict=True))
         self.nodes.append(NodeReport(op.name, path, None, found.usage, None, named))
-        scope.values[op.out_state] = state.add(choices[best])
+        scope.values[op.out_state] = state.add(choices[best]).knowing(found.known[best] if found.known else None)
         scope.values[op.out] = choices[best]
         if self._on_text is not None:
             self._on_text(op.name, path, choices[best])
@@ -261,6 +276,16 @@ class Interpreter:
         except Exception as error:
             raise ProgramError(f"{op.tool} raised {type(error).__name__}: {error}") from error
         return _as_json(op.tool, found)
+
+
+def _made_states(region: Region, scope: Scope) -> Iterator[Conversation]:
+    """The states that the generations and the blocks of a region have made."""
+    for op in region.ops:
+        outs = [op.out_state] if isinstance(op, GenOp) else getattr(op, "outs", ())
+        for number in outs:
+            value = scope.values.get(number)
+            if isinstance(value, Conversation):
+                yield value
 
 
 def derived_seed(seed: int, number: int, path: Path) -> int:

@@ -98,7 +98,7 @@ def test_what_is_not_open_or_other_is_an_ordinary_request(open_one: str, prompt:
 def test_another_salt_shares_nothing() -> None:
     driver = Driver()
     run(driver, kept("a", ids(9)))
-    run(driver, kept("b", whole(driver, "a") + [5], extends="a", salt="x"))
+    run(driver, kept("b", [*whole(driver, "a"), 5], extends="a", salt="x"))
     assert driver.records["b"].cached == 0
     close(driver, "b")
 
