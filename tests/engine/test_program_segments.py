@@ -101,7 +101,11 @@ def tree(s: hl.State) -> Any:
     return branch["way"]
 
 
-PROGRAMS: dict[str, tuple[Any, tuple[Any, ...]]] = {"chain": (chain, (3,)), "text": (text_chain, ()), "tree": (tree, ())}
+PROGRAMS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "chain": (chain, (3,)),
+    "text": (text_chain, ()),
+    "tree": (tree, ()),
+}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
