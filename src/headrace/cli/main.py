@@ -116,7 +116,7 @@ def _verb(arguments: list[str]) -> int:
     from headrace import __version__
     from headrace.argument_parser import ArgumentParser
 
-    listing = "\n".join(f"  {verb:<13}{text}" for verb, (_, text) in VERBS.items())
+    listing = "\n".join(f"  {verb:<15}{text}" for verb, (_, text) in VERBS.items())
     parser = ArgumentParser(
         prog="headrace",
         usage="headrace VERB [OPTION ...]",

@@ -1,5 +1,4 @@
-"""Train a head that drafts for a model, from the model's own answers: `headrace train-drafter MODEL --text FILE --out
-DIR`. Then `headrace serve MODEL --speculate METHOD:DIR` uses it."""
+"""Train a head that drafts for a model, on the model's own answers to prompts made of a text."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if not finished:
         print(f"stopped: the same command with --resume goes on in {args.out}")
         return _INTERRUPTED
-    print(f"written: --speculate {args.method}:{args.out}")
+    print(f"written to {args.out}")
     return 0
 
 

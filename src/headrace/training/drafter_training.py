@@ -28,6 +28,8 @@ __all__ = ["TrainingView", "train_drafter"]
 
 _PIECE = 600
 """Characters of a piece of text at most."""
+_LEAST = 64
+"""Tokens of the context that are left for a prompt."""
 
 
 class TrainingView(Watcher, Protocol):
@@ -52,12 +54,16 @@ def train_drafter(
 
     Raises ConfigError, and what loading the model and answering raise.
     """
+    if options.get("tensor_parallel_size", 1) > 1:
+        raise ConfigError("a head is trained on one rank: leave out --tensor-parallel-size")
     if options.get("threads") is not None:
         torch.set_num_threads(options["threads"])
     path = resolve_model(settings.model)
     checkpoint = open_checkpoint(path)
+    maker = _prompt_maker(settings, texts, options, checkpoint)
+    # After all checks: what is refused leaves no directory behind.
     folder = settle(settings, out, resume)
-    answers = _answers(settings, texts, dict(options), checkpoint, folder, view)
+    answers = _answers(settings, maker, options, checkpoint, folder, view)
     tokens = sum(len(one.tokens) for one in answers)
     view.say(f"{len(answers)} answers with {tokens} tokens")
     config = make_config(str(path), dict(options))
@@ -95,10 +101,27 @@ def _begin(trainer: Trainer, head: TrainingHead, view: TrainingView) -> None:
         view.acceptance(0, trainer.steps, trainer.measure(16))
 
 
+def _prompt_maker(
+    settings: TrainingSettings, texts: Sequence[str], options: Mapping[str, Any], checkpoint: Checkpoint
+) -> PromptMaker:
+    """Raises ConfigError if the text or the model's context is too short."""
+    context = int(options.get("max_model_len") or checkpoint.decoder_config.max_position)
+    room = context - settings.answer_tokens
+    if room < _LEAST:
+        raise ConfigError(
+            f"--answer-tokens {settings.answer_tokens}: of the model's context of {context} tokens it leaves {room} "
+            f"for a prompt, and {_LEAST} are needed: give fewer"
+        )
+    tokenizer = load_tokenizer(checkpoint.path, options.get("chat_template"))
+    maker = PromptMaker(cut_pieces(list(texts), min(_PIECE, room // 2), settings.seed), tokenizer, settings.seed)
+    maker.check(settings.answers)
+    return maker
+
+
 def _answers(
     settings: TrainingSettings,
-    texts: Sequence[str],
-    options: dict[str, Any],
+    maker: PromptMaker,
+    options: Mapping[str, Any],
     checkpoint: Checkpoint,
     folder: Path,
     view: TrainingView,
@@ -108,16 +131,6 @@ def _answers(
     found = load_answers(file) if file.exists() else []
     if len(found) >= settings.answers:
         return found[: settings.answers]
-    tokenizer = load_tokenizer(checkpoint.path, options.get("chat_template"))
-    context = options.get("max_model_len") or checkpoint.decoder_config.max_position
-    room = int(context) - settings.answer_tokens
-    if room < 64:
-        raise ConfigError(
-            f"--answer-tokens {settings.answer_tokens}: of the model's context of {context} tokens it leaves {room} "
-            "for a prompt, and 64 are needed: give fewer"
-        )
-    maker = PromptMaker(cut_pieces(list(texts), min(_PIECE, room // 2), settings.seed), tokenizer, settings.seed)
-    maker.check(settings.answers)
     view.answers(len(found), settings.answers)
     with LLM(str(checkpoint.path), progress=view.loading, **options) as llm:
         write_answers(llm, maker, file, settings.answers, settings.answer_tokens, _counting(view, settings.answers))

@@ -1,4 +1,4 @@
-"""Writes a trained head as a directory that `--speculate METHOD:DIRECTORY` loads."""
+"""Writes a trained head as a directory in the published layout of its method."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from headrace.config import Config, resolve
 from headrace.engine.plans import single_sequence_plan
 from headrace.engine.rank_loading import load_rank, open_rank
 from headrace.engine.ranks.rank_messages import Sizes
-from headrace.errors import ConfigError
 from headrace.kernels.inputs import batch_arrays, batch_of, pad_arrays
 from headrace.kernels.ops import Ops
 from headrace.kernels.registry import bind
@@ -64,10 +63,9 @@ class TargetReader:
     def __init__(self, config: Config, points: Sequence[int], longest: int) -> None:
         """Load the model. `points`: the capture points, `longest`: tokens of the longest sequence.
 
-        Raises what opening and loading a model raise, and ConfigError for several ranks.
+        `config` is for one rank. Raises what opening and loading a model raise.
         """
-        if config.parallel.tensor_parallel_size > 1:
-            raise ConfigError("a head is trained on one rank: leave out --tensor-parallel-size")
+        assert config.parallel.tensor_parallel_size == 1
         self._points, self._longest = tuple(points), longest
         checkpoint = open_checkpoint(config.model.model)
         platform, _ = discover().select_platform(config.device.platform)
