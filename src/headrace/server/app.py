@@ -41,6 +41,14 @@ _ROUTES = (
         replies.TextCompletion,
         replies.TextCompletion,
     ),
+    RouteSpec(
+        "POST",
+        "/v1/chat/completions/render",
+        routes.render,
+        "Show a conversation's prompt",
+        schemas.ChatRequest,
+        replies.RenderReply,
+    ),
     RouteSpec("GET", "/v1/models", routes.list_models, "List the models", reply=replies.ModelList),
     RouteSpec("GET", "/v1/models/{model:path}", routes.show_model, "Describe a model", reply=replies.ModelCard),
     RouteSpec(
@@ -59,6 +67,7 @@ _ROUTES = (
         schemas.DetokenizeRequest,
         replies.DetokenizeReply,
     ),
+    RouteSpec("GET", "/tokenizer_info", routes.tokenizer_info, "Describe the tokenizer", reply=replies.TokenizerInfo),
     RouteSpec("GET", "/health", routes.health, "Report whether the engine makes progress", reply=replies.HealthReply),
     RouteSpec("GET", "/metrics", routes.metrics, "Metrics in Prometheus's text format", media="text/plain"),
     RouteSpec("GET", "/version", routes.version, "Report the version", reply=replies.VersionReply),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,6 +43,9 @@ class ServerTokenizer(Protocol):
 
     @property
     def template_source(self) -> str: ...
+
+    @property
+    def named_tokens(self) -> Mapping[str, str]: ...
 
     @property
     def response_template(self) -> Any: ...
