@@ -237,3 +237,10 @@ class OptionalOps(Protocol):
         weight [D, K], bias [D], act SiLU or none. `state` [slots, K - 1, D] holds a sequence's last inputs at
         batch.slots, oldest first. Inputs before position 0 are not read, so a slot need not be cleared.
         """
+
+    def block_conv(self, x: Tensor, kernel: Tensor, base: Tensor, side: int, rows: int) -> Tensor:
+        """[T, H] of x [T, H]: a causal convolution over the rows of drafted blocks, `rows` tokens each (DFlash2).
+
+        y_r[c] = sum over t of (base[t, c] + kernel_r[side, t, c div (H / groups)]) x_(r - t)[c], without the terms
+        before the block. kernel [T, 2 taps groups] is viewed as [T, 2, taps, groups]; base float32 [taps, H].
+        """

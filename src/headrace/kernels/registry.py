@@ -11,6 +11,7 @@ from headrace.errors import PlatformError
 from headrace.kernels import (
     add_rms_norm,
     attention,
+    block_conv,
     causal_conv1d,
     embedding,
     gated_activation,
@@ -50,7 +51,7 @@ _FOLDERS = (
 )
 OPS: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _FOLDERS)
 """Every operator that any model may call, in the order in which a step calls them."""
-_OPTIONAL_FOLDERS: tuple[Any, ...] = (gated_linear, moe, mla, gated_delta_rule, mamba2_scan, causal_conv1d)
+_OPTIONAL_FOLDERS: tuple[Any, ...] = (gated_linear, moe, mla, gated_delta_rule, mamba2_scan, causal_conv1d, block_conv)
 OPTIONAL: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _OPTIONAL_FOLDERS)
 """Operators that only some architectures call, or that fuse several. A device declares one by having a form of it; if
 it has none, a composition of other operators is used, or the reference."""

@@ -17,6 +17,7 @@ from headrace.kernels.registry import OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.cpu.native import load
 from headrace.platforms.cpu.native_args import CopyBlocksArgs
+from headrace.platforms.cpu.native_block_conv import NativeBlockConv
 from headrace.platforms.cpu.native_kv import NativeKV
 from headrace.platforms.cpu.native_launch import EagerLauncher, Launcher
 from headrace.platforms.cpu.native_layout import check_layouts
@@ -95,6 +96,7 @@ class NativeDevice(TorchDevice):
         }
         tag = f"native {self.team.library.isa}"
         functions = {**self._ops.table(), **matrices.table(), "moe": experts.moe}
+        functions["block_conv"] = NativeBlockConv(self._ops).block_conv
         functions["embedding"] = split_table(self._ops, matrices.embedding)
         self._table = {name: NativeOperator(function, tag, packs.get(name)) for name, function in functions.items()}
 

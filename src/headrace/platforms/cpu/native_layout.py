@@ -9,6 +9,7 @@ from headrace.errors import PlatformError
 from headrace.kernels.linear.cpu_pack import InputArgs, PackedArgs, PartArgs
 from headrace.platforms.cpu import native_args as args
 from headrace.platforms.cpu.native import REMEDY, HostCopy, Library
+from headrace.platforms.cpu.native_block_conv import BlockConvArgs
 from headrace.platforms.cpu.native_kv import KVArgs
 from headrace.platforms.cpu.native_linear import EmbeddingArgs, GatedLinearArgs, LinearArgs, LogitsArgs
 from headrace.platforms.cpu.native_moe import MoEArgs
@@ -43,6 +44,7 @@ TWINS: Twins = {
     "rotary_cache_args": args.RotaryCacheArgs,
     "attention_args": args.AttentionArgs,
     "sample_args": args.SampleArgs,
+    "block_conv_args": BlockConvArgs,
 }
 
 
