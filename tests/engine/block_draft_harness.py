@@ -12,9 +12,10 @@ from block_draft_reading import Reading
 from model_harness import one_sequence, reference_ops
 
 from headrace.checkpoints.block_drafts import open_block_draft
-from headrace.engine.block_batch import BlockPlace, block_arrays, block_batch, block_inputs
+from headrace.engine.block_batch import BlockPlace, block_arrays, block_batch
 from headrace.engine.block_head import block_head
 from headrace.kernels import paged
+from headrace.kernels.inputs import sample_inputs_of
 from headrace.kernels.registry import pack
 from headrace.kernels.weight import Weight
 from headrace.models.block_drafter import BlockDrafter, ContextTap
@@ -64,7 +65,9 @@ class DraftHarness:
         arrays = block_arrays(self.config, [place], BLOCK)
         inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
         inputs["history"] = torch.zeros(1, 1, dtype=torch.int32)
-        found = self.drafter.draft(block_batch(inputs), block_inputs(inputs), self.kv, min(count, self.config.choices))
+        found = self.drafter.draft(
+            block_batch(inputs), sample_inputs_of(inputs), self.kv, min(count, self.config.choices)
+        )
         return self.choose(arrays, found, [row or BlockRow(anchor, position + 1)])
 
     def choose(self, arrays: dict[str, Any], found: Any, rows: list[BlockRow]) -> ChosenBlocks:

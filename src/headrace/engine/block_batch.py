@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.kernels.inputs import batch_of, sample_inputs_of
-from headrace.kernels.ops import SampleInputs
+from headrace.kernels.inputs import batch_of
 from headrace.models.block_draft_config import BlockDraftConfig
 from headrace.models.block_drafter import BlockBatch
 from headrace.sampling import DEVICE_ROWS
 
-__all__ = ["BlockPlace", "block_arrays", "block_batch", "block_inputs"]
+__all__ = ["BlockPlace", "block_arrays", "block_batch"]
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int32]
@@ -82,8 +81,3 @@ def _scored(rows: int, vocab: int) -> dict[str, Array]:
 
 def block_batch(inputs: Mapping[str, Any]) -> BlockBatch:
     return BlockBatch(batch_of(inputs), inputs["last_positions"], inputs["whole_lens"])
-
-
-def block_inputs(inputs: Mapping[str, Any]) -> SampleInputs:
-    """The inputs of the operator that finds the likely tokens; the history is that of the steps."""
-    return sample_inputs_of(inputs)

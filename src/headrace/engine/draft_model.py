@@ -64,6 +64,7 @@ class DraftModel:
     ) -> None:
         """`busy_seconds`: the device's counter of its working time. `isolated`: sequences share no cached prefixes."""
         self.cost = StepCost()
+        self.block = 0
         self.scheduler = scheduler
         self.failures = 0
         self.wall = self.busy = 0.0
