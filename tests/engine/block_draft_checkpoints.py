@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, INNER, VOCAB, RANK = 64, 2, 4, 2, 16, 96, 160, 8
-FEATURES = [0, 1, 2]
-"""Layers of a target of 3 whose output is read."""
+HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, INNER, VOCAB, RANK = 32, 2, 4, 2, 16, 96, 260, 8
+FEATURES, TARGET_LAYERS = [0, 1], 2
+"""Layers of the target whose output is read, and the number of all; they fit the tiny model of these tests."""
 MASK = 5
 
 _LAYERS: dict[str, Any] = {
@@ -46,7 +46,7 @@ def _zlab(name: str, block_on_top: bool = True, **own: Any) -> dict[str, Any]:
     return {
         **_LAYERS,
         "architectures": [name],
-        "num_target_layers": 3,
+        "num_target_layers": TARGET_LAYERS,
         "dflash_config": {**_OWN, **own, **({} if block_on_top else block)},
         **(block if block_on_top else {}),
     }
@@ -54,7 +54,14 @@ def _zlab(name: str, block_on_top: bool = True, **own: Any) -> dict[str, Any]:
 
 def _deepspec(kind: str) -> dict[str, Any]:
     head = {**_MARKOV, "markov_head_type": kind}
-    return {**_LAYERS, "architectures": ["Qwen3DSparkModel"], "block_size": 4, "num_target_layers": 3, **_OWN, **head}
+    return {
+        **_LAYERS,
+        "architectures": ["Qwen3DSparkModel"],
+        "block_size": 4,
+        "num_target_layers": TARGET_LAYERS,
+        **_OWN,
+        **head,
+    }
 
 
 _SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}

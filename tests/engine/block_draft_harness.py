@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from block_draft_checkpoints import CONFIGS, HIDDEN, VOCAB, tensors
+from block_draft_checkpoints import CONFIGS, FEATURES, HIDDEN, TARGET_LAYERS, VOCAB, tensors
 from block_draft_reading import Reading
 from model_harness import one_sequence, reference_ops
 
@@ -25,8 +25,11 @@ from headrace.quant.weights import dense
 from headrace.speculation.block_choice import BlockChoice, BlockRow, ChosenBlocks
 from headrace.types import KVLayout
 
-BLOCK, POINTS = 16, 3
-TARGET = DecoderConfig("llama", HIDDEN, 4, 2, 16, 96, VOCAB, (LayerConfig(),) * POINTS, (Rope(10000.0, 16),), 256, 1e-6)
+BLOCK = 16
+CHOICES = 128
+TARGET = DecoderConfig(
+    "llama", HIDDEN, 4, 2, 16, 96, VOCAB, (LayerConfig(),) * TARGET_LAYERS, (Rope(10000.0, 16),), 256, 1e-6
+)
 
 
 class DraftHarness:
@@ -39,7 +42,7 @@ class DraftHarness:
         matrices = [dense(table, name) for table, name in ((self.embedding, "e"), (self.head, "h"))]
         for matrix, operator in zip(matrices, ("embedding", "logits"), strict=True):
             pack(self.ops, operator, matrix)
-        draft = open_block_draft(directory, "dflash" if "dspark" not in directory.name else "dspark", POINTS)
+        draft = open_block_draft(directory, "dflash" if "dspark" not in directory.name else "dspark", TARGET_LAYERS)
         target = DecoderWeights(matrices[0], [], torch.ones(HIDDEN), matrices[1])
         weights = draft.weights(target, lambda role, own: False, self._finish, lambda tensor: tensor)
         self.config = draft.config
@@ -55,19 +58,17 @@ class DraftHarness:
         for start in range(0, count, chunk):
             batch = one_sequence([0] * count, start, start + chunk, BLOCK)
             tap, total = ContextTap(self.drafter), None
-            for point in range(POINTS + 1):
+            for point in range(TARGET_LAYERS + 1):
                 hidden = features[self.config.features.index(point)] if point in self.config.features else torch.ones(1)
                 total = tap.add(total, point, hidden[start : start + chunk])
             tap.keep(total, batch, self.kv)
 
-    def draft(self, anchor: int, position: int, row: BlockRow | None = None, count: int = VOCAB) -> ChosenBlocks:
+    def draft(self, anchor: int, position: int, row: BlockRow | None = None) -> ChosenBlocks:
         place = BlockPlace(anchor, position, np.arange(1, 40, dtype=np.int32))
         arrays = block_arrays(self.config, [place], BLOCK)
         inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
         inputs["history"] = torch.zeros(1, 1, dtype=torch.int32)
-        found = self.drafter.draft(
-            block_batch(inputs), sample_inputs_of(inputs), self.kv, min(count, self.config.choices)
-        )
+        found = self.drafter.draft(block_batch(inputs), sample_inputs_of(inputs), self.kv, self.config.choices)
         return self.choose(arrays, found, [row or BlockRow(anchor, position + 1)])
 
     def choose(self, arrays: dict[str, Any], found: Any, rows: list[BlockRow]) -> ChosenBlocks:
@@ -91,10 +92,10 @@ def _bound(device: Any) -> Any:
     return bind(device)
 
 
-def reading(layout: str, harness: DraftHarness, candidates: int = VOCAB) -> Reading:
+def reading(layout: str, harness: DraftHarness, candidates: int = CHOICES) -> Reading:
     return Reading(CONFIGS[layout], tensors(layout), harness.embedding, harness.head, candidates)
 
 
 def features(count: int, seed: int = 0) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(count, HIDDEN, generator=generator) for _ in range(3)]
+    return [torch.randn(count, HIDDEN, generator=generator) for _ in FEATURES]

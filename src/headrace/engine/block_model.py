@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from headrace.core.drafts import DraftRow
 from headrace.engine.block_batch import BlockPlace, block_arrays, block_batch
 from headrace.errors import DeviceLost, HeadraceError
 from headrace.kernels.inputs import pad_arrays, sample_inputs_of
@@ -92,6 +93,7 @@ class BlockDraftModel:
         self._sizes, self._clock, self._busy_seconds = sizes, clock, busy_seconds
         self._sequences: dict[str, _Known] = {}
         config = drafter.config
+        self.method, self.drafts = config.method, config.drafts
         self._together = blocks_together(config.drafts, sizes.max_num_seqs)
         self._static = device.capabilities().static_shapes
         self._history = device.put(np.zeros((1, 1), np.int32))
@@ -121,9 +123,8 @@ class BlockDraftModel:
     def end(self, sequence: str) -> None:
         del self._sequences[sequence]
 
-    def place(self, sequence: str, blocks: npt.NDArray[np.int32]) -> None:
-        """Tell the block table of a sequence, before a round."""
-        self._sequences[sequence].blocks = blocks
+    def place(self, row: DraftRow) -> None:
+        self._sequences[row.sequence].blocks = row.blocks
 
     def room(self, sequence: str) -> int:
         if self.failures:

@@ -47,8 +47,11 @@ class BlockDraftSource(Source, Protocol):
 class TargetMatrices(Protocol):
     """The target's embedding and output matrix, as the operators read them."""
 
-    embedding: Weight
-    head: Weight
+    @property
+    def embedding(self) -> Weight: ...
+
+    @property
+    def head(self) -> Weight: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -29,6 +31,9 @@ class NativeBlockConv:
 
     def __init__(self, owner: HasLauncher) -> None:
         self._owner = owner
+
+    def table(self) -> Mapping[str, Callable[..., Any]]:
+        return {"block_conv": self.block_conv}
 
     def block_conv(self, x: Tensor, kernel: Tensor, base: Tensor, side: int, rows: int) -> Tensor:
         """See `ops.OptionalOps.block_conv`."""

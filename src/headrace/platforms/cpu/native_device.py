@@ -95,8 +95,8 @@ class NativeDevice(TorchDevice):
             "moe": experts.pack,
         }
         tag = f"native {self.team.library.isa}"
-        functions = {**self._ops.table(), **matrices.table(), "moe": experts.moe}
-        functions["block_conv"] = NativeBlockConv(self._ops).block_conv
+        functions: dict[str, Callable[..., Any]] = {**self._ops.table(), **matrices.table(), "moe": experts.moe}
+        functions.update(NativeBlockConv(self._ops).table())
         functions["embedding"] = split_table(self._ops, matrices.embedding)
         self._table = {name: NativeOperator(function, tag, packs.get(name)) for name, function in functions.items()}
 
