@@ -43,6 +43,8 @@ class BlockDraft:
     target: Checkpoint
     layout: KVLayout
     """Of its own layers of the cache."""
+    max_model_len: int = 0
+    """The engine's, which must be set before `tap`."""
     _weights: BlockDraftWeights | None = field(default=None, init=False)
     _ops: Ops | None = field(default=None, init=False)
     _place: Callable[[torch.Tensor], Any] | None = field(default=None, init=False)
@@ -64,16 +66,18 @@ class BlockDraft:
         config = self.checkpoint.config
         return blocks_together(config.drafts, sizes.max_num_seqs) * spare_blocks(config.rows, sizes.block_size)
 
-    def load(self, ops: Ops, weights: DecoderWeights, finish: Finish, place: Callable[[torch.Tensor], Any]) -> None:
+    def load(
+        self, device: Device, ops: Ops, weights: DecoderWeights, finish: Finish, place: Callable[[torch.Tensor], Any]
+    ) -> None:
         self._weights = self.checkpoint.weights(weights, self._same_as_target, finish, place)
         self._ops, self._place = ops, place
 
-    def tap(self, layer: int, max_model_len: int) -> ContextTap:
+    def tap(self, layer: int) -> ContextTap:
         assert self._ops is not None
         assert self._weights is not None
         assert self._place is not None
         self._drafter = BlockDrafter(
-            self.checkpoint.config, self._ops, self._weights, layer, max_model_len, self._place
+            self.checkpoint.config, self._ops, self._weights, layer, self.max_model_len, self._place
         )
         return ContextTap(self._drafter)
 

@@ -54,10 +54,13 @@ class TapSource(Protocol):
     def spare(self, sizes: Sizes) -> int:
         """Blocks of the cache that it needs beside those of sequences."""
 
-    def load(self, ops: Ops, weights: DecoderWeights, finish: Finish, place: Callable[[torch.Tensor], Any]) -> None:
-        """Read all weights of the drafter. `weights`: the target's; `finish` and `place`: see `Checkpoint.build`."""
+    def load(
+        self, device: Device, ops: Ops, weights: DecoderWeights, finish: Finish, place: Callable[[torch.Tensor], Any]
+    ) -> None:
+        """Read all weights of the drafter. `weights`: rank 0's part of the target's; `finish` and `place`: see
+        `Checkpoint.build`."""
 
-    def tap(self, layer: int, max_model_len: int) -> Tap:
+    def tap(self, layer: int) -> Tap:
         """What the target's steps must compute and keep, from this layer of the cache on; called after `load`."""
 
 
@@ -156,7 +159,7 @@ def load_rank(
     if source is not None:
         _load_source(source, checkpoint, device, ops, model)
         layers = sized.layout.layers
-        model.tap = source.tap(len(layers), sizes.max_model_len)
+        model.tap = source.tap(len(layers))
         layout = replace(sized.layout, layers=(*layers, *source.layers))
         sized = replace(sized, layout=layout, num_blocks=sized.num_blocks + source.spare(sizes))
     progress("cache", 0.0)
@@ -194,7 +197,7 @@ def _read(
 def _load_source(source: TapSource, checkpoint: Checkpoint, device: Device, ops: Ops, model: Decoder) -> None:
     move, place_vector = _movers(device)
     with Packing(ops, device, checkpoint.path, packing_threads(device), move) as packing:
-        source.load(ops, model.weights, packing.finish, place_vector or (lambda vector: vector))
+        source.load(device, ops, model.weights, packing.finish, place_vector or (lambda vector: vector))
 
 
 def packing_threads(device: Device, ranks: int = 1) -> int:

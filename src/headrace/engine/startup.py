@@ -129,6 +129,8 @@ def build_on(
     followers.await_all(Opened)
     sizes = _sizes(resolved)
     followers.send(sizes)
+    if block is not None:
+        block.max_model_len = resolved.max_model_len
     own = load_rank(config, checkpoint, device, Shard(0, followers.size), sizes, progress, block)
     followers.await_all(Loaded)
     runner = followers.runner(own.runner)
