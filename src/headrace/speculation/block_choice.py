@@ -179,7 +179,8 @@ class _Drawing:
 
     def _kept(self, scores: Floats) -> Floats:
         """Scores over temperature, -inf for what top-k, min-p and top-p remove, in this order."""
-        scaled = (scores - scores.max(1, keepdims=True)) / self._temperature
+        peak = scores.max(1, keepdims=True)
+        scaled = (scores - np.where(peak > _NOTHING, peak, 0)) / self._temperature
         order = np.argsort(-scaled, axis=1, kind="stable")
         ranked = np.take_along_axis(scaled, order, 1)
         weight = np.exp(ranked)
