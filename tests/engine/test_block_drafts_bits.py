@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tiny_models import load_reference
 from tiny_models import prompt as random_prompt
 
 from headrace.engine.block_model import BlockDraftModel
+from headrace.errors import DeviceLost, PlatformError
 from headrace.kernels.sample.philox import gumbel
 from headrace.kernels.sample.truncate import truncate
 from headrace.speculation.block_choice import BlockRow
@@ -140,3 +142,150 @@ def test_drafts_are_those_of_the_definition(
         right += drafts == expected
     # Two scores may be as close as rounding.
     assert right >= len(found[::3]) - 1
+
+
+@pytest.mark.parametrize("layout", ["dspark", "dflash2"])
+@pytest.mark.parametrize(
+    "sizes",
+    [{"chunk": 16}, {"chunk": 11, "seqs": 3}, {"blocks": 20, "chunk": 24}, {"caching": False}, {"seqs": 1}],
+    ids=str,
+)
+def test_any_schedule(
+    layout: str,
+    sizes: dict[str, Any],
+    tiny_llama: Path,
+    wanted: list[Answer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built = watch(monkeypatch)
+    drafter = save(layout, tmp_path / layout)
+
+    async def main() -> None:
+        async with engine(tiny_llama, speculate=f"{method(layout)}:{drafter}", **sizes) as client:
+            same(await together(client, mixed(COUNT, max_tokens=TOKENS)), wanted)
+            same(await in_turn(client, mixed(COUNT, max_tokens=TOKENS)[::-2]), wanted[::-2])
+            await idle(client)
+            block_model(built)
+
+    asyncio.run(main())
+    assert built.counts.drafted > 10
+
+
+def test_preempted(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = watch(monkeypatch)
+    drafter = save("dspark-gated", tmp_path / "dspark-gated")
+    requests = [
+        request(random_prompt(64 + at, VOCAB)[:64], f"p{at}", max_tokens=64, **WAYS[at % len(WAYS)]) for at in range(16)
+    ]
+    expected = alone(tiny_llama, requests[::5])
+
+    async def main() -> None:
+        async with engine(tiny_llama, blocks=41, chunk=16, speculate=f"dspark:{drafter}") as client:
+            same((await together(client, requests))[::5], expected)
+            assert (await idle(client)).scheduler.preemptions > 0
+            block_model(built)
+
+    asyncio.run(main())
+    assert built.counts.drafted > 100
+
+
+def test_requests_that_are_left_free_every_block(
+    tiny_llama: Path, wanted: list[Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = watch(monkeypatch)
+    drafter, rng = save("zlab", tmp_path / "zlab"), random.Random(3)
+
+    async def main() -> None:
+        async with engine(tiny_llama, blocks=40, chunk=32, speculate=f"dflash:{drafter}") as client:
+            for _ in range(6):
+                tasks = [asyncio.create_task(together(client, [one])) for one in mixed(COUNT, max_tokens=TOKENS)]
+                for task in rng.sample(tasks, COUNT // 2):
+                    for _ in range(rng.randrange(30)):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                await asyncio.wait(tasks)
+                for task, expected in zip(tasks, wanted, strict=True):
+                    if not task.cancelled():
+                        same(task.result(), [expected])
+            assert (await idle(client)).scheduler.blocks_held == 0
+            assert not block_model(built)._sequences
+
+    asyncio.run(main())
+    assert built.counts.rounds > 0
+
+
+def test_the_end_of_the_context(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last blocks reach beyond the text, and beyond the blocks of its cache."""
+    built = watch(monkeypatch)
+    drafter = save("zlab", tmp_path / "zlab")
+    requests = [request(random_prompt(50, VOCAB), f"e{at}", max_tokens=None, seed=at, temperature=1.0) for at in (1, 2)]
+
+    async def main() -> list[Answer]:
+        async with engine(tiny_llama, context=64, speculate=f"dflash:{drafter}") as client:
+            found = await together(client, requests)
+            await idle(client)
+            block_model(built)
+            return found
+
+    async def plain() -> list[Answer]:
+        async with engine(tiny_llama, context=64, caching=False, seqs=1) as client:
+            return await in_turn(client, requests)
+
+    same(asyncio.run(main()), asyncio.run(plain()))
+    assert built.counts.drafted > 5
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_round_that_fails_ends_drafting_alone(
+    lost: bool,
+    tiny_llama: Path,
+    wanted: list[Answer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    built = watch(monkeypatch)
+    drafter = save("zlab", tmp_path / "zlab")
+
+    async def main() -> None:
+        async with engine(tiny_llama, speculate=f"dflash:{drafter}") as client:
+            model, calls = block_model(built), [0]
+            guess, error = model._guess, DeviceLost("it is gone") if lost else PlatformError("a kernel failed")
+
+            def failing(*given: Any) -> Any:
+                calls[0] += 1
+                if calls[0] > 5:
+                    raise error
+                return guess(*given)
+
+            monkeypatch.setattr(model, "_guess", failing)
+            same(await together(client, mixed(COUNT, max_tokens=TOKENS)), wanted)
+            await idle(client)
+
+    if lost:
+        with pytest.raises(Exception, match="it is gone"):
+            asyncio.run(main())
+        return
+    asyncio.run(main())
+    assert built.engines[-1].blocks is not None
+    assert built.engines[-1].blocks.failures == 1
+    assert caplog.text.count("failed, and drafts no more: a kernel failed") == 1
+
+
+def test_the_policy_lets_a_useless_drafter_rest(
+    tiny_llama: Path, wanted: list[Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random weights guess nothing, so drafts are tried rarely, whatever the machine's times."""
+    built = watch(monkeypatch, eager=False)
+    drafter = save("dspark", tmp_path / "dspark")
+
+    async def main() -> None:
+        async with engine(tiny_llama, speculate=f"dspark:{drafter}") as client:
+            for _ in range(2):
+                same(await together(client, mixed(COUNT, max_tokens=TOKENS)), wanted)
+            await idle(client)
+            block_model(built)
+
+    asyncio.run(main())
+    assert built.counts.rounds < COUNT * TOKENS // 4
