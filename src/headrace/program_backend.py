@@ -52,9 +52,10 @@ class EngineBackend:
         prefix = await self._prompt(conversation)
         ids = [self._tokenizer.encode(choice, add_special_tokens=False) for choice in choices]
         usage = TokenCounts()
-        prompts = [[*prefix, *one] for one in ids] + (ids if alone else [])
-        rows = await asyncio.gather(*(self._logprobs(prompt, usage) for prompt in prompts))
-        return Scores([row[len(prefix) :] for row in rows[: len(ids)]], rows[len(ids) :], usage)
+        scored = [self._logprobs([*prefix, *one], len(prefix), usage) for one in ids]
+        scored += [self._logprobs(one, 0, usage) for one in ids if alone]
+        rows = await asyncio.gather(*scored)
+        return Scores(rows[: len(ids)], rows[len(ids) :], usage)
 
     async def _prompt(self, conversation: Conversation) -> list[int]:
         """The prompt as the model sees it."""
@@ -64,12 +65,12 @@ class EngineBackend:
         inputs = ChatInputs(conversation.as_messages(), None, not going_on, going_on)
         return self._tokenizer.encode_chat(await self._tokenizer.apply_chat_template_async(inputs))
 
-    async def _logprobs(self, ids: list[int], usage: TokenCounts) -> list[float]:
-        """The log-probability of each token behind those before it; 0 for the first."""
-        params = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    async def _logprobs(self, ids: list[int], start: int, usage: TokenCounts) -> list[float]:
+        """The log-probability of each token from `start` on, behind those before it; 0 for the first of all."""
+        params = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=start)
         found: list[float] = []
         for output in await self._outputs(ids, params, None):
-            found += [entry.logprob or 0.0 for entry in output.prompt_logprobs or ()]
+            found += [entry.logprob or 0.0 for entry in (output.prompt_logprobs or ())[start:]]
             if output.finish_reason is not None:
                 usage.add(_counts(output))
         return found

@@ -103,7 +103,8 @@ class Delta:
     logprobs: list[TokenLogprobs] | None = None
     """One entry per token of `token_ids` if the request asked for logprobs."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """Set once, for the complete prompt, with the first token; entry 0 is None."""
+    """Set once, for the complete prompt, with the first token. Entry 0 and those before `prompt_logprobs_start` are
+    None."""
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     """The id of the stop or end token that ended the sequence; it is the last of `token_ids`."""

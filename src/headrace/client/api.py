@@ -53,7 +53,7 @@ class LogprobEntry:
     token: str
     raw: bytes
     logprob: float | None
-    """None for the first token of a prompt."""
+    """None for the first token of a prompt, and for those before `prompt_logprobs_start`."""
     rank: int
     top: tuple[tuple[int, str, bytes, float], ...] = ()
     """(id, text, raw bytes, logprob), most likely first."""

@@ -99,6 +99,7 @@ class Sequence:
         params = request.params
         stops = stop_ids(request)
         length = len(request.prompt)
+        unscored = max(0, params.prompt_logprobs_start - 1)
         return Sequence(
             request=request,
             order=order,
@@ -110,7 +111,8 @@ class Sequence:
             namespace=Namespace(request.adapter, request.salt),
             constraints=Constraints.of(params, stops, length, vocab_size, matcher, request.eos_token_ids),
             penalised=params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0,
-            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            scored=unscored,
+            prompt_logprobs=None if params.prompt_logprobs is None else [None] * (unscored + 1),
             matcher=matcher,
             # A bias or a list of tokens may exclude the forced ones: then each token is sampled under the mask.
             forces=matcher is not None and not params.logit_bias and params.allowed_token_ids is None,

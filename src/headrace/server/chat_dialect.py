@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from headrace.client.api import GenerateRequest, LogprobEntry, Output
-from headrace.server.exchange import ChunkUsage, event
+from headrace.server.exchange import ChunkUsage
 from headrace.server.generation import GeneratedChoice, GenerationRun
 from headrace.server.logprobs import chat_logprobs, prompt_logprobs
 from headrace.server.replies import (
@@ -24,6 +24,7 @@ from headrace.server.replies import (
     UsageReply,
 )
 from headrace.server.schemas import ChatRequest
+from headrace.server.stream_form import event
 
 __all__ = ["ChatDialect"]
 

@@ -18,7 +18,7 @@ from headrace.client.validate import check_ids
 from headrace.errors import InvalidRequest
 from headrace.server.context import Context
 from headrace.server.draft_fields import predicted_tokens, speculation_choice
-from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, event
+from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions
 from headrace.server.generation import GeneratedChoice, GenerationRun
 from headrace.server.logprobs import TextOffsets, prompt_logprobs, text_logprobs
 from headrace.server.output_constraint import constraint_of
@@ -34,6 +34,7 @@ from headrace.server.request_params import (
     stop_tokens,
 )
 from headrace.server.schemas import CompletionRequest
+from headrace.server.stream_form import event
 
 __all__ = ["answer_completion"]
 

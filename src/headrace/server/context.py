@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.responses import Response
+from starlette.types import Scope
 
 from headrace.client.api import EngineClient
 from headrace.client.request_outputs import TextStream
@@ -14,9 +15,11 @@ from headrace.config import Config
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.server.cancel_scope import CancelScope
 from headrace.server.cors import Cors
-from headrace.server.http_errors import HttpError, error_response
+from headrace.server.error_forms import error_response, family_of, status_of
+from headrace.server.http_errors import HttpError
 from headrace.server.metrics import ServerMetrics
 from headrace.server.model_formats import ModelFormats, find_formats
+from headrace.server.renaming import renamed
 from headrace.server.workers import TextWorkers
 from headrace.tokenization.chat_inputs import ChatInputs
 
@@ -82,10 +85,11 @@ class Context:
             )
             raise InvalidRequest(message, "n" if prompts == 1 else "prompt", "too_many_choices")
 
-    def refuse(self, error: HttpError) -> Response:
-        """The response for `error`, which is counted in the metrics."""
-        self.metrics.errors[error.status] += 1
-        return error_response(error)
+    def refuse(self, error: HttpError, scope: Scope) -> Response:
+        """The response for `error` in the form of the route's family. The metrics count it."""
+        family = family_of(scope)
+        self.metrics.errors[status_of(error, family)] += 1
+        return error_response(renamed(error, scope), family)
 
 
 def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Config) -> Context:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -38,6 +39,10 @@ class GeneratedChoice:
     def text(self) -> str:
         return "".join(self.pieces)
 
+    def whole(self) -> Output:
+        """The choice as one piece."""
+        return Output(self.index, self.text, self.token_ids, self.entries or None, self.finish_reason, self.stop_reason)
+
 
 class GenerationRun:
     """Runs the prompts of one request. `outputs` yields pieces whose index counts the choices of all prompts."""
@@ -48,6 +53,8 @@ class GenerationRun:
         self.choices = self.n * len(requests)
         self.prompt_entries: dict[int, list[LogprobEntry]] = {}
         """By choice, from its first piece on; empty unless the request has `prompt_logprobs`."""
+        self.first_at: float | None = None
+        """When the first output came, in monotonic seconds."""
         self._usages: list[Usage] = [Usage(len(request.prompt), 0, 0) for request in requests]
         self._logprobs = requests[0].params.logprobs is not None
         constraint = requests[0].constraint
@@ -63,6 +70,8 @@ class GenerationRun:
         """Raises what the engine raises, and HttpError for a choice that the engine could not finish."""
         try:
             async for output in self._stream:
+                if self.first_at is None:
+                    self.first_at = time.monotonic()
                 if output.finish_reason in ("error", "abort"):
                     raise _failure(output, self._field)
                 if output.usage is not None:

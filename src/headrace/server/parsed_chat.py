@@ -9,11 +9,12 @@ import msgspec
 from headrace.client.api import GenerateRequest, Output
 from headrace.server.answer_reader import AnswerReader
 from headrace.server.chat_dialect import ChatDialect
-from headrace.server.exchange import ChunkUsage, event
+from headrace.server.exchange import ChunkUsage
 from headrace.server.generation import GeneratedChoice, GenerationRun
 from headrace.server.logprobs import chat_logprobs
 from headrace.server.replies import ChatChunkChoice, ChatDelta, ChatMessage, ChatToolCall, UsageReply
 from headrace.server.schemas import ChatRequest
+from headrace.server.stream_form import event
 
 __all__ = ["ParsedChatDialect"]
 
