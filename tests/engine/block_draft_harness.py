@@ -18,6 +18,7 @@ from headrace.kernels import paged
 from headrace.kernels.inputs import sample_inputs_of
 from headrace.kernels.registry import pack
 from headrace.kernels.weight import Weight
+from headrace.models.block_draft_weights import read_weights
 from headrace.models.block_drafter import BlockDrafter, ContextTap
 from headrace.models.config import DecoderConfig, LayerConfig, Rope
 from headrace.models.decoder import DecoderWeights
@@ -44,7 +45,9 @@ class DraftHarness:
             pack(self.ops, operator, matrix)
         draft = open_block_draft(directory, "dflash" if "dspark" not in directory.name else "dspark", TARGET_LAYERS)
         target = DecoderWeights(matrices[0], [], torch.ones(HIDDEN), matrices[1])
-        weights = draft.weights(target, lambda role, own: False, self._finish, lambda tensor: tensor)
+        weights = read_weights(
+            draft.config, draft.source, "draft", target, lambda role, own: False, self._finish, lambda tensor: tensor
+        )
         self.config = draft.config
         self.drafter = BlockDrafter(draft.config, self.ops, weights, 0, 256, lambda tensor: tensor)
         self.choice = BlockChoice(block_head(draft.config, weights.tables))

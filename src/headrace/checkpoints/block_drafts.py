@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.checkpoints.files import located, present, read_json
 from headrace.checkpoints.safetensors_source import SafetensorsSource, open_safetensors
 from headrace.errors import ConfigError, ModelNotFound
@@ -18,6 +19,7 @@ from headrace.models.block_draft_config import BlockDraftConfig, Method
 from headrace.models.block_draft_settings import read_block_draft
 from headrace.models.block_draft_weights import BlockDraftWeights, TargetMatrices, read_weights
 from headrace.quant.methods import scheme_of
+from headrace.quant.weights import same_values
 
 __all__ = ["BlockDraftCheckpoint", "open_block_draft"]
 
@@ -31,15 +33,25 @@ class BlockDraftCheckpoint:
     source: SafetensorsSource
 
     def weights(
-        self,
-        target: TargetMatrices,
-        same_as_target: Callable[[str, Weight], bool],
-        finish: Finish,
-        place: Callable[[torch.Tensor], Any],
+        self, own: TargetMatrices, target: Checkpoint, finish: Finish, place: Callable[[torch.Tensor], Any]
     ) -> BlockDraftWeights:
-        """Read the weights, see `read_weights`. Raises CheckpointError that names file and tensor, UnsupportedModel
-        for unknown tensors."""
-        return read_weights(self.config, self.source, str(self.path), target, same_as_target, finish, place)
+        """Read the weights, see `read_weights`. `own`: the target's matrices as it uses them; those of the drafter that
+        equal the target's stored ones are replaced by them. Raises CheckpointError that names file and tensor,
+        UnsupportedModel for unknown tensors."""
+
+        def same(role: str, matrix: Weight) -> bool:
+            return same_values(matrix, _stored(target, role))
+
+        return read_weights(self.config, self.source, str(self.path), own, same, finish, place)
+
+
+def _stored(target: Checkpoint, role: str) -> Weight:
+    """The embedding or output matrix of a checkpoint."""
+    decoder, names = target.decoder_config, target.names
+    name = names.embedding
+    if role == "head" and any(held.startswith(f"{names.head}.") for held in target.source.names):
+        name = names.head
+    return target.source.matrix(name, decoder.vocab, decoder.hidden, bias=False)
 
 
 def open_block_draft(path: Path | str, method: Method, target_layers: int) -> BlockDraftCheckpoint:

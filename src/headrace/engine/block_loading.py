@@ -17,14 +17,12 @@ from headrace.engine.block_model import BlockDraftModel, BlockSizes, StepCache, 
 from headrace.engine.ranks.rank_messages import Sizes
 from headrace.errors import ConfigError
 from headrace.kernels.ops import Ops
-from headrace.kernels.weight import Weight
 from headrace.models.assemble import Finish
 from headrace.models.block_draft_config import Method, check_block_draft
 from headrace.models.block_draft_weights import BlockDraftWeights
 from headrace.models.block_drafter import BlockDrafter, ContextTap
 from headrace.models.decoder import DecoderWeights
 from headrace.platforms.interface import Device
-from headrace.quant.weights import same_values
 from headrace.speculation.block_choice import BlockChoice
 from headrace.types import KVLayout, LayerKV
 
@@ -69,7 +67,7 @@ class BlockDraft:
     def load(
         self, device: Device, ops: Ops, weights: DecoderWeights, finish: Finish, place: Callable[[torch.Tensor], Any]
     ) -> None:
-        self._weights = self.checkpoint.weights(weights, self._same_as_target, finish, place)
+        self._weights = self.checkpoint.weights(weights, self.target, finish, place)
         self._ops, self._place = ops, place
 
     def tap(self, layer: int) -> ContextTap:
@@ -98,15 +96,6 @@ class BlockDraft:
             ", ".join(map(str, config.features)),
         )
         return found
-
-    def _same_as_target(self, role: str, own: Weight) -> bool:
-        """Whether a matrix is the target's, bit by bit."""
-        target, names = self.target.decoder_config, self.target.names
-        name = names.embedding
-        if role == "head" and any(held.startswith(f"{names.head}.") for held in self.target.source.names):
-            name = names.head
-        stored = self.target.source.matrix(name, target.vocab, target.hidden, bias=False)
-        return same_values(own, stored)
 
 
 def find_block_draft(config: Config, target: Checkpoint, device: Device) -> BlockDraft | None:

@@ -126,7 +126,7 @@ class Ops(Protocol):
 
         RMS norm per head applies to q and k if norms [d] are given. The rotation is of NeoX halves, with cos_sin
         float32 [positions, rotary_dim] = cos | sin; the rest of d is not rotated. k and v are written at slot_mapping.
-        Returns q [T, Hq d].
+        Returns q [T, Hq d]. With 0 query heads it writes keys and values alone.
         """
 
     def attention(

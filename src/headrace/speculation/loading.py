@@ -48,9 +48,7 @@ def find_drafter(method: str, discovered: Callable[[], PluginSet] = discover) ->
     plugins = discovered()
     found = plugins.find(_HOOK, method)
     if found is None:
-        known = ", ".join(
-            sorted({*BUILT_IN, *plugins.drafters(), "dflash:CHECKPOINT", "draft:MODEL", "dspark:CHECKPOINT"})
-        )
+        known = ", ".join(sorted({*BUILT_IN, *plugins.drafters(), *_LOADED}))
         raise ConfigError(f"speculation method {method!r} is not installed; there are {known}")
     if not callable(found):
         raise PluginError(f"hook {_HOOK}: {method!r} is {found!r}: expected something to call")

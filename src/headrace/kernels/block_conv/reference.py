@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 __all__ = ["block_conv"]
 
@@ -18,7 +19,6 @@ def block_conv(x: Tensor, kernel: Tensor, base: Tensor, side: int, rows: int) ->
     place, wide = torch.arange(len(x), device=x.device) % rows, x.float()
     total = wide * weight[:, 0]
     for tap in range(1, taps):
-        before = torch.zeros_like(wide)
-        before[tap:] = wide[: len(x) - tap if tap < len(x) else 0]
+        before = functional.pad(wide, (0, 0, tap, 0))[: len(x)]
         total = total + torch.where((place >= tap).unsqueeze(1), before * weight[:, tap], 0.0)
     return total.to(x.dtype)
