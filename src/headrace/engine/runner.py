@@ -239,7 +239,7 @@ class Runner:
 
         def forward(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
             placed = place_drafts(self._ops, inputs, self.config.drafts, self.config.layout.block_size)
-            found = {name: placed[name] for name in ("drafts", "position") if name in placed}
+            found: dict[str, Tensor] = {name: placed[name] for name in ("drafts", "position") if name in placed}
             logits = self._model.forward(batch_of({**inputs, **placed}), kv, inputs["history"])
             return kv, {"logits": logits, **found, **history_of(inputs)}
 

@@ -12,6 +12,7 @@ from headrace.kernels import (
     accept,
     add_rms_norm,
     attention,
+    block_conv,
     causal_conv1d,
     embedding,
     gated_activation,
@@ -81,6 +82,7 @@ _OPTIONAL_FOLDERS: tuple[Any, ...] = (
     load_features,
     take_rows,
     widen_logits,
+    block_conv,
     *_DRAFTING,
 )
 OPTIONAL: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _OPTIONAL_FOLDERS)

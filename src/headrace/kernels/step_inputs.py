@@ -85,6 +85,8 @@ STEP_INPUTS: Mapping[str, StepInput] = _table(
     StepInput("allowed", "int32", ("masks", "vocab / 32")),
     StepInput("allowed_row", "int32", ("rows",), fill=-1),
     StepInput("logits", "float32", ("rows", "vocab")),
+    StepInput("last_positions", "int32", ("tokens",)),
+    StepInput("whole_lens", "int32", ("seqs",)),
     StepInput("lengths", "int32", ("seqs",), fill=GIVEN),
     StepInput("drafts", "int32", ("seqs", "drafts")),
     StepInput("history", "int32", ("slots", "positions"), persists=True),

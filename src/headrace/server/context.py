@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -13,6 +14,8 @@ from headrace.client.api import EngineClient
 from headrace.client.request_outputs import TextStream
 from headrace.config import Config
 from headrace.errors import ConfigError, InvalidRequest
+from headrace.server.batch_runner import BatchRunner
+from headrace.server.batch_store import BatchStore
 from headrace.server.cancel_scope import CancelScope
 from headrace.server.cors import Cors
 from headrace.server.error_forms import error_response, family_of, status_of
@@ -20,10 +23,14 @@ from headrace.server.http_errors import HttpError
 from headrace.server.metrics import ServerMetrics
 from headrace.server.model_formats import ModelFormats, find_formats
 from headrace.server.renaming import renamed
+from headrace.server.response_store import ResponseStore
 from headrace.server.workers import TextWorkers
 from headrace.tokenization.chat_inputs import ChatInputs
 
 __all__ = ["Context", "ServerTokenizer", "make_context"]
+
+_SEQUENCES = 16
+"""Half of a batch's window, if the engine chooses how many sequences run."""
 
 
 class ServerTokenizer(Protocol):
@@ -41,6 +48,9 @@ class ServerTokenizer(Protocol):
 
     @property
     def template_source(self) -> str: ...
+
+    @property
+    def named_tokens(self) -> Mapping[str, str]: ...
 
     @property
     def response_template(self) -> Any: ...
@@ -61,6 +71,14 @@ class Context:
     """Sequences that one request may have: the queue never has room for more."""
     cors: Cors | None = None
     """None: pages of other origins cannot read the answers."""
+    responses: ResponseStore | None = None
+    """Responses that clients asked to keep; None: none are kept."""
+    batches: BatchStore | None = None
+    """Files and batches; None: none are kept."""
+    batch_window: int = 32
+    """Lines of a batch that are under way at a time."""
+    runner: BatchRunner | None = None
+    """Works on the batches."""
     formats: ModelFormats = field(default_factory=ModelFormats)
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     workers: TextWorkers = field(default_factory=TextWorkers)
@@ -94,11 +112,12 @@ class Context:
 
 def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Config) -> Context:
     """The state of a new server. Raises ConfigError for an API key that is empty or cannot stand in an HTTP header,
-    and for an unknown name of a format."""
+    for an unknown name of a format, and for a folder of state that cannot be written."""
     key = config.server.api_key
     if key is not None:
         key = key.strip()
         _check_key(key)
+    folder = None if config.server.state_dir is None else Path(config.server.state_dir)
     name = config.server.served_model_name or client.info.name
     return Context(
         client,
@@ -107,7 +126,10 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
         None if key is None else key.encode(),
         config.scheduler.max_waiting,
         Cors(config.server.cors_origin) if config.server.cors_origin else None,
-        find_formats(tokenizer, config.server),
+        formats=find_formats(tokenizer, config.server),
+        batch_window=min(2 * (config.scheduler.max_num_seqs or _SEQUENCES), max(1, config.scheduler.max_waiting // 2)),
+        responses=None if folder is None else ResponseStore(folder),
+        batches=None if folder is None else BatchStore(folder),
     )
 
 

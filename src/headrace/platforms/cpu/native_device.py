@@ -97,9 +97,8 @@ class NativeDevice(TorchDevice):
         }
         tag = f"native {self.team.library.isa}"
         check = lambda: check_layouts(library, DRAFTER_TWINS)  # noqa: E731
-        features = NativeFeatures(self._ops, check)
-        functions = {**self._ops.table(), **matrices.table(), "moe": experts.moe, **features.table()}
-        functions |= NativeDrafting(self._ops, check).table()
+        functions: dict[str, Callable[..., Any]] = {**self._ops.table(), **matrices.table(), "moe": experts.moe}
+        functions.update({**NativeFeatures(self._ops, check).table(), **NativeDrafting(self._ops, check).table()})
         functions["embedding"] = split_table(self._ops, matrices.embedding)
         self._table = {name: NativeOperator(function, tag, packs.get(name)) for name, function in functions.items()}
 
