@@ -12,7 +12,7 @@ from headrace.core.constraints import Constraints, gather
 from headrace.core.sequence import Sequence
 from headrace.core.slots import LAST, LOGPROBS, PROMPT_LEN, Slots
 from headrace.sampling import FLOAT_ROWS, INT_ROWS
-from headrace.types import GIVEN, NO_TOKEN, SamplingBatch, StepPlan
+from headrace.types import GIVEN, NO_TOKEN, SamplingBatch, StepPlan, StepResult
 
 __all__ = ["ConstrainedRow", "Decodes", "PrefillChunk", "StepExtras", "StepRecord", "build", "complete"]
 
@@ -94,8 +94,8 @@ class PrefillChunk:
     length: int | None = None
     """None: all is given. Otherwise the device places the chunk's tokens: its positions here are upper bounds, its
     drafts stand for those of the device, and this is the number of known tokens, or ON_DEVICE."""
-    made: int = 0
-    """The number of drafts that the device has found."""
+    planned: int = 0
+    """The number of drafts for which the device had room."""
 
     @property
     def stop(self) -> int:
@@ -142,6 +142,18 @@ class StepRecord:
     chunks: list[PrefillChunk]
     waiting: list[ConstrainedRow] = field(default_factory=list)
     """Constrained rows of a split step."""
+
+    def settled(self, result: StepResult) -> list[PrefillChunk]:
+        """The chunks. Those that the device has placed get their true end, and the drafts as far as they were right;
+        the other ones that it had stand as NO_TOKEN."""
+        for at, chunk in enumerate(self.chunks, self.count):
+            if chunk.length is not None:
+                assert result.counts is not None
+                count, made = result.counts[at].tolist()
+                right: list[int] = result.tokens[chunk.row : chunk.row + count - 1].tolist()
+                chunk.end, chunk.planned = len(chunk.seq.tokens), len(chunk.drafts)
+                chunk.drafts = right + [NO_TOKEN] * (made + 1 - count)
+        return self.chunks
 
 
 def parameters(slots: Slots, index: npt.NDArray[np.intp]) -> SamplingBatch:

@@ -44,6 +44,7 @@ class RunningSequences:
     def leave(self, seq: Sequence) -> None:
         """Remove a sequence that has released its slot."""
         del self._by_id[seq.id]
+        seq.uncertain = 0
         if seq in self._decoding:
             self._decoding.remove(seq)
             self._decodes = None

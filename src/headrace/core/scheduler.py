@@ -186,10 +186,10 @@ class Scheduler:
                 seq = decodes.seqs[at]
                 if seq.slot >= 0:
                     self._cache.commit_blocks(seq, self._committed)
-        for at, chunk in enumerate(launched.chunks, launched.count):
+        for chunk in launched.settled(result):
             if chunk.seq.epoch == chunk.epoch:
                 try:
-                    deltas.extend(self._commit_chunk(chunk, at, tokens, result))
+                    deltas.extend(self._commit_chunk(chunk, tokens, result))
                 except Exception as error:
                     deltas.append(self._fault(chunk.seq, error))
         if self._verification is not None:
@@ -325,10 +325,7 @@ class Scheduler:
         if self._verification is not None and (tokens or followed):
             self._verification.extend(seq, tokens + followed)
 
-    def _commit_chunk(self, chunk: PrefillChunk, at: int, tokens: list[int], result: StepResult) -> list[Delta]:
-        """Process the rows of sequence `at` of the step."""
-        if chunk.length is not None:
-            return self._commit_placed(chunk, at, tokens, result)
+    def _commit_chunk(self, chunk: PrefillChunk, tokens: list[int], result: StepResult) -> list[Delta]:
         seq = chunk.seq
         seq.filled = chunk.end
         found: list[Delta | None] = []
@@ -358,22 +355,6 @@ class Scheduler:
         if chunk.end == seq.prompt_len:
             delta.first_scheduled = seq.first_scheduled
             delta.prompt_logprobs = seq.prompt_logprobs
-        return [delta]
-
-    def _commit_placed(self, chunk: PrefillChunk, at: int, tokens: list[int], result: StepResult) -> list[Delta]:
-        """As `_commit_chunk`, for a sequence that the device has placed."""
-        assert result.counts is not None
-        seq, found = chunk.seq, list[Delta | None]()
-        count, chunk.made = result.counts[at].tolist()
-        for row in range(chunk.row, chunk.row + count):
-            found.append(self._take_row(seq, len(seq.tokens), row, tokens[row], result))
-            if seq.epoch != chunk.epoch:
-                break
-        chunk.accepted = min(count - 1, len(found))
-        if seq.slot >= 0:
-            self._cache.commit_blocks(seq, self._committed)
-        delta = merged([delta for delta in found if delta is not None])
-        delta.accepted_drafts, delta.rejected_drafts = chunk.accepted, chunk.made - chunk.accepted
         return [delta]
 
     def _fault(self, seq: Sequence, error: Exception) -> Delta:
@@ -417,4 +398,3 @@ class Scheduler:
         self._cache.release(seq, self._committed, self._launched, keep)
         self._slots.release(slot)
         self._running.leave(seq)
-        seq.uncertain = 0

@@ -83,16 +83,15 @@ class Verification:
         """Report what was accepted in a step, and continue after the accepted tokens."""
         for chunk in chunks:
             seq = chunk.seq
-            if not chunk.drafts or chunk.accepted is None or seq.slot < 0:
+            if chunk.accepted is None or seq.slot < 0:
                 continue
-            if chunk.length is None:
+            if chunk.length is not None:
+                self._slots.computed[seq.slot] -= chunk.planned - chunk.accepted
+                seq.uncertain -= chunk.planned
+            elif chunk.drafts:
                 self._slots.computed[seq.slot] = chunk.end + chunk.accepted
-            else:
-                self._slots.computed[seq.slot] -= len(chunk.drafts) - chunk.accepted
-                seq.uncertain -= len(chunk.drafts)
         ours = [chunk for chunk in chunks if chunk.verifies]
-        made = [len(chunk.drafts) if chunk.length is None else chunk.made for chunk in ours]
-        self._source.verified(step, [chunk.accepted for chunk in ours], made)
+        self._source.verified(step, [chunk.accepted for chunk in ours], [len(chunk.drafts) for chunk in ours])
 
     def _placed(self, seq: Sequence, drafts: int) -> PrefillChunk:
         """The rows of a sequence that the device places, and the state after them."""
