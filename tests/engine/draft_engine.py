@@ -85,7 +85,7 @@ def watch(patch: pytest.MonkeyPatch, eager: bool = True) -> Built:
     patch.setattr(startup, "build_on", build)
     if eager:
         patch.setattr(model_speculator, "_FUNDS", math.inf)
-        patch.setattr(startup, "ModelSpeculator", lambda model: ModelSpeculator(model, policy=EagerPolicy(7)))
+        patch.setattr(startup, "ModelSpeculator", lambda *given: ModelSpeculator(*given, policy=EagerPolicy(7)))
     return built
 
 

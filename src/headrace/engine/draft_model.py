@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from headrace.core import Scheduler
+from headrace.core.drafts import DraftRow
 from headrace.engine.core_loop import PendingStep, StepRunner
 from headrace.errors import DeviceLost, HeadraceError
 from headrace.speculation.model_speculator import NEAR, ModelDrafts
@@ -92,6 +93,9 @@ class DraftModel:
     def begin(self, request: Request) -> None:
         """Take up a sequence."""
         self._sequences[request.id] = _Known(request, list(request.prompt))
+
+    def place(self, rows: Sequence[DraftRow]) -> None:
+        """Nothing: the model's cache has block tables of its own."""
 
     def extend(self, sequence: str, tokens: Sequence[int]) -> None:
         self._sequences[sequence].tokens += tokens

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from headrace.core.drafts import DraftRow, StepSize
 from headrace.engine.draft_model import DraftModel
+from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.stats import MethodTotals, SpeculationTotals
 from headrace.speculation.model_speculator import ModelSpeculator
 from headrace.speculation.policy import StepShape
@@ -51,7 +52,7 @@ class Drafting:
         speculator: Speculator | ModelSpeculator,
         predicted_only: bool = False,
         clock: Callable[[], float] = time.perf_counter,
-        model: DraftModel | None = None,
+        model: DraftModel | HeadDrafter | None = None,
     ) -> None:
         """`predicted_only`: sequences have drafts only if their request predicts the output. `model`: the one that
         drafts, if any."""
@@ -99,6 +100,8 @@ class Drafting:
     def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> Sequence[list[int]]:
         wall, busy = self._spent()
         with self._watch:
+            if self._model is not None:
+                self._model.place(rows)
             drafts = self._speculator.draft(
                 StepShape(*size), [SpeculatorRow(row.sequence, row.most, row.context) for row in rows]
             )

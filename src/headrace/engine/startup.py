@@ -12,6 +12,7 @@ from headrace.core import CoreConfig, Scheduler
 from headrace.engine.core_loop import EngineCore
 from headrace.engine.draft_loading import DraftCheckpoint, LoadedDraft, find_draft
 from headrace.engine.drafting import Drafting
+from headrace.engine.head_loading import HeadSource, LoadedHead, find_head
 from headrace.engine.plans import dummy_plan
 from headrace.engine.rank_loading import LoadedRank, load_rank, open_rank
 from headrace.engine.ranks.leader import COMMAND, Followers
@@ -51,6 +52,8 @@ class Engine:
     grammars: GrammarCompiler
     draft: LoadedDraft | None = None
     """The model that drafts, if any."""
+    head: LoadedHead | None = None
+    """The draft head, if any."""
 
     @property
     def device(self) -> Device:
@@ -114,17 +117,19 @@ def build_on(
     followers = followers or Followers("", 1, lambda rank: 0)
     # Unknown names are refused before anything is loaded.
     make_backend = find_backend(config.model.grammar_backend)
-    found = find_draft(config, checkpoint, device)
-    if found is None:
+    found, head = find_draft(config, checkpoint, device), find_head(config, checkpoint)
+    if found is None and head is None:
         find_drafter(_method(config))
     resolved, reasons = _resolve(
-        config, checkpoint, device, f"{platform} device {config.device.index}", followers.size, found
+        config, checkpoint, device, f"{platform} device {config.device.index}", followers.size, found, head
     )
+    if head is not None:
+        head.max_model_len = resolved.max_model_len
     progress("ranks", 0.0)
     followers.await_all(Opened)
     sizes = _sizes(resolved)
     followers.send(sizes)
-    own = load_rank(config, checkpoint, device, Shard(0, followers.size), sizes, progress)
+    own = load_rank(config, checkpoint, device, Shard(0, followers.size), sizes, progress, head)
     followers.await_all(Loaded)
     runner = followers.runner(own.runner)
     progress("first step", 0.0)
@@ -134,7 +139,8 @@ def build_on(
     vocab = checkpoint.decoder_config.vocab
     grammars = GrammarCompiler(lambda: open_backend(make_backend, checkpoint.path, vocab, checkpoint.eos_token_ids))
     draft = None if found is None else found.load(device, resolved, progress, busy_seconds(device))
-    drafting = _drafting(config, draft)
+    drafts = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
+    drafting = _drafting(config, draft, drafts)
     core = EngineCore(
         Scheduler(_core_config(config, resolved, vocab), drafting),
         runner,
@@ -145,7 +151,9 @@ def build_on(
         grammars=grammars,
         drafting=drafting,
     )
-    return Engine(core, _engine_info(checkpoint, platform, resolved, vocab, reasons), own, followers, grammars, draft)
+    return Engine(
+        core, _engine_info(checkpoint, platform, resolved, vocab, reasons), own, followers, grammars, draft, drafts
+    )
 
 
 def _method(config: Config) -> str:
@@ -153,9 +161,11 @@ def _method(config: Config) -> str:
     return config.scheduler.speculate or "predicted"
 
 
-def _drafting(config: Config, draft: LoadedDraft | None) -> Drafting:
+def _drafting(config: Config, draft: LoadedDraft | None, head: LoadedHead | None) -> Drafting:
     if draft is not None:
         return Drafting(ModelSpeculator(draft.model), model=draft.model)
+    if head is not None:
+        return Drafting(ModelSpeculator(head.model, head.method), model=head.model)
     drafter = GuardedDrafter(make_drafter(_method(config)))
     return Drafting(Speculator(drafter), predicted_only=config.scheduler.speculate is None)
 
@@ -167,10 +177,16 @@ def busy_seconds(device: Device) -> Callable[[], float] | None:
 
 
 def _resolve(
-    config: Config, checkpoint: Checkpoint, device: Device, name: str, size: int, draft: DraftCheckpoint | None
+    config: Config,
+    checkpoint: Checkpoint,
+    device: Device,
+    name: str,
+    size: int,
+    draft: DraftCheckpoint | None,
+    head: HeadSource | None,
 ) -> tuple[Resolved, list[str]]:
     """The choices for every rank, from the free memory of rank 0, which ranks of one host share. A draft model's
-    weights and cache take their part."""
+    or head's weights and cache take their part."""
     capabilities, (free, _) = device.capabilities(), device.memory()
     if capabilities.host_memory:
         free = max(0, free - checkpoint.total_bytes) // size
@@ -179,7 +195,11 @@ def _resolve(
     beside = None
     if draft is not None:
         free, beside = max(0, free - draft.checkpoint.total_bytes), draft.layout
-    resolved, reasons = resolve(config, capabilities, checkpoint.facts(Shard(0, size)), free, name, beside)
+    facts = checkpoint.facts(Shard(0, size))
+    if head is not None:
+        facts, free = head.facts(facts), max(0, free - head.stored_bytes)
+        beside = head.layout(config, device, facts)
+    resolved, reasons = resolve(config, capabilities, facts, free, name, beside)
     if size > 1:
         reasons.append(f"{size} ranks, each with its part of every layer")
     for reason in reasons:

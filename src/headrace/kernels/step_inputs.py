@@ -4,7 +4,8 @@ The engine puts arrays of these names on the device. Code that records, captures
 reads here what may change from call to call. The fields of `ops.Batch` and `ops.SampleInputs` have the same names.
 
 A step with constrained rows is two executables: the forward pass, whose output is `logits`, and sampling, which takes
-that output as an input. A step in one part has no input `logits`.
+that output as an input. A step in one part has no input `logits`. Only passes of a draft head have `features`, which is
+an output of another executable, and `token_positions`, where the tokens of their embeddings stand.
 """
 
 from __future__ import annotations
@@ -21,7 +22,19 @@ from headrace.types import NO_TOKEN, Bucket
 __all__ = ["PERSISTENT", "STEP_INPUTS", "Dimension", "StepInput", "padded_sizes"]
 
 Dimension = Literal[
-    "3", "tokens", "seqs", "seqs + 1", "rows", "blocks", "biases", "masks", "vocab / 32", "vocab", "slots", "positions"
+    "3",
+    "tokens",
+    "seqs",
+    "seqs + 1",
+    "rows",
+    "blocks",
+    "biases",
+    "masks",
+    "vocab / 32",
+    "vocab",
+    "slots",
+    "positions",
+    "features",
 ]
 """The dimensions of a step's inputs. `types.Bucket` holds the maximum of each that varies. The others never change: the
 history holds `slots` sequences of `positions` tokens, masks hold the vocabulary in words of 32 bits, `logits` has a
@@ -69,6 +82,8 @@ STEP_INPUTS: Mapping[str, StepInput] = _table(
     StepInput("allowed", "int32", ("masks", "vocab / 32")),
     StepInput("allowed_row", "int32", ("rows",), fill=-1),
     StepInput("logits", "float32", ("rows", "vocab")),
+    StepInput("features", "float32", ("tokens", "features")),
+    StepInput("token_positions", "int32", ("tokens",)),
     StepInput("history", "int32", ("slots", "positions"), persists=True),
 )
 """The inputs by name."""
