@@ -11,12 +11,11 @@ from typing import Any
 import plain_heads
 import pytest
 import tiny_models
-import torch
 from draft_engine import Built, watch
-from engine_harness import Answer, alone, config_of, engine, idle, in_turn, request, together
+from engine_harness import Answer, alone, engine, idle, in_turn, request, together
 from plain_heads import MTP, Plain, add_mtp, save_eagle3
 from server_harness import make_model
-from test_engine_bits import COUNT, VOCAB, mixed, same
+from test_engine_bits import VOCAB, same
 from tiny_models import prompt as random_prompt
 
 from headrace.client.api import GenerateRequest

@@ -11,7 +11,7 @@ import pytest
 import torch
 from draft_engine import Built, watch
 from engine_harness import Answer, alone, config_of, engine, idle, in_turn, request, together
-from plain_heads import H, VOCAB, add_mtp, save_eagle3
+from plain_heads import VOCAB, H, add_mtp, save_eagle3
 from safetensors.torch import load_file, save_file
 from test_draft_heads import TOKENS, balanced, save_target
 from test_engine_bits import COUNT, WAYS, mixed, same

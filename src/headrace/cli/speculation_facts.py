@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from headrace.config import MTP
 from headrace.errors import HeadraceError
 from headrace.hub.catalogue import CATALOGUE, resolve_model
 from headrace.hub.model_reference import parse_repository
@@ -37,7 +38,10 @@ def speculation_facts(found: PluginSet, chosen: str | None, remedies: list[str])
 def _fault(chosen: str, found: PluginSet) -> str | None:
     """Why a server would not start with `--speculate chosen`; None if nothing is known against it."""
     try:
-        model = make_config("", {"speculate": chosen}, flags=True).scheduler.draft_model
+        scheduler = make_config("", {"speculate": chosen}, flags=True).scheduler
+        model = scheduler.draft_checkpoint
+        if scheduler.draft_method == MTP:
+            return None
         if model is None:
             find_drafter(chosen, lambda: found)
         elif model not in CATALOGUE and parse_repository(model) is None:

@@ -30,6 +30,8 @@ BUILT_IN: dict[str, MakeHostDrafter] = {"ngram": _ngram, "predicted": PredictedD
 """A prediction that comes with a request is followed by each of them."""
 NEEDS = {
     "draft": "a smaller model of the same vocabulary: draft:MODEL",
+    "eagle3": "a draft head that was trained for the model: eagle3:CHECKPOINT",
+    "mtp": "a head for multi-token prediction in the model's own checkpoint",
     "ngram": "nothing else",
     "predicted": "requests with a `prediction`",
     "suffix": "nothing else; it keeps 200,000 tokens of earlier answers",
@@ -45,7 +47,7 @@ def find_drafter(method: str, discovered: Callable[[], PluginSet] = discover) ->
     plugins = discovered()
     found = plugins.find(_HOOK, method)
     if found is None:
-        known = ", ".join(sorted({*BUILT_IN, *plugins.drafters(), "draft:MODEL"}))
+        known = ", ".join(sorted({*BUILT_IN, *plugins.drafters(), "draft:MODEL", "eagle3:CHECKPOINT", "mtp"}))
         raise ConfigError(f"speculation method {method!r} is not installed; there are {known}")
     if not callable(found):
         raise PluginError(f"hook {_HOOK}: {method!r} is {found!r}: expected something to call")
