@@ -39,8 +39,13 @@ DRAFT = "draft"
 """The method of speculation whose drafts come from a model."""
 EAGLE3, MTP = "eagle3", "mtp"
 """The methods whose drafts come from a head that reads the model's hidden states."""
-_WITH_CHECKPOINT = {DRAFT: ("a model", "MODEL"), EAGLE3: ("a draft head", "CHECKPOINT")}
-"""Methods with a checkpoint of their own: what it is, and its name in texts."""
+WITH_CHECKPOINT = {
+    DRAFT: ("draft:MODEL", "a model"),
+    "dflash": ("dflash:CHECKPOINT", "a drafter"),
+    "dspark": ("dspark:CHECKPOINT", "a drafter"),
+    EAGLE3: ("eagle3:CHECKPOINT", "a draft head"),
+}
+"""Methods that load a checkpoint: how they are written, and what they need."""
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "float8_e4m3"]
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -151,8 +156,9 @@ class SchedulerConfig(Frozen):
     speculate: str | None = Field(
         default=None,
         description="Speculative decoding: ngram, suffix, draft:MODEL with a smaller model of the same vocabulary, "
-        "eagle3:CHECKPOINT with a draft head, mtp with the head in the model's own checkpoint, or the name that a "
-        "plugin offers. Answers stay the same. Default: only requests with a prediction are speculated.",
+        "eagle3:CHECKPOINT, dflash:CHECKPOINT or dspark:CHECKPOINT with a drafter trained for the model, mtp with the "
+        "head in the model's own checkpoint, or the name that a plugin offers. Answers stay the same. Default: only "
+        "requests with a prediction are speculated.",
         json_schema_extra=unit("method"),
     )
 
@@ -160,32 +166,23 @@ class SchedulerConfig(Frozen):
     @classmethod
     def _method(cls, text: str | None) -> str | None:
         method, colon, checkpoint = (text or "").partition(":")
-        if method in _WITH_CHECKPOINT and not checkpoint:
-            what, name = _WITH_CHECKPOINT[method]
-            raise ValueError(f"the method {method} needs {what}: write it as {method}:{name}, with a name or a path")
-        if colon and method not in _WITH_CHECKPOINT:
+        if method in WITH_CHECKPOINT and not checkpoint:
+            form, what = WITH_CHECKPOINT[method]
+            raise ValueError(f"the method {method} needs {what}: write it as {form}, with a name or a path")
+        if colon and method not in WITH_CHECKPOINT:
             raise ValueError(f"the method {method} takes no checkpoint: leave out {colon}{checkpoint}")
         return text
 
     @property
     def draft_model(self) -> str | None:
-        """Name or path of the model that drafts; None without one."""
-        return self.draft_checkpoint if self.draft_method == DRAFT else None
-
-    @property
-    def draft_method(self) -> str | None:
-        """The method without its checkpoint."""
-        return None if self.speculate is None else self.speculate.partition(":")[0]
-
-    @property
-    def draft_checkpoint(self) -> str | None:
-        """Name or path of the checkpoint of the method; None if it has none."""
-        return (self.speculate or "").partition(":")[2] or None
+        """Name or path of the checkpoint that drafts; None without one."""
+        method, _, checkpoint = (self.speculate or "").partition(":")
+        return checkpoint if method in WITH_CHECKPOINT else None
 
     def with_draft_model(self, find: Callable[[str], Path]) -> SchedulerConfig:
-        """The same with the path of the method's checkpoint, which `find` gets from its name."""
-        name = self.draft_checkpoint
-        return self if name is None else self.model_copy(update={"speculate": f"{self.draft_method}:{find(name)}"})
+        """The same with the path of what drafts, which `find` gets from its name."""
+        name, method = self.draft_model, (self.speculate or "").partition(":")[0]
+        return self if name is None else self.model_copy(update={"speculate": f"{method}:{find(name)}"})
 
 
 class DeviceConfig(Frozen):
@@ -246,6 +243,13 @@ class ServerConfig(Frozen):
     reasoning_format: str | None = Field(default=None, description="Format of reasoning, or none. Default: detected.")
     drain_timeout: float = Field(
         default=30.0, ge=0, description="Time for running requests after SIGTERM.", json_schema_extra=unit("seconds")
+    )
+
+    state_dir: str | None = Field(
+        default=None,
+        description="Folder for the responses that clients ask to keep: at most 10,000, 1 GiB and 30 days. Default: "
+        "none are kept.",
+        json_schema_extra=unit("path"),
     )
 
     @field_validator("cors_origin")

@@ -81,6 +81,11 @@ class Request:
     """Most drafts that one step verifies for it; 0: none, None: as many as the engine finds worth it."""
     predicted_only: bool = False
     """Drafts come from `predicted` alone, whatever else the engine drafts with."""
+    keep: bool = False
+    """At its end the sequence stays open, in its slot and with its blocks, for a request that extends it."""
+    extends: str = ""
+    """Id of an open sequence that this prompt goes on with: it takes over the slot and the blocks. If that one is not
+    open any more, this is a request as any other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,9 +87,9 @@ def balanced(built: Built) -> None:
     """No sequence is known any more, and every block of the head's cache is free."""
     head = built.engines[-1].head
     assert head is not None
-    assert head.model.failures == 0
-    assert not head.model._sequences
-    assert head.model.free_blocks == built.engines[-1].info.num_blocks - 1
+    assert head.failures == 0
+    assert not head._sequences
+    assert head.free_blocks == built.engines[-1].info.num_blocks - 1
 
 
 EAGLE3: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {

@@ -38,9 +38,8 @@ def speculation_facts(found: PluginSet, chosen: str | None, remedies: list[str])
 def _fault(chosen: str, found: PluginSet) -> str | None:
     """Why a server would not start with `--speculate chosen`; None if nothing is known against it."""
     try:
-        scheduler = make_config("", {"speculate": chosen}, flags=True).scheduler
-        model = scheduler.draft_checkpoint
-        if scheduler.draft_method == MTP:
+        model = make_config("", {"speculate": chosen}, flags=True).scheduler.draft_model
+        if chosen == MTP:
             return None
         if model is None:
             find_drafter(chosen, lambda: found)

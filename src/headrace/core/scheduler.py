@@ -13,6 +13,7 @@ from headrace.core.drafts import DraftSource
 from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import Matcher
+from headrace.core.open_sequences import OpenSequences
 from headrace.core.outcome import append, append_forced, emit, merged, scheduler_stats, token_logprobs
 from headrace.core.plan_builder import Decodes, PrefillChunk, StepExtras, StepRecord, build, complete
 from headrace.core.prefill import Prefill
@@ -47,11 +48,14 @@ class Scheduler:
         self._requests: dict[str, Sequence] = {}
         """All sequences that have not ended."""
         self._running = RunningSequences(self._slots, config.block_size)
-        self._prefill = Prefill(self._waiting, self._running, self._slots, self._cache)
+        self._open = OpenSequences(self._cache, self._slots)
+        self._prefill = Prefill(self._waiting, self._running, self._slots, self._cache, self._open)
         self._verification = (
             None if drafts is None else Verification(drafts, config, self._running, self._slots, self._cache)
         )
         self._in_flight: deque[int] = deque()
+        self._now = 0.0
+        """Of the last step."""
         self._launched = 0
         self._committed = 0
         self._outbox: list[Delta] = []
@@ -63,11 +67,12 @@ class Scheduler:
     # Requests
 
     def add(self, request: Request, matcher: Matcher | None = None) -> None:
-        """Queue a request; its output follows the grammar of `matcher`. If it raises NeverFits or Overloaded, it has no
-        effect."""
+        """Queue a request, or go on with the open sequence that it extends; its output follows the grammar of
+        `matcher`. If it raises NeverFits or Overloaded, it has no effect."""
         assert request.id not in self._requests, "ids are the client's, one for each sequence"
         admit(request, self.config)
-        if len(self._waiting) >= self.config.max_waiting:
+        goes_on = request.extends in self._open
+        if not goes_on and len(self._waiting) >= self.config.max_waiting:
             raise Overloaded(f"{len(self._waiting)} requests are waiting and max_waiting is {self.config.max_waiting}")
         # An invalid request may only fail here, before any state has changed.
         seq = Sequence.of(request, self._arrivals + 1, self.config.vocab_size, matcher)
@@ -75,13 +80,16 @@ class Scheduler:
         self._requests[request.id] = seq
         if self._verification is not None:
             self._verification.begin(seq)
-        self._waiting.push(seq)
+        if not (goes_on and self._prefill.resume(seq)):
+            self._waiting.push(seq)
 
     def abort(self, request_id: str) -> bool:
         """End a request now; its blocks are free for the next step, and tokens in flight are dropped. The next commit
-        or drain returns one delta with reason `abort`. False: no such request."""
+        or drain returns one delta with reason `abort`. An open sequence and a pin are closed. False: no such request
+        runs."""
         seq = self._requests.get(request_id)
         if seq is None:
+            self._open.close(request_id)
             return False
         self._end(seq)
         self._outbox.append(Delta(request_id, finish_reason="abort", cached_tokens=max(seq.cached, 0)))
@@ -92,8 +100,13 @@ class Scheduler:
         seq = self._requests.get(request_id)
         if seq is None:
             return False
-        self._end(seq)
+        self._end(seq, opens=True)
         return True
+
+    def park(self, request_id: str) -> None:
+        """Let an open sequence give its slot back, and pin its blocks for several requests that go on with it. `abort`
+        ends the pin. Does nothing if the sequence is not open."""
+        self._open.park(request_id, self._now)
 
     def drain(self) -> list[Delta]:
         """Deltas that were made outside of a commit (aborts), in case no commit follows."""
@@ -114,6 +127,8 @@ class Scheduler:
         """
         if self._running.waits():
             return None
+        self._now = now
+        self._open.expire(now)
         step = self._launched + 1
         self._grow_known()
         decodes = self._grow()
@@ -197,6 +212,7 @@ class Scheduler:
         for seq, epoch in taking_part:
             if seq.epoch == epoch:
                 deltas.append(self._fail(seq, message))
+        self._open.clear()
         for seq in self._running.all():
             self._release(seq, keep=False)
             self._waiting.push(seq)
@@ -212,15 +228,16 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         prefill = self._prefill
         counts = (len(self._waiting), self._preemptions, prefill.cached_tokens, prefill.prompt_tokens)
-        return scheduler_stats(self._cache, self._slots, self._running.all(), *counts)
+        return scheduler_stats(self._cache, self._slots, self._running.all(), self._open.all(), *counts)
 
     def reset_cache(self) -> None:
-        """Remove all cached prefixes; blocks of running sequences are released when they end."""
+        """Remove all cached prefixes and close what is open; blocks of running sequences are released when they end."""
+        self._open.clear()
         self._cache.tree.reset()
 
     def check(self) -> None:
         """Assert all invariants. Slow: for tests."""
-        check(self._cache, self._slots, self._running.all())
+        check(self._cache, self._slots, self._running.all() + self._open.all(), self._open.pinned())
         assert len(self._requests) == len(self._running) + len(self._waiting)
 
     # Parts of schedule
@@ -234,7 +251,7 @@ class Scheduler:
         for at in np.flatnonzero(decodes.positions % self.config.block_size == 0).tolist():
             seq = decodes.seqs[at]
             while seq.slot >= 0 and not self._cache.grow(seq):
-                self._preempt(self._running.last())
+                self._make_room()
         return self._running.decodes()
 
     def _grow_known(self) -> None:
@@ -243,7 +260,12 @@ class Scheduler:
         for seq in self._running.growing():
             while seq.slot >= 0 and seq.blocks < blocks_for(len(seq.tokens), self.config.block_size):
                 if not self._cache.grow(seq):
-                    self._preempt(self._running.last())
+                    self._make_room()
+
+    def _make_room(self) -> None:
+        """Close what is open; if nothing is, preempt the least urgent sequence."""
+        if not self._open.free_blocks():
+            self._preempt(self._running.last())
 
     def _preempt(self, seq: Sequence) -> None:
         """Put a sequence back in the queue. Its computed blocks stay in the tree while there is room; the rest is
@@ -273,7 +295,7 @@ class Scheduler:
             return None
         delta = emit(seq, index, row, result)
         if delta.finish_reason is not None:
-            self._end(seq)
+            self._end(seq, opens=delta.error is None)
         return delta
 
     def _take_sampled(self, chunk: PrefillChunk, row: int, tokens: list[int], result: StepResult) -> list[Delta | None]:
@@ -322,7 +344,7 @@ class Scheduler:
             found += self._take_sampled(chunk, row, tokens, result)
         elif chunk.end == seq.end:
             found.append(Delta(seq.id, finish_reason="length", cached_tokens=seq.cached))
-            self._end(seq)
+            self._end(seq, opens=True)
         if seq.slot >= 0:
             seq.filled = max(chunk.end, seq.filled)
             self._cache.commit_blocks(seq, self._committed)
@@ -355,9 +377,13 @@ class Scheduler:
         self._end(seq, keep=False)
         return Delta(seq.id, finish_reason="error", error=message, request_fault=own, cached_tokens=cached)
 
-    def _end(self, seq: Sequence, keep: bool = True) -> None:
-        """Remove a sequence; its results in flight become invalid."""
-        if seq.slot >= 0:
+    def _end(self, seq: Sequence, keep: bool = True, opens: bool = False) -> None:
+        """Remove a sequence; its results in flight become invalid. `opens`: it stays open if its request wants that."""
+        if seq.slot >= 0 and opens and seq.request.keep:
+            seq.closed_at = self._launched
+            self._running.leave(seq)
+            self._open.add(seq, self._now)
+        elif seq.slot >= 0:
             self._release(seq, keep)
         else:
             self._waiting.remove(seq)

@@ -85,6 +85,10 @@ class Sequence:
     cached: int = -1
     """Prompt tokens found in the cache when first scheduled; -1 before that."""
     first_scheduled: float = 0.0
+    resumed: bool = False
+    """It has taken over the slot of another sequence, and no step has computed a token of it yet."""
+    closed_at: int = -1
+    """Of an open sequence: the last step that was launched before its end."""
     scored: int = 0
     """The number of prompt positions whose logprobs were requested from the device."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None

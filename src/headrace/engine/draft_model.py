@@ -65,6 +65,7 @@ class DraftModel:
     ) -> None:
         """`busy_seconds`: the device's counter of its working time. `isolated`: sequences share no cached prefixes."""
         self.cost = StepCost()
+        self.block = 0
         self.scheduler = scheduler
         self.failures = 0
         self.wall = self.busy = 0.0
@@ -94,8 +95,8 @@ class DraftModel:
         """Take up a sequence."""
         self._sequences[request.id] = _Known(request, list(request.prompt))
 
-    def place(self, rows: Sequence[DraftRow]) -> None:
-        """Nothing: the model's cache has block tables of its own."""
+    def place(self, row: DraftRow) -> None:
+        """Its cache has block tables of its own."""
 
     def extend(self, sequence: str, tokens: Sequence[int]) -> None:
         self._sequences[sequence].tokens += tokens

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from headrace.core.drafts import DraftRow, StepSize
-from headrace.engine.draft_model import DraftModel
-from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.stats import MethodTotals, SpeculationTotals
 from headrace.speculation.model_speculator import ModelSpeculator
 from headrace.speculation.policy import StepShape
@@ -16,7 +14,22 @@ from headrace.speculation.speculator import DraftRow as SpeculatorRow
 from headrace.speculation.speculator import Drafts, Speculator
 from headrace.types import Request
 
-__all__ = ["Drafting"]
+__all__ = ["Drafting", "RoundModel"]
+
+
+class RoundModel(Protocol):
+    """The members of a model that drafts which the engine uses."""
+
+    wall: float
+    """Seconds that all rounds together have taken."""
+    busy: float
+    """Those in which the device worked on them."""
+
+    def begin(self, request: Request) -> None:
+        """Take up a sequence."""
+
+    def place(self, row: DraftRow) -> None:
+        """Tell the place of a sequence on the device, before a round."""
 
 
 class _Drafted(NamedTuple):
@@ -52,7 +65,7 @@ class Drafting:
         speculator: Speculator | ModelSpeculator,
         predicted_only: bool = False,
         clock: Callable[[], float] = time.perf_counter,
-        model: DraftModel | HeadDrafter | None = None,
+        model: RoundModel | None = None,
     ) -> None:
         """`predicted_only`: sequences have drafts only if their request predicts the output. `model`: the one that
         drafts, if any."""
@@ -101,7 +114,8 @@ class Drafting:
         wall, busy = self._spent()
         with self._watch:
             if self._model is not None:
-                self._model.place(rows)
+                for row in rows:
+                    self._model.place(row)
             drafts = self._speculator.draft(
                 StepShape(*size), [SpeculatorRow(row.sequence, row.most, row.context) for row in rows]
             )

@@ -41,6 +41,7 @@ class HeadDrafter:
 
     def __init__(
         self,
+        method: str,
         name: str,
         passes: HeadPasses,
         num_blocks: int,
@@ -54,10 +55,11 @@ class HeadDrafter:
     ) -> None:
         """`most_tokens`: of one pass. `busy_seconds`: the device's counter of its working time."""
         self.cost = StepCost()
+        self.block = 0
         self.failures = 0
         self.wall = self.busy = 0.0
         """Seconds that all rounds together have taken, and in which the device worked on them."""
-        self.name = name
+        self.method, self.name = method, name
         self._passes, self._size, self._most_tokens = passes, block_size, most_tokens
         self._longest, self._vocab, self._zero_first = max_model_len, vocab, zero_first
         self._busy_seconds, self._clock = busy_seconds, clock
@@ -100,12 +102,10 @@ class HeadDrafter:
     def end(self, sequence: str) -> None:
         self._free += self._sequences.pop(sequence).blocks
 
-    def place(self, rows: Sequence[DraftRow]) -> None:
-        """Where the sequences of the next round are on the device."""
-        for row in rows:
-            if row.sequence in self._sequences:
-                known = self._sequences[row.sequence]
-                known.slot, known.target_blocks = row.slot, row.blocks
+    def place(self, row: DraftRow) -> None:
+        """Where a sequence of the next round is on the device."""
+        known = self._sequences[row.sequence]
+        known.slot, known.target_blocks = row.slot, row.blocks
 
     def room(self, sequence: str) -> int:
         known = self._sequences[sequence]

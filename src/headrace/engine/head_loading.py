@@ -16,6 +16,7 @@ from headrace.checkpoints.safetensors_source import SafetensorsSource, open_safe
 from headrace.config import EAGLE3, MTP, Config, ModelFacts, Resolved, resolve
 from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_passes import HeadPasses
+from headrace.engine.ranks.rank_messages import Sizes
 from headrace.engine.runner import Runner
 from headrace.errors import ConfigError, ModelNotFound, UnsupportedModel
 from headrace.kernels.ops import Ops
@@ -31,20 +32,12 @@ from headrace.models.mtp import MtpNames, build_mtp, find_mtp, head_config, mtp_
 from headrace.platforms.interface import Device
 from headrace.types import KVLayout, LayerKV
 
-__all__ = ["HEAD_METHODS", "HeadSource", "LoadedHead", "find_head"]
+__all__ = ["HEAD_METHODS", "HeadSource", "find_head"]
 
 _log = logging.getLogger(__name__)
 HEAD_METHODS = (EAGLE3, MTP)
 _OPERATORS = frozenset({"store_features", "load_features", "take_rows", "widen_logits"})
 _BIN = "pytorch_model.bin"
-
-
-@dataclass(slots=True)
-class LoadedHead:
-    """The head, ready for rounds."""
-
-    method: str
-    model: HeadDrafter
 
 
 @dataclass(slots=True)
@@ -57,6 +50,8 @@ class HeadSource:
     source: StoredTensors
     decoder: DecoderConfig
     """Of the head's layers."""
+    layout: KVLayout
+    """Of the features in the target's cache and of the head's own cache, which has as many blocks."""
     eagle3: Eagle3Config | None = None
     mtp: MtpNames | None = None
     max_model_len: int = 0
@@ -66,24 +61,17 @@ class HeadSource:
     _tap: FeatureTap | None = field(default=None, init=False)
 
     @property
-    def layer(self) -> LayerKV:
-        return feature_layer(self.decoder.hidden, self.target.decoder_config.head_dim)
+    def layers(self) -> tuple[LayerKV, ...]:
+        """The one that keeps features."""
+        return (feature_layer(self.decoder.hidden, self.target.decoder_config.head_dim),)
 
     @property
-    def stored_bytes(self) -> int:
+    def total_bytes(self) -> int:
         """Of the head's own files."""
         return 0 if self.mtp is not None else sum(file.stat().st_size for file in Path(self.path).glob("*.safetensors"))
 
-    def facts(self, target: ModelFacts) -> ModelFacts:
-        """Those of the target with the layer that keeps the features."""
-        needs = (*target.operators, *[frozenset[str]()] * (len(target.layers) - len(target.operators)), _OPERATORS)
-        return replace(target, layers=(*target.layers, self.layer), operators=needs)
-
-    def layout(self, config: Config, device: Device, facts: ModelFacts) -> KVLayout:
-        """Of its own cache, which has as many blocks as the target's, in the same type. Raises what `resolve` does."""
-        small = config.model_copy(update={"cache": config.cache.model_copy(update={"num_blocks": 2})})
-        resolved, _ = resolve(small, device.capabilities(), facts, 0, "the device of the draft head")
-        return replace(resolved.kv_layout, layers=self.decoder.kv_layers)
+    def spare(self, sizes: Sizes) -> int:
+        return 0
 
     def load(
         self, device: Device, ops: Ops, weights: DecoderWeights, finish: Finish, place: Callable[[torch.Tensor], Any]
@@ -108,7 +96,7 @@ class HeadSource:
 
     def make(
         self, device: Device, runner: Runner, resolved: Resolved, busy_seconds: Callable[[], float] | None
-    ) -> LoadedHead:
+    ) -> HeadDrafter:
         """Bind it to the runner of the target. Raises OutOfMemory."""
         assert self._head is not None
         assert self._tap is not None
@@ -117,6 +105,7 @@ class HeadSource:
         own = replace(layout, layers=self.decoder.kv_layers)
         passes = HeadPasses(device, runner, self._head, own, resolved.num_blocks, feature)
         drafter = HeadDrafter(
+            self.method,
             self.path,
             passes,
             resolved.num_blocks,
@@ -129,7 +118,7 @@ class HeadSource:
         )
         drafter.warm_up()
         _log.info("drafts by %s of %s", self.method, self.path)
-        return LoadedHead(self.method, drafter)
+        return drafter
 
     def _make_tap(self, layer: int) -> FeatureTap:
         reader, target = self._reader, self.target.decoder_config
@@ -148,15 +137,14 @@ class HeadSource:
         return assembly.tables()
 
 
-def find_head(config: Config, target: Checkpoint) -> HeadSource | None:
+def find_head(config: Config, target: Checkpoint, device: Device) -> HeadSource | None:
     """The head of the methods `eagle3` and `mtp`, which has been compared with the target; None for other methods.
 
     Raises ConfigError, ModelNotFound, CheckpointError and UnsupportedModel.
     """
-    method = config.scheduler.draft_method
+    method, _, path = (config.scheduler.speculate or "").partition(":")
     if method not in HEAD_METHODS:
         return None
-    assert method is not None
     if not isinstance(target.source, SafetensorsSource):
         raise ConfigError(
             f"--speculate {method}: {target.path} is no directory of safetensors files, which the target of a draft "
@@ -166,13 +154,27 @@ def find_head(config: Config, target: Checkpoint) -> HeadSource | None:
         names = frozenset(target.source.names)
         own = find_mtp(names, target.decoder_config, str(target.path))
         layers = head_config(own, names, target.decoder_config, target.names)
-        return HeadSource(method, target, str(target.path), target.source, layers, mtp=own)
-    path = config.scheduler.draft_checkpoint or ""
+        layout = _layout(config, target, device, layers)
+        return HeadSource(method, target, str(target.path), target.source, layers, layout, mtp=own)
     directory = Path(path)
     source = _open(directory)
     with located(directory / "config.json"):
         settings = read_eagle3(read_json(directory / "config.json"), source, target.decoder_config)
-    return HeadSource(method, target, path, source, settings.decoder, eagle3=settings)
+    layout = _layout(config, target, device, settings.decoder)
+    return HeadSource(method, target, path, source, settings.decoder, layout, eagle3=settings)
+
+
+def _layout(config: Config, target: Checkpoint, device: Device, head: DecoderConfig) -> KVLayout:
+    """Raises ConfigError and UnsupportedModel, if the device lacks what the head's layers or its operators need."""
+    goal = target.decoder_config
+    layers = (*head.kv_layers, feature_layer(head.hidden, goal.head_dim))
+    needs = tuple(own | _OPERATORS for own in head.operator_needs)
+    facts = ModelFacts(layers, goal.max_position, goal.vocab, target.weight_dtype, head.attention_needs, needs)
+    # Two blocks: only the layout counts here.
+    cache = config.cache.model_copy(update={"num_blocks": 2})
+    model = config.model.model_copy(update={"max_model_len": None})
+    own = config.model_copy(update={"cache": cache, "model": model})
+    return resolve(own, device.capabilities(), facts, 0, "the device of the draft head")[0].kv_layout
 
 
 def _open(directory: Path) -> SafetensorsSource:

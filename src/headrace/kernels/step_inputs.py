@@ -84,6 +84,8 @@ STEP_INPUTS: Mapping[str, StepInput] = _table(
     StepInput("logits", "float32", ("rows", "vocab")),
     StepInput("features", "float32", ("tokens", "features")),
     StepInput("token_positions", "int32", ("tokens",)),
+    StepInput("last_positions", "int32", ("tokens",)),
+    StepInput("whole_lens", "int32", ("seqs",)),
     StepInput("history", "int32", ("slots", "positions"), persists=True),
 )
 """The inputs by name."""

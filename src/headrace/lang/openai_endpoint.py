@@ -273,12 +273,10 @@ async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
 def _usage(found: Any) -> TokenCounts:
     if not isinstance(found, Mapping):
         return TokenCounts(requests=1)
+    prompt = int(found.get("prompt_tokens") or 0)
     details = found.get("prompt_tokens_details") or {}
     return TokenCounts(
-        int(found.get("prompt_tokens") or 0),
-        int(found.get("completion_tokens") or 0),
-        int(details.get("cached_tokens") or 0),
-        1,
+        prompt, int(found.get("completion_tokens") or 0), int(details.get("cached_tokens") or 0), 1, prompt
     )
 
 

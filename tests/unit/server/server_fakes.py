@@ -6,7 +6,7 @@ import asyncio
 import codecs
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 from fastapi import FastAPI
@@ -59,6 +59,7 @@ class ByteTokenizer:
 
     eos_token_ids: Sequence[int] = ()
     response_template = None
+    named_tokens: ClassVar[dict[str, str]] = {"bos_token": "<s>"}
     template_source = '{{ tools }} <tool_call> "arguments"'
 
     def __init__(self) -> None:
@@ -113,6 +114,8 @@ class FakeClient:
     closed: list[str] = field(default_factory=list)
     """Ids of requests whose stream ended, by itself or because it was closed."""
     completed: list[str] = field(default_factory=list)
+    parked: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
     stopped: bool = False
 
     @property
@@ -183,6 +186,12 @@ class FakeClient:
     async def stats(self) -> EngineStats:
         await self.check_health()
         return STATS
+
+    def park(self, request_id: str) -> None:
+        self.parked.append(request_id)
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        self.released += request_ids
 
     async def check_health(self) -> None:
         if self.dead:
