@@ -13,7 +13,7 @@ from headrace import __version__
 from headrace.client.api import EngineClient
 from headrace.config import Config
 from headrace.errors import HeadraceError
-from headrace.server import chat, completions, messages, ollama, replies, routes, schemas
+from headrace.server import chat, completions, messages, ollama, programs, replies, routes, schemas
 from headrace.server.access import AccessMiddleware
 from headrace.server.context import Context, ServerTokenizer, make_context
 from headrace.server.http_errors import HttpError, to_http
@@ -64,6 +64,7 @@ _ROUTES = (
     RouteSpec("GET", "/version", routes.version, "Report the version", reply=replies.VersionReply),
     *messages.ROUTES,
     *ollama.ROUTES,
+    *programs.ROUTES,
 )
 
 
