@@ -36,6 +36,12 @@ __all__ = [
 ]
 
 DRAFT = "draft"
+WITH_CHECKPOINT = {
+    DRAFT: ("draft:MODEL", "a model"),
+    "dflash": ("dflash:CHECKPOINT", "a drafter"),
+    "dspark": ("dspark:CHECKPOINT", "a drafter"),
+}
+"""Methods that load a checkpoint: how they are written, and what they need."""
 """The method of speculation whose drafts come from a model."""
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "float8_e4m3"]
@@ -146,9 +152,9 @@ class SchedulerConfig(Frozen):
     max_waiting: int = Field(default=4096, ge=1, description="Requests that may wait; one more is refused with 503.")
     speculate: str | None = Field(
         default=None,
-        description="Speculative decoding: ngram, suffix, draft:MODEL with a smaller model of the same vocabulary, or "
-        "the name that a plugin offers. Answers stay the same. Default: only requests with a prediction are "
-        "speculated.",
+        description="Speculative decoding: ngram, suffix, draft:MODEL with a smaller model of the same vocabulary, "
+        "dflash:CHECKPOINT or dspark:CHECKPOINT with a drafter trained for the model, or the name that a plugin "
+        "offers. Answers stay the same. Default: only requests with a prediction are speculated.",
         json_schema_extra=unit("method"),
     )
 
@@ -156,22 +162,23 @@ class SchedulerConfig(Frozen):
     @classmethod
     def _method(cls, text: str | None) -> str | None:
         method, colon, checkpoint = (text or "").partition(":")
-        if method == DRAFT and not checkpoint:
-            raise ValueError("the method draft needs a model: write it as draft:MODEL, with a name or a path")
-        if colon and method != DRAFT:
+        if method in WITH_CHECKPOINT and not checkpoint:
+            form, what = WITH_CHECKPOINT[method]
+            raise ValueError(f"the method {method} needs {what}: write it as {form}, with a name or a path")
+        if colon and method not in WITH_CHECKPOINT:
             raise ValueError(f"the method {method} takes no checkpoint: leave out {colon}{checkpoint}")
         return text
 
     @property
     def draft_model(self) -> str | None:
-        """Name or path of the model that drafts; None without one."""
+        """Name or path of the checkpoint that drafts; None without one."""
         method, _, checkpoint = (self.speculate or "").partition(":")
-        return checkpoint if method == DRAFT else None
+        return checkpoint if method in WITH_CHECKPOINT else None
 
     def with_draft_model(self, find: Callable[[str], Path]) -> SchedulerConfig:
-        """The same with the path of the draft model, which `find` gets from its name."""
-        name = self.draft_model
-        return self if name is None else self.model_copy(update={"speculate": f"{DRAFT}:{find(name)}"})
+        """The same with the path of what drafts, which `find` gets from its name."""
+        name, method = self.draft_model, (self.speculate or "").partition(":")[0]
+        return self if name is None else self.model_copy(update={"speculate": f"{method}:{find(name)}"})
 
 
 class DeviceConfig(Frozen):
@@ -232,6 +239,13 @@ class ServerConfig(Frozen):
     reasoning_format: str | None = Field(default=None, description="Format of reasoning, or none. Default: detected.")
     drain_timeout: float = Field(
         default=30.0, ge=0, description="Time for running requests after SIGTERM.", json_schema_extra=unit("seconds")
+    )
+
+    state_dir: str | None = Field(
+        default=None,
+        description="Folder for the responses that clients ask to keep: at most 10,000, 1 GiB and 30 days. Default: "
+        "none are kept.",
+        json_schema_extra=unit("path"),
     )
 
     @field_validator("cors_origin")

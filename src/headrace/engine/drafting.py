@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from headrace.core.drafts import DraftRow, StepSize
-from headrace.engine.draft_model import DraftModel
 from headrace.engine.stats import MethodTotals, SpeculationTotals
 from headrace.speculation.model_speculator import ModelSpeculator
 from headrace.speculation.policy import StepShape
@@ -15,7 +14,22 @@ from headrace.speculation.speculator import DraftRow as SpeculatorRow
 from headrace.speculation.speculator import Drafts, Speculator
 from headrace.types import Request
 
-__all__ = ["Drafting"]
+__all__ = ["Drafting", "RoundModel"]
+
+
+class RoundModel(Protocol):
+    """The members of a model that drafts which the engine uses."""
+
+    wall: float
+    """Seconds that all rounds together have taken."""
+    busy: float
+    """Those in which the device worked on them."""
+
+    def begin(self, request: Request) -> None:
+        """Take up a sequence."""
+
+    def place(self, row: DraftRow) -> None:
+        """Tell the place of a sequence on the device, before a round."""
 
 
 class _Drafted(NamedTuple):
@@ -51,7 +65,7 @@ class Drafting:
         speculator: Speculator | ModelSpeculator,
         predicted_only: bool = False,
         clock: Callable[[], float] = time.perf_counter,
-        model: DraftModel | None = None,
+        model: RoundModel | None = None,
     ) -> None:
         """`predicted_only`: sequences have drafts only if their request predicts the output. `model`: the one that
         drafts, if any."""
@@ -99,6 +113,9 @@ class Drafting:
     def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> Sequence[list[int]]:
         wall, busy = self._spent()
         with self._watch:
+            if self._model is not None:
+                for row in rows:
+                    self._model.place(row)
             drafts = self._speculator.draft(
                 StepShape(*size), [SpeculatorRow(row.sequence, row.most, row.context) for row in rows]
             )

@@ -22,7 +22,7 @@ from headrace.kernels.ops import Ops
 from headrace.kernels.registry import bind
 from headrace.models.assemble import Finish
 from headrace.models.decoder import Decoder, DecoderWeights
-from headrace.models.features import FeatureTap
+from headrace.models.features import Tap
 from headrace.models.sharding import Collectives, Shard, local_config
 from headrace.platforms.interface import Device, PackedForms, Platform, TorchTensors
 from headrace.plugins import discover
@@ -48,8 +48,11 @@ class TapSource(Protocol):
     """A drafter that reads the target's hidden states."""
 
     @property
-    def layer(self) -> LayerKV:
-        """The layer of the target's cache that keeps the features."""
+    def layers(self) -> tuple[LayerKV, ...]:
+        """Its layers of the target's cache."""
+
+    def spare(self, sizes: Sizes) -> int:
+        """Blocks of the cache that it needs beside those of sequences."""
 
     def load(
         self, device: Device, ops: Ops, weights: DecoderWeights, finish: Finish, place: Callable[[torch.Tensor], Any]
@@ -57,8 +60,8 @@ class TapSource(Protocol):
         """Read all weights of the drafter. `weights`: rank 0's part of the target's; `finish` and `place`: see
         `Checkpoint.build`."""
 
-    def tap(self, layer: int) -> FeatureTap:
-        """What the target's steps must compute and keep, at this layer of the cache; called after `load`."""
+    def tap(self, layer: int) -> Tap:
+        """What the target's steps must compute and keep, from this layer of the cache on; called after `load`."""
 
 
 @dataclass(slots=True)
@@ -157,7 +160,8 @@ def load_rank(
         _load_source(source, checkpoint, device, ops, model)
         layers = sized.layout.layers
         model.tap = source.tap(len(layers))
-        sized = replace(sized, layout=replace(sized.layout, layers=(*layers, source.layer)))
+        layout = replace(sized.layout, layers=(*layers, *source.layers))
+        sized = replace(sized, layout=layout, num_blocks=sized.num_blocks + source.spare(sizes))
     progress("cache", 0.0)
     runner = Runner(device, model, ops, sized)
     return LoadedRank(device, runner, model.weights, cache)

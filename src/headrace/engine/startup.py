@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.config import Config, Resolved, resolve
 from headrace.core import CoreConfig, Scheduler
+from headrace.engine.block_loading import BlockDraft, find_block_draft
+from headrace.engine.block_model import BlockDraftModel
 from headrace.engine.core_loop import EngineCore
 from headrace.engine.draft_loading import DraftCheckpoint, LoadedDraft, find_draft
 from headrace.engine.drafting import Drafting
@@ -50,7 +52,9 @@ class Engine:
     """The other ranks; none for a model on one device."""
     grammars: GrammarCompiler
     draft: LoadedDraft | None = None
-    """The model that drafts, if any."""
+    """The model of its own that drafts, if any."""
+    blocks: BlockDraftModel | None = None
+    """The block drafter, if any."""
 
     @property
     def device(self) -> Device:
@@ -115,16 +119,19 @@ def build_on(
     # Unknown names are refused before anything is loaded.
     make_backend = find_backend(config.model.grammar_backend)
     found = find_draft(config, checkpoint, device)
-    if found is None:
+    block = find_block_draft(config, checkpoint, device)
+    if found is None and block is None:
         find_drafter(_method(config))
     resolved, reasons = _resolve(
-        config, checkpoint, device, f"{platform} device {config.device.index}", followers.size, found
+        config, checkpoint, device, f"{platform} device {config.device.index}", followers.size, found or block
     )
     progress("ranks", 0.0)
     followers.await_all(Opened)
     sizes = _sizes(resolved)
     followers.send(sizes)
-    own = load_rank(config, checkpoint, device, Shard(0, followers.size), sizes, progress)
+    if block is not None:
+        block.max_model_len = resolved.max_model_len
+    own = load_rank(config, checkpoint, device, Shard(0, followers.size), sizes, progress, block)
     followers.await_all(Loaded)
     runner = followers.runner(own.runner)
     progress("first step", 0.0)
@@ -134,7 +141,8 @@ def build_on(
     vocab = checkpoint.decoder_config.vocab
     grammars = GrammarCompiler(lambda: open_backend(make_backend, checkpoint.path, vocab, checkpoint.eos_token_ids))
     draft = None if found is None else found.load(device, resolved, progress, busy_seconds(device))
-    drafting = _drafting(config, draft)
+    blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
+    drafting = _drafting(config, draft, blocks)
     core = EngineCore(
         Scheduler(_core_config(config, resolved, vocab), drafting),
         runner,
@@ -145,7 +153,8 @@ def build_on(
         grammars=grammars,
         drafting=drafting,
     )
-    return Engine(core, _engine_info(checkpoint, platform, resolved, vocab, reasons), own, followers, grammars, draft)
+    info = _engine_info(checkpoint, platform, resolved, vocab, reasons)
+    return Engine(core, info, own, followers, grammars, draft, blocks)
 
 
 def _method(config: Config) -> str:
@@ -153,9 +162,11 @@ def _method(config: Config) -> str:
     return config.scheduler.speculate or "predicted"
 
 
-def _drafting(config: Config, draft: LoadedDraft | None) -> Drafting:
+def _drafting(config: Config, draft: LoadedDraft | None, blocks: BlockDraftModel | None) -> Drafting:
     if draft is not None:
         return Drafting(ModelSpeculator(draft.model), model=draft.model)
+    if blocks is not None:
+        return Drafting(ModelSpeculator(blocks, blocks.method, blocks.drafts), model=blocks)
     drafter = GuardedDrafter(make_drafter(_method(config)))
     return Drafting(Speculator(drafter), predicted_only=config.scheduler.speculate is None)
 
@@ -167,7 +178,12 @@ def busy_seconds(device: Device) -> Callable[[], float] | None:
 
 
 def _resolve(
-    config: Config, checkpoint: Checkpoint, device: Device, name: str, size: int, draft: DraftCheckpoint | None
+    config: Config,
+    checkpoint: Checkpoint,
+    device: Device,
+    name: str,
+    size: int,
+    draft: DraftCheckpoint | BlockDraft | None,
 ) -> tuple[Resolved, list[str]]:
     """The choices for every rank, from the free memory of rank 0, which ranks of one host share. A draft model's
     weights and cache take their part."""
@@ -178,7 +194,7 @@ def _resolve(
         free = max(0, free - checkpoint.total_bytes // size)
     beside = None
     if draft is not None:
-        free, beside = max(0, free - draft.checkpoint.total_bytes), draft.layout
+        free, beside = max(0, free - draft.total_bytes), draft.layout
     resolved, reasons = resolve(config, capabilities, checkpoint.facts(Shard(0, size)), free, name, beside)
     if size > 1:
         reasons.append(f"{size} ranks, each with its part of every layer")

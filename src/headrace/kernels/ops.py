@@ -126,7 +126,7 @@ class Ops(Protocol):
 
         RMS norm per head applies to q and k if norms [d] are given. The rotation is of NeoX halves, with cos_sin
         float32 [positions, rotary_dim] = cos | sin; the rest of d is not rotated. k and v are written at slot_mapping.
-        Returns q [T, Hq d].
+        Returns q [T, Hq d]. With 0 query heads it writes keys and values alone.
         """
 
     def attention(
@@ -236,6 +236,13 @@ class OptionalOps(Protocol):
 
         weight [D, K], bias [D], act SiLU or none. `state` [slots, K - 1, D] holds a sequence's last inputs at
         batch.slots, oldest first. Inputs before position 0 are not read, so a slot need not be cleared.
+        """
+
+    def block_conv(self, x: Tensor, kernel: Tensor, base: Tensor, side: int, rows: int) -> Tensor:
+        """[T, H] of x [T, H]: a causal convolution over the rows of drafted blocks, `rows` tokens each (DFlash2).
+
+        y_r[c] = sum over t of (base[t, c] + kernel_r[side, t, c div (H / groups)]) x_(r - t)[c], without the terms
+        before the block. kernel [T, 2 taps groups] is viewed as [T, 2, taps, groups]; base float32 [taps, H].
         """
 
     def store_features(self, x: Tensor, batch: Batch, kv: Any, layer: int) -> Tensor:

@@ -11,6 +11,7 @@ from headrace.errors import PlatformError
 from headrace.kernels import (
     add_rms_norm,
     attention,
+    block_conv,
     causal_conv1d,
     embedding,
     gated_activation,
@@ -65,6 +66,7 @@ _OPTIONAL_FOLDERS: tuple[Any, ...] = (
     load_features,
     take_rows,
     widen_logits,
+    block_conv,
 )
 OPTIONAL: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _OPTIONAL_FOLDERS)
 """Operators that only some architectures or drafters call, or that fuse several. A device declares one by having a form

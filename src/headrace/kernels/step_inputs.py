@@ -69,6 +69,8 @@ STEP_INPUTS: Mapping[str, StepInput] = _table(
     StepInput("allowed", "int32", ("masks", "vocab / 32")),
     StepInput("allowed_row", "int32", ("rows",), fill=-1),
     StepInput("logits", "float32", ("rows", "vocab")),
+    StepInput("last_positions", "int32", ("tokens",)),
+    StepInput("whole_lens", "int32", ("seqs",)),
     StepInput("history", "int32", ("slots", "positions"), persists=True),
 )
 """The inputs by name."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -18,11 +18,21 @@ from headrace.kernels.ops import Batch, Ops, OptionalOps
 from headrace.kernels.weight import Weight
 from headrace.types import LayerKV
 
-__all__ = ["FINAL", "FeatureTap", "TapPart", "feature_layer"]
+__all__ = ["FINAL", "FeatureTap", "Tap", "TapPart", "feature_layer"]
 
 Tensor = torch.Tensor
 FINAL = -1
 """The capture point after the final norm."""
+
+
+class Tap(Protocol):
+    """Reads the hidden states of every step."""
+
+    def add(self, total: Tensor | None, point: int, hidden: Tensor) -> Tensor | None:
+        """Called at every capture point, in ascending order, with what the last call returned."""
+
+    def keep(self, total: Tensor | None, batch: Batch, kv: Any) -> None:
+        """Called after the last one: store what has been made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,11 @@ class AnswerBlocks:
             self.finish_reason = reason if self._reader is None else self._reader.finish_reason(reason)
             yield from self._close()
 
+    def take_whole(self, output: Output) -> None:
+        """As `take`, for an answer that is not streamed."""
+        for _ in self.take(output):
+            pass
+
     def _deltas(self, output: Output) -> Sequence[ChatDelta]:
         if self._reader is not None:
             return self._reader.read(output.text, output.token_ids, output.finish_reason, output.stop_reason)

@@ -13,7 +13,7 @@ from headrace import __version__
 from headrace.client.api import EngineClient
 from headrace.config import Config
 from headrace.errors import HeadraceError
-from headrace.server import chat, completions, messages, ollama, programs, replies, routes, schemas
+from headrace.server import chat, completions, messages, ollama, programs, replies, responses, routes, schemas
 from headrace.server.access import AccessMiddleware
 from headrace.server.context import Context, ServerTokenizer, make_context
 from headrace.server.http_errors import HttpError, to_http
@@ -41,6 +41,14 @@ _ROUTES = (
         replies.TextCompletion,
         replies.TextCompletion,
     ),
+    RouteSpec(
+        "POST",
+        "/v1/chat/completions/render",
+        routes.render,
+        "Show a conversation's prompt",
+        schemas.ChatRequest,
+        replies.RenderReply,
+    ),
     RouteSpec("GET", "/v1/models", routes.list_models, "List the models", reply=replies.ModelList),
     RouteSpec("GET", "/v1/models/{model:path}", routes.show_model, "Describe a model", reply=replies.ModelCard),
     RouteSpec(
@@ -59,10 +67,12 @@ _ROUTES = (
         schemas.DetokenizeRequest,
         replies.DetokenizeReply,
     ),
+    RouteSpec("GET", "/tokenizer_info", routes.tokenizer_info, "Describe the tokenizer", reply=replies.TokenizerInfo),
     RouteSpec("GET", "/health", routes.health, "Report whether the engine makes progress", reply=replies.HealthReply),
     RouteSpec("GET", "/metrics", routes.metrics, "Metrics in Prometheus's text format", media="text/plain"),
     RouteSpec("GET", "/version", routes.version, "Report the version", reply=replies.VersionReply),
     *messages.ROUTES,
+    *responses.ROUTES,
     *ollama.ROUTES,
     *programs.ROUTES,
 )

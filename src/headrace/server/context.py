@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -21,6 +22,7 @@ from headrace.server.http_errors import HttpError
 from headrace.server.metrics import ServerMetrics
 from headrace.server.model_formats import ModelFormats, find_formats
 from headrace.server.renaming import renamed
+from headrace.server.response_store import ResponseStore
 from headrace.server.workers import TextWorkers
 from headrace.tokenization.chat_inputs import ChatInputs
 
@@ -44,6 +46,9 @@ class ServerTokenizer(Protocol):
     def template_source(self) -> str: ...
 
     @property
+    def named_tokens(self) -> Mapping[str, str]: ...
+
+    @property
     def response_template(self) -> Any: ...
 
     async def apply_chat_template_async(self, inputs: ChatInputs) -> str: ...
@@ -62,6 +67,8 @@ class Context:
     """Sequences that one request may have: the queue never has room for more."""
     cors: Cors | None = None
     """None: pages of other origins cannot read the answers."""
+    responses: ResponseStore | None = None
+    """Responses that clients asked to keep; None: none are kept."""
     formats: ModelFormats = field(default_factory=ModelFormats)
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     workers: TextWorkers = field(default_factory=TextWorkers)
@@ -99,7 +106,7 @@ class Context:
 
 def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Config) -> Context:
     """The state of a new server. Raises ConfigError for an API key that is empty or cannot stand in an HTTP header,
-    and for an unknown name of a format."""
+    for an unknown name of a format, and for a folder of state that cannot be written."""
     key = config.server.api_key
     if key is not None:
         key = key.strip()
@@ -112,6 +119,7 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
         None if key is None else key.encode(),
         config.scheduler.max_waiting,
         Cors(config.server.cors_origin) if config.server.cors_origin else None,
+        None if config.server.state_dir is None else ResponseStore(Path(config.server.state_dir)),
         find_formats(tokenizer, config.server),
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from headrace.client.api import Output
 from headrace.server.cancel_scope import CancelScope, ClientDisconnected
 from headrace.server.context import Context
-from headrace.server.generation import GeneratedChoice, GenerationRun, close_stream, usage_reply
+from headrace.server.generation import GenerationRun, close_stream, usage_reply
 from headrace.server.heartbeat import Heartbeat
 from headrace.server.http_errors import HttpError, to_http
 from headrace.server.metrics import RequestMeter
@@ -47,8 +47,11 @@ class Dialect(Protocol):
     def usage_chunk(self, usage: UsageReply) -> bytes:
         """The last events: of OpenAI's chunks the one without choices."""
 
-    def complete(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
-        """The body of an answer that is not streamed."""
+    def take(self, output: Output) -> None:
+        """Add one piece of an answer that is not streamed."""
+
+    def complete(self, usage: UsageReply) -> bytes:
+        """The body of an answer that is not streamed, of the pieces taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class ExchangeOptions:
     form: StreamForm = OPENAI
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Further headers of the answer."""
+    finish: Callable[[], Awaitable[None]] | None = None
+    """Called before the last bytes are sent."""
 
 
 def _body(data: bytes, more: bool = True) -> Message:
@@ -115,12 +120,12 @@ class Exchange(Response):
         await send(_body(self._options.form.error(answer), more=False))
 
     async def _complete(self, outputs: AsyncIterator[Output], cancel_scope: CancelScope, send: Send) -> None:
-        choices: dict[int, GeneratedChoice] = {}
+        note, take = self._meter.note, self._dialect.take
         async for output in outputs:
-            self._meter.note(output)
-            choices.setdefault(output.index, GeneratedChoice(output.index)).add(output)
-        ordered = [choices[index] for index in sorted(choices)]
-        body = self._dialect.complete(ordered, usage_reply(self._run.usage))
+            note(output)
+            take(output)
+        body = self._dialect.complete(usage_reply(self._run.usage))
+        await self._finish()
         cancel_scope.release()
         length = str(len(body)).encode()
         await self._start(send, (b"content-type", b"application/json"), (b"content-length", length))
@@ -133,11 +138,16 @@ class Exchange(Response):
             await self._pieces(outputs, heartbeat, send)
         finally:
             await heartbeat.stop()
-        cancel_scope.release()
         tail = self._options.form.done
         if self._options.include_usage:
             tail = self._dialect.usage_chunk(usage_reply(self._run.usage)) + tail
+        await self._finish()
+        cancel_scope.release()
         await send(_body(tail, more=False))
+
+    async def _finish(self) -> None:
+        if self._options.finish is not None:
+            await self._options.finish()
 
     async def _pieces(self, outputs: AsyncIterator[Output], heartbeat: Heartbeat, send: Send) -> None:
         note, chunk = self._meter.note, self._dialect.chunk

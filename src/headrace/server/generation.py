@@ -11,7 +11,7 @@ from headrace.client.api import EngineClient, GenerateRequest, LogprobEntry, Out
 from headrace.server.http_errors import HttpError
 from headrace.server.replies import CompletionDetails, PromptDetails, UsageReply
 
-__all__ = ["GeneratedChoice", "GenerationRun", "close_stream", "usage_reply"]
+__all__ = ["ChoiceCollector", "GeneratedChoice", "GenerationRun", "close_stream", "usage_reply"]
 
 _QUEUE = 64
 
@@ -39,9 +39,22 @@ class GeneratedChoice:
     def text(self) -> str:
         return "".join(self.pieces)
 
-    def whole(self) -> Output:
-        """The choice as one piece."""
-        return Output(self.index, self.text, self.token_ids, self.entries or None, self.finish_reason, self.stop_reason)
+
+class ChoiceCollector:
+    """The part of a dialect that collects the choices of an answer that is not streamed."""
+
+    def __init__(self) -> None:
+        self._collected: dict[int, GeneratedChoice] = {}
+
+    def take(self, output: Output) -> None:
+        choice = self._collected.get(output.index)
+        if choice is None:
+            choice = self._collected[output.index] = GeneratedChoice(output.index)
+        choice.add(output)
+
+    def collected(self) -> list[GeneratedChoice]:
+        """In the order of their indices."""
+        return [self._collected[index] for index in sorted(self._collected)]
 
 
 class GenerationRun:

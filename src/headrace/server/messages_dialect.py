@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from headrace.client.api import Output, Usage
 from headrace.server.answer_blocks import AnswerBlocks, Block, BlockEvent
 from headrace.server.exchange import ChunkUsage
-from headrace.server.generation import GeneratedChoice, GenerationRun
+from headrace.server.generation import GenerationRun
 from headrace.server.messages_schemas import MessageReply, MessagesUsage, ReplyBlock, StreamEvent
 from headrace.server.replies import UsageReply
 from headrace.server.stream_form import named_event
@@ -51,9 +51,10 @@ class MessagesDialect:
         end = StreamEvent("message_delta", delta=delta, usage=_usage(self._run.usage))
         return _write(end) + _write(StreamEvent("message_stop"))
 
-    def complete(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
-        for choice in choices:
-            list(self._blocks.take(choice.whole()))
+    def take(self, output: Output) -> None:
+        self._blocks.take_whole(output)
+
+    def complete(self, usage: UsageReply) -> bytes:
         reply = self._message([_whole(block) for block in self._blocks.blocks])
         reply.stop_reason, reply.stop_sequence = self._reason()
         return msgspec.json.encode(reply)

@@ -12,7 +12,7 @@ import msgspec
 from headrace.client.api import LogprobEntry, Output
 from headrace.server.answer_blocks import AnswerBlocks, Block, BlockEvent
 from headrace.server.exchange import ChunkUsage
-from headrace.server.generation import GeneratedChoice, GenerationRun
+from headrace.server.generation import GenerationRun
 from headrace.server.logprobs import chat_logprobs
 from headrace.server.ollama_schemas import CallOut, FunctionOut, OllamaLine, SpokenLine
 from headrace.server.replies import UsageReply
@@ -56,6 +56,7 @@ class OllamaDialect:
     def __init__(self, form: OllamaForm, run: GenerationRun, blocks: AnswerBlocks, logprobs: int | None) -> None:
         """`logprobs`: how many alternatives are told; None: no logprobs."""
         self._form, self._run, self._blocks, self._logprobs = form, run, blocks, logprobs
+        self._entries: list[LogprobEntry] = []
 
     def chunk(self, output: Output, usage: ChunkUsage) -> bytes:
         lines = [line for event in self._blocks.take(output) if (line := self._line(event)) is not None]
@@ -76,18 +77,18 @@ class OllamaDialect:
     def usage_chunk(self, usage: UsageReply) -> bytes:
         return _encode(self._ended(self._form.line(""))) + b"\n"
 
-    def complete(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
-        entries: list[LogprobEntry] = []
-        for choice in choices:
-            list(self._blocks.take(choice.whole()))
-            entries += choice.entries
+    def take(self, output: Output) -> None:
+        self._blocks.take_whole(output)
+        self._entries += output.logprobs or ()
+
+    def complete(self, usage: UsageReply) -> bytes:
         blocks = self._blocks.blocks
         thinking = "".join(block.text for block in blocks if block.kind == "reasoning")
         calls = [_call(block) for block in blocks if block.kind == "call"]
         text = "".join(block.text for block in blocks if block.kind == "text")
         line = self._form.line(text, thinking or None, calls or None)
         if self._logprobs is not None:
-            self._add_logprobs(line, entries)
+            self._add_logprobs(line, self._entries)
         return _encode(self._ended(line))
 
     def _add_logprobs(self, line: OllamaLine, entries: Sequence[LogprobEntry]) -> None:

@@ -26,6 +26,8 @@ def operation(row: RouteSpec) -> dict[str, Any]:
     errors = [*_ALWAYS, *(_TAKES_A_BODY if row.request is not None else ())]
     if row.request is not None:
         described["requestBody"] = {"required": True, "content": _json(row.request)}
+    elif row.method == "POST":
+        errors.append(400)
     if "{" in row.path:
         name = row.path.partition("{")[2].partition("}")[0].partition(":")[0]
         described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -70,10 +70,9 @@ class ParsedChatDialect(ChatDialect):
     def usage_chunk(self, usage: UsageReply) -> bytes:
         return super().usage_chunk(self._with_details(usage))
 
-    def complete(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
-        messages = {choice.index: self._read(choice) for choice in choices}
-        self._messages = messages
-        return super().complete(choices, self._with_details(usage))
+    def complete(self, usage: UsageReply) -> bytes:
+        self._messages = {choice.index: self._read(choice) for choice in self.collected()}
+        return super().complete(self._with_details(usage))
 
     def _message(self, choice: GeneratedChoice) -> ChatMessage:
         return self._messages[choice.index]

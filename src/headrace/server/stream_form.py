@@ -11,7 +11,7 @@ from headrace.server.error_forms import Family, error_bytes
 from headrace.server.heartbeat import COMMENT
 from headrace.server.http_errors import HttpError, error_body
 
-__all__ = ["DONE", "LINES", "MESSAGES", "OPENAI", "StreamForm", "event", "named_event"]
+__all__ = ["DONE", "LINES", "MESSAGES", "OPENAI", "RESPONSES", "StreamForm", "event", "named_event"]
 
 DONE = b"data: [DONE]\n\n"
 _encoder = msgspec.json.Encoder()
@@ -58,4 +58,5 @@ def _ollama_error(error: HttpError) -> bytes:
 
 OPENAI = StreamForm("openai", _EVENTS, COMMENT, lambda error: event(error_body(error)) + DONE, DONE)
 MESSAGES = StreamForm("anthropic", _EVENTS, named_event("ping", {"type": "ping"}), _anthropic_error)
+RESPONSES = StreamForm("openai", _EVENTS, COMMENT, lambda error: event(error_body(error)))
 LINES = StreamForm("ollama", b"application/x-ndjson", None, _ollama_error)

@@ -96,7 +96,8 @@ class NativeDevice(TorchDevice):
         }
         tag = f"native {self.team.library.isa}"
         features = NativeFeatures(self._ops, lambda: check_layouts(library, FEATURE_TWINS))
-        functions = {**self._ops.table(), **matrices.table(), "moe": experts.moe, **features.table()}
+        functions: dict[str, Callable[..., Any]] = {**self._ops.table(), **matrices.table(), "moe": experts.moe}
+        functions.update(features.table())
         functions["embedding"] = split_table(self._ops, matrices.embedding)
         self._table = {name: NativeOperator(function, tag, packs.get(name)) for name, function in functions.items()}
 

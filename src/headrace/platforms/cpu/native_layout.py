@@ -9,7 +9,7 @@ from headrace.errors import PlatformError
 from headrace.kernels.linear.cpu_pack import InputArgs, PackedArgs, PartArgs
 from headrace.platforms.cpu import native_args as args
 from headrace.platforms.cpu.native import REMEDY, HostCopy, Library
-from headrace.platforms.cpu.native_features import FeatureArgs, TakeRowsArgs, WidenLogitsArgs
+from headrace.platforms.cpu.native_features import BlockConvArgs, FeatureArgs, TakeRowsArgs, WidenLogitsArgs
 from headrace.platforms.cpu.native_kv import KVArgs
 from headrace.platforms.cpu.native_linear import EmbeddingArgs, GatedLinearArgs, LinearArgs, LogitsArgs
 from headrace.platforms.cpu.native_moe import MoEArgs
@@ -51,6 +51,7 @@ FEATURE_TWINS: Twins = {
     "hr_feature_args": FeatureArgs,
     "take_rows_args": TakeRowsArgs,
     "widen_logits_args": WidenLogitsArgs,
+    "block_conv_args": BlockConvArgs,
 }
 """Those of operators that only drafters call: they are checked before the first call."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from headrace.kernels.attention.static import attention
+from headrace.kernels.block_conv.reference import block_conv
 from headrace.kernels.gated_activation.static import gated_activation
 from headrace.kernels.linear import static as dense
 from headrace.kernels.load_features.reference import load_features
@@ -57,6 +58,7 @@ def operators(dtype: str | None, kernels: str, call: Callable[..., Any]) -> Mapp
         "load_features": XlaOperator("xla", load_features),
         "take_rows": XlaOperator("xla", take_rows),
         "widen_logits": XlaOperator("xla", widen_logits),
+        "block_conv": XlaOperator("xla", block_conv),
     }
     if kernels == "xla":
         return table
