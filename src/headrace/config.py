@@ -247,8 +247,8 @@ class ServerConfig(Frozen):
 
     state_dir: str | None = Field(
         default=None,
-        description="Folder for the responses that clients ask to keep: at most 10,000, 1 GiB and 30 days. Default: "
-        "none are kept.",
+        description="Folder for what clients ask to keep: responses (at most 10,000, 1 GiB and 30 days), files (at "
+        "most 10,000 and 10 GiB) and batches. Default: nothing is kept.",
         json_schema_extra=unit("path"),
     )
 

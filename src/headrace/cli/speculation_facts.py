@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from headrace.config import MTP
@@ -16,6 +17,7 @@ from headrace.speculation.loading import BUILT_IN, NEEDS, find_drafter, make
 __all__ = ["speculation_facts", "speculation_lines"]
 
 _HOOK = "headrace_drafters"
+_BLOCKS = ("dflash", "dspark")
 _OF_PLUGINS = "nothing else"
 """A plugin's drafter is made without arguments."""
 
@@ -32,7 +34,19 @@ def speculation_facts(found: PluginSet, chosen: str | None, remedies: list[str])
     for fact in facts:
         if fact["chosen"]:
             fact["problem"] = fact["problem"] or fault
+            fact["about"] = None if fact["problem"] is not None else _about(chosen)
     return facts
+
+
+def _about(chosen: str | None) -> str | None:
+    """What is known of the chosen checkpoint, if it is a block drafter on this machine."""
+    method, _, path = (chosen or "").partition(":")
+    if method not in _BLOCKS or not Path(path).is_dir():
+        return None
+    # Late: torch.
+    from headrace.checkpoints.block_drafts import describe_block_draft
+
+    return describe_block_draft(path, method)
 
 
 def _fault(chosen: str, found: PluginSet) -> str | None:
@@ -45,6 +59,7 @@ def _fault(chosen: str, found: PluginSet) -> str | None:
             find_drafter(chosen, lambda: found)
         elif model not in CATALOGUE and parse_repository(model) is None:
             resolve_model(model)
+        _about(chosen)
     except HeadraceError as error:
         return str(error)
     return None
@@ -80,4 +95,5 @@ def speculation_lines(facts: list[dict[str, Any]]) -> Iterator[str]:
     yield "speculation (--speculate)"
     for fact in facts:
         said = f"needs {fact['needs']}" if fact["problem"] is None else " ".join(f"unusable: {fact['problem']}".split())
+        said += f" ({fact['about']})" if fact.get("about") else ""
         yield f" {'*' if fact['chosen'] else ' '}{fact['name']:<12}{fact['by']}: {said}"

@@ -13,8 +13,21 @@ from headrace import __version__
 from headrace.client.api import EngineClient
 from headrace.config import Config
 from headrace.errors import HeadraceError
-from headrace.server import chat, completions, messages, ollama, replies, responses, routes, schemas
+from headrace.server import (
+    batches,
+    chat,
+    completions,
+    files,
+    messages,
+    ollama,
+    programs,
+    replies,
+    responses,
+    routes,
+    schemas,
+)
 from headrace.server.access import AccessMiddleware
+from headrace.server.batch_runner import BatchRunner
 from headrace.server.context import Context, ServerTokenizer, make_context
 from headrace.server.http_errors import HttpError, to_http
 from headrace.server.openapi import OpenApiDocument, operation
@@ -73,7 +86,10 @@ _ROUTES = (
     RouteSpec("GET", "/version", routes.version, "Report the version", reply=replies.VersionReply),
     *messages.ROUTES,
     *responses.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
     *ollama.ROUTES,
+    *programs.ROUTES,
 )
 
 
@@ -97,6 +113,8 @@ def create_app_for(context: Context) -> FastAPI:
             openapi_extra=operation(row),
         )
     _handle_errors(app, context)
+    if context.batches is not None:
+        context.runner = BatchRunner(context.batches, app, context.api_key, context.batch_window)
     app.add_middleware(AccessMiddleware, context=context)
     structs = [struct for row in _ROUTES for struct in (row.request, row.reply, row.chunk) if struct is not None]
     app.openapi = OpenApiDocument(app, structs)  # type: ignore[method-assign]

@@ -25,10 +25,10 @@ _DECAY = 0.8
 class DraftLayer(nn.Module):
     """The parts of one Llama layer whose attention reads inputs of `width`."""
 
-    def __init__(self, shape: HeadShape, width: int, generator: torch.Generator) -> None:
+    def __init__(self, shape: HeadShape, width: int, generator: torch.Generator, qk_norm: bool = False) -> None:
         super().__init__()
         self.input_layernorm = Norm(shape.hidden, shape.eps)
-        self.self_attn = SelfAttention(shape, width, generator)
+        self.self_attn = SelfAttention(shape, width, generator, qk_norm)
         self.post_attention_layernorm = Norm(shape.hidden, shape.eps)
         self.mlp = GatedMLP(shape, generator)
 

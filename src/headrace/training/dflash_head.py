@@ -139,7 +139,7 @@ class DFlashHead(TrainingHead):
             "hidden_act": "silu",
             "attention_bias": False,
             "rms_norm_eps": shape.eps,
-            "rope_theta": shape.theta,
+            "rope_theta": shape.rope.theta,
             "vocab_size": shape.vocab,
             "max_position_embeddings": shape.positions,
             "tie_word_embeddings": True,

@@ -25,7 +25,7 @@ def turned(x: Tensor, position: int) -> Tensor:
     half = SHAPE.head_dim // 2
     out = torch.empty_like(x)
     for at in range(half):
-        angle = position * SHAPE.theta ** (-2 * at / SHAPE.head_dim)
+        angle = position * SHAPE.rope.theta ** (-2 * at / SHAPE.head_dim)
         cos, sin = math.cos(angle), math.sin(angle)
         out[at] = x[at] * cos - x[at + half] * sin
         out[at + half] = x[at + half] * cos + x[at] * sin
