@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from headrace.config import MTP
 from headrace.errors import HeadraceError
 from headrace.hub.catalogue import CATALOGUE, resolve_model
 from headrace.hub.model_reference import parse_repository
@@ -17,6 +19,7 @@ from headrace.speculation.ngram import NgramDrafter
 __all__ = ["add_depths", "speculation_facts", "speculation_lines"]
 
 _HOOK = "headrace_drafters"
+_BLOCKS = ("dflash", "dspark")
 _OF_PLUGINS = "nothing else"
 """A plugin's drafter is made without arguments."""
 
@@ -33,6 +36,7 @@ def speculation_facts(found: PluginSet, chosen: str | None, remedies: list[str])
     for fact in facts:
         if fact["chosen"]:
             fact["problem"] = fact["problem"] or fault
+            fact["about"] = None if fact["problem"] is not None else _about(chosen)
     return facts
 
 
@@ -50,14 +54,28 @@ def add_depths(facts: list[dict[str, Any]], operators: Mapping[str, Any] | None)
             fact["depth"], fact["why"] = 2, "the device makes the drafts, without those of predictions"
 
 
+def _about(chosen: str | None) -> str | None:
+    """What is known of the chosen checkpoint, if it is a block drafter on this machine."""
+    method, _, path = (chosen or "").partition(":")
+    if method not in _BLOCKS or not Path(path).is_dir():
+        return None
+    # Late: torch.
+    from headrace.checkpoints.block_drafts import describe_block_draft
+
+    return describe_block_draft(path, method)
+
+
 def _fault(chosen: str, found: PluginSet) -> str | None:
     """Why a server would not start with `--speculate chosen`; None if nothing is known against it."""
     try:
         model = make_config("", {"speculate": chosen}, flags=True).scheduler.draft_model
+        if chosen == MTP:
+            return None
         if model is None:
             find_drafter(chosen, lambda: found)
         elif model not in CATALOGUE and parse_repository(model) is None:
             resolve_model(model)
+        _about(chosen)
     except HeadraceError as error:
         return str(error)
     return None
@@ -95,4 +113,5 @@ def speculation_lines(facts: list[dict[str, Any]]) -> Iterator[str]:
         said = f"needs {fact['needs']}; depth {fact['depth']} ({fact['why']})"
         if fact["problem"] is not None:
             said = " ".join(f"unusable: {fact['problem']}".split())
+        said += f" ({fact['about']})" if fact.get("about") else ""
         yield f" {'*' if fact['chosen'] else ' '}{fact['name']:<12}{fact['by']}: {said}"

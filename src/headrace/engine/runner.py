@@ -119,7 +119,7 @@ class Runner:
         outputs: Mapping[str, Pending] | None = None
         try:
             self._prepare(plan)
-            bucket = self._bucket(plan)
+            bucket = self.bucket(plan)
             inputs = self._inputs(batch_arrays(plan) if plan.split else self._all_arrays(plan), bucket)
             if plan.split:
                 inputs |= self._call("forward", bucket, 0, inputs)
@@ -269,7 +269,7 @@ class Runner:
         self._resident[name] = (array, data, tensor)
         return tensor
 
-    def _bucket(self, plan: StepPlan) -> Bucket:
+    def bucket(self, plan: StepPlan) -> Bucket:
         """The bucket of a plan. Without static shapes there are two: one for sampling, one for logprobs of all prompt
         tokens."""
         config = self.config
@@ -290,7 +290,7 @@ class Runner:
             part = slice(start, start + size)
             tokens, positions = plan.history_tokens[part], plan.history_positions[part]
             history = history_plan(tokens, positions, plan.history_slots[part])
-            bucket = self._bucket(history)
+            bucket = self.bucket(history)
             self._call("load", bucket, 0, self._inputs(self._all_arrays(history), bucket))
 
 

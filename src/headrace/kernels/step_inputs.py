@@ -4,7 +4,8 @@ The engine puts arrays of these names on the device. Code that records, captures
 reads here what may change from call to call. The fields of `ops.Batch` and `ops.SampleInputs` have the same names.
 
 A step with constrained rows is two executables: the forward pass, whose output is `logits`, and sampling, which takes
-that output as an input. A step in one part has no input `logits`.
+that output as an input. A step in one part has no input `logits`. Only passes of a draft head have `features`, which is
+an output of another executable, and `token_positions`, where the tokens of their embeddings stand.
 
 Only a step that places sequences has the input `lengths`. In two parts, its sampling takes `drafts` and `position` from
 the forward pass.
@@ -36,6 +37,7 @@ Dimension = Literal[
     "vocab",
     "slots",
     "positions",
+    "features",
     "drafts",
 ]
 """The dimensions of a step's inputs. `types.Bucket` holds the maximum of each that varies. The others never change: the
@@ -85,6 +87,8 @@ STEP_INPUTS: Mapping[str, StepInput] = _table(
     StepInput("allowed", "int32", ("masks", "vocab / 32")),
     StepInput("allowed_row", "int32", ("rows",), fill=-1),
     StepInput("logits", "float32", ("rows", "vocab")),
+    StepInput("features", "float32", ("tokens", "features")),
+    StepInput("token_positions", "int32", ("tokens",)),
     StepInput("last_positions", "int32", ("tokens",)),
     StepInput("whole_lens", "int32", ("seqs",)),
     StepInput("lengths", "int32", ("seqs",), fill=GIVEN),

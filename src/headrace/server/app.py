@@ -13,7 +13,19 @@ from headrace import __version__
 from headrace.client.api import EngineClient
 from headrace.config import Config
 from headrace.errors import HeadraceError
-from headrace.server import batches, chat, completions, files, messages, ollama, replies, responses, routes, schemas
+from headrace.server import (
+    batches,
+    chat,
+    completions,
+    files,
+    messages,
+    ollama,
+    programs,
+    replies,
+    responses,
+    routes,
+    schemas,
+)
 from headrace.server.access import AccessMiddleware
 from headrace.server.batch_runner import BatchRunner
 from headrace.server.context import Context, ServerTokenizer, make_context
@@ -77,6 +89,7 @@ _ROUTES = (
     *files.ROUTES,
     *batches.ROUTES,
     *ollama.ROUTES,
+    *programs.ROUTES,
 )
 
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from headrace.client.api import EngineClient
+from headrace.client.batch import SequenceLimiter
 from headrace.client.request_outputs import TextStream
 from headrace.config import Config
 from headrace.errors import ConfigError, InvalidRequest
@@ -82,6 +83,10 @@ class Context:
     formats: ModelFormats = field(default_factory=ModelFormats)
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     workers: TextWorkers = field(default_factory=TextWorkers)
+    programs: dict[str, Any] = field(default_factory=dict)
+    """Running programs by id (`program_run.ProgramRun`)."""
+    program_places: SequenceLimiter | None = None
+    """Sequences of all programs that are in the engine at once; made with the first program."""
     active: set[CancelScope] = field(default_factory=set)
     """Of the requests that the engine works on."""
     inflight: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -105,3 +106,16 @@ def test_a_plugin_whose_hook_fails_hides_no_other_method(monkeypatch: pytest.Mon
     facts = speculation_facts(plugins(monkeypatch, 5), None, remedies)
     assert [fact["name"] for fact in facts] == sorted(NEEDS)
     assert "hook headrace_drafters failed" in remedies[0]
+
+
+def test_a_block_drafter_is_described(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    layers = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 8}
+    own = {"block_size": 4, "target_layer_ids": [1, 9], "mask_token_id": 3, "markov_rank": 8}
+    config = {**layers, **own, "vocab_size": 99, "architectures": ["Qwen3DSparkModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["doctor", "--platform", "sim", "--speculate", f"dspark:{tmp_path}"]) == 0
+    said = capsys.readouterr().out
+    assert "(4 tokens a block, 2 layers, a vanilla Markov head, estimates of its acceptance; reads" in said
+    assert "after layers 2, 10 of the model)" in said
+    assert main(["doctor", "--platform", "sim", "--speculate", f"dflash:{tmp_path}"]) == 1
+    assert f"write dspark:{tmp_path}" in capsys.readouterr().out
