@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import pytest
 from naive_drafts import NAMESPACE
 
 from headrace.speculation.drafter import Guess
@@ -104,8 +105,33 @@ def test_void_rows_are_not_counted() -> None:
     assert speculator.counts["ngram"].accepted == 1
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_drafts_behind_tokens_in_flight_are_judged_by_their_own_results(right: bool) -> None:
+    """A guess is there throughout, but it is not known which of it the device has used up."""
+    speculator = started()
+    speculator.extend("s", [1, 2, 3] * 4)
+    for _ in range(3):
+        speculator.settle(speculator.draft(StepShape(1, 1), []), [], 1, seconds(1))
+    made = []
+    for _ in range(40):
+        drafts = speculator.draft(StepShape(1, 1), [DraftRow("s", 6, 9, ahead=4)])
+        made.append(drafts.choice.total)
+        count = drafts.choice.total * right
+        speculator.settle(drafts, [count], count + 1, seconds(1 + drafts.choice.total))
+    assert made[0] > 0
+    assert sum(made[-10:]) == 60 if right else sum(made[-10:]) <= 2, "what failed is tried again rarely"
+
+
+def test_without_a_guess_nothing_is_asked_of_the_device() -> None:
+    speculator = started()
+    speculator.extend("s", [7])
+    for _ in range(3):
+        speculator.settle(speculator.draft(StepShape(1, 1), []), [], 1, seconds(1))
+    assert speculator.draft(StepShape(1, 1), [DraftRow("s", 6, 9, ahead=4)]).choice.total == 0
+
+
 def test_an_ended_sequence_leaves_nothing() -> None:
     speculator = started()
     play(speculator, "s", [1, 2, 3] * 5)
     speculator.end("s", keep=True)
-    assert speculator._states == {}
+    assert speculator._states == speculator._ahead._sequences == {}
