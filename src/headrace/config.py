@@ -36,13 +36,16 @@ __all__ = [
 ]
 
 DRAFT = "draft"
+"""The method of speculation whose drafts come from a model."""
+EAGLE3, MTP = "eagle3", "mtp"
+"""The methods whose drafts come from a head that reads the model's hidden states."""
 WITH_CHECKPOINT = {
     DRAFT: ("draft:MODEL", "a model"),
     "dflash": ("dflash:CHECKPOINT", "a drafter"),
     "dspark": ("dspark:CHECKPOINT", "a drafter"),
+    EAGLE3: ("eagle3:CHECKPOINT", "a draft head"),
 }
 """Methods that load a checkpoint: how they are written, and what they need."""
-"""The method of speculation whose drafts come from a model."""
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "float8_e4m3"]
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -153,8 +156,9 @@ class SchedulerConfig(Frozen):
     speculate: str | None = Field(
         default=None,
         description="Speculative decoding: ngram, suffix, draft:MODEL with a smaller model of the same vocabulary, "
-        "dflash:CHECKPOINT or dspark:CHECKPOINT with a drafter trained for the model, or the name that a plugin "
-        "offers. Answers stay the same. Default: only requests with a prediction are speculated.",
+        "eagle3:CHECKPOINT, dflash:CHECKPOINT or dspark:CHECKPOINT with a drafter trained for the model, mtp with the "
+        "head in the model's own checkpoint, or the name that a plugin offers. Answers stay the same. Default: only "
+        "requests with a prediction are speculated.",
         json_schema_extra=unit("method"),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,13 @@ class DraftHarness:
         layout = KVLayout(draft.config.kv_layers, BLOCK, "float32")
         self.kv = paged.alloc(layout, 40, torch.device("cpu")) if device is None else device.alloc_kv(layout, 40)
 
-    def inject(self, features: list[torch.Tensor], chunk: int = 1000) -> None:
-        """The entries of a text of so many tokens, in chunks."""
+    def inject(self, features: list[torch.Tensor], chunk: int = 1000, table: Any = None) -> None:
+        """The entries of a text of so many tokens, in chunks. `table`: its blocks, which follow each other."""
         count = len(features[0])
         for start in range(0, count, chunk):
             batch = one_sequence([0] * count, start, start + chunk, BLOCK)
+            if table is not None:
+                batch = replace(batch, slot_mapping=batch.slot_mapping + (int(table[0]) - 1) * BLOCK)
             tap, total = ContextTap(self.drafter), None
             for point in range(TARGET_LAYERS + 1):
                 hidden = features[self.config.features.index(point)] if point in self.config.features else torch.ones(1)

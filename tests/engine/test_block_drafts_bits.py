@@ -21,7 +21,10 @@ from headrace.engine.block_model import BlockDraftModel
 from headrace.errors import DeviceLost, PlatformError
 from headrace.kernels.sample.philox import gumbel
 from headrace.kernels.sample.truncate import truncate
+from headrace.llm import LLM
 from headrace.speculation.block_choice import BlockRow
+from headrace.structured_outputs import StructuredOutputs
+from headrace.types import SamplingParams
 
 TOKENS = 24
 
@@ -290,3 +293,22 @@ def test_the_policy_lets_a_useless_drafter_rest(
 
     asyncio.run(main())
     assert built.counts.rounds < COUNT * TOKENS // 4
+
+
+def test_grammars(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts end before the first token that a grammar does not allow."""
+    built, texts = watch(monkeypatch), []
+    drafter = save("dspark", tmp_path / "dspark")
+    forms = [StructuredOutputs(regex="[a-z ]{10,30}"), StructuredOutputs(choice=["yes, it is", "no, never"])]
+    for speculate in (None, f"dspark:{drafter}"):
+        llm = LLM(str(tiny_llama), platform="cpu", threads=1, num_blocks=100, packed_cache=0, speculate=speculate)
+        with llm:
+            params = [
+                SamplingParams(max_tokens=24, temperature=heat, seed=at, structured_outputs=form)
+                for form in forms
+                for at, heat in enumerate((0.0, 1.0, 1.4))
+            ]
+            found = [llm.generate("Hello", one)[0].outputs[0] for one in params]
+            texts.append([(one.text, one.token_ids, one.finish_reason) for one in found])
+    assert texts[0] == texts[1]
+    assert built.counts.drafted > 10

@@ -20,8 +20,9 @@ from headrace.models.block_draft_settings import read_block_draft
 from headrace.models.block_draft_weights import BlockDraftWeights, TargetMatrices, read_weights
 from headrace.quant.methods import scheme_of
 from headrace.quant.weights import same_values
+from headrace.settings import MOST_LAYERS
 
-__all__ = ["BlockDraftCheckpoint", "open_block_draft"]
+__all__ = ["BlockDraftCheckpoint", "describe_block_draft", "open_block_draft"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,19 @@ def _stored(target: Checkpoint, role: str) -> Weight:
     return target.source.matrix(name, decoder.vocab, decoder.hidden, bias=False)
 
 
+def describe_block_draft(path: Path | str, method: str) -> str:
+    """A drafter in words, by its settings alone, whatever its target. Raises what `open_block_draft` raises."""
+    config = _read(Path(path), method, MOST_LAYERS)
+    parts = [f"{config.drafts} tokens a block", f"{len(config.decoder.layers)} layers"]
+    parts += ["convolutions"] if config.convolution is not None else []
+    parts += ["a selector of pairs"] if config.candidates is not None else []
+    parts += [f"a {config.markov.kind} Markov head"] if config.markov is not None else []
+    parts += ["estimates of its acceptance"] if config.confidence else []
+    parts += [f"{config.draft_vocab} tokens of its own"] if config.draft_vocab is not None else []
+    states = ", ".join(map(str, config.features))
+    return f"{', '.join(parts)}; reads the hidden states after layers {states} of the model"
+
+
 def open_block_draft(path: Path | str, method: Method, target_layers: int) -> BlockDraftCheckpoint:
     """Open a directory. `target_layers`: the number of layers of the target.
 
@@ -61,15 +75,21 @@ def open_block_draft(path: Path | str, method: Method, target_layers: int) -> Bl
     UnsupportedModel for what is wrong or not served.
     """
     path = Path(path)
+    config = _read(path, method, target_layers)
+    file = path / "config.json"
+    with located(file):
+        scheme = scheme_of(read_json(file), lambda name: None)
+    return BlockDraftCheckpoint(path, config, open_safetensors(path, scheme))
+
+
+def _read(path: Path, method: str, target_layers: int) -> BlockDraftConfig:
     file = path / "config.json"
     if not present(file):
         raise ModelNotFound(f"{path}: the drafter needs a directory with a config.json")
-    settings = read_json(file)
     with located(file):
-        config = read_block_draft(settings, target_layers)
-        scheme = scheme_of(settings, lambda name: None)
+        config = read_block_draft(read_json(file), target_layers)
     if config.method != method:
         raise ConfigError(
             f"--speculate {method}:{path}: the checkpoint drafts with {config.method}: write {config.method}:{path}"
         )
-    return BlockDraftCheckpoint(path, config, open_safetensors(path, scheme))
+    return config

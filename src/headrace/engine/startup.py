@@ -14,8 +14,10 @@ from headrace.engine.block_model import BlockDraftModel
 from headrace.engine.core_loop import EngineCore
 from headrace.engine.draft_loading import DraftCheckpoint, LoadedDraft, find_draft
 from headrace.engine.drafting import Drafting
+from headrace.engine.head_drafter import HeadDrafter
+from headrace.engine.head_loading import HeadSource, find_head
 from headrace.engine.plans import dummy_plan
-from headrace.engine.rank_loading import LoadedRank, load_rank, open_rank
+from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_rank
 from headrace.engine.ranks.leader import COMMAND, Followers
 from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
 from headrace.engine.runner import Runner
@@ -55,6 +57,8 @@ class Engine:
     """The model of its own that drafts, if any."""
     blocks: BlockDraftModel | None = None
     """The block drafter, if any."""
+    head: HeadDrafter | None = None
+    """The draft head, if any."""
 
     @property
     def device(self) -> Device:
@@ -119,19 +123,20 @@ def build_on(
     # Unknown names are refused before anything is loaded.
     make_backend = find_backend(config.model.grammar_backend)
     found = find_draft(config, checkpoint, device)
-    block = find_block_draft(config, checkpoint, device)
-    if found is None and block is None:
+    block, head = find_block_draft(config, checkpoint, device), find_head(config, checkpoint, device)
+    if found is None and block is None and head is None:
         find_drafter(_method(config))
     resolved, reasons = _resolve(
-        config, checkpoint, device, f"{platform} device {config.device.index}", followers.size, found or block
+        config, checkpoint, device, f"{platform} device {config.device.index}", followers.size, found or block or head
     )
     progress("ranks", 0.0)
     followers.await_all(Opened)
     sizes = _sizes(resolved)
     followers.send(sizes)
-    if block is not None:
-        block.max_model_len = resolved.max_model_len
-    own = load_rank(config, checkpoint, device, Shard(0, followers.size), sizes, progress, block)
+    reader = block or head
+    if reader is not None:
+        reader.max_model_len = resolved.max_model_len
+    own = load_rank(config, checkpoint, device, Shard(0, followers.size), sizes, progress, reader)
     followers.await_all(Loaded)
     runner = followers.runner(own.runner)
     progress("first step", 0.0)
@@ -142,7 +147,8 @@ def build_on(
     grammars = GrammarCompiler(lambda: open_backend(make_backend, checkpoint.path, vocab, checkpoint.eos_token_ids))
     draft = None if found is None else found.load(device, resolved, progress, busy_seconds(device))
     blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
-    drafting = _drafting(config, draft, blocks)
+    heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
+    drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
     core = EngineCore(
         Scheduler(_core_config(config, resolved, vocab), drafting),
         runner,
@@ -154,7 +160,7 @@ def build_on(
         drafting=drafting,
     )
     info = _engine_info(checkpoint, platform, resolved, vocab, reasons)
-    return Engine(core, info, own, followers, grammars, draft, blocks)
+    return Engine(core, info, own, followers, grammars, draft, blocks, heads)
 
 
 def _method(config: Config) -> str:
@@ -162,13 +168,17 @@ def _method(config: Config) -> str:
     return config.scheduler.speculate or "predicted"
 
 
-def _drafting(config: Config, draft: LoadedDraft | None, blocks: BlockDraftModel | None) -> Drafting:
+def _drafting(
+    config: Config, draft: LoadedDraft | None, blocks: BlockDraftModel | None, head: HeadDrafter | None, on_device: bool
+) -> Drafting:
     if draft is not None:
         return Drafting(ModelSpeculator(draft.model), model=draft.model)
     if blocks is not None:
         return Drafting(ModelSpeculator(blocks, blocks.method, blocks.drafts), model=blocks)
+    if head is not None:
+        return Drafting(ModelSpeculator(head, head.method), model=head)
     drafter = GuardedDrafter(make_drafter(_method(config)))
-    return Drafting(Speculator(drafter), predicted_only=config.scheduler.speculate is None)
+    return Drafting(Speculator(drafter), predicted_only=config.scheduler.speculate is None, on_device=on_device)
 
 
 def busy_seconds(device: Device) -> Callable[[], float] | None:
@@ -183,10 +193,10 @@ def _resolve(
     device: Device,
     name: str,
     size: int,
-    draft: DraftCheckpoint | BlockDraft | None,
+    draft: DraftCheckpoint | BlockDraft | HeadSource | None,
 ) -> tuple[Resolved, list[str]]:
     """The choices for every rank, from the free memory of rank 0, which ranks of one host share. A draft model's
-    weights and cache take their part."""
+    or head's weights and cache take their part."""
     capabilities, (free, _) = device.capabilities(), device.memory()
     if capabilities.host_memory:
         free = max(0, free - checkpoint.total_bytes) // size
