@@ -10,13 +10,15 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import cached_property
+from typing import TypeVar
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
+from headrace.client.inquiry import Inquiry
 from headrace.client.request_outputs import RequestOutputs, TextTokenizer
 from headrace.client.speculation_choice import PREDICTED, check_method
 from headrace.client.validate import validated
 from headrace.config import Config
-from headrace.engine.stats import EngineStats
+from headrace.engine.stats import EngineStats, EngineView
 from headrace.engine.wire import (
     Abort,
     Add,
@@ -26,8 +28,10 @@ from headrace.engine.wire import (
     Event,
     Finish,
     GetStats,
+    GetView,
     Refused,
     StatsReply,
+    ViewReply,
     from_wire,
 )
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest, UserError
@@ -36,10 +40,12 @@ from headrace.types import Request
 
 __all__ = ["BaseClient"]
 
+T = TypeVar("T")
+
 _STATS_TIMEOUT = 1.0
-"""Seconds to wait for the engine's first stats."""
+"""Seconds to wait for the engine's first stats, and its first view."""
 _FRESH_TIMEOUT = 0.1
-"""Seconds to wait for newer stats than the last: during a long step the engine reads no commands."""
+"""Seconds to wait for newer ones than the last: during a long step the engine reads no commands."""
 
 
 class _Stream:
@@ -72,11 +78,8 @@ class BaseClient:
         self._created = int(time.time())
         self._streams: dict[str, _Stream] = {}
         self._children: dict[str, tuple[_Stream, int]] = {}
-        self._stats_request: asyncio.Future[EngineStats] | None = None
-        """The stats request that the engine has not answered yet. There is at most one, independently of the number of
-        callers."""
-        self._last_stats: EngineStats | None = None
-        """The last stats that the engine sent."""
+        self._stats = Inquiry[EngineStats](GetStats)
+        self._view = Inquiry[EngineView](GetView)
         self._numbers = itertools.count()
         self._owner_loop: asyncio.AbstractEventLoop | None = None
         self._owner_thread = ""
@@ -147,23 +150,23 @@ class BaseClient:
             stream.changed.set()
 
     async def stats(self) -> EngineStats:
+        return await self._inquire(self._stats)
+
+    async def view(self) -> EngineView:
+        return await self._inquire(self._view)
+
+    async def _inquire(self, inquiry: Inquiry[T]) -> T:
+        """The engine's answer, or its last one during a long step."""
         self._check_ready()
         self._check_loop()
-        asked = self._request_stats()
-        await asyncio.wait({asked}, timeout=_STATS_TIMEOUT if self._last_stats is None else _FRESH_TIMEOUT)
+        asked = inquiry.ask(self._send)
+        await asyncio.wait({asked}, timeout=_STATS_TIMEOUT if inquiry.last is None else _FRESH_TIMEOUT)
         if asked.done():
             return asked.result()
-        if self._last_stats is None:
+        if inquiry.last is None:
             raise EngineDead(f"the engine did not answer within {_STATS_TIMEOUT:.0f} s")
         await self.check_health()
-        return self._last_stats
-
-    def _request_stats(self) -> asyncio.Future[EngineStats]:
-        """Request stats, unless a request is already open."""
-        if self._stats_request is None:
-            self._stats_request = asyncio.get_running_loop().create_future()
-            self._send(GetStats(next(self._numbers)))
-        return self._stats_request
+        return inquiry.last
 
     async def check_health(self) -> None:
         """Raises EngineDead if the engine makes no progress."""
@@ -230,10 +233,9 @@ class BaseClient:
         elif isinstance(event, Refused):
             self._refuse(event)
         elif isinstance(event, StatsReply):
-            self._last_stats = event.stats
-            asked, self._stats_request = self._stats_request, None
-            if asked is not None:
-                asked.set_result(event.stats)
+            self._stats.answer(event.stats)
+        elif isinstance(event, ViewReply):
+            self._view.answer(event.view)
 
     def _deliver(self, event: Deltas) -> None:
         for delta in event.deltas:
@@ -260,10 +262,8 @@ class BaseClient:
         for stream in self._streams.values():
             if not stream.outputs.finished:
                 stream.fail(error)
-        asked, self._stats_request, self._last_stats = self._stats_request, None, None
-        if asked is not None:
-            asked.set_exception(error)
-            asked.exception()  # Mark it as retrieved: maybe no caller waits any more.
+        self._stats.fail(error)
+        self._view.fail(error)
 
     def _end_all(self) -> None:
         """End all open requests with `abort`, because the client closes."""

@@ -10,6 +10,7 @@ import numpy as np
 from headrace.core.admission import CoreConfig, admit
 from headrace.core.block_pool import blocks_for
 from headrace.core.drafts import DraftSource
+from headrace.core.inspection import SchedulerView, look
 from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import Matcher
@@ -213,6 +214,9 @@ class Scheduler:
         prefill = self._prefill
         counts = (len(self._waiting), self._preemptions, prefill.cached_tokens, prefill.prompt_tokens)
         return scheduler_stats(self._cache, self._slots, self._running.all(), *counts)
+
+    def view(self) -> SchedulerView:
+        return look(self._cache, self._slots, self._running.all(), self._waiting)
 
     def reset_cache(self) -> None:
         """Remove all cached prefixes; blocks of running sequences are released when they end."""

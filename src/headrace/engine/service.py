@@ -20,9 +20,11 @@ from headrace.engine.wire import (
     Failed,
     Finish,
     GetStats,
+    GetView,
     Refused,
     Shutdown,
     StatsReply,
+    ViewReply,
     WireError,
     to_wire,
 )
@@ -111,6 +113,8 @@ def _handle(core: EngineCore, command: Command, send: Send) -> None:
         core.finish(command.id)
     elif isinstance(command, GetStats):
         send(StatsReply(command.number, core.stats()))
+    elif isinstance(command, GetView):
+        send(ViewReply(command.number, core.view()))
 
 
 def _add(core: EngineCore, command: Add, send: Send) -> None:

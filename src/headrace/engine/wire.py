@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace import errors
-from headrace.engine.stats import EngineStats
+from headrace.engine.stats import EngineStats, EngineView
 from headrace.errors import CheckpointError, EngineDead, HeadraceError, InvalidRequest, Overloaded
 from headrace.types import Delta, Request
 
@@ -26,11 +26,13 @@ __all__ = [
     "Failed",
     "Finish",
     "GetStats",
+    "GetView",
     "Loading",
     "Ready",
     "Refused",
     "Shutdown",
     "StatsReply",
+    "ViewReply",
     "WireError",
     "as_ours",
     "decode_command",
@@ -103,6 +105,10 @@ class GetStats(WireMessage, frozen=True):
     number: int
 
 
+class GetView(WireMessage, frozen=True):
+    number: int
+
+
 class Shutdown(WireMessage, frozen=True):
     """Ends the engine at once."""
 
@@ -141,6 +147,11 @@ class StatsReply(WireMessage, frozen=True):
     stats: EngineStats
 
 
+class ViewReply(WireMessage, frozen=True):
+    number: int
+    view: EngineView
+
+
 class Beat(WireMessage, frozen=True):
     """A heartbeat. A separate thread sends it every half second, also while a step runs or the model loads."""
 
@@ -148,8 +159,8 @@ class Beat(WireMessage, frozen=True):
     """Seconds since the loop last made progress; 0 when it is idle."""
 
 
-Command = Add | Abort | Finish | GetStats | Shutdown
-Event = Loading | Ready | Failed | Deltas | Refused | StatsReply | Beat
+Command = Add | Abort | Finish | GetStats | GetView | Shutdown
+Event = Loading | Ready | Failed | Deltas | Refused | StatsReply | ViewReply | Beat
 
 
 def _plain(value: Any) -> Any:

@@ -17,8 +17,10 @@ from headrace.errors import HeadraceError
 from headrace.server import chat, completions, replies, routes, schemas
 from headrace.server.access import AccessMiddleware
 from headrace.server.context import Context, ServerTokenizer, make_context
+from headrace.server.engine_state import EngineStateReply, engine_state
 from headrace.server.http_errors import HttpError, to_http
 from headrace.server.openapi import OpenApiDocument, operation
+from headrace.server.page_files import add_page
 
 __all__ = ["create_app", "create_app_for"]
 
@@ -79,6 +81,7 @@ _ROUTES = (
     ),
     _RouteSpec("GET", "/health", routes.health, "Report whether the engine makes progress", reply=replies.HealthReply),
     _RouteSpec("GET", "/metrics", routes.metrics, "Metrics in Prometheus's text format", media="text/plain"),
+    _RouteSpec("GET", "/v1/engine/state", engine_state, "Show what the engine does now", reply=EngineStateReply),
     _RouteSpec("GET", "/version", routes.version, "Report the version", reply=replies.VersionReply),
 )
 
@@ -102,6 +105,7 @@ def create_app_for(context: Context) -> FastAPI:
             response_class=Response,
             openapi_extra=operation(row.path, row.request, row.reply, row.chunk, row.media),
         )
+    add_page(app)
     _handle_errors(app, context)
     app.add_middleware(AccessMiddleware, context=context)
     structs = [struct for row in _ROUTES for struct in (row.request, row.reply, row.chunk) if struct is not None]
