@@ -43,9 +43,11 @@ __all__ = ["BaseClient"]
 T = TypeVar("T")
 
 _STATS_TIMEOUT = 1.0
-"""Seconds to wait for the engine's first stats, and its first view."""
+"""Seconds to wait for the engine's first stats."""
 _FRESH_TIMEOUT = 0.1
-"""Seconds to wait for newer ones than the last: during a long step the engine reads no commands."""
+"""Seconds to wait for newer stats than the last: during a long step the engine reads no commands."""
+_VIEW_TIMEOUT = 2.5
+"""Seconds to wait for a view. People look at it, and an old one would mislead them."""
 
 
 class _Stream:
@@ -150,21 +152,21 @@ class BaseClient:
             stream.changed.set()
 
     async def stats(self) -> EngineStats:
-        return await self._inquire(self._stats)
+        return await self._inquire(self._stats, _STATS_TIMEOUT if self._stats.last is None else _FRESH_TIMEOUT)
 
     async def view(self) -> EngineView:
-        return await self._inquire(self._view)
+        return await self._inquire(self._view, _VIEW_TIMEOUT)
 
-    async def _inquire(self, inquiry: Inquiry[T]) -> T:
+    async def _inquire(self, inquiry: Inquiry[T], timeout: float) -> T:
         """The engine's answer, or its last one during a long step."""
         self._check_ready()
         self._check_loop()
         asked = inquiry.ask(self._send)
-        await asyncio.wait({asked}, timeout=_STATS_TIMEOUT if inquiry.last is None else _FRESH_TIMEOUT)
+        await asyncio.wait({asked}, timeout=timeout)
         if asked.done():
             return asked.result()
         if inquiry.last is None:
-            raise EngineDead(f"the engine did not answer within {_STATS_TIMEOUT:.0f} s")
+            raise EngineDead(f"the engine did not answer within {timeout:.1g} s")
         await self.check_health()
         return inquiry.last
 
