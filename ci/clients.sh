@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 work=${1:-build/clients}
 mkdir -p "$work"
 [[ -x $work/venv/bin/python ]] || "${PYTHON:-python3}" -m venv "$work/venv"
-"$work/venv/bin/pip" install --quiet --disable-pip-version-check openai llm instructor langchain-openai \
+"$work/venv/bin/pip" install --quiet --disable-pip-version-check openai anthropic ollama llm instructor langchain-openai \
   'pydantic-ai-slim[openai]' llama-index-llms-openai-like || exit 1
 
 .venv/bin/headrace serve smollm2 --port 0 --max-model-len 2048 >"$work/server.log" 2>&1 &

@@ -234,6 +234,13 @@ class ServerConfig(Frozen):
         default=30.0, ge=0, description="Time for running requests after SIGTERM.", json_schema_extra=unit("seconds")
     )
 
+    state_dir: str | None = Field(
+        default=None,
+        description="Folder for the responses that clients ask to keep: at most 10,000, 1 GiB and 30 days. Default: "
+        "none are kept.",
+        json_schema_extra=unit("path"),
+    )
+
     @field_validator("cors_origin")
     @classmethod
     def _origins(cls, text: str | None) -> str | None:

@@ -101,10 +101,14 @@ class InvalidRequest(UserError):
 
 
 class ContextOverflow(InvalidRequest):
-    """Prompt and requested output exceed the model's context."""
+    """Prompt and requested output exceed the model's context. `tokens`: of the prompt, at least, if it alone exceeds
+    `limit`."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, param: str | None = None, tokens: int | None = None, limit: int | None = None
+    ) -> None:
         super().__init__(message, param, "context_length_exceeded")
+        self.tokens, self.limit = tokens, limit
 
 
 class NeverFits(InvalidRequest):

@@ -28,7 +28,7 @@ from headrace.hub.model_reference import display_name
 from headrace.lang.backend import Backend
 from headrace.lang.running import Runnable, RunResult
 from headrace.options import make_config
-from headrace.program_backend import EngineBackend
+from headrace.programs import EngineBackend
 from headrace.progress import generating_bar
 from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.quoting import without_marks

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-__all__ = ["fetching_bar", "generating_bar", "loading_bar"]
+__all__ = ["fetching_bar", "generating_bar", "loading_bar", "training_bar"]
 
 
 @contextmanager
@@ -79,6 +79,27 @@ def generating_bar(total: int, shown: bool, out: TextIO | None = None) -> Iterat
             bar.update(task, advance=1, description=f"generating ({generated} tokens)")
 
         yield report
+
+
+@contextmanager
+def training_bar(out: TextIO | None = None) -> Iterator[Callable[[str, float, float], None]]:
+    """A function that takes (stage, done, total) and draws one bar. If `out` (default: stderr) is no terminal, nothing
+    is drawn."""
+    out = out or sys.stderr
+    if not out.isatty():
+        yield lambda stage, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=out), transient=True) as bar:
+        task = bar.add_task("training")
+
+        def show(stage: str, done: float, total: float) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        yield show
 
 
 def _name_printer(out: TextIO) -> Callable[[str, int, int], None]:

@@ -162,6 +162,15 @@ class SamplingParams:
             api=_API_LOGPROBS,
         ),
     )
+    prompt_logprobs_start: int = row(
+        0,
+        Field(
+            "whole",
+            "Index of the first prompt token that `prompt_logprobs` reports; those before it may be cached.",
+            least=0,
+            most=2**53,
+        ),
+    )
     structured_outputs: StructuredOutputs | None = row(  # noqa: RUF009
         None,
         Field(

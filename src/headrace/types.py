@@ -81,6 +81,11 @@ class Request:
     """Most drafts that one step verifies for it; 0: none, None: as many as the engine finds worth it."""
     predicted_only: bool = False
     """Drafts come from `predicted` alone, whatever else the engine drafts with."""
+    keep: bool = False
+    """At its end the sequence stays open, in its slot and with its blocks, for a request that extends it."""
+    extends: str = ""
+    """Id of an open sequence that this prompt goes on with: it takes over the slot and the blocks. If that one is not
+    open any more, this is a request as any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,8 @@ class Delta:
     logprobs: list[TokenLogprobs] | None = None
     """One entry per token of `token_ids` if the request asked for logprobs."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """Set once, for the complete prompt, with the first token; entry 0 is None."""
+    """Set once, for the complete prompt, with the first token. Entry 0 and those before `prompt_logprobs_start` are
+    None."""
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     """The id of the stop or end token that ended the sequence; it is the last of `token_ids`."""

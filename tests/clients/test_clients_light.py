@@ -33,7 +33,17 @@ def url() -> Iterator[str]:
         process.communicate()
 
 
-@pytest.mark.parametrize("name", ["openai_parse", "openai_prediction", "llm_schemas"])
+CLIENTS = (
+    "openai_parse",
+    "openai_prediction",
+    "openai_responses",
+    "llm_schemas",
+    "anthropic_messages",
+    "ollama_chat",
+)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
 def test_a_client(name: str, url: str) -> None:
     script = Path(__file__).with_name(f"{name}.py")
     done = subprocess.run([sys.executable, script, url], capture_output=True, text=True, timeout=PATIENCE, check=False)

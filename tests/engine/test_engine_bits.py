@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,28 @@ def test_prompt_logprobs_do_not_depend_on_the_cache(tiny_llama: Path, chunk: int
     assert len(expected.logprobs) == len(expected.ids) == 64 + 8
     assert expected.ids[:64] == prompt
     assert [entry.logprob is None for entry in expected.logprobs] == [True] + [False] * 71
+
+
+@pytest.mark.parametrize("start", [1, 17, 48, 63])
+def test_logprobs_from_a_start_are_those_of_the_whole_prompt(tiny_llama: Path, start: int) -> None:
+    prompt = random_prompt(64, VOCAB)
+    params: dict[str, Any] = {"max_tokens": 0, "prompt_logprobs": 3}
+    (whole,) = alone(tiny_llama, [request(prompt, **params)])
+    part = request(prompt, prompt_logprobs_start=start, **params)
+
+    async def main() -> None:
+        async with engine(tiny_llama) as client:
+            cold = await answer(client, part)
+            await answer(client, request(prompt))
+            crowd = [replace(one, id=f"r{at}") for at, one in enumerate((part, request(prompt[:40]), part))]
+            warm = await asyncio.gather(*(answer(client, one) for one in crowd))
+            assert warm[0].usage.cached_tokens == start - 1
+            for one in (cold, warm[0], warm[2]):
+                assert (one.prompt_logprobs or [])[start:] == (whole.prompt_logprobs or [])[start:]
+                assert [entry.token_id for entry in one.prompt_logprobs or []] == prompt
+                assert all(entry.logprob is None for entry in (one.prompt_logprobs or [])[:start])
+
+    asyncio.run(main())
 
 
 def test_prompt_logprobs_are_the_models(tiny_llama: Path) -> None:

@@ -16,6 +16,7 @@ VERBS = {
     "generate": ("headrace.cli.generate_command", "continue a text"),
     "chat": ("headrace.cli.chat_command", "chat with a model in the terminal"),
     "program": ("headrace.cli.program_command", "compile, check, draw and run programs of headrace.lang"),
+    "train-drafter": ("headrace.cli.train_command", "train a head that drafts for a model"),
     "models": ("headrace.cli.models_command", "list the catalogue, and which models are here"),
     "pull": ("headrace.cli.pull_command", "fetch a model of the catalogue"),
     "cache": ("headrace.cli.cache_command", "show or clear the cache of packed weights"),
@@ -115,7 +116,7 @@ def _verb(arguments: list[str]) -> int:
     from headrace import __version__
     from headrace.argument_parser import ArgumentParser
 
-    listing = "\n".join(f"  {verb:<13}{text}" for verb, (_, text) in VERBS.items())
+    listing = "\n".join(f"  {verb:<15}{text}" for verb, (_, text) in VERBS.items())
     parser = ArgumentParser(
         prog="headrace",
         usage="headrace VERB [OPTION ...]",

@@ -6,7 +6,7 @@ this process (`LLM`, `AsyncLLM`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -42,6 +42,11 @@ class GenerateRequest:
     predicted: tuple[int, ...] = ()
     """Tokens that the caller expects as the output: drafts of speculative decoding."""
     speculation: SpeculationChoice = field(default_factory=SpeculationChoice)
+    keep: bool = False
+    """Its one choice stays open in the engine after its end, until another request extends it or it is released."""
+    extends: str = ""
+    """Id of an open request whose tokens this prompt goes on with. If it is not open any more, nothing changes but
+    what must be computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class LogprobEntry:
     token: str
     raw: bytes
     logprob: float | None
-    """None for the first token of a prompt."""
+    """None for the first token of a prompt, and for those before `prompt_logprobs_start`."""
     rank: int
     top: tuple[tuple[int, str, bytes, float], ...] = ()
     """(id, text, raw bytes, logprob), most likely first."""
@@ -135,6 +140,13 @@ class EngineClient(Protocol):
 
     async def abort(self, request_id: str) -> None:
         """Abort the request with this exact id; unknown ids are ignored."""
+
+    def park(self, request_id: str) -> None:
+        """Let an open request give up its place; its tokens stay in the cache until it is released, unless the memory
+        is needed. For several requests that go on with its tokens."""
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """Let go of open and parked requests; unknown ids are ignored."""
 
     async def stats(self) -> EngineStats:
         """The engine's stats; the last known ones during a long step. Raises EngineDead if the engine is dead,

@@ -7,7 +7,7 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar
@@ -22,6 +22,7 @@ from headrace.engine.stats import EngineStats, EngineView
 from headrace.engine.wire import (
     Abort,
     Add,
+    AddAll,
     Command,
     Deltas,
     EngineInfo,
@@ -29,6 +30,7 @@ from headrace.engine.wire import (
     Finish,
     GetStats,
     GetView,
+    Park,
     Refused,
     StatsReply,
     ViewReply,
@@ -80,6 +82,9 @@ class BaseClient:
         self._created = int(time.time())
         self._streams: dict[str, _Stream] = {}
         self._children: dict[str, tuple[_Stream, int]] = {}
+        self._adds: list[Add] = []
+        self._kept: dict[str, str] = {}
+        """The engine's ids of open and parked requests."""
         self._stats = Inquiry[EngineStats](GetStats)
         self._view = Inquiry[EngineView](GetView)
         self._numbers = itertools.count()
@@ -151,6 +156,15 @@ class BaseClient:
             self._abort_choices(stream, stream.outputs.end("abort"))
             stream.changed.set()
 
+    def park(self, request_id: str) -> None:
+        if request_id in self._kept:
+            self._send_now(Park(self._kept[request_id]))
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        ids = [child for one in request_ids if (child := self._kept.pop(one, None)) is not None]
+        if ids:
+            self._send_now(Abort(ids))
+
     async def stats(self) -> EngineStats:
         return await self._inquire(self._stats, _STATS_TIMEOUT if self._stats.last is None else _FRESH_TIMEOUT)
 
@@ -161,7 +175,7 @@ class BaseClient:
         """The engine's answer, or its last one during a long step."""
         self._check_ready()
         self._check_loop()
-        asked = inquiry.ask(self._send)
+        asked = inquiry.ask(self._send_now)
         await asyncio.wait({asked}, timeout=timeout)
         if asked.done():
             return asked.result()
@@ -215,8 +229,26 @@ class BaseClient:
             predicted=request.predicted,
             max_drafts=request.speculation.max_tokens,
             predicted_only=request.speculation.method == PREDICTED,
+            keep=request.keep and params.n == 1,
+            extends=self._kept.get(request.extends, ""),
         )
-        self._send(Add(core, children))
+        self._send_soon(Add(core, children))
+
+    def _send_soon(self, add: Add) -> None:
+        """Send a request with all others of this turn of the event loop, so that they enter the same step."""
+        if not self._adds:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._adds.append(add)
+
+    def _flush(self) -> None:
+        adds, self._adds = self._adds, []
+        if adds:
+            self._send(adds[0] if len(adds) == 1 else AddAll(adds))
+
+    def _send_now(self, command: Command) -> None:
+        """Send a command behind the requests that are still to be sent."""
+        self._flush()
+        self._send(command)
 
     def _close_stream(self, stream: _Stream) -> None:
         """End the choices that still run, after the caller has left the stream."""
@@ -226,7 +258,7 @@ class BaseClient:
     def _abort_choices(self, stream: _Stream, indices: list[int]) -> None:
         ids = [child for i in indices if self._children.pop(child := stream.child(i), None)]
         if ids:
-            self._send(Abort(ids))
+            self._send_now(Abort(ids))
 
     def _receive(self, event: Event) -> None:
         """Handle events about requests and stats. Subclasses handle the other events."""
@@ -250,6 +282,8 @@ class BaseClient:
                 self._send(Finish(delta.request_id))
             if stream.outputs.choices[index].finished:
                 del self._children[delta.request_id]
+                if stream.request.keep and stream.request.params.n == 1 and delta.error is None:
+                    self._kept[stream.request.id] = delta.request_id
             stream.changed.set()
 
     def _refuse(self, event: Refused) -> None:
@@ -261,6 +295,8 @@ class BaseClient:
     def _fail_all(self, error: HeadraceError) -> None:
         """Fail all open requests with `error`, because the engine was lost."""
         self._children.clear()
+        self._kept.clear()
+        self._adds.clear()
         for stream in self._streams.values():
             if not stream.outputs.finished:
                 stream.fail(error)
@@ -270,6 +306,7 @@ class BaseClient:
     def _end_all(self) -> None:
         """End all open requests with `abort`, because the client closes."""
         self._children.clear()
+        self._adds.clear()
         for stream in self._streams.values():
             stream.outputs.end("abort")
             stream.changed.set()

@@ -107,8 +107,8 @@ class ChoiceBuilder:
         if count is not None and delta.prompt_logprobs is not None:
             prompt = self._request.prompt
             out.prompt_logprobs = [
-                self._first_entry(prompt[0]) if entry is None else self._entry(entry, count)
-                for entry in delta.prompt_logprobs
+                self._unscored(token) if entry is None else self._entry(entry, count)
+                for token, entry in zip(prompt, delta.prompt_logprobs, strict=True)
             ]
         if self._request.echo:
             out.token_ids += self._request.prompt
@@ -155,7 +155,7 @@ class ChoiceBuilder:
         token = found.token_id
         return LogprobEntry(token, text(token), raw(token), _finite(found.logprob), found.rank, top)
 
-    def _first_entry(self, token: int) -> LogprobEntry:
+    def _unscored(self, token: int) -> LogprobEntry:
         return LogprobEntry(token, self._tokenizer.token_text(token), self._tokenizer.token_bytes(token), None, 0)
 
 

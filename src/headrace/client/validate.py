@@ -40,6 +40,7 @@ def validated(request: GenerateRequest, limits: EngineLimits, ends: Collection[i
     request = _with_constraint(request)
     params = request.params
     _check_tokens(params, limits.vocab_size)
+    _check_scored(params, len(request.prompt))
     if params.max_tokens is None:
         room = min(limits.max_model_len - len(request.prompt), limits.kv_tokens + 1 - len(request.prompt))
         params = replace(params, max_tokens=max(1, room))
@@ -87,6 +88,17 @@ def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
     check_ids(params.stop_token_ids, vocab_size, "stop_token_ids")
     check_ids([token for token, _ in params.logit_bias], vocab_size, "logit_bias")
     check_ids(params.allowed_token_ids or (), vocab_size, "allowed_token_ids")
+
+
+def _check_scored(params: SamplingParams, prompt: int) -> None:
+    start, name = params.prompt_logprobs_start, "prompt_logprobs_start"
+    if not start:
+        return
+    if params.prompt_logprobs is None:
+        raise InvalidRequest(f"`{name}` needs `prompt_logprobs`, which says what to report", name, "invalid_value")
+    if start >= prompt:
+        message = f"`{name}` {start} must be below the number of prompt tokens, which is {prompt}"
+        raise InvalidRequest(message, name, "invalid_value")
 
 
 def _check_min_tokens(params: SamplingParams, ends: Collection[int]) -> None:

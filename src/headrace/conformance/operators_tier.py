@@ -27,8 +27,11 @@ __all__ = ["OperatorsTier", "need_arithmetic", "need_dtype", "need_operator", "n
 
 Array = npt.NDArray[Any]
 _BY_NAME = {spec.name: spec for spec in OPS}
+_OPTIONAL = {spec.name: spec for spec in OPTIONAL}
 _APART = ("attention", "rotary_cache", "sample", "resolve_tokens")
 _PLAIN = [spec for spec in OPS if spec.name not in _APART]
+_IN_CACHE = ("store_features", "load_features")
+_PURE = [spec for spec in OPTIONAL if spec.name not in _IN_CACHE]
 _DTYPES = ("float32", "bfloat16", "float16")
 _FEATURES = {"gqa": "q", "sliding_window": "window", "soft_cap": "soft_cap", "sinks": "sinks", "alibi": "alibi"}
 """Feature of attention → the argument that needs it; for `gqa` the queries, which then have more heads than the
@@ -121,7 +124,7 @@ class OperatorsTier:
         _compare(device, spec, dtype, examples, worst)
 
     @pytest.mark.parametrize("dtype", _DTYPES)
-    @pytest.mark.parametrize("spec", OPTIONAL, ids=lambda spec: spec.name)
+    @pytest.mark.parametrize("spec", _PURE, ids=lambda spec: spec.name)
     def test_optional_against_reference(
         self, device: Device, spec: OpSpec, dtype: str, examples: int, worst: WorstError
     ) -> None:
@@ -129,6 +132,34 @@ class OperatorsTier:
         need_operator(device, spec)
         need_dtype(device, dtype)
         _compare(device, spec, dtype, examples, worst)
+
+    @pytest.mark.parametrize("dtype", _DTYPES)
+    def test_load_features_against_reference(
+        self, device: Device, dtype: str, examples: int, worst: WorstError
+    ) -> None:
+        """Features that are stored are read again, as the cache's type rounds them."""
+        need_arithmetic(device)
+        store, load = (_OPTIONAL[name] for name in _IN_CACHE)
+        for spec in (store, load):
+            need_operator(device, spec)
+        need_dtype(device, dtype)
+        _need_store(device, dtype)
+        able = device.capabilities()
+
+        def check(rng: np.random.Generator) -> None:
+            arguments = store.generate(rng, _HOST, dtype)
+            source: TorchKV = arguments["kv"]
+            assume(source.layout.dtype in able.kv_dtypes)
+            assume(not able.head_sizes or source.layout.layers[0].head_dim in able.head_sizes)
+            kv = device.alloc_kv(source.layout, len(source.keys[0]))
+            call(device, store.name, arguments, kv)
+            read = {"batch": arguments["batch"], "kv": source, "layer": 0, "width": arguments["x"].shape[1]}
+            found = call(device, load.name, read, kv)
+            store.reference(**arguments)
+            (wanted,) = reference(load, read)
+            worst.near(found, wanted, max(load.tolerance[dtype], _STORED[source.layout.dtype]))
+
+        explore(check, examples)
 
     @pytest.mark.parametrize("dtype", _DTYPES)
     def test_attention_against_reference(self, device: Device, dtype: str, examples: int, worst: WorstError) -> None:

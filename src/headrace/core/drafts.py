@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from headrace.types import Request
 
 __all__ = ["DraftRow", "DraftSource", "StepSize"]
@@ -33,6 +36,10 @@ class DraftRow(NamedTuple):
     """The most drafts that fit its limits."""
     context: int
     """Tokens that its first draft attends to."""
+    slot: int
+    """Its row of the device's token history."""
+    blocks: npt.NDArray[np.int32]
+    """Its block table, which may change after the call."""
 
 
 class DraftSource(Protocol):

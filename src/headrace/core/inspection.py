@@ -13,6 +13,7 @@ from heapq import nlargest, nsmallest
 import numpy as np
 
 from headrace.core.kv_cache import KVCache
+from headrace.core.open_sequences import OpenSequences
 from headrace.core.radix import RadixNode, RadixTree
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
@@ -20,8 +21,8 @@ from headrace.core.slots import Slots
 __all__ = ["CACHED", "FIRST", "FREE", "OTHER", "SHARED", "PrefixView", "SchedulerView", "SequenceView", "look"]
 
 FREE, CACHED, SHARED, OTHER, FIRST = range(5)
-"""States of a block: free, cached only, held by several sequences, held by one that is not listed, and from `FIRST` on
-held by the sequence of that place in `running` alone."""
+"""States of a block: free, cached only, held by several sequences, held by a sequence or a pin that is not listed, and
+from `FIRST` on held by the sequence of that place in `running` alone."""
 MOST_SEQUENCES = 256
 """Sequences that are listed, of the running and of the waiting ones."""
 MOST_CELLS = 4096
@@ -34,7 +35,7 @@ MOST_NODES = 10_000
 class SequenceView:
     id: str
     state: str
-    """`waiting`, `prefill` or `decode`."""
+    """`waiting`, `prefill`, `decode`, or `open`: ended, and kept for the request that goes on with it."""
     arrival: float
     """Monotonic seconds."""
     prompt_tokens: int
@@ -73,7 +74,7 @@ class SchedulerView:
     slots: int
     """Sequences that can run at once."""
     running: list[SequenceView]
-    """The most urgent first."""
+    """The most urgent first, and after them the open ones."""
     waiting: list[SequenceView]
     blocks_per_cell: int
     """A cell shows the first of so many blocks."""
@@ -87,13 +88,19 @@ class SchedulerView:
     """There were more nodes than are visited."""
 
 
-def look(cache: KVCache, slots: Slots, running: list[Sequence], waiting: Iterable[Sequence]) -> SchedulerView:
-    running = sorted(running, key=_rank)
-    step, cells = _cells(cache, running)
+def look(
+    cache: KVCache, slots: Slots, running: list[Sequence], waiting: Iterable[Sequence], kept: OpenSequences
+) -> SchedulerView:
+    held = [*sorted(running, key=_rank), *kept.all()]
+    states = [_state(seq, slots) for seq in held[: len(running)]] + ["open"] * len(kept)
+    step, cells = _cells(cache, held, kept.pinned())
     prefixes, nodes, left = _prefixes(cache.tree, cache.block_size)
     return SchedulerView(
         slots=len(slots.constraints),
-        running=[_running(seq, int(slots.computed[seq.slot])) for seq in running[:MOST_SEQUENCES]],
+        running=[
+            _view(seq, state, int(slots.computed[seq.slot]))
+            for seq, state in zip(held[:MOST_SEQUENCES], states, strict=False)
+        ],
         waiting=[_view(seq, "waiting", 0) for seq in nsmallest(MOST_SEQUENCES, waiting, key=_rank)],
         blocks_per_cell=step,
         cells=cells,
@@ -107,8 +114,8 @@ def _rank(seq: Sequence) -> tuple[float, int]:
     return seq.rank
 
 
-def _running(seq: Sequence, computed: int) -> SequenceView:
-    return _view(seq, "prefill" if computed < seq.prompt_len else "decode", computed)
+def _state(seq: Sequence, slots: Slots) -> str:
+    return "prefill" if slots.computed[seq.slot] < seq.prompt_len else "decode"
 
 
 def _view(seq: Sequence, state: str, computed: int) -> SequenceView:
@@ -126,13 +133,18 @@ def _view(seq: Sequence, state: str, computed: int) -> SequenceView:
     )
 
 
-def _cells(cache: KVCache, running: list[Sequence]) -> tuple[int, list[int]]:
+def _cells(cache: KVCache, held: list[Sequence], pinned: list[RadixNode]) -> tuple[int, list[int]]:
     """Blocks per cell, and the state of the first block of each cell. Block 0 is padding and left out."""
     total = cache.pool.total
     states = np.full(total + 1, CACHED, np.int32)
     states[cache.pool.free] = FREE
     holders = np.zeros(total + 1, np.int32)
-    for place, seq in enumerate(running):
+    for node in pinned:
+        above: RadixNode | None = node
+        while above is not None:
+            states[above.blocks] = OTHER
+            above = above.parent
+    for place, seq in enumerate(held):
         mine = cache.table[seq.slot, : seq.blocks]
         holders[mine] += 1
         states[mine] = FIRST + place if place < MOST_SEQUENCES else OTHER

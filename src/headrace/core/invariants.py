@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from itertools import pairwise
 
 from headrace.core.kv_cache import KVCache
@@ -13,12 +14,12 @@ from headrace.core.slots import Slots
 __all__ = ["check"]
 
 
-def check(cache: KVCache, slots: Slots, running: list[Sequence]) -> None:
-    """Assert that every block has exactly one owner, that the running sequences hold all locks, and that the block
-    tables agree with the tree."""
+def check(cache: KVCache, slots: Slots, running: list[Sequence], pinned: Collection[RadixNode] = ()) -> None:
+    """Assert that every block has exactly one owner, that sequences with a slot and pins hold all locks, and that the
+    block tables agree with the tree."""
     nodes = list(cache.tree)
     _check_tree(cache.tree, nodes, cache.block_size)
-    _check_locks(nodes, running)
+    _check_locks(nodes, running, pinned)
     in_tree = [block for node in nodes for block in node.blocks]
     private: list[int] = []
     for seq in running:
@@ -40,8 +41,11 @@ def check(cache: KVCache, slots: Slots, running: list[Sequence]) -> None:
 
 
 def _path(seq: Sequence) -> list[RadixNode]:
+    return _path_to(seq.node)
+
+
+def _path_to(node: RadixNode | None) -> list[RadixNode]:
     path: list[RadixNode] = []
-    node = seq.node
     while node is not None:
         path.append(node)
         node = node.parent
@@ -71,8 +75,9 @@ def _check_tree(tree: RadixTree, nodes: list[RadixNode], block_size: int) -> Non
     assert tree.evictable == sum(len(node.blocks) for node in nodes if not node.lock)
 
 
-def _check_locks(nodes: list[RadixNode], running: list[Sequence]) -> None:
+def _check_locks(nodes: list[RadixNode], running: list[Sequence], pinned: Collection[RadixNode]) -> None:
     locks = Counter(id(node) for seq in running for node in _path(seq))
+    locks.update(id(node) for end in pinned for node in _path_to(end))
     for node in nodes:
         assert node.lock == locks[id(node)]
         if node.parent is None:

@@ -89,6 +89,30 @@ class KVCache:
         seq.filled = depth * size + count
         return CachedPrefix(seq.filled, (source, mine[0]) if source != mine[0] else None)
 
+    def take_over(self, before: Sequence, seq: Sequence) -> int | None:
+        """Give the slot and the blocks of one sequence to another that begins with the same tokens, and allocate blocks
+        for its further tokens. Returns how many tokens need not be computed; None, without any change, if its first new
+        token would be written to a shared block, or if blocks are missing."""
+        size = self.block_size
+        common = _common_length(before.tokens, seq.tokens)
+        computed = min(before.filled, common, seq.reusable)
+        need = blocks_for(len(seq.tokens), size)
+        if before.namespace != seq.namespace or before.shared * size > computed:
+            return None
+        if need - before.blocks > self.available:
+            return None
+        row = self.table[before.slot]
+        if need < before.blocks:
+            self.pool.release(row[need : before.blocks].tolist())
+            row[need : before.blocks] = 0
+        seq.slot, seq.node, seq.shared, seq.filled = before.slot, before.node, before.shared, computed
+        seq.blocks = min(need, before.blocks)
+        seq.keys = before.keys[: common // size]
+        before.slot, before.node, before.shared, before.blocks, before.filled = -1, None, 0, 0, 0
+        while seq.blocks < need:
+            self.grow(seq)
+        return computed
+
     def reuse_cached(self, seq: Sequence, computed: int) -> int:
         """Replace own blocks of a sequence by blocks that others have inserted in the tree since it was attached.
 
@@ -179,3 +203,9 @@ class KVCache:
         self.pool.release(row[seq.shared : depth].tolist())
         row[seq.shared : depth] = path
         seq.node, seq.shared = node, depth
+
+
+def _common_length(one: list[int], other: list[int]) -> int:
+    if other[: len(one)] == one:
+        return len(one)
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -17,14 +17,15 @@ def scheduler_stats(
     cache: KVCache,
     slots: Slots,
     running: Collection[Sequence],
+    held: Collection[Sequence],
     waiting: int,
     preemptions: int,
     cached_tokens: int,
     prompt_tokens: int,
 ) -> SchedulerStats:
-    """A snapshot of the scheduler's stats."""
+    """A snapshot of the scheduler's stats. `held`: the open sequences, which have blocks, too."""
     tree = cache.tree
-    private = sum(int(slots.computed[seq.slot]) - seq.shared * cache.block_size for seq in running)
+    private = sum(int(slots.computed[seq.slot]) - seq.shared * cache.block_size for seq in (*running, *held))
     return SchedulerStats(
         running=len(running),
         waiting=waiting,

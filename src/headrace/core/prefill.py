@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from headrace.core.kv_cache import KVCache
+from headrace.core.open_sequences import OpenSequences
 from headrace.core.plan_builder import PrefillChunk, StepExtras
 from headrace.core.running import RunningSequences, urgency
 from headrace.core.sequence import Sequence
@@ -17,8 +18,16 @@ __all__ = ["Prefill"]
 class Prefill:
     """Admits waiting sequences and cuts their known tokens into chunks."""
 
-    def __init__(self, waiting: WaitingQueue, running: RunningSequences, slots: Slots, cache: KVCache) -> None:
+    def __init__(
+        self,
+        waiting: WaitingQueue,
+        running: RunningSequences,
+        slots: Slots,
+        cache: KVCache,
+        open_sequences: OpenSequences,
+    ) -> None:
         self._waiting, self._running, self._slots, self._cache = waiting, running, slots, cache
+        self._open = open_sequences
         self.cached_tokens = 0
         """Prompt tokens that were served from the cache."""
         self.prompt_tokens = 0
@@ -29,12 +38,12 @@ class Prefill:
         """Spend a budget of tokens: waiting sequences and those already running, in one order. `committed`: the last
         committed step."""
         begun = deque(self._running.prefilling())
-        full = not self._slots.free
+        full = False
         while budget:
             first = self._waiting.first
             if first is not None and not full and not (begun and urgency(begun[0]) < (True, first.rank)):
                 entered = self._admit(step, committed, now, extras)
-                full = entered is None or not self._slots.free
+                full = entered is None
                 if entered is not None:
                     budget -= self._chunk(entered, step, budget, chunks, extras)
             elif begun:
@@ -45,12 +54,17 @@ class Prefill:
     def _admit(self, step: int, committed: int, now: float, extras: StepExtras) -> Sequence | None:
         """Start the next waiting sequence, if its known tokens fit. One block per running sequence is reserved for
         growth."""
+        if not self._slots.free and not self._open:
+            return None
         seq = self._waiting.pick(committed, lambda seq: self._estimate(seq, step))
-        if seq is None:
+        if seq is None or not (self._slots.free or self._open.free_slot()):
             return None
-        attached = self._cache.attach(seq, self._slots.free[-1], step, reserve=len(self._running))
-        if attached is None:
-            return None
+        while True:
+            attached = self._cache.attach(seq, self._slots.free[-1], step, reserve=len(self._running))
+            if attached is not None:
+                break
+            if not self._open.free_blocks():
+                return None
         self._waiting.remove(seq)
         self._slots.assign(seq, attached.cached)
         self._running.enter(seq)
@@ -64,6 +78,17 @@ class Prefill:
             self.prompt_tokens += seq.prompt_len
         return seq
 
+    def resume(self, seq: Sequence) -> bool:
+        """Start a new sequence in the place of the open one that it extends. False: it must wait as any other."""
+        computed = self._open.go_on(seq)
+        if computed is None:
+            return False
+        self._running.enter(seq)
+        seq.cached, seq.first_scheduled = computed, seq.request.arrival
+        self.cached_tokens += computed
+        self.prompt_tokens += seq.prompt_len
+        return True
+
     def _estimate(self, seq: Sequence, step: int) -> int:
         if seq.estimated_at != step:
             seq.estimate, seq.estimated_at = self._cache.estimate(seq), step
@@ -73,8 +98,10 @@ class Prefill:
         """Compute as many known tokens of a sequence as the budget allows. Returns their number."""
         before = int(self._slots.computed[seq.slot])
         start = self._cache.reuse_cached(seq, before)
-        if seq.penalised and start > before:
-            extras.history.append((seq.slot, before, seq.array(before, start)))
+        recorded = 0 if seq.resumed else before
+        seq.resumed = False
+        if seq.penalised and start > recorded:
+            extras.history.append((seq.slot, recorded, seq.array(recorded, start)))
         known = seq.to_compute
         end = min(known, start + budget)
         score_from = max(start, seq.unscored)

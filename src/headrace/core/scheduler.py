@@ -14,6 +14,7 @@ from headrace.core.inspection import SchedulerView, look
 from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import Matcher
+from headrace.core.open_sequences import OpenSequences
 from headrace.core.outcome import append, append_forced, emit, merged, scheduler_stats, token_logprobs
 from headrace.core.plan_builder import Decodes, PrefillChunk, StepExtras, StepRecord, build, complete
 from headrace.core.prefill import Prefill
@@ -33,9 +34,8 @@ _log = logging.getLogger(__name__)
 class Scheduler:
     """A pure state machine. Not thread-safe: one thread calls everything.
 
-    There are no phases: each step computes tokens of running sequences that are not computed yet, within one token
-    budget. Decodes come first, then prefill in chunks. Plans may be scheduled before earlier ones are committed; they
-    are executed and committed in order.
+    There are no phases: each step computes tokens that are not computed yet, within one token budget. Decodes come
+    first, then prefill in chunks. Plans are scheduled, executed and committed in order, some before earlier commits.
     """
 
     def __init__(self, config: CoreConfig, drafts: DraftSource | None = None) -> None:
@@ -48,27 +48,30 @@ class Scheduler:
         self._requests: dict[str, Sequence] = {}
         """All sequences that have not ended."""
         self._running = RunningSequences(self._slots, config.block_size)
-        self._prefill = Prefill(self._waiting, self._running, self._slots, self._cache)
+        self._open = OpenSequences(self._cache, self._slots)
+        self._prefill = Prefill(self._waiting, self._running, self._slots, self._cache, self._open)
         self._verification = (
             None if drafts is None else Verification(drafts, config, self._running, self._slots, self._cache)
         )
         self._in_flight: deque[int] = deque()
+        self._now = 0.0
+        """Of the last step."""
         self._launched = 0
         self._committed = 0
         self._outbox: list[Delta] = []
         self.broken: dict[str, list[int]] = {}
-        """Known tokens of sequences that commits have ended because their logits were not finite, until the engine
-        reads them."""
+        """Known tokens of ended sequences whose logits were not finite, until the engine reads them."""
         self._arrivals = self._preemptions = 0
 
     # Requests
 
     def add(self, request: Request, matcher: Matcher | None = None) -> None:
-        """Queue a request; its output follows the grammar of `matcher`. If it raises NeverFits or Overloaded, it has no
-        effect."""
+        """Queue a request, or go on with the open sequence that it extends; its output follows the grammar of
+        `matcher`. If it raises NeverFits or Overloaded, it has no effect."""
         assert request.id not in self._requests, "ids are the client's, one for each sequence"
         admit(request, self.config)
-        if len(self._waiting) >= self.config.max_waiting:
+        goes_on = request.extends in self._open
+        if not goes_on and len(self._waiting) >= self.config.max_waiting:
             raise Overloaded(f"{len(self._waiting)} requests are waiting and max_waiting is {self.config.max_waiting}")
         # An invalid request may only fail here, before any state has changed.
         seq = Sequence.of(request, self._arrivals + 1, self.config.vocab_size, matcher)
@@ -76,13 +79,16 @@ class Scheduler:
         self._requests[request.id] = seq
         if self._verification is not None:
             self._verification.begin(seq)
-        self._waiting.push(seq)
+        if not (goes_on and self._prefill.resume(seq)):
+            self._waiting.push(seq)
 
     def abort(self, request_id: str) -> bool:
         """End a request now; its blocks are free for the next step, and tokens in flight are dropped. The next commit
-        or drain returns one delta with reason `abort`. False: no such request."""
+        or drain returns one delta with reason `abort`. An open sequence and a pin are closed. False: no such request
+        runs."""
         seq = self._requests.get(request_id)
         if seq is None:
+            self._open.close(request_id)
             return False
         self._end(seq)
         self._outbox.append(Delta(request_id, finish_reason="abort", cached_tokens=max(seq.cached, 0)))
@@ -93,8 +99,13 @@ class Scheduler:
         seq = self._requests.get(request_id)
         if seq is None:
             return False
-        self._end(seq)
+        self._end(seq, opens=True)
         return True
+
+    def park(self, request_id: str) -> None:
+        """Let an open sequence give its slot back, and pin its blocks for several requests that go on with it. `abort`
+        ends the pin. Does nothing if the sequence is not open."""
+        self._open.park(request_id, self._now)
 
     def drain(self) -> list[Delta]:
         """Deltas that were made outside of a commit (aborts), in case no commit follows."""
@@ -115,6 +126,8 @@ class Scheduler:
         """
         if self._running.waits():
             return None
+        self._now = now
+        self._open.expire(now)
         step = self._launched + 1
         self._grow_known()
         decodes = self._grow()
@@ -198,6 +211,7 @@ class Scheduler:
         for seq, epoch in taking_part:
             if seq.epoch == epoch:
                 deltas.append(self._fail(seq, message))
+        self._open.clear()
         for seq in self._running.all():
             self._release(seq, keep=False)
             self._waiting.push(seq)
@@ -213,32 +227,32 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         prefill = self._prefill
         counts = (len(self._waiting), self._preemptions, prefill.cached_tokens, prefill.prompt_tokens)
-        return scheduler_stats(self._cache, self._slots, self._running.all(), *counts)
+        return scheduler_stats(self._cache, self._slots, self._running.all(), self._open.all(), *counts)
 
     def view(self) -> SchedulerView:
-        return look(self._cache, self._slots, self._running.all(), self._waiting)
+        return look(self._cache, self._slots, self._running.all(), self._waiting, self._open)
 
     def reset_cache(self) -> None:
-        """Remove all cached prefixes; blocks of running sequences are released when they end."""
+        """Remove all cached prefixes and close what is open; blocks of running sequences are released when they end."""
+        self._open.clear()
         self._cache.tree.reset()
 
     def check(self) -> None:
         """Assert all invariants. Slow: for tests."""
-        check(self._cache, self._slots, self._running.all())
+        check(self._cache, self._slots, self._running.all() + self._open.all(), self._open.pinned())
         assert len(self._requests) == len(self._running) + len(self._waiting)
 
     # Parts of schedule
 
     def _grow(self) -> Decodes:
-        """Allocate a block for every decode that starts one; preempt if there is none. Returns the decodes that
-        continue."""
+        """Allocate a block for every decode that starts one, or preempt; returns the decodes that continue."""
         decodes = self._running.decodes()
         if decodes.until_start:
             return decodes
         for at in np.flatnonzero(decodes.positions % self.config.block_size == 0).tolist():
             seq = decodes.seqs[at]
             while seq.slot >= 0 and not self._cache.grow(seq):
-                self._preempt(self._running.last())
+                self._make_room()
         return self._running.decodes()
 
     def _grow_known(self) -> None:
@@ -247,11 +261,15 @@ class Scheduler:
         for seq in self._running.growing():
             while seq.slot >= 0 and seq.blocks < blocks_for(len(seq.tokens), self.config.block_size):
                 if not self._cache.grow(seq):
-                    self._preempt(self._running.last())
+                    self._make_room()
+
+    def _make_room(self) -> None:
+        """Close what is open; if nothing is, preempt the least urgent sequence."""
+        if not self._open.free_blocks():
+            self._preempt(self._running.last())
 
     def _preempt(self, seq: Sequence) -> None:
-        """Put a sequence back in the queue. Its computed blocks stay in the tree while there is room; the rest is
-        computed again."""
+        """Put a sequence back in the queue. Of its computed blocks, those stay in the tree that there is room for."""
         self._release(seq)
         seq.hold = self._launched
         self._waiting.push(seq)
@@ -277,7 +295,7 @@ class Scheduler:
             return None
         delta = emit(seq, index, row, result)
         if delta.finish_reason is not None:
-            self._end(seq)
+            self._end(seq, opens=delta.error is None)
         return delta
 
     def _take_sampled(self, chunk: PrefillChunk, row: int, tokens: list[int], result: StepResult) -> list[Delta | None]:
@@ -326,7 +344,7 @@ class Scheduler:
             found += self._take_sampled(chunk, row, tokens, result)
         elif chunk.end == seq.end:
             found.append(Delta(seq.id, finish_reason="length", cached_tokens=seq.cached))
-            self._end(seq)
+            self._end(seq, opens=True)
         if seq.slot >= 0:
             seq.filled = max(chunk.end, seq.filled)
             self._cache.commit_blocks(seq, self._committed)
@@ -359,9 +377,13 @@ class Scheduler:
         self._end(seq, keep=False)
         return Delta(seq.id, finish_reason="error", error=message, request_fault=own, cached_tokens=cached)
 
-    def _end(self, seq: Sequence, keep: bool = True) -> None:
-        """Remove a sequence; its results in flight become invalid."""
-        if seq.slot >= 0:
+    def _end(self, seq: Sequence, keep: bool = True, opens: bool = False) -> None:
+        """Remove a sequence; its results in flight become invalid. `opens`: it stays open if its request wants that."""
+        if seq.slot >= 0 and opens and seq.request.keep:
+            seq.closed_at = self._launched
+            self._running.leave(seq)
+            self._open.add(seq, self._now)
+        elif seq.slot >= 0:
             self._release(seq, keep)
         else:
             self._waiting.remove(seq)

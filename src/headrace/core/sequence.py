@@ -85,6 +85,10 @@ class Sequence:
     cached: int = -1
     """Prompt tokens found in the cache when first scheduled; -1 before that."""
     first_scheduled: float = 0.0
+    resumed: bool = False
+    """It has taken over the slot of another sequence, and no step has computed a token of it yet."""
+    closed_at: int = -1
+    """Of an open sequence: the last step that was launched before its end."""
     scored: int = 0
     """The number of prompt positions whose logprobs were requested from the device."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
@@ -99,6 +103,7 @@ class Sequence:
         params = request.params
         stops = stop_ids(request)
         length = len(request.prompt)
+        unscored = max(0, params.prompt_logprobs_start - 1)
         return Sequence(
             request=request,
             order=order,
@@ -110,7 +115,8 @@ class Sequence:
             namespace=Namespace(request.adapter, request.salt),
             constraints=Constraints.of(params, stops, length, vocab_size, matcher, request.eos_token_ids),
             penalised=params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0,
-            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            scored=unscored,
+            prompt_logprobs=None if params.prompt_logprobs is None else [None] * (unscored + 1),
             matcher=matcher,
             # A bias or a list of tokens may exclude the forced ones: then each token is sampled under the mask.
             forces=matcher is not None and not params.logit_bias and params.allowed_token_ids is None,

@@ -35,8 +35,13 @@ class Slots:
 
     def assign(self, seq: Sequence, computed: int) -> None:
         """Assign the slot at the end of `free` to a sequence and store its parameters."""
-        slot, params = self.free.pop(), seq.params
+        slot = self.free.pop()
         assert slot == seq.slot
+        self.store(slot, seq, computed)
+
+    def store(self, slot: int, seq: Sequence, computed: int) -> None:
+        """Store the parameters of the sequence that has this slot."""
+        params = seq.params
         self.floats[:, slot] = _float_values(params)
         logprobs = -1 if params.logprobs is None else params.logprobs
         self.ints[:, slot] = (*(getattr(params, name) for name in INT_ROWS), seq.prompt_len, logprobs, seq.end - 2)

@@ -56,7 +56,7 @@ class Verification:
             return
         size = _size(decodes, held, chunks)
         share = (self._config.max_num_batched_tokens - size.tokens) // max(len(held), 1)
-        rows = [DraftRow(seq.id, self._room(seq, share), len(seq.tokens) + 1) for seq in held]
+        rows = [self._row(seq, share) for seq in held]
         for seq, drafts in zip(held, self._source.draft(step, size, rows), strict=True):
             end = len(seq.tokens)
             states = _draft_states(seq, drafts, self._slots.constraints[seq.slot])
@@ -73,6 +73,10 @@ class Verification:
             if chunk.drafts and chunk.accepted is not None and chunk.seq.slot >= 0:
                 self._slots.computed[chunk.seq.slot] = chunk.end + chunk.accepted
         self._source.verified(step, [chunk.accepted for chunk in chunks if chunk.verifies])
+
+    def _row(self, seq: Sequence, share: int) -> DraftRow:
+        most = self._room(seq, share)
+        return DraftRow(seq.id, most, len(seq.tokens) + 1, seq.slot, self._cache.table[seq.slot, : seq.blocks])
 
     def _room(self, seq: Sequence, most: int) -> int:
         """The number of drafts that a sequence may verify; allocates the blocks for them, but preempts none."""

@@ -55,6 +55,8 @@ class StepScheduler(Protocol):
 
     def finish(self, request_id: str) -> bool: ...
 
+    def park(self, request_id: str) -> None: ...
+
     def schedule(self, now: float) -> StepPlan | None: ...
 
     def complete(self, plan: StepPlan) -> None: ...
@@ -212,6 +214,10 @@ class EngineCore:
     def finish(self, request_id: str) -> None:
         """End a sequence because a stop string was found."""
         self._scheduler.finish(request_id)
+
+    def park(self, request_id: str) -> None:
+        """Let an open sequence give its slot back, and pin its blocks until it is aborted."""
+        self._scheduler.park(request_id)
 
     @property
     def in_flight(self) -> int:

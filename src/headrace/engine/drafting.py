@@ -99,7 +99,9 @@ class Drafting:
     def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> Sequence[list[int]]:
         wall, busy = self._spent()
         with self._watch:
-            drafts = self._speculator.draft(StepShape(*size), [SpeculatorRow(*row) for row in rows])
+            drafts = self._speculator.draft(
+                StepShape(*size), [SpeculatorRow(row.sequence, row.most, row.context) for row in rows]
+            )
         after = self._spent()
         self._drafting = after[0] - wall
         self._steps[step] = _Drafted(drafts, [None] * len(rows), after[1] - busy)

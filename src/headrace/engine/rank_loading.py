@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
@@ -20,18 +20,45 @@ from headrace.engine.service import Progress
 from headrace.errors import PlatformError
 from headrace.kernels.ops import Ops
 from headrace.kernels.registry import bind
+from headrace.models.assemble import Finish
 from headrace.models.decoder import Decoder, DecoderWeights
+from headrace.models.features import FeatureTap
 from headrace.models.sharding import Collectives, Shard, local_config
 from headrace.platforms.interface import Device, PackedForms, Platform, TorchTensors
 from headrace.plugins import discover
-from headrace.types import KVLayout
+from headrace.types import KVLayout, LayerKV
 
-__all__ = ["LoadedRank", "device_options", "load_follower", "load_rank", "open_rank", "packing_threads"]
+__all__ = [
+    "LoadedRank",
+    "TapSource",
+    "device_options",
+    "load_follower",
+    "load_rank",
+    "open_rank",
+    "packing_threads",
+]
 
 _PACKING_THREADS = 2
 """Threads that pack weights in the host's memory, each one weight at a time."""
 _SAVE_TIMEOUT = 2.0
 """Seconds to finish writing packed weights at the end."""
+
+
+class TapSource(Protocol):
+    """A drafter that reads the target's hidden states."""
+
+    @property
+    def layer(self) -> LayerKV:
+        """The layer of the target's cache that keeps the features."""
+
+    def load(
+        self, device: Device, ops: Ops, weights: DecoderWeights, finish: Finish, place: Callable[[torch.Tensor], Any]
+    ) -> None:
+        """Read all weights of the drafter. `weights`: rank 0's part of the target's; `finish` and `place`: see
+        `Checkpoint.build`."""
+
+    def tap(self, layer: int) -> FeatureTap:
+        """What the target's steps must compute and keep, at this layer of the cache; called after `load`."""
 
 
 @dataclass(slots=True)
@@ -101,10 +128,16 @@ def load_follower(start: Start, send: Callable[[RankMessage], None], receive: Ca
 
 
 def load_rank(
-    config: Config, checkpoint: Checkpoint, device: Device, shard: Shard, sizes: Sizes, progress: Progress
+    config: Config,
+    checkpoint: Checkpoint,
+    device: Device,
+    shard: Shard,
+    sizes: Sizes,
+    progress: Progress,
+    source: TapSource | None = None,
 ) -> LoadedRank:
     """Load the weights of `shard`, allocate its cache and bind its steps. Several ranks first connect to each other
-    here.
+    here. `source`: the drafter that reads hidden states, which rank 0 alone has.
 
     Raises CheckpointError, UnsupportedModel, OutOfMemory, PlatformError. The device stays open when this raises.
     """
@@ -119,8 +152,14 @@ def load_rank(
     else:
         cache = None
         model = Decoder(local_config(checkpoint.decoder_config, shard), ops, kept, sizes.max_model_len, group)
+    sized = _runner_config(checkpoint, shard, sizes)
+    if source is not None:
+        _load_source(source, checkpoint, device, ops, model)
+        layers = sized.layout.layers
+        model.tap = source.tap(len(layers))
+        sized = replace(sized, layout=replace(sized.layout, layers=(*layers, source.layer)))
     progress("cache", 0.0)
-    runner = Runner(device, model, ops, _runner_config(checkpoint, shard, sizes))
+    runner = Runner(device, model, ops, sized)
     return LoadedRank(device, runner, model.weights, cache)
 
 
@@ -149,6 +188,12 @@ def _read(
             finish=packing.finish,
             place_vector=place_vector,
         )
+
+
+def _load_source(source: TapSource, checkpoint: Checkpoint, device: Device, ops: Ops, model: Decoder) -> None:
+    move, place_vector = _movers(device)
+    with Packing(ops, device, checkpoint.path, packing_threads(device), move) as packing:
+        source.load(device, ops, model.weights, packing.finish, place_vector or (lambda vector: vector))
 
 
 def packing_threads(device: Device, ranks: int = 1) -> int:

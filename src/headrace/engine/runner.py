@@ -124,6 +124,19 @@ class Runner:
             raise
         return LaunchedStep(plan, outputs, lambda: self._sample(plan, bucket, inputs), lambda: self._failed(made))
 
+    def read(self, executable: Executable, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Launch a drafter's executable on this cache, after all earlier steps. Raises PlatformError."""
+        self._kv, outputs = executable(self._kv, inputs)
+        return outputs
+
+    def run_beside(
+        self, executable: Executable, kv: KV, inputs: Mapping[str, Tensor]
+    ) -> tuple[KV, Mapping[str, Tensor]]:
+        """Launch a drafter's executable on its own cache, with the token history. Raises PlatformError."""
+        kv, outputs = executable(kv, {**inputs, "history": self._history})
+        self._history = outputs.get("history", self._history)
+        return kv, outputs
+
     def recover(self) -> bool:
         """Must be called after a step that failed. True if the cache had to be allocated again: with donated buffers
         the failed step has lost them, with the content of the cache. Raises DeviceLost if there is no memory for

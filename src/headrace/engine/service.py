@@ -13,6 +13,7 @@ from headrace.engine.core_loop import EngineCore
 from headrace.engine.wire import (
     Abort,
     Add,
+    AddAll,
     Command,
     Deltas,
     EngineInfo,
@@ -21,6 +22,7 @@ from headrace.engine.wire import (
     Finish,
     GetStats,
     GetView,
+    Park,
     Refused,
     Shutdown,
     StatsReply,
@@ -107,10 +109,15 @@ def serve(core: EngineCore, receive: Receive, send: Send, pulse: StallClock) -> 
 def _handle(core: EngineCore, command: Command, send: Send) -> None:
     if isinstance(command, Add):
         _add(core, command, send)
+    elif isinstance(command, AddAll):
+        for one in command.adds:
+            _add(core, one, send)
     elif isinstance(command, Abort):
         core.abort(command.ids)
     elif isinstance(command, Finish):
         core.finish(command.id)
+    elif isinstance(command, Park):
+        core.park(command.id)
     elif isinstance(command, GetStats):
         send(StatsReply(command.number, core.stats()))
     elif isinstance(command, GetView):

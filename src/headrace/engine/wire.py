@@ -18,6 +18,7 @@ from headrace.types import Delta, Request
 __all__ = [
     "Abort",
     "Add",
+    "AddAll",
     "Beat",
     "Command",
     "Deltas",
@@ -28,6 +29,7 @@ __all__ = [
     "GetStats",
     "GetView",
     "Loading",
+    "Park",
     "Ready",
     "Refused",
     "Shutdown",
@@ -89,14 +91,27 @@ class Add(WireMessage, frozen=True):
     """(id, seed) of each; they replace the request's own."""
 
 
+class AddAll(WireMessage, frozen=True):
+    """Several requests, which enter the same step if it has room."""
+
+    adds: list[Add]
+
+
 class Abort(WireMessage, frozen=True):
-    """Ends sequences by exact id; unknown ids are ignored. No more deltas are sent for them."""
+    """Ends sequences and closes open ones, by exact id; unknown ids are ignored. No more deltas are sent for them."""
 
     ids: list[str]
 
 
 class Finish(WireMessage, frozen=True):
-    """Ends a sequence normally, because a stop string was found. No more deltas are sent for it."""
+    """Ends a sequence normally, because a stop string was found. No more deltas are sent for it; it stays open if its
+    request wants that."""
+
+    id: str
+
+
+class Park(WireMessage, frozen=True):
+    """Lets an open sequence give its slot back, and pins its blocks until it is aborted."""
 
     id: str
 
@@ -159,7 +174,7 @@ class Beat(WireMessage, frozen=True):
     """Seconds since the loop last made progress; 0 when it is idle."""
 
 
-Command = Add | Abort | Finish | GetStats | GetView | Shutdown
+Command = Add | AddAll | Abort | Finish | Park | GetStats | GetView | Shutdown
 Event = Loading | Ready | Failed | Deltas | Refused | StatsReply | ViewReply | Beat
 
 

@@ -237,3 +237,22 @@ class OptionalOps(Protocol):
         weight [D, K], bias [D], act SiLU or none. `state` [slots, K - 1, D] holds a sequence's last inputs at
         batch.slots, oldest first. Inputs before position 0 are not read, so a slot need not be cleared.
         """
+
+    def store_features(self, x: Tensor, batch: Batch, kv: Any, layer: int) -> Tensor:
+        """Stores rows of hidden features x [T, D] in the cache at slot_mapping, and returns x.
+
+        The layer keeps nothing else: the first Hk d values are stored as its keys and the rest, at most as many, as its
+        values, both in the cache's type.
+        """
+
+    def load_features(self, batch: Batch, kv: Any, layer: int, width: int) -> Tensor:
+        """float32 [T, width]: rows that `store_features` has stored, at slot_mapping."""
+
+    def take_rows(self, x: Tensor, batch: Batch) -> Tensor:
+        """[R, D]: the rows `batch.rows` of x [T, D]."""
+
+    def widen_logits(self, logits: Tensor, columns: Tensor) -> Tensor:
+        """float32 [R, V]: logits of a reduced vocabulary as logits of the whole one.
+
+        columns int32 [V] holds each token's column of `logits`; -1: it has none, and its logit is -inf.
+        """

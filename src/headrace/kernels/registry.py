@@ -17,6 +17,7 @@ from headrace.kernels import (
     gated_delta_rule,
     gated_linear,
     linear,
+    load_features,
     logits,
     mamba2_scan,
     mla,
@@ -25,6 +26,9 @@ from headrace.kernels import (
     rms_norm,
     rotary_cache,
     sample,
+    store_features,
+    take_rows,
+    widen_logits,
 )
 from headrace.kernels.by_format import WITH_WEIGHTS, ByFormat
 from headrace.kernels.ops import Ops
@@ -50,10 +54,21 @@ _FOLDERS = (
 )
 OPS: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _FOLDERS)
 """Every operator that any model may call, in the order in which a step calls them."""
-_OPTIONAL_FOLDERS: tuple[Any, ...] = (gated_linear, moe, mla, gated_delta_rule, mamba2_scan, causal_conv1d)
+_OPTIONAL_FOLDERS: tuple[Any, ...] = (
+    gated_linear,
+    moe,
+    mla,
+    gated_delta_rule,
+    mamba2_scan,
+    causal_conv1d,
+    store_features,
+    load_features,
+    take_rows,
+    widen_logits,
+)
 OPTIONAL: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _OPTIONAL_FOLDERS)
-"""Operators that only some architectures call, or that fuse several. A device declares one by having a form of it; if
-it has none, a composition of other operators is used, or the reference."""
+"""Operators that only some architectures or drafters call, or that fuse several. A device declares one by having a form
+of it; if it has none, a composition of other operators is used, or the reference."""
 _DEFAULT_REASON, _OWN_REASON = "the device has no form of its own", "the device's own form"
 _COMPOSED_REASON = "out of the device's other operators"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from headrace.lang.conversation import Conversation
 
-__all__ = ["Backend", "Generated", "ModelSource", "Scores", "TokenCounts"]
+__all__ = ["Backend", "Generated", "ModelSource", "RunBackend", "RunScope", "Scores", "TokenCounts"]
 
 
 @dataclass(slots=True)
@@ -20,12 +20,15 @@ class TokenCounts:
     completion_tokens: int = 0
     cached_tokens: int = 0
     requests: int = 0
+    encoded_tokens: int = 0
+    """Prompt tokens that were made of text for it; the others were known as tokens."""
 
     def add(self, other: TokenCounts) -> None:
         self.prompt_tokens += other.prompt_tokens
         self.completion_tokens += other.completion_tokens
         self.cached_tokens += other.cached_tokens
         self.requests += other.requests
+        self.encoded_tokens += other.encoded_tokens
 
 
 @dataclass(slots=True)
@@ -35,6 +38,8 @@ class Generated:
     usage: TokenCounts = field(default_factory=TokenCounts)
     logprobs: Any = None
     """If they were asked for, in the form of whoever made them."""
+    known: Any = None
+    """For `Conversation.known` of the state behind it."""
 
 
 @dataclass(slots=True)
@@ -45,6 +50,8 @@ class Scores:
     alone: list[list[float]]
     """Behind nothing; empty unless they were asked for."""
     usage: TokenCounts = field(default_factory=TokenCounts)
+    known: Sequence[Any] = ()
+    """For each choice, `Conversation.known` of the state behind it; empty: nothing."""
 
 
 class Backend(Protocol):
@@ -61,6 +68,25 @@ class Backend(Protocol):
 
     async def score(self, conversation: Conversation, choices: Sequence[str], alone: bool) -> Scores:
         """Score texts as continuations of the conversation."""
+
+
+@runtime_checkable
+class RunScope(Protocol):
+    """A backend that keeps the states of a run in the engine, between its generations."""
+
+    def begin_run(self) -> RunBackend:
+        """The backend of one run."""
+
+
+class RunBackend(Backend, Protocol):
+    def share(self, conversation: Conversation) -> None:
+        """Several requests will go on with this state."""
+
+    def let_go(self, conversation: Conversation) -> None:
+        """No request goes on with this state any more."""
+
+    def close(self) -> None:
+        """The run has ended: let go of everything."""
 
 
 class ModelSource(Protocol):

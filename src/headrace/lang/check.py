@@ -25,7 +25,7 @@ from headrace.lang.plan import (
 )
 from headrace.lang.plan_types import TypeChecker
 
-__all__ = ["CheckReport", "Problem", "check"]
+__all__ = ["CheckReport", "Problem", "RunLimits", "check"]
 
 MOST_OPS, MOST_DEPTH = 10_000, 32
 MOST_OPERANDS = 10_000
@@ -33,10 +33,20 @@ MOST_OPERANDS = 10_000
 MOST_BRANCHES, MOST_PASSES = 128, 10_000
 MOST_CONSTANT, MOST_CONSTANTS = 1 << 20, 8 << 20
 """Characters of one constant, and of all."""
-MOST_WORK = 10_000_000
-"""Operations that a run may do."""
-MOST_RUNNING = 4096
-"""Branches that may run at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """The most that a run of a plan may do by its bounds."""
+
+    work: int = 10_000_000
+    """Operations."""
+    branches: int = 4096
+    """Branches at once."""
+    requests: int | None = None
+    """Generations and selections; None: any number."""
+    tokens: int | None = None
+    """Tokens that it generates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +89,12 @@ class TooMuch(Exception):
     """A limit is exceeded: nothing further is looked at."""
 
 
-def check(plan: Plan) -> CheckReport:
+def check(plan: Plan, limits: RunLimits | None = None) -> CheckReport:
     """The first error of a plan, warnings, and its bounds."""
     report = CheckReport()
     try:
         _check_size(plan)
-        bounds = _bounds(plan.body, "body")
+        bounds = _bounds(plan, plan.body, "body", limits or RunLimits())
     except TooMuch as error:
         report.problems.append(error.args[0])
         return report
@@ -171,13 +181,13 @@ def _check_limits(op: PlanOp, node: str) -> None:
         raise TooMuch(Problem(node, f"a loop has at most {MOST_PASSES} passes, `max` is {op.max}", at=op.at))
 
 
-def _bounds(region: Region, path: str) -> tuple[int, int, int, int]:
+def _bounds(plan: Plan, region: Region, path: str, limits: RunLimits) -> tuple[int, int, int, int]:
     """Tokens, requests, operations and branches at once, at most. Raises TooMuch."""
     tokens = requests = work = 0
     branches = 1
     for index, op in enumerate(region.ops):
         node = f"{path}.ops[{index}]"
-        inner = {name: _bounds(one, f"{node}.{name}") for name, one in regions(op).items()}
+        inner = {name: _bounds(plan, one, f"{node}.{name}", limits) for name, one in regions(op).items()}
         work += 1
         if isinstance(op, GenOp):
             wanted = op.sampling.get("max_tokens", 16)
@@ -193,10 +203,15 @@ def _bounds(region: Region, path: str) -> tuple[int, int, int, int]:
             for one in inner.values():
                 tokens, requests, work = tokens + op.max * one[0], requests + op.max * one[1], work + op.max * one[2]
                 branches = max(branches, one[3] * (op.max if isinstance(op, ForkOp) else 1))
-        if work > MOST_WORK:
-            raise TooMuch(Problem(node, f"a run may do more than {MOST_WORK} operations", at=op.at))
-        if branches > MOST_RUNNING:
-            raise TooMuch(Problem(node, f"more than {MOST_RUNNING} branches may run at once", at=op.at))
+        own = plan.limits.tokens
+        for count, most, what in (
+            (work, limits.work, "a run may do more than {} operations"),
+            (branches, limits.branches, "more than {} branches may run at once"),
+            (requests, limits.requests, "a run may generate and select more than {} times"),
+            (tokens if own is None else min(tokens, own), limits.tokens, "a run may generate more than {} tokens"),
+        ):
+            if most is not None and count > most:
+                raise TooMuch(Problem(node, what.format(most), at=op.at))
     return tokens, requests, work, branches
 
 

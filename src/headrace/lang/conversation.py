@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from headrace.errors import ProgramError
 
@@ -25,6 +26,8 @@ class Conversation:
 
     size: int = 0
     """Characters of all messages."""
+    known: Any = field(default=None, compare=False)
+    """The backend's own, of the last generation: it goes on from there when text has been added."""
 
     @property
     def is_chat(self) -> bool:
@@ -37,11 +40,14 @@ class Conversation:
         return replace(self, text=self.text + text, size=self.size + len(text))
 
     def begin(self, role: str) -> Conversation:
-        return Conversation(self.messages, role, "", self.size)
+        return Conversation(self.messages, role, "", self.size, self.known)
 
     def end(self) -> Conversation:
         assert self.role is not None
-        return Conversation((*self.messages, (self.role, self.text)), size=self.size)
+        return Conversation((*self.messages, (self.role, self.text)), size=self.size, known=self.known)
+
+    def knowing(self, known: Any) -> Conversation:
+        return replace(self, known=known)
 
     def as_messages(self) -> list[dict[str, str]]:
         """In OpenAI's form. An open message without content is left out: the model is about to begin it."""

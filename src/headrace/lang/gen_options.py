@@ -25,6 +25,7 @@ FORMS: Mapping[type, tuple[str, dict[str, Any]]] = {
 _REFUSED = {
     "n": "one state cannot go on with several texts: use s.fork(n)",
     "prompt_logprobs": "use select, which scores given texts",
+    "prompt_logprobs_start": "use select, which scores given texts",
     "structured_outputs": "give the constraint itself: json=, regex=, choices=, grammar=, type=",
 }
 _ENDS = ("stop", "stop_token_ids", "min_tokens", "ignore_eos")

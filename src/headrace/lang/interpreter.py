@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import HeadraceError, ProgramError, excerpt
-from headrace.lang.backend import Backend, Generated, TokenCounts
+from headrace.lang.backend import Backend, Generated, RunScope, TokenCounts
 from headrace.lang.choice_scores import best_choice
 from headrace.lang.conversation import Conversation
 from headrace.lang.operators import MOST_SIZE, OPERATORS, as_text, is_large
@@ -35,13 +34,16 @@ from headrace.lang.plan import (
     TextOp,
     WhileOp,
 )
+from headrace.lang.run_meter import RunMeter
+from headrace.lang.tool_calls import call_tool
 
-__all__ = ["Interpreter", "NodeReport", "Path"]
+__all__ = ["Interpreter", "NodeReport", "Path", "derived_seed"]
 
 Path = tuple[int, ...]
 """Numbers of the branches and passes around an operation, outermost first."""
 OnText = Callable[[str, Path, str], None]
 OnValue = Callable[[str, Path, Any], None]
+OnCall = Callable[[str, Path, dict[str, Any]], Awaitable[Any]]
 
 
 @dataclass(slots=True)
@@ -90,8 +92,14 @@ class Interpreter:
         seed: int | None = None,
         on_text: OnText | None = None,
         on_value: OnValue | None = None,
+        on_call: OnCall | None = None,
+        meter: RunMeter | None = None,
     ) -> None:
-        self._plan, self._backend, self._tools = plan, backend, tools
+        """`on_call` answers call-outs in the place of `tools`. `meter` bounds what the run computes itself."""
+        self._on_call, self._meter = on_call, meter or RunMeter()
+        self._plan, self._tools = plan, tools
+        self._keeps = backend.begin_run() if isinstance(backend, RunScope) else None
+        self._backend: Backend = self._keeps or backend
         self._seed = seed
         self._on_text, self._on_value = on_text, on_value
         self._left = plan.limits.tokens
@@ -110,13 +118,22 @@ class Interpreter:
             (end,) = await (work if seconds is None else asyncio.wait_for(work, seconds))
         except asyncio.TimeoutError:
             raise ProgramError(f"the program ran longer than {seconds:g} s", self._plan.name) from None
+        finally:
+            if self._keeps is not None:
+                self._keeps.close()
         return {name: scope.read(operand) for name, operand in self._plan.outputs.items()}, end
 
     async def _region(self, region: Region, scope: Scope, args: list[Any], path: Path) -> list[Any]:
         scope.values.update(zip(region.args, args, strict=True))
         for op in region.ops:
             await self._placed(op, scope, path)
-        return [scope.read(operand) for operand in region.yields]
+        found = [scope.read(operand) for operand in region.yields]
+        if self._keeps is not None:
+            ends = {id(one.known) for one in found if isinstance(one, Conversation)}
+            for state in _made_states(region, scope):
+                if id(state.known) not in ends:
+                    self._keeps.let_go(state)
+        return found
 
     async def _placed(self, op: PlanOp, scope: Scope, path: Path) -> None:
         try:
@@ -127,6 +144,8 @@ class Interpreter:
 
     async def _run(self, op: PlanOp, scope: Scope, path: Path) -> None:
         values = scope.values
+        if isinstance(op, (TextOp, ExprOp, RequireOp)):
+            await self._meter.add(_read(op, scope))
         if isinstance(op, TextOp):
             values[op.out] = scope[op.state.id].add("".join(_written(scope.read(part)) for part in op.parts))
         elif isinstance(op, RoleBeginOp):
@@ -145,7 +164,8 @@ class Interpreter:
         elif isinstance(op, SelectOp):
             await _within(op.timeout, self._select(op, scope, path))
         elif isinstance(op, CallOp):
-            values[op.out] = await _within(op.timeout, self._call(op, scope))
+            args = {name: scope.read(one) for name, one in op.args.items()}
+            values[op.out] = await _within(op.timeout, self._call(op, args, path))
         else:
             await self._control(op, scope, path)
 
@@ -158,7 +178,7 @@ class Interpreter:
         elif isinstance(op, ForOp):
             found = [scope.read(one) for one in op.init]
             for index, entry in enumerate(_entries(op, scope)):
-                await _let_others_run(index)
+                await self._meter.add(())
                 found = await self._region(op.body, Scope(scope), [entry, index, *found], (*path, index))
         else:
             found = await self._while(op, scope, path)
@@ -167,7 +187,7 @@ class Interpreter:
     async def _while(self, op: WhileOp, scope: Scope, path: Path) -> list[Any]:
         found = [scope.read(one) for one in op.init]
         for index in range(op.max):
-            await _let_others_run(index)
+            await self._meter.add(())
             (holds,) = await self._region(op.cond, Scope(scope), found, (*path, index))
             if not _holds(holds):
                 break
@@ -176,6 +196,8 @@ class Interpreter:
 
     async def _fork(self, op: ForkOp, scope: Scope, path: Path) -> list[Any]:
         state = scope[op.state.id]
+        if self._keeps is not None:
+            self._keeps.share(state)
         tasks = [
             asyncio.ensure_future(self._region(op.body, Scope(scope), [state, entry, index], (*path, index)))
             for index, entry in enumerate(_entries(op, scope))
@@ -188,6 +210,8 @@ class Interpreter:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
+        if self._keeps is not None:
+            self._keeps.let_go(state)
         return [[row[place] for row in rows] for place in range(len(op.outs))]
 
     async def _gen(self, op: GenOp, scope: Scope, path: Path) -> None:
@@ -209,7 +233,7 @@ class Interpreter:
         self.usage.add(made.usage)
         self.nodes.append(NodeReport(op.name, path, made.finish_reason, made.usage, made.logprobs))
         value = _parsed(op, made, granted)
-        scope.values[op.out_state] = state.add(made.text)
+        scope.values[op.out_state] = state.add(made.text).knowing(made.known)
         scope.values[op.out] = value
         self._tell(op.name, path, value)
 
@@ -233,34 +257,30 @@ class Interpreter:
         best, scores = best_choice(op.method, found.here, found.alone)
         named = dict(zip(choices, scores, strict=True))
         self.nodes.append(NodeReport(op.name, path, None, found.usage, None, named))
-        scope.values[op.out_state] = state.add(choices[best])
+        scope.values[op.out_state] = state.add(choices[best]).knowing(found.known[best] if found.known else None)
         scope.values[op.out] = choices[best]
         if self._on_text is not None:
             self._on_text(op.name, path, choices[best])
         self._tell(op.name, path, choices[best])
 
+    async def _call(self, op: CallOp, args: dict[str, Any], path: Path) -> Any:
+        if self._on_call is not None:
+            return await self._on_call(op.tool, path, args)
+        return await call_tool(self._tools, op.tool, args)
+
     def _tell(self, name: str, path: Path, value: Any) -> None:
         if self._on_value is not None:
             self._on_value(name, path, value)
 
-    async def _call(self, op: CallOp, scope: Scope) -> Any:
-        tool = self._tools.get(op.tool)
-        if tool is None:
-            known = ", ".join(sorted(self._tools)) or "none"
-            raise ProgramError(f"no function {op.tool!r} was given; there are: {known}")
-        args = {name: scope.read(one) for name, one in op.args.items()}
-        try:
-            if inspect.iscoroutinefunction(tool):
-                found = await tool(**args)
-            else:
-                found = await asyncio.to_thread(tool, **args)
-                if inspect.isawaitable(found):
-                    found = await found
-        except HeadraceError:
-            raise
-        except Exception as error:
-            raise ProgramError(f"{op.tool} raised {type(error).__name__}: {error}") from error
-        return _as_json(op.tool, found)
+
+def _made_states(region: Region, scope: Scope) -> Iterator[Conversation]:
+    """The states that the generations and the blocks of a region have made."""
+    for op in region.ops:
+        outs = [op.out_state] if isinstance(op, GenOp) else getattr(op, "outs", ())
+        for number in outs:
+            value = scope.values.get(number)
+            if isinstance(value, Conversation):
+                yield value
 
 
 def derived_seed(seed: int, number: int, path: Path) -> int:
@@ -269,11 +289,13 @@ def derived_seed(seed: int, number: int, path: Path) -> int:
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") >> 1
 
 
-async def _let_others_run(index: int) -> None:
-    """Give the event loop a turn now and then: a loop may run long without a request, and must end if it is
-    cancelled."""
-    if index % 64 == 63:
-        await asyncio.sleep(0)
+def _read(op: TextOp | ExprOp | RequireOp, scope: Scope) -> list[Any]:
+    """The values that an operation reads; a text is written anew with what is added to it."""
+    if isinstance(op, ExprOp):
+        return [scope.read(one) for one in op.args]
+    if isinstance(op, RequireOp):
+        return [scope.read(op.cond)]
+    return [scope[op.state.id].text, *(scope.read(part) for part in op.parts)]
 
 
 async def _within(seconds: float | None, work: Any) -> Any:
@@ -342,10 +364,3 @@ def _parsed(op: GenOp, made: Generated, granted: int) -> Any:
     except (ValueError, RecursionError):
         cut = f"; it was cut at {granted} tokens (max_tokens)" if made.finish_reason == "length" else ""
         raise ProgramError(f"the text is no {op.type}: {excerpt(made.text)}{cut}") from None
-
-
-def _as_json(tool: str, value: Any) -> Any:
-    try:
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ProgramError(f"{tool} returned what is no JSON: {excerpt(value, 60)} ({excerpt(str(error))})") from None

@@ -31,12 +31,14 @@ class ServerKind:
     """`max_tokens: 0` with `echo`."""
     whitespace: bool = False
     """The field `whitespace` of a constraint."""
+    scores_from: bool = False
+    """The field `prompt_logprobs_start`."""
 
 
 KINDS: Mapping[str, ServerKind] = {
     kind.name: kind
     for kind in (
-        ServerKind("headrace", True, True, True, True, True, True),
+        ServerKind("headrace", True, True, True, True, True, True, True),
         ServerKind("vllm", True, True, True, True),
         ServerKind("openai"),
     )

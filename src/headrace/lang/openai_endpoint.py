@@ -109,10 +109,12 @@ class HttpBackend:
             return await self._score_texts(conversation, choices, alone)
         prefix = await self._token_ids(conversation)
         ids = [await self._choice_ids(choice) for choice in choices]
-        prompts = [prefix + one for one in ids] + (ids if alone else [])
-        rows, usage = await self._logprobs(prompts)
-        here = [_numbers(row[len(prefix) :]) for row in rows[: len(ids)]]
-        return Scores(here, [_numbers(row) for row in rows[len(ids) :]], usage)
+        here, usage = await self._logprobs([prefix + one for one in ids], len(prefix))
+        if not alone:
+            return Scores(here, [], usage)
+        rows, further = await self._logprobs(ids, 0)
+        usage.add(further)
+        return Scores(here, rows, usage)
 
     async def _score_texts(self, conversation: Conversation, choices: Sequence[str], alone: bool) -> Scores:
         """Scores by text: the first token of a choice may begin in the text before it."""
@@ -162,20 +164,24 @@ class HttpBackend:
             body = self._named({"prompt": choice, "add_special_tokens": False})
             return [int(one) for one in (await self._json("POST", "/tokenize", body))["tokens"]]
 
-    async def _logprobs(self, prompts: list[list[int]]) -> tuple[list[list[float | None]], TokenCounts]:
-        answer = await self._completions(prompts)
+    async def _logprobs(self, prompts: list[list[int]], start: int) -> tuple[list[list[float]], TokenCounts]:
+        """The log-probability of each token from `start` on."""
+        answer = await self._completions(prompts, start)
         with self._reading():
             found = sorted(answer["choices"], key=lambda one: one["index"])
             rows = [
-                one["logprobs"]["token_logprobs"][: len(prompt)] for one, prompt in zip(found, prompts, strict=True)
+                one["logprobs"]["token_logprobs"][start : len(prompt)]
+                for one, prompt in zip(found, prompts, strict=True)
             ]
-            return rows, _usage(answer.get("usage"))
+            return [_numbers(row) for row in rows], _usage(answer.get("usage"))
 
-    async def _completions(self, prompts: Sequence[Any]) -> Any:
+    async def _completions(self, prompts: Sequence[Any], start: int = 0) -> Any:
         least = 0 if self._kind.scores_alone else 1
         body = {"prompt": list(prompts), "echo": True, "logprobs": 0, "max_tokens": least, "temperature": 0}
         if not self._kind.tokenizes:
             body["logprobs"] = 1  # Some servers take 0 for none.
+        if start and self._kind.scores_from:
+            body["prompt_logprobs_start"] = start
         return await self._json("POST", "/v1/completions", self._named(body))
 
     def _named(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -267,12 +273,10 @@ async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
 def _usage(found: Any) -> TokenCounts:
     if not isinstance(found, Mapping):
         return TokenCounts(requests=1)
+    prompt = int(found.get("prompt_tokens") or 0)
     details = found.get("prompt_tokens_details") or {}
     return TokenCounts(
-        int(found.get("prompt_tokens") or 0),
-        int(found.get("completion_tokens") or 0),
-        int(details.get("cached_tokens") or 0),
-        1,
+        prompt, int(found.get("completion_tokens") or 0), int(details.get("cached_tokens") or 0), 1, prompt
     )
 
 

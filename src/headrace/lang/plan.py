@@ -117,7 +117,7 @@ class GenOp(Op, tag="gen"):
     out: Id
     type: str = "text"
     sampling: dict[str, Any] = {}
-    """Fields of `SamplingParams` but `n`, `prompt_logprobs` and `structured_outputs`."""
+    """Fields of `SamplingParams` but `n`, `prompt_logprobs`, `prompt_logprobs_start` and `structured_outputs`."""
     constraint: dict[str, Any] | None = None
     """Fields of `StructuredOutputs`."""
     timeout: Seconds | None = None

@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from headrace.kernels.ops import Batch, Ops, OptionalOps
 from headrace.kernels.weight import Weight
 from headrace.models.config import DecoderConfig
+from headrace.models.features import FINAL, FeatureTap
 from headrace.models.moe import SHARED_ROUTING, SharedExpert
 from headrace.models.rope import cos_sin_table
 from headrace.models.sharding import Collectives
 
-__all__ = ["Decoder", "DecoderWeights", "LayerWeights"]
+__all__ = ["Beside", "Decoder", "DecoderWeights", "LayerWeights"]
 
 Tensor = torch.Tensor
 _log = logging.getLogger(__name__)
@@ -61,6 +62,15 @@ class DecoderWeights:
     """The first token id if embedding and head hold a range of the vocabulary; None if they hold all of it."""
 
 
+class Beside(NamedTuple):
+    """A term of the first layer's queries, keys and values, out of another input."""
+
+    qkv: Tensor
+    """[T, (Hq + 2 Hk) d]"""
+    ones: Tensor
+    """float32 [(Hq + 2 Hk) d]: the only operator that adds also normalizes."""
+
+
 class Decoder:
     """The decoder of one rank. `forward` calls only operators, so that a platform can record a step and replay it."""
 
@@ -89,23 +99,42 @@ class Decoder:
             )
         self.weights = weights
         self._ops = ops
+        self.tap: FeatureTap | None = None
+        """Captures hidden states for a drafter. It must be set before the first step."""
         tables = [cos_sin_table(rope, max_model_len, weights.rope_factors) for rope in config.ropes]
         self._cos_sin = [table.to(weights.norm.device) if place is None else place(table) for table in tables]
 
     def forward(self, batch: Batch, kv: Any, history: Tensor) -> Tensor:
         """The logits of the R requested rows, float32 [R, vocab]. Writes keys and values of the T tokens into `kv`."""
-        ops, config, weights = self._ops, self.config, self.weights
-        ids = ops.resolve_tokens(batch, history)
-        residual = self._embed(ids)
-        x = ops.rms_norm(residual, weights.layers[0].input_norm, config.norm_eps)
+        residual = self._embed(self._ops.resolve_tokens(batch, history))
+        x = self._ops.rms_norm(residual, self.weights.layers[0].input_norm, self.config.norm_eps)
+        return self.logits(self.run_layers(x, residual, batch, kv)[0], batch)
+
+    def run_layers(
+        self, x: Tensor, residual: Tensor, batch: Batch, kv: Any, beside: Beside | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """All layers: (what the head reads, the residual before the final norm), [T, hidden] each.
+
+        `x` is the normalized input of the first layer; `beside` is added to its queries, keys and values.
+        """
+        weights, tap = self.weights, self.tap
+        features = None if tap is None else tap.add(None, 0, residual)
         for index, layer in enumerate(weights.layers):
             last = index + 1 == len(weights.layers)
             following = weights.norm if last else weights.layers[index + 1].input_norm
-            x = self._attention(x, layer, index, batch, kv)
+            x = self._attention(x, layer, index, batch, kv, None if index else beside)
             x, residual = self._join(x, residual, layer.attention_post_norm, layer.mlp_norm)
             x = self._mlp(x, layer)
             x, residual = self._join(x, residual, layer.mlp_post_norm, following)
-        logits = ops.logits(x, batch, weights.head, config.logits_soft_cap)
+            features = features if tap is None else tap.add(features, index + 1, residual)
+        if tap is not None:
+            tap.keep(tap.add(features, FINAL, x), batch, kv)
+        return x, residual
+
+    def logits(self, x: Tensor, batch: Batch) -> Tensor:
+        """The logits of the requested rows of x [T, hidden], the output of the final norm."""
+        weights = self.weights
+        logits = self._ops.logits(x, batch, weights.head, self.config.logits_soft_cap)
         if self._group is None or weights.first_token is None:
             return logits
         gathered: Tensor = self._group.all_gather(logits, 1)
@@ -124,11 +153,15 @@ class Decoder:
         total: Tensor = self._group.all_reduce(x)
         return total
 
-    def _attention(self, x: Tensor, layer: LayerWeights, index: int, batch: Batch, kv: Any) -> Tensor:
+    def _attention(
+        self, x: Tensor, layer: LayerWeights, index: int, batch: Batch, kv: Any, beside: Beside | None
+    ) -> Tensor:
         ops, config = self._ops, self.config
         settings = config.layers[index]
         table = self._cos_sin[settings.rope]
         qkv = ops.linear(x, layer.qkv)
+        if beside is not None:
+            qkv = ops.add_rms_norm(qkv, beside.qkv, beside.ones, config.norm_eps)[1]
         q = ops.rotary_cache(
             qkv, batch, kv, index, table, config.num_q_heads, layer.q_norm, layer.k_norm, config.norm_eps
         )

@@ -46,13 +46,13 @@ class AccessMiddleware:
         except Exception as error:
             # The framework's own answer would bypass this middleware, and the page could not read it.
             if not send.started:
-                await self._context.refuse(to_http(error))(scope, receive, send)
+                await self._context.refuse(to_http(error), scope)(scope, receive, send)
             raise
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope)
         if refusal is not None:
-            await self._context.refuse(refusal)(scope, receive, send)
+            await self._context.refuse(refusal, scope)(scope, receive, send)
             return
         if scope["method"] == "HEAD":
             # Answered as GET; the HTTP server leaves the body out.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -14,36 +13,19 @@ from headrace import __version__
 from headrace.client.api import EngineClient
 from headrace.config import Config
 from headrace.errors import HeadraceError
-from headrace.server import chat, completions, replies, routes, schemas
+from headrace.server import chat, completions, messages, ollama, replies, responses, routes, schemas
 from headrace.server.access import AccessMiddleware
 from headrace.server.context import Context, ServerTokenizer, make_context
 from headrace.server.engine_state import EngineStateReply, engine_state
 from headrace.server.http_errors import HttpError, to_http
 from headrace.server.openapi import OpenApiDocument, operation
 from headrace.server.page_files import add_page
+from headrace.server.route_spec import Route, RouteSpec
 
 __all__ = ["create_app", "create_app_for"]
 
-Route = Callable[[Context, Request], Awaitable[Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class _RouteSpec:
-    """One route. The body types are for the OpenAPI document alone: the routes parse and encode bodies themselves."""
-
-    method: str
-    path: str
-    route: Route
-    summary: str
-    request: type | None = None
-    reply: type | None = None
-    chunk: type | None = None
-    """The data of each event, if the answer can be streamed."""
-    media: str = "application/json"
-
-
 _ROUTES = (
-    _RouteSpec(
+    RouteSpec(
         "POST",
         "/v1/chat/completions",
         chat.answer_chat,
@@ -52,7 +34,7 @@ _ROUTES = (
         replies.ChatCompletion,
         replies.ChatChunk,
     ),
-    _RouteSpec(
+    RouteSpec(
         "POST",
         "/v1/completions",
         completions.answer_completion,
@@ -61,9 +43,9 @@ _ROUTES = (
         replies.TextCompletion,
         replies.TextCompletion,
     ),
-    _RouteSpec("GET", "/v1/models", routes.list_models, "List the models", reply=replies.ModelList),
-    _RouteSpec("GET", "/v1/models/{model:path}", routes.show_model, "Describe a model", reply=replies.ModelCard),
-    _RouteSpec(
+    RouteSpec("GET", "/v1/models", routes.list_models, "List the models", reply=replies.ModelList),
+    RouteSpec("GET", "/v1/models/{model:path}", routes.show_model, "Describe a model", reply=replies.ModelCard),
+    RouteSpec(
         "POST",
         "/tokenize",
         routes.tokenize,
@@ -71,7 +53,7 @@ _ROUTES = (
         schemas.TokenizeRequest,
         replies.TokenizeReply,
     ),
-    _RouteSpec(
+    RouteSpec(
         "POST",
         "/detokenize",
         routes.detokenize,
@@ -79,10 +61,13 @@ _ROUTES = (
         schemas.DetokenizeRequest,
         replies.DetokenizeReply,
     ),
-    _RouteSpec("GET", "/health", routes.health, "Report whether the engine makes progress", reply=replies.HealthReply),
-    _RouteSpec("GET", "/metrics", routes.metrics, "Metrics in Prometheus's text format", media="text/plain"),
-    _RouteSpec("GET", "/v1/engine/state", engine_state, "Show what the engine does now", reply=EngineStateReply),
-    _RouteSpec("GET", "/version", routes.version, "Report the version", reply=replies.VersionReply),
+    RouteSpec("GET", "/health", routes.health, "Report whether the engine makes progress", reply=replies.HealthReply),
+    RouteSpec("GET", "/metrics", routes.metrics, "Metrics in Prometheus's text format", media="text/plain"),
+    RouteSpec("GET", "/v1/engine/state", engine_state, "Show what the engine does now", reply=EngineStateReply),
+    RouteSpec("GET", "/version", routes.version, "Report the version", reply=replies.VersionReply),
+    *messages.ROUTES,
+    *responses.ROUTES,
+    *ollama.ROUTES,
 )
 
 
@@ -103,7 +88,7 @@ def create_app_for(context: Context) -> FastAPI:
             summary=row.summary,
             name=row.route.__name__,
             response_class=Response,
-            openapi_extra=operation(row.path, row.request, row.reply, row.chunk, row.media),
+            openapi_extra=operation(row),
         )
     add_page(app)
     _handle_errors(app, context)
@@ -122,7 +107,7 @@ def _endpoint(context: Context, route: Route) -> Callable[[Request], Awaitable[R
 
 def _handle_errors(app: FastAPI, context: Context) -> None:
     async def on_error(request: Request, error: Exception) -> Response:
-        return context.refuse(to_http(error))
+        return context.refuse(to_http(error), request.scope)
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import UNSET
 
 from headrace.client.api import GenerateRequest, LogprobEntry, Output
-from headrace.server.exchange import ChunkUsage, event
-from headrace.server.generation import GeneratedChoice, GenerationRun
+from headrace.server.exchange import ChunkUsage
+from headrace.server.generation import ChoiceCollector, GeneratedChoice, GenerationRun
 from headrace.server.logprobs import chat_logprobs, prompt_logprobs
 from headrace.server.replies import (
     ChatChoice,
@@ -24,12 +24,14 @@ from headrace.server.replies import (
     UsageReply,
 )
 from headrace.server.schemas import ChatRequest
+from headrace.server.stream_form import event
 
 __all__ = ["ChatDialect"]
 
 
-class ChatDialect:
+class ChatDialect(ChoiceCollector):
     def __init__(self, model: str, body: ChatRequest, job: GenerateRequest, run: GenerationRun) -> None:
+        super().__init__()
         self._model, self._job, self._run = model, job, run
         self._created = int(time.time())
         self._count = job.params.logprobs
@@ -83,7 +85,7 @@ class ChatDialect:
     def usage_chunk(self, usage: UsageReply) -> bytes:
         return event(msgspec.structs.replace(self._chunk, choices=[], usage=usage))
 
-    def complete(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
+    def complete(self, usage: UsageReply) -> bytes:
         rendered = [
             ChatChoice(
                 choice.index,
@@ -93,7 +95,7 @@ class ChatDialect:
                 choice.stop_reason,
                 choice.token_ids if self._ids else UNSET,
             )
-            for choice in choices
+            for choice in self.collected()
         ]
         completion = ChatCompletion(self._job.id, "chat.completion", self._created, self._model, rendered, usage)
         if self._ids:

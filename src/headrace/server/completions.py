@@ -18,8 +18,8 @@ from headrace.client.validate import check_ids
 from headrace.errors import InvalidRequest
 from headrace.server.context import Context
 from headrace.server.draft_fields import predicted_tokens, speculation_choice
-from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions, event
-from headrace.server.generation import GeneratedChoice, GenerationRun
+from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions
+from headrace.server.generation import ChoiceCollector, GeneratedChoice, GenerationRun
 from headrace.server.logprobs import TextOffsets, prompt_logprobs, text_logprobs
 from headrace.server.output_constraint import constraint_of
 from headrace.server.replies import TextChoice, TextCompletion, TextLogprobs, UsageReply
@@ -34,6 +34,7 @@ from headrace.server.request_params import (
     stop_tokens,
 )
 from headrace.server.schemas import CompletionRequest
+from headrace.server.stream_form import event
 
 __all__ = ["answer_completion"]
 
@@ -143,10 +144,11 @@ def _request(
     )
 
 
-class _TextDialect:
+class _TextDialect(ChoiceCollector):
     def __init__(
         self, model: str, body: CompletionRequest, request_id: str, jobs: Sequence[GenerateRequest], run: GenerationRun
     ) -> None:
+        super().__init__()
         self._jobs, self._run = jobs, run
         self._count = body.logprobs
         self._prompt_count = body.prompt_logprobs
@@ -189,8 +191,8 @@ class _TextDialect:
     def usage_chunk(self, usage: UsageReply) -> bytes:
         return event(msgspec.structs.replace(self._chunk, choices=[], usage=usage))
 
-    def complete(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
-        rendered = [self._complete_choice(choice) for choice in choices]
+    def complete(self, usage: UsageReply) -> bytes:
+        rendered = [self._complete_choice(choice) for choice in self.collected()]
         return msgspec.json.encode(msgspec.structs.replace(self._chunk, choices=rendered, usage=usage))
 
     def _complete_choice(self, choice: GeneratedChoice) -> TextChoice:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from starlette.responses import Response
+from starlette.types import Scope
 
 from headrace.client.api import EngineClient
 from headrace.client.request_outputs import TextStream
@@ -14,9 +16,12 @@ from headrace.config import Config
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.server.cancel_scope import CancelScope
 from headrace.server.cors import Cors
-from headrace.server.http_errors import HttpError, error_response
+from headrace.server.error_forms import error_response, family_of, status_of
+from headrace.server.http_errors import HttpError
 from headrace.server.metrics import ServerMetrics
 from headrace.server.model_formats import ModelFormats, find_formats
+from headrace.server.renaming import renamed
+from headrace.server.response_store import ResponseStore
 from headrace.server.workers import TextWorkers
 from headrace.tokenization.chat_inputs import ChatInputs
 
@@ -58,6 +63,8 @@ class Context:
     """Sequences that one request may have: the queue never has room for more."""
     cors: Cors | None = None
     """None: pages of other origins cannot read the answers."""
+    responses: ResponseStore | None = None
+    """Responses that clients asked to keep; None: none are kept."""
     formats: ModelFormats = field(default_factory=ModelFormats)
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     workers: TextWorkers = field(default_factory=TextWorkers)
@@ -82,15 +89,16 @@ class Context:
             )
             raise InvalidRequest(message, "n" if prompts == 1 else "prompt", "too_many_choices")
 
-    def refuse(self, error: HttpError) -> Response:
-        """The response for `error`, which is counted in the metrics."""
-        self.metrics.errors[error.status] += 1
-        return error_response(error)
+    def refuse(self, error: HttpError, scope: Scope) -> Response:
+        """The response for `error` in the form of the route's family. The metrics count it."""
+        family = family_of(scope)
+        self.metrics.errors[status_of(error, family)] += 1
+        return error_response(renamed(error, scope), family)
 
 
 def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Config) -> Context:
     """The state of a new server. Raises ConfigError for an API key that is empty or cannot stand in an HTTP header,
-    and for an unknown name of a format."""
+    for an unknown name of a format, and for a folder of state that cannot be written."""
     key = config.server.api_key
     if key is not None:
         key = key.strip()
@@ -103,6 +111,7 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
         None if key is None else key.encode(),
         config.scheduler.max_waiting,
         Cors(config.server.cors_origin) if config.server.cors_origin else None,
+        None if config.server.state_dir is None else ResponseStore(Path(config.server.state_dir)),
         find_formats(tokenizer, config.server),
     )
 

@@ -37,7 +37,7 @@ class Cors:
             return None
         headers = [
             *_common(origin),
-            (b"access-control-allow-methods", b"GET, POST"),
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
             (b"access-control-max-age", b"600"),
         ]
         names = _header(scope, b"access-control-request-headers") or b""

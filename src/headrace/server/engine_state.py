@@ -31,7 +31,7 @@ class StateSequence(Struct):
 
     id: str
     state: str
-    """`waiting`, `prefill` or `decode`."""
+    """`waiting`, `prefill`, `decode`, or `open`: ended, and kept for the request that goes on with it."""
     seconds: float
     """Since its arrival."""
     prompt_tokens: int
@@ -45,7 +45,7 @@ class StateSequence(Struct):
 
 class StateBlocks(Struct):
     """The KV cache. A cell stands for the first of `blocks_per_cell` blocks: 0 free, 1 cached only, 2 held by several
-    sequences, 3 held by one that is not listed, 4 + n held by entry n of `running` alone."""
+    sequences, 3 held by what is not listed, 4 + n held by entry n of `running` alone."""
 
     block_size: int
     total: int

@@ -1,4 +1,4 @@
-"""Answers a generation request: complete, or as server-sent events that are written directly to the connection.
+"""Answers a generation request: complete, or as a stream that is written directly to the connection.
 
 This is the hot path: for each streamed token one struct is filled in, encoded and sent.
 """
@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -20,22 +19,17 @@ from starlette.types import Message, Receive, Scope, Send
 from headrace.client.api import Output
 from headrace.server.cancel_scope import CancelScope, ClientDisconnected
 from headrace.server.context import Context
-from headrace.server.generation import GeneratedChoice, GenerationRun, close_stream, usage_reply
-from headrace.server.heartbeat import COMMENT, Heartbeat
-from headrace.server.http_errors import HttpError, error_body, to_http
+from headrace.server.generation import GenerationRun, close_stream, usage_reply
+from headrace.server.heartbeat import Heartbeat
+from headrace.server.http_errors import HttpError, to_http
 from headrace.server.metrics import RequestMeter
 from headrace.server.replies import UsageReply
+from headrace.server.stream_form import OPENAI, StreamForm
 
-__all__ = ["DONE", "Dialect", "Exchange", "ExchangeOptions", "event"]
+__all__ = ["Dialect", "Exchange", "ExchangeOptions"]
 
 _log = logging.getLogger(__name__)
-_encoder = msgspec.json.Encoder()
-DONE = b"data: [DONE]\n\n"
-_LINE_ENDS = tuple((char.encode(), b"\\u%04x" % ord(char)) for char in "\u2028\u2029\u0085")
-"""Characters that many clients read as the end of a line, and so of an event, although only CR and LF are. JSON escapes
-all others itself."""
-_STREAM_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+_NO_CACHE = (
     (b"cache-control", b"no-cache"),
     # Nginx, and proxies that support this header, forward each piece at once.
     (b"x-accel-buffering", b"no"),
@@ -51,10 +45,13 @@ class Dialect(Protocol):
         """The events for one piece; empty if it has nothing to show."""
 
     def usage_chunk(self, usage: UsageReply) -> bytes:
-        """The last event, without choices."""
+        """The last events: of OpenAI's chunks the one without choices."""
 
-    def complete(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
-        """The body of an answer that is not streamed."""
+    def take(self, output: Output) -> None:
+        """Add one piece of an answer that is not streamed."""
+
+    def complete(self, usage: UsageReply) -> bytes:
+        """The body of an answer that is not streamed, of the pieces taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +61,13 @@ class ExchangeOptions:
     """Monotonic seconds."""
     stream: bool
     include_usage: bool
-    continuous_usage: bool
-
-
-def event(data: object) -> bytes:
-    encoded = _encoder.encode(data)
-    if not encoded.isascii():
-        for raw, escaped in _LINE_ENDS:
-            encoded = encoded.replace(raw, escaped)
-    return b"data: " + encoded + b"\n\n"
+    """The stream ends with the dialect's `usage_chunk`."""
+    continuous_usage: bool = False
+    form: StreamForm = OPENAI
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Further headers of the answer."""
+    finish: Callable[[], Awaitable[None]] | None = None
+    """Called before the last bytes are sent."""
 
 
 def _body(data: bytes, more: bool = True) -> Message:
@@ -122,31 +117,37 @@ class Exchange(Response):
         answer = to_http(error)
         if answer.status == 500 and not isinstance(error, HttpError):
             _log.error("request %s failed", self._options.request_id, exc_info=error)
-        await send(_body(event(error_body(answer)) + DONE, more=False))
+        await send(_body(self._options.form.error(answer), more=False))
 
     async def _complete(self, outputs: AsyncIterator[Output], cancel_scope: CancelScope, send: Send) -> None:
-        choices: dict[int, GeneratedChoice] = {}
+        note, take = self._meter.note, self._dialect.take
         async for output in outputs:
-            self._meter.note(output)
-            choices.setdefault(output.index, GeneratedChoice(output.index)).add(output)
-        ordered = [choices[index] for index in sorted(choices)]
-        body = self._dialect.complete(ordered, usage_reply(self._run.usage))
+            note(output)
+            take(output)
+        body = self._dialect.complete(usage_reply(self._run.usage))
+        await self._finish()
         cancel_scope.release()
         length = str(len(body)).encode()
         await self._start(send, (b"content-type", b"application/json"), (b"content-length", length))
         await send(_body(body, more=False))
 
     async def _stream(self, outputs: AsyncIterator[Output], cancel_scope: CancelScope, send: Send) -> None:
-        heartbeat = Heartbeat(partial(self._comment, send))
+        comment = self._options.form.comment
+        heartbeat = Heartbeat(partial(self._comment, send, comment))
         try:
             await self._pieces(outputs, heartbeat, send)
         finally:
             await heartbeat.stop()
-        cancel_scope.release()
-        tail = DONE
+        tail = self._options.form.done
         if self._options.include_usage:
-            tail = self._dialect.usage_chunk(usage_reply(self._run.usage)) + DONE
+            tail = self._dialect.usage_chunk(usage_reply(self._run.usage)) + tail
+        await self._finish()
+        cancel_scope.release()
         await send(_body(tail, more=False))
+
+    async def _finish(self) -> None:
+        if self._options.finish is not None:
+            await self._options.finish()
 
     async def _pieces(self, outputs: AsyncIterator[Output], heartbeat: Heartbeat, send: Send) -> None:
         note, chunk = self._meter.note, self._dialect.chunk
@@ -155,22 +156,29 @@ class Exchange(Response):
             heartbeat.sent = True
             data = chunk(output, self._chunk_usage())
             if not self._started:
-                await self._start(send, *_STREAM_HEADERS)
+                await self._start_stream(send)
             if data:
                 await send(_body(data))
 
-    async def _comment(self, send: Send) -> None:
+    async def _comment(self, send: Send, comment: bytes | None) -> None:
         """Send a heartbeat comment. After this an error is an event, even if no token has come."""
+        if comment is None:
+            return
         if not self._started:
-            await self._start(send, *_STREAM_HEADERS)
-        await send(_body(COMMENT))
+            await self._start_stream(send)
+        await send(_body(comment))
 
     def _chunk_usage(self) -> ChunkUsage:
         if self._options.continuous_usage:
             return usage_reply(self._run.usage)
         return None if self._options.include_usage else UNSET
 
+    async def _start_stream(self, send: Send) -> None:
+        await self._start(send, (b"content-type", self._options.form.media), *_NO_CACHE)
+
     async def _start(self, send: Send, *headers: tuple[bytes, bytes]) -> None:
         self._started = True
-        own = (b"x-request-id", self._options.request_id.encode())
-        await send({"type": "http.response.start", "status": 200, "headers": [*headers, own]})
+        name = b"request-id" if self._options.form.family == "anthropic" else b"x-request-id"
+        own = (name, self._options.request_id.encode())
+        headers = (*headers, own, *self._options.headers)
+        await send({"type": "http.response.start", "status": 200, "headers": list(headers)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from headrace.client.api import EngineClient, GenerateRequest, LogprobEntry, Out
 from headrace.server.http_errors import HttpError
 from headrace.server.replies import CompletionDetails, PromptDetails, UsageReply
 
-__all__ = ["GeneratedChoice", "GenerationRun", "close_stream", "usage_reply"]
+__all__ = ["ChoiceCollector", "GeneratedChoice", "GenerationRun", "close_stream", "usage_reply"]
 
 _QUEUE = 64
 
@@ -39,6 +40,23 @@ class GeneratedChoice:
         return "".join(self.pieces)
 
 
+class ChoiceCollector:
+    """The part of a dialect that collects the choices of an answer that is not streamed."""
+
+    def __init__(self) -> None:
+        self._collected: dict[int, GeneratedChoice] = {}
+
+    def take(self, output: Output) -> None:
+        choice = self._collected.get(output.index)
+        if choice is None:
+            choice = self._collected[output.index] = GeneratedChoice(output.index)
+        choice.add(output)
+
+    def collected(self) -> list[GeneratedChoice]:
+        """In the order of their indices."""
+        return [self._collected[index] for index in sorted(self._collected)]
+
+
 class GenerationRun:
     """Runs the prompts of one request. `outputs` yields pieces whose index counts the choices of all prompts."""
 
@@ -48,6 +66,8 @@ class GenerationRun:
         self.choices = self.n * len(requests)
         self.prompt_entries: dict[int, list[LogprobEntry]] = {}
         """By choice, from its first piece on; empty unless the request has `prompt_logprobs`."""
+        self.first_at: float | None = None
+        """When the first output came, in monotonic seconds."""
         self._usages: list[Usage] = [Usage(len(request.prompt), 0, 0) for request in requests]
         self._logprobs = requests[0].params.logprobs is not None
         constraint = requests[0].constraint
@@ -63,6 +83,8 @@ class GenerationRun:
         """Raises what the engine raises, and HttpError for a choice that the engine could not finish."""
         try:
             async for output in self._stream:
+                if self.first_at is None:
+                    self.first_at = time.monotonic()
                 if output.finish_reason in ("error", "abort"):
                     raise _failure(output, self._field)
                 if output.usage is not None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 
-import msgspec
-from starlette.responses import Response
-
 from headrace.errors import EngineDead, InvalidRequest, Overloaded, UserError, shortened, truncate
 from headrace.server.replies import ErrorDetail, ErrorReply
 
-__all__ = ["HttpError", "ShuttingDown", "error_body", "error_response", "to_http"]
+__all__ = ["HttpError", "ShuttingDown", "error_body", "to_http"]
 
 
 class HttpError(Exception):
@@ -32,7 +29,12 @@ class HttpError(Exception):
         self.kind = kind
         self.param = None if param is None else truncate(param)
         self.code = code
-        self.headers = headers or {}
+        self.headers = dict(headers or {})
+        if "retry-after" in self.headers:
+            self.headers["retry-after-ms"] = str(1000 * int(self.headers["retry-after"]))
+        elif status == 500:
+            # OpenAI's and Anthropic's clients try a 500 again, which would fail again.
+            self.headers["x-should-retry"] = "false"
 
 
 class ShuttingDown(HttpError):
@@ -68,9 +70,3 @@ def to_http(error: Exception) -> HttpError:
 
 def error_body(error: HttpError) -> ErrorReply:
     return ErrorReply(ErrorDetail(error.message, error.kind, error.param, error.code))
-
-
-def error_response(error: HttpError) -> Response:
-    return Response(
-        msgspec.json.encode(error_body(error)), error.status, headers=error.headers, media_type="application/json"
-    )

@@ -242,6 +242,8 @@ async def _serve_until(
         server.force_exit = True
         await asyncio.wait({serving}, timeout=0.5)
         context.workers.close()
+        if context.responses is not None:
+            context.responses.close()
 
 
 def _print_line(text: str) -> None:

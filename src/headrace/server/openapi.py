@@ -10,7 +10,8 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from headrace.server.replies import ErrorReply
+from headrace.server.error_forms import ERROR_REPLIES
+from headrace.server.route_spec import RouteSpec
 
 __all__ = ["OpenApiDocument", "operation"]
 
@@ -19,30 +20,40 @@ _TAKES_A_BODY = (400, 408, 413, 415)
 _ALWAYS = (401, 500, 503)
 
 
-def operation(path: str, request: type | None, reply: type | None, chunk: type | None, media: str) -> dict[str, Any]:
-    """The OpenAPI operation of a route. `chunk`: the data of each event, if the answer can be streamed."""
-    described: dict[str, Any] = {"responses": {"200": _success(reply, chunk, media)}}
-    errors = [*_ALWAYS, *(_TAKES_A_BODY if request is not None else ())]
-    if request is not None:
-        described["requestBody"] = {"required": True, "content": _json(request)}
-    if "{" in path:
-        name = path.partition("{")[2].partition(":")[0].rstrip("}")
+def operation(row: RouteSpec) -> dict[str, Any]:
+    """The OpenAPI operation of a route."""
+    described: dict[str, Any] = {"responses": {"200": _success(row)}}
+    errors = [*_ALWAYS, *(_TAKES_A_BODY if row.request is not None else ())]
+    if row.request is not None:
+        described["requestBody"] = {"required": True, "content": _json(row.request)}
+    elif row.method == "POST":
+        errors.append(400)
+    if "{" in row.path:
+        name = row.path.partition("{")[2].partition("}")[0].partition(":")[0]
         described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
-    if request is not None or "{" in path:
+    if row.request is not None or "{" in row.path:
         errors.append(404)
+    if row.family == "anthropic":
+        errors.append(529)
+    content = _json(ERROR_REPLIES[row.family])
     for status in sorted(errors):
-        described["responses"][str(status)] = {"description": HTTPStatus(status).phrase, "content": _json(ErrorReply)}
+        phrase = "Overloaded" if status == 529 else HTTPStatus(status).phrase
+        described["responses"][str(status)] = {"description": phrase, "content": content}
     return described
 
 
-def _success(reply: type | None, chunk: type | None, media: str) -> dict[str, Any]:
-    content: dict[str, Any] = {media: {"schema": {"type": "string" if media == "text/plain" else "object"}}}
-    if reply is not None:
-        content = _json(reply)
+def _success(row: RouteSpec) -> dict[str, Any]:
+    content: dict[str, Any] = {row.media: {"schema": {"type": "string" if row.media == "text/plain" else "object"}}}
+    if row.reply is not None:
+        content = _json(row.reply)
     description = "Success"
-    if chunk is not None:
-        content["text/event-stream"] = {"schema": _ref(chunk)}
-        description += "; with `stream: true` events, each with one chunk as its data, and `[DONE]` as the last"
+    if row.chunk is not None:
+        content[row.stream_media] = {"schema": _ref(row.chunk)}
+        if row.stream_media == "text/event-stream":
+            last = ", and `[DONE]` as the last" if row.family == "openai" else ""
+            description += f"; with `stream: true` events, each with one chunk as its data{last}"
+        else:
+            description += "; unless `stream` is false, lines of JSON"
     return {"description": description, "content": content}
 
 
@@ -68,7 +79,7 @@ class OpenApiDocument:
 
     def _make(self) -> dict[str, Any]:
         document = get_openapi(title=self._app.title, version=self._app.version, routes=self._app.routes)
-        _, components = msgspec.json.schema_components([*self._structs, ErrorReply], ref_template=_REF)
+        _, components = msgspec.json.schema_components([*self._structs, *ERROR_REPLIES.values()], ref_template=_REF)
         document.setdefault("components", {}).setdefault("schemas", {}).update(components)
         document["components"]["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},

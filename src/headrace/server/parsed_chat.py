@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
 from headrace.client.api import GenerateRequest, Output
 from headrace.server.answer_reader import AnswerReader
 from headrace.server.chat_dialect import ChatDialect
-from headrace.server.exchange import ChunkUsage, event
+from headrace.server.exchange import ChunkUsage
 from headrace.server.generation import GeneratedChoice, GenerationRun
 from headrace.server.logprobs import chat_logprobs
 from headrace.server.replies import ChatChunkChoice, ChatDelta, ChatMessage, ChatToolCall, UsageReply
 from headrace.server.schemas import ChatRequest
+from headrace.server.stream_form import event
 
 __all__ = ["ParsedChatDialect"]
 
@@ -69,10 +70,9 @@ class ParsedChatDialect(ChatDialect):
     def usage_chunk(self, usage: UsageReply) -> bytes:
         return super().usage_chunk(self._with_details(usage))
 
-    def complete(self, choices: Sequence[GeneratedChoice], usage: UsageReply) -> bytes:
-        messages = {choice.index: self._read(choice) for choice in choices}
-        self._messages = messages
-        return super().complete(choices, self._with_details(usage))
+    def complete(self, usage: UsageReply) -> bytes:
+        self._messages = {choice.index: self._read(choice) for choice in self.collected()}
+        return super().complete(self._with_details(usage))
 
     def _message(self, choice: GeneratedChoice) -> ChatMessage:
         return self._messages[choice.index]

@@ -7,6 +7,8 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 __all__ = [
+    "AnthropicError",
+    "AnthropicErrorReply",
     "CalledFunction",
     "ChatAlternative",
     "ChatChoice",
@@ -25,6 +27,7 @@ __all__ = [
     "HealthReply",
     "ModelCard",
     "ModelList",
+    "OllamaErrorReply",
     "PromptDetails",
     "TextChoice",
     "TextCompletion",
@@ -189,16 +192,24 @@ class TextCompletion(Struct):
 
 
 class ModelCard(Struct):
+    """OpenAI's form and Anthropic's in one."""
+
     id: str
     object: str
     created: int
     owned_by: str
     max_model_len: int
+    type: str
+    display_name: str
+    created_at: str
 
 
 class ModelList(Struct):
     object: str
     data: list[ModelCard]
+    has_more: bool
+    first_id: str
+    last_id: str
 
 
 class TokenizeReply(Struct):
@@ -232,3 +243,22 @@ class ErrorReply(Struct):
     """Every answer other than 200, and the event that ends a failed stream."""
 
     error: ErrorDetail
+
+
+class AnthropicError(Struct):
+    type: str
+    message: str
+
+
+class AnthropicErrorReply(Struct):
+    """Anthropic's form of an error: of answers other than 200, and of the event that ends a failed stream."""
+
+    type: str
+    error: AnthropicError
+    request_id: str
+
+
+class OllamaErrorReply(Struct):
+    """Ollama's form of an error: of answers other than 200, and of the line that ends a failed stream."""
+
+    error: str

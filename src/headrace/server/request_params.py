@@ -13,6 +13,9 @@ from headrace.server.context import ServerTokenizer
 from headrace.server.schemas import GenerationRequest
 
 __all__ = [
+    "CHARACTERS_PER_TOKEN",
+    "MOST_CHARACTERS",
+    "check_characters",
     "check_length",
     "check_size",
     "check_stream_options",
@@ -27,6 +30,9 @@ _LONGEST_TOKEN = 256
 _PROBE = 8
 """Characters per token of the context: so much of a long text is tokenised first, to see whether the text fits."""
 _LEAST_PROBE = 4096
+MOST_CHARACTERS = 2**20
+"""Characters that are tokenised without generating; more for a model with a longer context."""
+CHARACTERS_PER_TOKEN = 8
 
 
 def stop_tokens(request: GenerationRequest, tokenizer: ServerTokenizer) -> tuple[int, ...]:
@@ -74,7 +80,9 @@ def output_room(
             f"this model's maximum context length is {limit} tokens, but {prompt_tokens + asked} were requested: "
             f"{prompt_tokens} in the prompt and {asked} to generate"
         )
-        raise ContextOverflow(message, prompt_param if prompt_tokens + max(least, 1) > limit else wanted_param)
+        if prompt_tokens + max(least, 1) > limit:
+            raise ContextOverflow(message, prompt_param, prompt_tokens, limit)
+        raise ContextOverflow(message, wanted_param)
     # A prompt that is only echoed needs no KV cache; if it is scored too, the engine decides.
     if asked and info.kv_tokens is not None and prompt_tokens + asked - 1 > info.kv_tokens:
         message = (
@@ -100,7 +108,13 @@ def check_size(characters: int, param: str, limit: int) -> None:
             f"this model's maximum context length is {limit} tokens, but the {characters} characters of `{param}` make "
             f"at least {least}"
         )
-        raise ContextOverflow(message, param)
+        raise ContextOverflow(message, param, least, limit)
+
+
+def check_characters(characters: int, param: str, most: int) -> None:
+    if characters > most:
+        message = f"`{param}`: {characters} characters, but at most {most} are tokenised at once"
+        raise InvalidRequest(message, param, "string_above_max_length")
 
 
 def encode_within(
@@ -118,7 +132,7 @@ def encode_within(
                 f"this model's maximum context length is {limit} tokens, but the first {probe} of the {len(text)} "
                 f"characters of `{param}` make {least}"
             )
-            raise ContextOverflow(message, param)
+            raise ContextOverflow(message, param, least, limit)
     return encode(text, special)
 
 

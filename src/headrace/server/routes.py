@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timezone
 from functools import partial
 
 import msgspec
@@ -15,19 +16,17 @@ from starlette.responses import Response
 from headrace import __version__
 from headrace.client.validate import check_ids
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest
-from headrace.server.chat import render_chat
 from headrace.server.context import Context
 from headrace.server.http_errors import HttpError
+from headrace.server.prepared_chat import render_chat
 from headrace.server.replies import DetokenizeReply, HealthReply, ModelCard, ModelList, TokenizeReply, VersionReply
 from headrace.server.request_body import read_json
+from headrace.server.request_params import CHARACTERS_PER_TOKEN, MOST_CHARACTERS, check_characters
 from headrace.server.schemas import DetokenizeRequest, TokenizeRequest
 
 __all__ = ["detokenize", "health", "list_models", "metrics", "show_model", "tokenize", "version"]
 
 _HEALTH_TIMEOUT = 3.0
-_MOST_CHARACTERS = 2**20
-"""Characters that `/tokenize` accepts; more for a model with a longer context."""
-_CHARACTERS_PER_TOKEN = 8
 _MOST_TOKENS = 2**17
 """Ids that `/detokenize` accepts; more for a model with a longer context."""
 
@@ -38,11 +37,12 @@ def _json(data: object) -> Response:
 
 def _card(context: Context) -> ModelCard:
     info = context.client.info
-    return ModelCard(context.model, "model", info.created, "headrace", info.max_model_len)
+    at = datetime.fromtimestamp(info.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return ModelCard(context.model, "model", info.created, "headrace", info.max_model_len, "model", context.model, at)
 
 
 async def list_models(context: Context, request: Request) -> Response:
-    return _json(ModelList("list", [_card(context)]))
+    return _json(ModelList("list", [_card(context)], False, context.model, context.model))
 
 
 async def show_model(context: Context, request: Request) -> Response:
@@ -57,13 +57,13 @@ async def tokenize(context: Context, request: Request) -> Response:
         raise InvalidRequest("give either `prompt` or `messages`", "prompt", "invalid_value")
     limit = context.client.info.max_model_len
     # A text may be longer than the context, up to a limit.
-    most = max(_MOST_CHARACTERS, _CHARACTERS_PER_TOKEN * limit)
+    most = max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * limit)
     text, special = body.prompt, body.add_special_tokens is not False
     if text is None:
-        text = await render_chat(context, body, sent, partial(_check_characters, param="messages", most=most))
+        text = await render_chat(context, body, sent, partial(check_characters, param="messages", most=most))
         special = bool(body.add_special_tokens)
     else:
-        _check_characters(len(text), "prompt", most)
+        check_characters(len(text), "prompt", most)
     reply = await context.workers.run(len(sent), partial(_tokenize, context, limit, text, special, body))
     return Response(reply, media_type="application/json")
 
@@ -74,12 +74,6 @@ def _tokenize(context: Context, limit: int, text: str, special: bool, body: Toke
     tokens = encode(text, special)
     texts = [context.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else UNSET
     return msgspec.json.encode(TokenizeReply(len(tokens), limit, tokens, texts))
-
-
-def _check_characters(characters: int, param: str, most: int) -> None:
-    if characters > most:
-        message = f"`{param}`: {characters} characters, but at most {most} are tokenised at once"
-        raise InvalidRequest(message, param, "string_above_max_length")
 
 
 async def detokenize(context: Context, request: Request) -> Response:
@@ -122,4 +116,4 @@ async def no_route(context: Context, request: Request, error: HTTPException) -> 
     what = f"{request.method} {request.url.path}"[:200]
     message = f"no such route: {what}" if status == 404 else f"this method is not allowed: {what}"
     code = "not_found" if status == 404 else "method_not_allowed"
-    return context.refuse(HttpError(status, message, code=code, headers=headers))
+    return context.refuse(HttpError(status, message, code=code, headers=headers), request.scope)

@@ -65,7 +65,8 @@ EVERYTHING = (
     "--dtype float32 --quantize int8 --max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 "
     "--kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching --chat-template t.jinja "
     "--grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 "
-    "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think"
+    "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think "
+    "--state-dir s"
 )
 
 
@@ -93,6 +94,7 @@ def test_every_option_has_its_place() -> None:
             "cors_origin": "https://c.example",
             "tool_format": "hermes",
             "reasoning_format": "think",
+            "state_dir": "s",
         },
     }
 

@@ -128,3 +128,19 @@ def test_a_look_changes_nothing() -> None:
         return [record.tokens for record in driver.records.values()]
 
     assert run(True) == run(False)
+
+
+def test_open_sequences_and_pins() -> None:
+    """What a program keeps is held, listed while it has a slot, and never shown as free or only cached."""
+    driver = Driver(depth=1)
+    driver.add(replace(request("a", range(2, 20), 4), keep=True))
+    while driver.scheduler.has_work():
+        driver.step()
+    view = driver.scheduler.view()
+    (one,) = view.running
+    assert (one.id, one.state) == ("a", "open")
+    assert Counter(view.cells)[FIRST] == one.blocks == driver.scheduler.stats().blocks_held
+    driver.scheduler.park("a")
+    view = driver.scheduler.view()
+    assert view.running == []
+    assert Counter(view.cells)[OTHER] == driver.scheduler.stats().blocks_held > 0

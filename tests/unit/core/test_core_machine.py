@@ -25,8 +25,9 @@ class Engine(RuleBasedStateMachine):
         priority=st.integers(0, 1),
         salt=st.sampled_from(["", "x"]),
         scored=st.sampled_from([None, 0]),
+        start=st.integers(0, 11),
     )
-    def add(self, prompt: list[int], output: int, priority: int, salt: str, scored: int | None) -> None:
+    def add(self, prompt: list[int], output: int, priority: int, salt: str, scored: int | None, start: int) -> None:
         made = request(
             f"r{len(self.expected)}",
             prompt,
@@ -35,6 +36,7 @@ class Engine(RuleBasedStateMachine):
             priority,
             salt,
             prompt_logprobs=scored,
+            prompt_logprobs_start=min(start, len(prompt) - 1),
             logprobs=1,
         )
         self.driver.add(made)

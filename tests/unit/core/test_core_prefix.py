@@ -180,6 +180,37 @@ def test_prompt_logprobs_are_complete_for_any_content_of_the_cache(warmth: str, 
     assert driver.records["b"].cached == 63, "what it computed serves others"
 
 
+@pytest.mark.parametrize("budget", [16, 500])
+@pytest.mark.parametrize("start", [1, 2, 30, 32, 33, 63])
+def test_what_is_before_the_start_of_the_logprobs_comes_from_the_cache(start: int, budget: int) -> None:
+    driver = Driver(replace(SMALL, max_num_batched_tokens=budget))
+    prompt = ids(64)
+    warm(driver, request("w", prompt, 5))
+    computed = driver.device.computed
+    one = request("a", prompt, 0, prompt_logprobs=2, prompt_logprobs_start=start)
+    warm(driver, one)
+    record = driver.records["a"]
+    same(record, naive(one))
+    assert record.prompt_logprobs is not None
+    assert [entry is None for entry in record.prompt_logprobs] == [True] * start + [False] * (64 - start)
+    assert record.cached == start - 1
+    assert driver.device.computed == computed + 64 - (start - 1)
+
+
+def test_choices_behind_one_prefix_are_scored_in_one_step() -> None:
+    driver = Driver(replace(SMALL, max_num_batched_tokens=64))
+    prefix = ids(36)
+    warm(driver, request("w", prefix, 1))
+    steps = driver.steps
+    scored = {"prompt_logprobs": 0, "prompt_logprobs_start": len(prefix)}
+    choices = [request(f"c{at}", [*prefix, at, at + 1], 0, **scored) for at in range(2, 8)]
+    driver.add(*choices)
+    driver.run()
+    assert driver.steps == steps + 1
+    for one in choices:
+        same(driver.records[one.id], naive(one))
+
+
 def test_duplicates_are_replaced_by_the_trees_blocks() -> None:
     """Two prompts that become equal while they run hold their common blocks once."""
     driver = Driver(replace(SMALL, max_num_batched_tokens=64))

@@ -8,6 +8,7 @@ from typing import Any
 from engine_fakes import ByteTokenizer, FakeRunner, make_engine
 
 import headrace.llm
+from headrace.client.batch import SequenceLimiter
 from headrace.client.in_process_client import InProcessClient
 from headrace.config import Config
 from headrace.types import SamplingParams
@@ -24,6 +25,7 @@ class FakeAsync(InProcessClient):
 
         super().__init__(Config(), ByteTokenizer(), progress, build)
         self.tokenizer = ByteTokenizer()
+        self.places = SequenceLimiter(4096)
 
 
 headrace.llm.AsyncLLM = FakeAsync  # type: ignore[assignment,misc]

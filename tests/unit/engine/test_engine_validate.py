@@ -40,6 +40,7 @@ from headrace.types import Constraint
         ("logprobs", -1),
         ("logprobs", 129),
         ("prompt_logprobs", 10**6),
+        ("prompt_logprobs_start", -1),
         ("seed", -(2**63) - 1),
         ("seed", 2**64),
         ("stop", ("",)),
@@ -84,6 +85,20 @@ def test_context(length: int, tokens: int, fits: bool) -> None:
     with pytest.raises(ContextOverflow, match=rf"128 .* {length + tokens} ") as caught:
         validated(request, INFO)
     assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"prompt_logprobs_start": 2}, "needs `prompt_logprobs`"),
+        ({"prompt_logprobs_start": 5, "prompt_logprobs": 0}, "must be below the number of prompt tokens, which is 5"),
+    ],
+)
+def test_a_start_of_logprobs_that_reports_nothing_is_refused(params: dict[str, int], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        validated(make_request((1,) * 5, **params), INFO)
+    assert caught.value.param == "prompt_logprobs_start"
+    validated(make_request((1,) * 5, prompt_logprobs=0, prompt_logprobs_start=4), INFO)
 
 
 def test_everything_at_its_limits_is_accepted() -> None:

@@ -97,9 +97,12 @@ def test_select_scores_token_ids_behind_the_rendered_chat(owner: str, method: st
     fake = FakeServer(likes="<assistant>The dog", owner=owner)
     found = pick.run(on=fake.on)
     assert found["it"] == "dog"
-    scored = fake.bodies[-1][1]
-    assert scored["max_tokens"] == (0 if owner == "headrace" else 1)
-    assert len(scored["prompt"]) == (4 if method == "unconditional" else 2)
+    scored = [body for path, body in fake.bodies if path == "/v1/completions"]
+    assert len(scored) == (2 if method == "unconditional" else 1)
+    for body, start in zip(scored, (len(scored[0]["prompt"][0]) - len("cat"), None), strict=False):
+        assert body["max_tokens"] == (0 if owner == "headrace" else 1)
+        assert body.get("prompt_logprobs_start") == (start if owner == "headrace" else None)
+        assert len(body["prompt"]) == 2
     assert found.nodes[0].scores is not None
     if method in ("greedy", "mean"):
         assert found.nodes[0].scores == {"cat": -2.0, "dog": -0.5}

@@ -139,6 +139,8 @@ class FakeClient:
     closed: list[str] = field(default_factory=list)
     """Ids of requests whose stream ended, by itself or because it was closed."""
     completed: list[str] = field(default_factory=list)
+    parked: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
     stopped: bool = False
 
     @property
@@ -213,6 +215,12 @@ class FakeClient:
     async def view(self) -> EngineView:
         await self.check_health()
         return VIEW
+
+    def park(self, request_id: str) -> None:
+        self.parked.append(request_id)
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        self.released += request_ids
 
     async def check_health(self) -> None:
         if self.dead:

@@ -14,7 +14,7 @@ from server_wire import request, wired
 
 from headrace.config import Config, ServerConfig
 from headrace.server import heartbeat
-from headrace.server.exchange import event
+from headrace.server.stream_form import event
 
 PAGE = "https://chat.example"
 KEY = "sk-secret"

@@ -68,6 +68,7 @@ WRONG = [
     ("logit_bias", [1]),
     ("prompt_logprobs", 21),
     ("prompt_logprobs", -1),
+    ("prompt_logprobs_start", -1),
     ("priority", 2**40),
     ("cache_salt", ""),
     ("cache_salt", "x" * 300),

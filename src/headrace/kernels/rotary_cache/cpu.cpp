@@ -1,5 +1,5 @@
 // One pass over QKV: norms of q and k by head, NeoX rotation (arXiv:2104.09864), writes k and v to the cache, and q.
-#include "kv.h"
+#include "kv_store.h"
 #include "norm.h"
 
 struct rotary_cache_args {
@@ -30,41 +30,6 @@ HR_INLINE void rotate(const float *x, const float *table, float *y, int64_t half
         vstore_n(y + half + i, b * c + a * s, n);
     }
     for (i = 2 * half; i < dim; i++) y[i] = x[i];
-}
-
-HR_INLINE float largest(const float *x, int64_t n) {
-    vf top = {};
-    for (int64_t i = 0; i < n; i += W) top = vmax(vabs(vload_n(x + i, n - i)), top);
-    return hmax(top);
-}
-
-// Element i of a key or value of token `key` (0 to 15) of a group.
-HR_INLINE int64_t place(bool keys, bool paired, int64_t padded, int64_t key, int64_t i) {
-    if (!paired) return keys ? i * 16 + key : key * padded + i;
-    return keys ? (i / 2 * 16 + key) * 2 + i % 2 : (key / 2 * padded + i) * 2 + key % 2;
-}
-
-template <class T, class F> HR_INLINE void scatter(T *group, bool keys, bool paired, int64_t padded, int64_t key,
-                                                   int64_t n, F code) {
-    for (int64_t i = 0; i < n; i++) group[place(keys, paired, padded, key, i)] = code(i);
-}
-
-// Store one token's head. Codes of int8 and e4m3 are x / scale, scale = amax / largest code.
-void store(const hr_kv *kv, bool keys, int64_t block, int64_t head, int64_t offset, const float *x) {
-    int64_t key = offset % 16, n = kv->dim, padded = kv->padded;
-    char *to = (keys ? kv->keys : kv->values) + hr_kv_group(kv, block, head, offset);
-    if (kv->dtype == HR_F32) return scatter((float *)to, keys, false, padded, key, n, [&](int64_t i) { return x[i]; });
-    if (kv->dtype == HR_F16)
-        return scatter((uint16_t *)to, keys, false, padded, key, n, [&](int64_t i) { return to_f16(x[i]); });
-    if (kv->dtype == HR_BF16)
-        return scatter((uint16_t *)to, keys, true, padded, key, n, [&](int64_t i) { return to_bf16(x[i]); });
-    float most = kv->dtype == HR_I8 ? 127.0f : 448.0f, scale = largest(x, n) / most, by = scale > 0.0f ? scale : 1.0f;
-    char *scales = (keys ? kv->key_scales : kv->value_scales) + hr_kv_scales(kv, block, head, offset);
-    ((float *)scales)[key] = scale;
-    auto clamp = [&](float y) { return y > most ? most : y < -most ? -most : y; };
-    if (kv->dtype == HR_I8)
-        scatter((int8_t *)to, keys, true, padded, key, n, [&](int64_t i) { return (int8_t)clamp(rintf(x[i] / by)); });
-    else scatter((uint8_t *)to, keys, true, padded, key, n, [&](int64_t i) { return to_e4m3(clamp(x[i] / by)); });
 }
 
 }  // namespace

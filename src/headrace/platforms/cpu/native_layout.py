@@ -9,12 +9,13 @@ from headrace.errors import PlatformError
 from headrace.kernels.linear.cpu_pack import InputArgs, PackedArgs, PartArgs
 from headrace.platforms.cpu import native_args as args
 from headrace.platforms.cpu.native import REMEDY, HostCopy, Library
+from headrace.platforms.cpu.native_features import FeatureArgs, TakeRowsArgs, WidenLogitsArgs
 from headrace.platforms.cpu.native_kv import KVArgs
 from headrace.platforms.cpu.native_linear import EmbeddingArgs, GatedLinearArgs, LinearArgs, LogitsArgs
 from headrace.platforms.cpu.native_moe import MoEArgs
 from headrace.platforms.cpu.native_split import OwnArgs
 
-__all__ = ["TWINS", "Twins", "check_layouts"]
+__all__ = ["FEATURE_TWINS", "TWINS", "Twins", "check_layouts"]
 
 Twins = Mapping[str, type[ctypes.Structure]]
 """By the name of the C structure."""
@@ -44,6 +45,14 @@ TWINS: Twins = {
     "attention_args": args.AttentionArgs,
     "sample_args": args.SampleArgs,
 }
+
+
+FEATURE_TWINS: Twins = {
+    "hr_feature_args": FeatureArgs,
+    "take_rows_args": TakeRowsArgs,
+    "widen_logits_args": WidenLogitsArgs,
+}
+"""Those of operators that only drafters call: they are checked before the first call."""
 
 
 def check_layouts(library: Library, twins: Twins = TWINS) -> None:

@@ -131,6 +131,22 @@ class SimOperators:
         self.meter.charge(share * stored + (2 * x.size + 3 * pairs * down.shape[1] + router.size) * _ITEM, work)
         return _zeros(*x.shape)
 
+    def store_features(self, x: Array, batch: Batch, kv: Any, layer: int) -> Array:
+        self.meter.charge(2 * x.size * _ITEM)
+        return x
+
+    def load_features(self, batch: Batch, kv: Any, layer: int, width: int) -> Array:
+        self.meter.charge(2 * len(batch.slot_mapping) * width * _ITEM)
+        return _zeros(len(batch.slot_mapping), width)
+
+    def take_rows(self, x: Array, batch: Batch) -> Array:
+        self.meter.charge(2 * len(batch.rows) * x.shape[1] * _ITEM)
+        return _zeros(len(batch.rows), x.shape[1])
+
+    def widen_logits(self, logits: Array, columns: Any) -> Array:
+        self.meter.charge(4 * (logits.size + len(logits) * len(columns)))
+        return _zeros(len(logits), len(columns))
+
     def logits(self, x: Array, batch: Batch, head: Weight, soft_cap: float | None) -> Array:
         rows, (vocab, columns) = len(batch.rows), head.shape
         self.meter.charge(head.nbytes + rows * vocab * 4, 2.0 * rows * vocab * columns)

@@ -11,12 +11,16 @@ import torch
 from headrace.kernels.attention.static import attention
 from headrace.kernels.gated_activation.static import gated_activation
 from headrace.kernels.linear import static as dense
+from headrace.kernels.load_features.reference import load_features
 from headrace.kernels.pallaslib import torch_operators as pallas
 from headrace.kernels.resolve_tokens.static import resolve_tokens
 from headrace.kernels.rms_norm.static import add_rms_norm, rms_norm
 from headrace.kernels.rotary_cache.static import rotary_cache
 from headrace.kernels.sample.static import sample
+from headrace.kernels.store_features.static import store_features
+from headrace.kernels.take_rows.reference import take_rows
 from headrace.kernels.weight import Weight
+from headrace.kernels.widen_logits.reference import widen_logits
 
 __all__ = ["XlaOperator", "operators"]
 
@@ -49,6 +53,10 @@ def operators(dtype: str | None, kernels: str, call: Callable[..., Any]) -> Mapp
         "gated_activation": XlaOperator("xla", gated_activation),
         "logits": XlaOperator("xla", partial(dense.logits, dtype=chosen), pack),
         "sample": XlaOperator("xla", sample),
+        "store_features": XlaOperator("xla", store_features),
+        "load_features": XlaOperator("xla", load_features),
+        "take_rows": XlaOperator("xla", take_rows),
+        "widen_logits": XlaOperator("xla", widen_logits),
     }
     if kernels == "xla":
         return table

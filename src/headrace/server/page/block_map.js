@@ -75,7 +75,7 @@ export class BlockMap {
       return;
     }
     const holder = running[cell - FIRST];
-    const words = ["free", "cached, held by none", "shared by several requests", "held by a request that is not listed"];
+    const words = ["free", "cached, held by none", "shared by several requests", "held by a program or a request that is not listed"];
     this.hint.textContent = `Block ${1 + at * step}: ${cell < FIRST ? words[cell] : `held by ${holder?.id ?? "a request"}`}`;
   }
 }

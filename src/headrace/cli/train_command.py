@@ -1,0 +1,84 @@
+"""Train a head that drafts for a model, on the model's own answers to prompts made of a text."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from headrace.arguments import add_engine_options, engine_options
+from headrace.cli.logs import set_up_logging
+from headrace.errors import ConfigError
+from headrace.training.settings import METHODS, TrainingSettings, digest
+
+__all__ = ["configure", "run"]
+
+_DRAFTS = {"eagle3": 3, "mtp": 3, "dflash": 7}
+_INTERRUPTED = 130
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", help="a directory, a .gguf file or a catalogue name")
+    add("--method", required=True, choices=METHODS, help="the kind of head")
+    add("--text", required=True, type=Path, metavar="PATH", help="a UTF-8 file, or a directory of such files")
+    add("--out", required=True, type=Path, metavar="DIR", help="where the head is written: an empty directory")
+    add("--resume", action="store_true", help="go on with the training that was begun in --out")
+    add("--accept-terms", action="store_true", help="accept the terms of a model that has some")
+    group = parser.add_argument_group("training")
+    add = group.add_argument
+    add("--answers", type=int, default=2000, metavar="N", help="answers of the model; one in 16 is held out (2000)")
+    add("--answer-tokens", type=int, default=128, metavar="N", help="tokens of an answer at most (128)")
+    add("--epochs", type=int, default=2, metavar="N", help="times that each answer is trained on (2)")
+    add("--batch", type=int, default=4, metavar="N", help="answers of a step (4)")
+    add("--rate", type=float, default=6e-4, metavar="X", help="the highest learning rate (6e-4)")
+    add("--drafts", type=int, metavar="K", help="tokens of a draft (eagle3 and mtp: 3, dflash: 7)")
+    add("--draft-vocabulary", type=int, default=8192, metavar="N", help="tokens that eagle3 can draft (8192)")
+    add("--layers", type=int, default=2, metavar="N", help="layers of dflash (2)")
+    add("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (0)")
+    add_engine_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    _check(args)
+    set_up_logging(quiet=True)
+    from headrace.cli.model_fetch import fetch_model
+    from headrace.cli.training_view import terminal_view
+    from headrace.training.drafter_training import train_drafter
+    from headrace.training.text_pieces import read_texts
+
+    texts = read_texts(args.text)
+    options = engine_options(args)
+    settings = TrainingSettings(
+        model=str(fetch_model(args.model, args.accept_terms)),
+        method=args.method,
+        text=digest(texts),
+        answers=args.answers,
+        answer_tokens=args.answer_tokens,
+        epochs=args.epochs,
+        batch=args.batch,
+        drafts=args.drafts or _DRAFTS[args.method],
+        draft_vocabulary=args.draft_vocabulary,
+        layers=args.layers,
+        rate=args.rate,
+        seed=args.seed,
+        engine={name: str(value) for name, value in options.items()},
+    )
+    with terminal_view() as view:
+        finished = train_drafter(settings, texts, options, args.out, args.resume, view)
+    if not finished:
+        print(f"stopped: the same command with --resume goes on in {args.out}")
+        return _INTERRUPTED
+    print(f"written to {args.out}")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raises ConfigError for a number that is too small."""
+    for name in ("answers", "answer_tokens", "epochs", "batch", "drafts", "draft_vocabulary", "layers"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: at least 1")
+    if not 0 < args.rate < 1:
+        raise ConfigError(f"--rate {args.rate:g}: a number between 0 and 1")
+    if args.seed < 0:
+        raise ConfigError(f"--seed {args.seed}: at least 0")

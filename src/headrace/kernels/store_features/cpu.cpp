@@ -1,0 +1,23 @@
+// Writes rows of features to the cache: the first half to a layer's keys, the second to its values.
+#include "cpu.h"
+
+HR_KERNEL(store_features) {
+    const auto *a = (const hr_feature_args *)args;
+    const hr_kv *kv = &a->kv;
+    int64_t d = kv->dim, heads = 2 * kv->heads, begin, end;
+    float *row = (float *)ctx->scratch;
+    if (ctx->scratch_bytes < (d + 16) * (int64_t)sizeof(float)) {
+        *ctx->error = HR_ERROR_SCRATCH;
+        return;
+    }
+    hr_share(ctx, ctx->sizes[HR_T] * heads, 1, &begin, &end);
+    for (int64_t u = begin; u < end; u++) {
+        int64_t t = u / heads, h = u % heads, slot = a->slots[t], block = slot / kv->block_size, from = h * d;
+        if (slot < 0 || block >= kv->blocks) {
+            *ctx->error = HR_ERROR_INDEX;
+            return;
+        }
+        for (int64_t i = 0; i < d; i++) row[i] = from + i < a->width ? a->x[t * a->width + from + i] : 0.0f;
+        store(kv, h < kv->heads, block, h % kv->heads, slot % kv->block_size, row);
+    }
+}

@@ -1,0 +1,221 @@
+"""Runs programs of `headrace.lang` on an engine: in this process, or the one of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Protocol
+
+from headrace.client.api import EngineClient, GenerateRequest, Output
+from headrace.client.batch import SequenceLimiter
+from headrace.client.stops import special_stops
+from headrace.errors import EngineDead, InvalidRequest
+from headrace.lang.backend import Generated, Scores, TokenCounts
+from headrace.lang.conversation import Conversation
+from headrace.programs.token_path import PathEncoder, PathTokenizer, TokenPath
+from headrace.structured_outputs import StructuredOutputs
+from headrace.tokenization.chat_inputs import ChatInputs
+from headrace.types import SamplingParams
+
+__all__ = ["EngineBackend", "EngineRun", "ProgramTokenizer"]
+
+
+class ProgramTokenizer(PathTokenizer, Protocol):
+    """The part of a tokenizer that programs use."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    async def apply_chat_template_async(self, inputs: ChatInputs) -> str: ...
+
+
+class EngineBackend:
+    """A `lang.backend.RunScope`. Thread: the client's event loop."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: ProgramTokenizer,
+        places: SequenceLimiter,
+        *,
+        priority: int = 0,
+        salt: str = "",
+    ) -> None:
+        """`priority` and `salt` are those of every request."""
+        self.client, self.tokenizer, self.places = client, tokenizer, places
+        self.priority, self.salt = priority, salt
+        self.encoder = PathEncoder(tokenizer)
+        self._numbers = itertools.count()
+
+    def new_id(self) -> str:
+        return f"program-{id(self)}-{next(self._numbers)}"
+
+    def begin_run(self) -> EngineRun:
+        return EngineRun(self)
+
+    async def generate(
+        self,
+        conversation: Conversation,
+        sampling: Mapping[str, Any],
+        constraint: Mapping[str, Any] | None,
+        on_text: Callable[[str], None] | None,
+    ) -> Generated:
+        """As `EngineRun.generate`, for a run that keeps nothing open."""
+        run = self.begin_run()
+        try:
+            return await run.generate(conversation, sampling, constraint, on_text)
+        finally:
+            run.close()
+
+    async def score(self, conversation: Conversation, choices: Sequence[str], alone: bool) -> Scores:
+        return await self.begin_run().score(conversation, choices, alone)
+
+
+class EngineRun:
+    """A `lang.backend.RunBackend`: its sequences stay open after their generations, and the next ones go on in their
+    slots and blocks."""
+
+    def __init__(self, backend: EngineBackend) -> None:
+        self._backend = backend
+        self._open: set[str] = set()
+        self._parked: set[str] = set()
+        self._closed = False
+
+    async def generate(
+        self,
+        conversation: Conversation,
+        sampling: Mapping[str, Any],
+        constraint: Mapping[str, Any] | None,
+        on_text: Callable[[str], None] | None,
+    ) -> Generated:
+        form = None if constraint is None else StructuredOutputs.of(constraint)
+        params = self._with_special_stops(SamplingParams(**sampling, structured_outputs=form))
+        path = await self._prompt(conversation)
+        extends = path.open if path.open in self._open - self._parked else ""
+        request = self._request(path.ids, params, keep=True, extends=extends)
+        self._open.add(request.id)
+        made, ids, stop = Generated("", None), list[int](), None
+        for output in await self._outputs(request, on_text):
+            made.text += output.text
+            ids += output.token_ids
+            made.finish_reason = output.finish_reason or made.finish_reason
+            stop = output.stop_reason if output.stop_reason is not None else stop
+            made.usage = _counts(output, path.encoded) if output.usage is not None else made.usage
+            if output.logprobs is not None:
+                made.logprobs = [*(made.logprobs or []), *output.logprobs]
+        if isinstance(stop, int) and not params.include_stop_str_in_output:
+            ids = ids[:-1]
+        cut, skips = isinstance(stop, str), params.skip_special_tokens
+        made.known = self._backend.encoder.generated(path, ids, made.text, skips, cut, request.id)
+        self._release([extends])
+        return made
+
+    async def score(self, conversation: Conversation, choices: Sequence[str], alone: bool) -> Scores:
+        prefix = await self._prompt(conversation)
+        if prefix.open in self._open:
+            self._park(prefix.open)
+        ids = [self._backend.encoder.encoded(choice) for choice in choices]
+        usage = TokenCounts()
+        scored = [self._logprobs([*prefix.ids, *one], len(prefix.ids), usage) for one in ids]
+        scored += [self._logprobs(one, 0, usage) for one in ids if alone]
+        rows = await asyncio.gather(*scored)
+        usage.encoded_tokens += prefix.encoded + sum(map(len, ids))
+        known = [
+            TokenPath(prefix.text + choice, prefix.ids + tuple(one)) for choice, one in zip(choices, ids, strict=True)
+        ]
+        return Scores(rows[: len(ids)], rows[len(ids) :], usage, known)
+
+    def share(self, conversation: Conversation) -> None:
+        known = conversation.known
+        if isinstance(known, TokenPath) and known.open in self._open:
+            self._park(known.open)
+
+    def let_go(self, conversation: Conversation) -> None:
+        known = conversation.known
+        if isinstance(known, TokenPath):
+            self._release([known.open])
+
+    def close(self) -> None:
+        self._closed = True
+        self._release([*self._open])
+
+    async def _prompt(self, conversation: Conversation) -> TokenPath:
+        """The prompt as the model sees it."""
+        known = conversation.known if isinstance(conversation.known, TokenPath) else None
+        if not conversation.is_chat:
+            return self._backend.encoder.path(conversation.text, False, known)
+        going_on = bool(conversation.text)
+        inputs = ChatInputs(conversation.as_messages(), None, not going_on, going_on)
+        text = await self._backend.tokenizer.apply_chat_template_async(inputs)
+        return self._backend.encoder.path(text, True, known)
+
+    async def _logprobs(self, ids: Sequence[int], start: int, usage: TokenCounts) -> list[float]:
+        """The log-probability of each token from `start` on, behind those before it; 0 for the first of all."""
+        params = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=start)
+        found: list[float] = []
+        for output in await self._outputs(self._request(ids, params), None):
+            found += [entry.logprob or 0.0 for entry in (output.prompt_logprobs or ())[start:]]
+            if output.finish_reason is not None:
+                usage.add(_counts(output, 0))
+        return found
+
+    def _request(
+        self, ids: Sequence[int], params: SamplingParams, keep: bool = False, extends: str = ""
+    ) -> GenerateRequest:
+        backend = self._backend
+        return GenerateRequest(
+            backend.new_id(),
+            tuple(ids),
+            params,
+            priority=backend.priority,
+            salt=backend.salt,
+            keep=keep,
+            extends=extends,
+        )
+
+    async def _outputs(self, request: GenerateRequest, on_text: Callable[[str], None] | None) -> list[Output]:
+        """All pieces of an answer. Cancelling aborts the request."""
+        found: list[Output] = []
+        taken = await self._backend.places.acquire(1)
+        try:
+            async with aclosing(self._backend.client.generate(request)) as outputs:  # type: ignore[type-var]
+                async for output in outputs:
+                    if output.request_fault:
+                        raise InvalidRequest(output.error or "the request contradicts itself")
+                    if output.finish_reason in ("error", "abort"):
+                        raise EngineDead(output.error or "the engine was closed")
+                    found.append(output)
+                    if on_text is not None and output.text:
+                        on_text(output.text)
+        finally:
+            self._backend.places.release(taken)
+            if self._closed:
+                self._release([request.id])
+        return found
+
+    def _park(self, name: str) -> None:
+        if name not in self._parked:
+            self._parked.add(name)
+            self._backend.client.park(name)
+
+    def _release(self, names: Sequence[str]) -> None:
+        known = [name for name in names if name in self._open]
+        if known:
+            self._open.difference_update(known)
+            self._parked.difference_update(known)
+            self._backend.client.release(known)
+
+    def _with_special_stops(self, params: SamplingParams) -> SamplingParams:
+        """As `LLM.generate`: a special token whose text is a stop string stops, too."""
+        if not params.stop or not params.skip_special_tokens:
+            return params
+        found = special_stops(params.stop, self._backend.tokenizer)
+        return replace(params, stop_token_ids=params.stop_token_ids + found) if found else params
+
+
+def _counts(output: Output, encoded: int) -> TokenCounts:
+    found = output.usage
+    counts = (0, 0, 0) if found is None else (found.prompt_tokens, found.completion_tokens, found.cached_tokens)
+    return TokenCounts(*counts, 1, encoded)

@@ -1,0 +1,34 @@
+"""A route of the server, as a row of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.server.context import Context
+from headrace.server.error_forms import Family
+
+__all__ = ["Route", "RouteSpec"]
+
+Route = Callable[[Context, Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSpec:
+    """The body types are for the OpenAPI document alone: the routes parse and encode bodies themselves."""
+
+    method: str
+    path: str
+    route: Route
+    summary: str
+    request: type | None = None
+    reply: type | None = None
+    chunk: type | None = None
+    """The data of each event or line, if the answer can be streamed."""
+    media: str = "application/json"
+    stream_media: str = "text/event-stream"
+    family: Family = "openai"
+    """Decides the form of errors."""

@@ -1,0 +1,100 @@
+"""Makes an untrained head for a target."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.errors import ConfigError
+from headrace.models.decoder import DecoderWeights
+from headrace.tokenization.tokenizer import Tokenizer
+from headrace.training.answers import Answer
+from headrace.training.dflash_head import DFlashHead
+from headrace.training.eagle3_head import Eagle3Head
+from headrace.training.head_layers import HeadShape
+from headrace.training.mtp_head import MTPHead
+from headrace.training.settings import TrainingSettings
+from headrace.training.training_head import TargetTables, TrainingHead
+
+__all__ = ["draft_vocabulary", "last_layer", "make_head", "tables_of", "unused_token"]
+
+Tensor = torch.Tensor
+
+
+def make_head(
+    settings: TrainingSettings,
+    checkpoint: Checkpoint,
+    weights: DecoderWeights,
+    answers: Sequence[Answer],
+    tokenizer: Tokenizer,
+) -> TrainingHead:
+    """The head of `settings.method`. `weights`: the target's, as the checkpoint stores them."""
+    shape = HeadShape.of(checkpoint.decoder_config)
+    tables = tables_of(checkpoint, weights)
+    generator = torch.Generator().manual_seed(settings.seed)
+    head: TrainingHead
+    if settings.method == "eagle3":
+        ids = draft_vocabulary(answers, min(settings.draft_vocabulary, shape.vocab), shape.vocab)
+        head = Eagle3Head(shape, tables, ids, settings.drafts, generator)
+    elif settings.method == "mtp":
+        head = MTPHead(shape, tables, settings.drafts, generator)
+    else:
+        mask = unused_token(answers, tokenizer, checkpoint.eos_token_ids)
+        head = DFlashHead(shape, tables, settings.drafts, settings.layers, mask, generator)
+    known = last_layer(checkpoint, weights)
+    if known is not None:
+        head.warm_start(known)
+    return head
+
+
+def tables_of(checkpoint: Checkpoint, weights: DecoderWeights) -> TargetTables:
+    config = checkpoint.decoder_config
+    embedding = weights.embedding.dequantize()[: config.vocab]
+    head = embedding if weights.head is weights.embedding else weights.head.dequantize()[: config.vocab]
+    return TargetTables(embedding * config.embedding_scale, head, config.logits_soft_cap)
+
+
+def draft_vocabulary(answers: Sequence[Answer], size: int, vocab: int) -> Tensor:
+    """int64 [size], ascending: the most frequent tokens of the answers, then those of the prompts, then the lowest."""
+    counts = Counter[int]()
+    prompts = Counter[int]()
+    for one in answers:
+        counts.update(one.tokens)
+        prompts.update(one.prompt)
+    order = sorted(range(vocab), key=lambda token: (-counts[token], -prompts[token], token))
+    return torch.tensor(sorted(order[:size]))
+
+
+def unused_token(answers: Sequence[Answer], tokenizer: Tokenizer, ends: Sequence[int]) -> int:
+    """A special token that no prompt or answer has. Raises ConfigError if there is none."""
+    used = {token for one in answers for token in (*one.prompt, *one.tokens)} | {*ends, *tokenizer.eos_token_ids}
+    free = [token for token in tokenizer.special_ids if token not in used]
+    if not free:
+        raise ConfigError("--method dflash needs a special token that no text has, and the tokenizer has none")
+    return max(free)
+
+
+def last_layer(checkpoint: Checkpoint, weights: DecoderWeights) -> Mapping[str, Tensor] | None:
+    """The last layer's tensors by a Llama checkpoint's names, and the last norm as `norm.weight`; None if it is no
+    plain Llama layer."""
+    config, layer = checkpoint.decoder_config, weights.layers[-1]
+    plain = not (config.qk_norm or config.sandwich_norm or config.qkv_bias or config.output_bias or config.mlp_bias)
+    if not plain or layer.router is not None or config.activation != "silu":
+        return None
+    q, kv = config.num_q_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    qkv = layer.qkv.dequantize()
+    parts = {"q": qkv[:q], "k": qkv[q : q + kv], "v": qkv[q + kv :]}
+    gate, up = layer.gate_up.dequantize().chunk(2)
+    return {
+        **{f"self_attn.{name}_proj.weight": part for name, part in parts.items()},
+        "self_attn.o_proj.weight": layer.output.dequantize(),
+        "mlp.gate_proj.weight": gate,
+        "mlp.up_proj.weight": up,
+        "mlp.down_proj.weight": layer.down.dequantize(),
+        "input_layernorm.weight": layer.input_norm,
+        "post_attention_layernorm.weight": layer.mlp_norm,
+        "norm.weight": weights.norm,
+    }

@@ -1,0 +1,97 @@
+"""What the trainer knows of a head: its loss and its drafts for one answer, and what of it is published."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headrace.kernels.logits.reference import soft_capped
+from headrace.kernels.sample.philox import gumbel
+from headrace.kernels.sample.reference import GREEDY_BELOW
+
+__all__ = ["Example", "TargetTables", "TrainingHead", "cross_entropy", "pick"]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """An answer with what the target computes for it. Position i holds token i, and `final[i]` gives the distribution
+    of token i + 1."""
+
+    tokens: Tensor
+    """int64 [T]: the prompt, then the answer, which are the target's own samples."""
+    prompt: int
+    """The tokens of the prompt."""
+    features: Tensor
+    """float32 [T, m H]: the hidden states of the head's capture points, side by side."""
+    final: Tensor
+    """float32 [T, H]: after the last norm."""
+    temperature: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTables:
+    """Tables of the target that heads read and never change, float32 [vocab, H]."""
+
+    embedding: Tensor
+    """With the family's scale."""
+    head: Tensor
+    soft_cap: float | None
+
+    def logits(self, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
+        """[T, vocab], or of the tokens `rows` alone."""
+        return soft_capped(hidden @ (self.head if rows is None else self.head[rows]).T, self.soft_cap)
+
+
+class TrainingHead(nn.Module, ABC):
+    """A head. Its parameters have the names that are published, up to the prefix of `tensors`."""
+
+    method: str
+    points: tuple[int, ...]
+    """The capture points of its features: 0 is the embedding, n the residual stream after n layers."""
+    drafts: int
+    """Tokens of a draft."""
+
+    @abstractmethod
+    def loss(self, example: Example, generator: torch.Generator) -> tuple[Tensor, float]:
+        """(the sum of the weighted losses, the sum of the weights)."""
+
+    @abstractmethod
+    def agreement(self, example: Example) -> Tensor:
+        """bool [R, drafts]: whether each draft from R places of the answer equals the target's own sample, given that
+        all drafts before it do."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What model.safetensors holds, by the published names."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What config.json holds."""
+
+    @abstractmethod
+    def warm_start(self, layers: Mapping[str, Tensor]) -> None:
+        """Start from the weights of a layer of the target, by their names in a checkpoint."""
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """[R]: of the draft's distribution against the target's, both given as logits [R, V]."""
+    return -(target.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+
+
+def pick(logits: Tensor, ids: Tensor | None, positions: Tensor, example: Example) -> Tensor:
+    """int64 [R]: the tokens that a drafter chooses for `positions` [R], by the draw that the target has there.
+
+    `ids` [Vd]: the token of each column; None: the column itself.
+    """
+    if example.temperature >= GREEDY_BELOW and len(logits):
+        vocab = logits.shape[1] if ids is None else int(ids.max()) + 1
+        noise = gumbel(torch.full_like(positions, example.seed), positions, vocab)
+        logits = logits / example.temperature + (noise if ids is None else noise[:, ids])
+    choice = logits.argmax(-1)
+    return choice if ids is None else ids[choice]
