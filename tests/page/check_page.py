@@ -23,7 +23,7 @@ PATIENCE = 30_000  # milliseconds
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        path = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+        path = os.environ.get("CHROMIUM") or None
         found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield found
         found.close()

@@ -1,5 +1,5 @@
 // Markdown as a tree of plain objects. The dialect is what models write: headings, paragraphs, lists, tables, quotes, code
-// and links. HTML is text like any other. Work is linear in the length of the text, up to the depth of its nesting.
+// and links. HTML is text like any other. Nesting and look-ahead are limited, so that no text takes long to read.
 
 const DEEPEST = 8;
 const FENCE = /^( {0,3})(`{3,}|~{3,})\s*([^`\s]*)[^`]*$/;
@@ -238,7 +238,7 @@ class Inline {
     return at + 1;
   }
 
-  /** The next place of a marker. One that is missing once is not searched again, which keeps the work linear. */
+  /** The next place of a marker. One that is missing once is not searched again. */
   #find(marker, from) {
     if (this.#missing.has(marker)) return -1;
     const at = this.text.indexOf(marker, from);
