@@ -7,6 +7,8 @@ import { MessageView } from "./message_view.js";
 import { requestBody } from "./settings.js";
 
 const NEAR = 80; // pixels from the end at which the view follows the text
+/** Answers at once: a browser has six connections to a server, and the page needs some for itself. */
+const MOST = 4;
 const SAVE = 1000; // milliseconds between two saves of a growing answer
 
 export class Chat extends EventTarget {
@@ -70,13 +72,13 @@ export class Chat extends EventTarget {
       edit: (message, text) => this.#edit(message, text),
       continue_: (message) => this.#continue(message),
       version: (message, at) => this.#version(message, at),
-      result: () => this.#next(),
+      result: () => this.#mayStart() && this.#next(),
     };
   }
 
   /** Send a message. False if it can't be sent now. */
   send(text, images) {
-    if (this.busy) return false;
+    if (!this.#mayStart()) return false;
     if (openCalls(this.conversation).length) {
       this.notify("The answer waits for the results of its calls.");
       this.log.querySelector("textarea.result")?.focus();
@@ -88,6 +90,11 @@ export class Chat extends EventTarget {
     messages.push(userMessage(text, images));
     this.#next();
     return true;
+  }
+
+  #mayStart() {
+    if (this.#runs.size >= MOST) this.notify(`${MOST} answers are being generated: wait for one of them.`);
+    return !this.busy && this.#runs.size < MOST;
   }
 
   stop() {
@@ -102,7 +109,7 @@ export class Chat extends EventTarget {
   }
 
   #regenerate(message) {
-    if (this.busy) return;
+    if (!this.#mayStart()) return;
     this.#cut(this.conversation.messages.indexOf(message) + 1);
     if (answerOf(message).status === "failed" && !answerOf(message).content) message.versions.splice(message.at, 1);
     message.versions.push(newAnswer());
@@ -113,7 +120,7 @@ export class Chat extends EventTarget {
   }
 
   #edit(message, text) {
-    if (this.busy) return;
+    if (!this.#mayStart()) return;
     if (message.role === "assistant") {
       const answer = answerOf(message);
       answer.content = text;
@@ -129,7 +136,7 @@ export class Chat extends EventTarget {
   }
 
   #continue(message) {
-    if (this.busy) return;
+    if (!this.#mayStart()) return;
     this.#cut(this.conversation.messages.indexOf(message) + 1);
     Object.assign(answerOf(message), { status: "streaming", finish: null, error: null, counted: null });
     this.#generate(message, { add_generation_prompt: false, continue_final_message: true });
