@@ -37,6 +37,15 @@ __all__ = [
 
 DRAFT = "draft"
 """The method of speculation whose drafts come from a model."""
+EAGLE3, MTP = "eagle3", "mtp"
+"""The methods whose drafts come from a head that reads the model's hidden states."""
+WITH_CHECKPOINT = {
+    DRAFT: ("draft:MODEL", "a model"),
+    "dflash": ("dflash:CHECKPOINT", "a drafter"),
+    "dspark": ("dspark:CHECKPOINT", "a drafter"),
+    EAGLE3: ("eagle3:CHECKPOINT", "a draft head"),
+}
+"""Methods that load a checkpoint: how they are written, and what they need."""
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "float8_e4m3"]
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -146,9 +155,10 @@ class SchedulerConfig(Frozen):
     max_waiting: int = Field(default=4096, ge=1, description="Requests that may wait; one more is refused with 503.")
     speculate: str | None = Field(
         default=None,
-        description="Speculative decoding: ngram, suffix, draft:MODEL with a smaller model of the same vocabulary, or "
-        "the name that a plugin offers. Answers stay the same. Default: only requests with a prediction are "
-        "speculated.",
+        description="Speculative decoding: ngram, suffix, draft:MODEL with a smaller model of the same vocabulary, "
+        "eagle3:CHECKPOINT, dflash:CHECKPOINT or dspark:CHECKPOINT with a drafter trained for the model, mtp with the "
+        "head in the model's own checkpoint, or the name that a plugin offers. Answers stay the same. Default: only "
+        "requests with a prediction are speculated.",
         json_schema_extra=unit("method"),
     )
 
@@ -156,22 +166,23 @@ class SchedulerConfig(Frozen):
     @classmethod
     def _method(cls, text: str | None) -> str | None:
         method, colon, checkpoint = (text or "").partition(":")
-        if method == DRAFT and not checkpoint:
-            raise ValueError("the method draft needs a model: write it as draft:MODEL, with a name or a path")
-        if colon and method != DRAFT:
+        if method in WITH_CHECKPOINT and not checkpoint:
+            form, what = WITH_CHECKPOINT[method]
+            raise ValueError(f"the method {method} needs {what}: write it as {form}, with a name or a path")
+        if colon and method not in WITH_CHECKPOINT:
             raise ValueError(f"the method {method} takes no checkpoint: leave out {colon}{checkpoint}")
         return text
 
     @property
     def draft_model(self) -> str | None:
-        """Name or path of the model that drafts; None without one."""
+        """Name or path of the checkpoint that drafts; None without one."""
         method, _, checkpoint = (self.speculate or "").partition(":")
-        return checkpoint if method == DRAFT else None
+        return checkpoint if method in WITH_CHECKPOINT else None
 
     def with_draft_model(self, find: Callable[[str], Path]) -> SchedulerConfig:
-        """The same with the path of the draft model, which `find` gets from its name."""
-        name = self.draft_model
-        return self if name is None else self.model_copy(update={"speculate": f"{DRAFT}:{find(name)}"})
+        """The same with the path of what drafts, which `find` gets from its name."""
+        name, method = self.draft_model, (self.speculate or "").partition(":")[0]
+        return self if name is None else self.model_copy(update={"speculate": f"{method}:{find(name)}"})
 
 
 class DeviceConfig(Frozen):
@@ -236,8 +247,8 @@ class ServerConfig(Frozen):
 
     state_dir: str | None = Field(
         default=None,
-        description="Folder for the responses that clients ask to keep: at most 10,000, 1 GiB and 30 days. Default: "
-        "none are kept.",
+        description="Folder for what clients ask to keep: responses (at most 10,000, 1 GiB and 30 days), files (at "
+        "most 10,000 and 10 GiB) and batches. Default: nothing is kept.",
         json_schema_extra=unit("path"),
     )
 

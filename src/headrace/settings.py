@@ -11,11 +11,11 @@ from typing import Any
 
 from headrace.errors import CheckpointError, UnsupportedModel, excerpt
 
-__all__ = ["LARGEST_ID", "MOST_POSITIONS", "WIDEST_HEAD", "Settings", "same"]
+__all__ = ["LARGEST_ID", "MOST_LAYERS", "MOST_POSITIONS", "WIDEST_HEAD", "Settings", "same"]
 
 _LARGEST = 1 << 31
 _HUGE = 1e30
-_MOST_LAYERS = 10_000
+MOST_LAYERS = 10_000
 LARGEST_ID = _LARGEST - 1
 """The largest token id."""
 MOST_POSITIONS = 1 << 24
@@ -40,7 +40,7 @@ class Settings:
 
     def layers(self, key: str) -> int:
         """A number of layers, less than ten thousand, because lists of that length are allocated."""
-        return self.integer(key, most=_MOST_LAYERS)
+        return self.integer(key, most=MOST_LAYERS)
 
     def integer(self, key: str, default: int | None = None, most: int = _LARGEST - 1) -> int:
         """A positive int, at most `most`."""
@@ -56,7 +56,7 @@ class Settings:
         value = self._present(key, default)
         if not isinstance(value, bool) and isinstance(value, int) and value == 0:
             return 0
-        return self.integer(key, default, _MOST_LAYERS)
+        return self.integer(key, default, MOST_LAYERS)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A float that is valid for arithmetic: finite, and far from the limits of float32."""

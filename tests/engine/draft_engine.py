@@ -58,9 +58,9 @@ class Built:
     @property
     def counts(self) -> AcceptanceCounts:
         """Of the last engine's drafts by the model."""
-        found = AcceptanceCounts()
+        found, blocks = AcceptanceCounts(), self.engines[-1].blocks
         for method in self.engines[-1].core.stats().speculation.methods:
-            if method.method == "draft":
+            if method.method == ("draft" if blocks is None else blocks.method):
                 found.rounds, found.drafted, found.accepted = method.rounds, sum(method.drafted), sum(method.accepted)
         return found
 
@@ -85,7 +85,7 @@ def watch(patch: pytest.MonkeyPatch, eager: bool = True) -> Built:
     patch.setattr(startup, "build_on", build)
     if eager:
         patch.setattr(model_speculator, "_FUNDS", math.inf)
-        patch.setattr(startup, "ModelSpeculator", lambda model: ModelSpeculator(model, policy=EagerPolicy(7)))
+        patch.setattr(startup, "ModelSpeculator", lambda *args: ModelSpeculator(*args, policy=EagerPolicy(7)))
     return built
 
 

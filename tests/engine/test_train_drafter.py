@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,8 +13,11 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+from draft_engine import watch
+from engine_harness import alone, engine, idle, request, together
 from safetensors.torch import load_file
 from server_harness import VOCAB
+from test_engine_bits import same
 
 from headrace.cli import training_view
 from headrace.cli.main import main
@@ -209,3 +213,19 @@ def test_a_training_with_other_options_is_not_gone_on_with(
 ) -> None:
     base = ["--method", "eagle3", "--text", str(text), "--out", str(trained / "eagle3"), *SIZES, "--resume"]
     assert "--seed was 0 when the training was begun, and is 4 now" in wrong(capsys, tiny_llama, [*base, "--seed", "4"])
+
+
+def test_an_engine_drafts_with_the_trained_block_drafter(
+    trained: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = watch(monkeypatch)
+    requests = [request([ord(char) for char in f"Line {at} has"], f"t{at}", max_tokens=24) for at in range(6)]
+    expected = alone(tiny_llama, requests)
+
+    async def main() -> None:
+        async with engine(tiny_llama, speculate=f"dflash:{trained / 'dflash'}") as client:
+            same(await together(client, requests), expected)
+            await idle(client)
+
+    asyncio.run(main())
+    assert built.counts.drafted > 20

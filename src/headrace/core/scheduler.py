@@ -185,7 +185,7 @@ class Scheduler:
                 seq = decodes.seqs[at]
                 if seq.slot >= 0:
                     self._cache.commit_blocks(seq, self._committed)
-        for chunk in launched.chunks:
+        for chunk in launched.settled(result):
             if chunk.seq.epoch == chunk.epoch:
                 try:
                     deltas.extend(self._commit_chunk(chunk, tokens, result))
@@ -259,7 +259,7 @@ class Scheduler:
         """Allocate blocks for tokens that are known since the last step; preempt if there is none. This runs before the
         decodes of the step are fixed, because one of them may be preempted."""
         for seq in self._running.growing():
-            while seq.slot >= 0 and seq.blocks < blocks_for(len(seq.tokens), self.config.block_size):
+            while seq.slot >= 0 and seq.blocks < blocks_for(self._running.most_known(seq), self.config.block_size):
                 if not self._cache.grow(seq):
                     self._make_room()
 

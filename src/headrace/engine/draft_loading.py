@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from headrace.config import CacheConfig, Config, Resolved, resolve
+from headrace.config import DRAFT, CacheConfig, Config, Resolved, resolve
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.draft_model import DraftModel
 from headrace.engine.rank_loading import LoadedRank, load_rank
@@ -44,6 +44,10 @@ class DraftCheckpoint:
     config: Config
     layout: KVLayout
     """Of its cache, which has as many blocks as the target's."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self.checkpoint.total_bytes
 
     def load(
         self, device: Device, target: Resolved, progress: Progress, busy_seconds: Callable[[], float] | None
@@ -96,7 +100,7 @@ def find_draft(config: Config, target: Checkpoint, device: Device) -> DraftCheck
     `open_checkpoint`, `load_tokenizer` and `resolve` raise.
     """
     path = config.scheduler.draft_model
-    if path is None:
+    if path is None or config.scheduler.speculate != f"{DRAFT}:{path}":
         return None
     if config.parallel.tensor_parallel_size > 1:
         raise ConfigError(

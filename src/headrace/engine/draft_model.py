@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from headrace.core import Scheduler
+from headrace.core.drafts import DraftRow
 from headrace.engine.core_loop import PendingStep, StepRunner
 from headrace.errors import DeviceLost, HeadraceError
 from headrace.speculation.model_speculator import NEAR, ModelDrafts
@@ -64,6 +65,7 @@ class DraftModel:
     ) -> None:
         """`busy_seconds`: the device's counter of its working time. `isolated`: sequences share no cached prefixes."""
         self.cost = StepCost()
+        self.block = 0
         self.scheduler = scheduler
         self.failures = 0
         self.wall = self.busy = 0.0
@@ -92,6 +94,9 @@ class DraftModel:
     def begin(self, request: Request) -> None:
         """Take up a sequence."""
         self._sequences[request.id] = _Known(request, list(request.prompt))
+
+    def place(self, row: DraftRow) -> None:
+        """Its cache has block tables of its own."""
 
     def extend(self, sequence: str, tokens: Sequence[int]) -> None:
         self._sequences[sequence].tokens += tokens

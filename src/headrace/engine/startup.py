@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.config import Config, Resolved, resolve
 from headrace.core import CoreConfig, Scheduler
+from headrace.engine.block_loading import BlockDraft, find_block_draft
+from headrace.engine.block_model import BlockDraftModel
 from headrace.engine.core_loop import EngineCore
 from headrace.engine.draft_loading import DraftCheckpoint, LoadedDraft, find_draft
 from headrace.engine.drafting import Drafting
+from headrace.engine.head_drafter import HeadDrafter
+from headrace.engine.head_loading import HeadSource, find_head
 from headrace.engine.plans import dummy_plan
-from headrace.engine.rank_loading import LoadedRank, load_rank, open_rank
+from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_rank
 from headrace.engine.ranks.leader import COMMAND, Followers
 from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
 from headrace.engine.runner import Runner
@@ -50,7 +54,11 @@ class Engine:
     """The other ranks; none for a model on one device."""
     grammars: GrammarCompiler
     draft: LoadedDraft | None = None
-    """The model that drafts, if any."""
+    """The model of its own that drafts, if any."""
+    blocks: BlockDraftModel | None = None
+    """The block drafter, if any."""
+    head: HeadDrafter | None = None
+    """The draft head, if any."""
 
     @property
     def device(self) -> Device:
@@ -115,16 +123,20 @@ def build_on(
     # Unknown names are refused before anything is loaded.
     make_backend = find_backend(config.model.grammar_backend)
     found = find_draft(config, checkpoint, device)
-    if found is None:
+    block, head = find_block_draft(config, checkpoint, device), find_head(config, checkpoint, device)
+    if found is None and block is None and head is None:
         find_drafter(_method(config))
     resolved, reasons = _resolve(
-        config, checkpoint, device, f"{platform} device {config.device.index}", followers.size, found
+        config, checkpoint, device, f"{platform} device {config.device.index}", followers.size, found or block or head
     )
     progress("ranks", 0.0)
     followers.await_all(Opened)
     sizes = _sizes(resolved)
     followers.send(sizes)
-    own = load_rank(config, checkpoint, device, Shard(0, followers.size), sizes, progress)
+    reader = block or head
+    if reader is not None:
+        reader.max_model_len = resolved.max_model_len
+    own = load_rank(config, checkpoint, device, Shard(0, followers.size), sizes, progress, reader)
     followers.await_all(Loaded)
     runner = followers.runner(own.runner)
     progress("first step", 0.0)
@@ -134,7 +146,9 @@ def build_on(
     vocab = checkpoint.decoder_config.vocab
     grammars = GrammarCompiler(lambda: open_backend(make_backend, checkpoint.path, vocab, checkpoint.eos_token_ids))
     draft = None if found is None else found.load(device, resolved, progress, busy_seconds(device))
-    drafting = _drafting(config, draft)
+    blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
+    heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
+    drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
     core = EngineCore(
         Scheduler(_core_config(config, resolved, vocab), drafting),
         runner,
@@ -145,7 +159,8 @@ def build_on(
         grammars=grammars,
         drafting=drafting,
     )
-    return Engine(core, _engine_info(checkpoint, platform, resolved, vocab, reasons), own, followers, grammars, draft)
+    info = _engine_info(checkpoint, platform, resolved, vocab, reasons)
+    return Engine(core, info, own, followers, grammars, draft, blocks, heads)
 
 
 def _method(config: Config) -> str:
@@ -153,11 +168,17 @@ def _method(config: Config) -> str:
     return config.scheduler.speculate or "predicted"
 
 
-def _drafting(config: Config, draft: LoadedDraft | None) -> Drafting:
+def _drafting(
+    config: Config, draft: LoadedDraft | None, blocks: BlockDraftModel | None, head: HeadDrafter | None, on_device: bool
+) -> Drafting:
     if draft is not None:
         return Drafting(ModelSpeculator(draft.model), model=draft.model)
+    if blocks is not None:
+        return Drafting(ModelSpeculator(blocks, blocks.method, blocks.drafts), model=blocks)
+    if head is not None:
+        return Drafting(ModelSpeculator(head, head.method), model=head)
     drafter = GuardedDrafter(make_drafter(_method(config)))
-    return Drafting(Speculator(drafter), predicted_only=config.scheduler.speculate is None)
+    return Drafting(Speculator(drafter), predicted_only=config.scheduler.speculate is None, on_device=on_device)
 
 
 def busy_seconds(device: Device) -> Callable[[], float] | None:
@@ -167,10 +188,15 @@ def busy_seconds(device: Device) -> Callable[[], float] | None:
 
 
 def _resolve(
-    config: Config, checkpoint: Checkpoint, device: Device, name: str, size: int, draft: DraftCheckpoint | None
+    config: Config,
+    checkpoint: Checkpoint,
+    device: Device,
+    name: str,
+    size: int,
+    draft: DraftCheckpoint | BlockDraft | HeadSource | None,
 ) -> tuple[Resolved, list[str]]:
     """The choices for every rank, from the free memory of rank 0, which ranks of one host share. A draft model's
-    weights and cache take their part."""
+    or head's weights and cache take their part."""
     capabilities, (free, _) = device.capabilities(), device.memory()
     if capabilities.host_memory:
         free = max(0, free - checkpoint.total_bytes) // size
@@ -178,7 +204,7 @@ def _resolve(
         free = max(0, free - checkpoint.total_bytes // size)
     beside = None
     if draft is not None:
-        free, beside = max(0, free - draft.checkpoint.total_bytes), draft.layout
+        free, beside = max(0, free - draft.total_bytes), draft.layout
     resolved, reasons = resolve(config, capabilities, checkpoint.facts(Shard(0, size)), free, name, beside)
     if size > 1:
         reasons.append(f"{size} ranks, each with its part of every layer")

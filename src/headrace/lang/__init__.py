@@ -18,11 +18,11 @@ from headrace.lang.calls import call, join, list_of, mode, new_state, require
 from headrace.lang.check import CheckReport, Problem, check
 from headrace.lang.control import else_, for_, if_, while_
 from headrace.lang.forks import Branch, fork
-from headrace.lang.openai_endpoint import Server, server
 from headrace.lang.plan import Plan, decode_plan, encode_plan, plan_id, plan_schema
 from headrace.lang.plan_graph import plan_graph
 from headrace.lang.program import Program, Static, out, program
 from headrace.lang.running import LoadedPlan, RunEvent, RunResult, load_plan
+from headrace.lang.server_source import Server, server
 from headrace.lang.state import GenPart, MessagePart, SelectPart, State, gen_part, message_part, select_part
 from headrace.lang.values import Value
 

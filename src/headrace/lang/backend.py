@@ -9,7 +9,17 @@ from typing import Any, Protocol, runtime_checkable
 
 from headrace.lang.conversation import Conversation
 
-__all__ = ["Backend", "Generated", "ModelSource", "RunBackend", "RunScope", "Scores", "TokenCounts"]
+__all__ = [
+    "Backend",
+    "Generated",
+    "ModelSource",
+    "PlanReply",
+    "PlanRunner",
+    "RunBackend",
+    "RunScope",
+    "Scores",
+    "TokenCounts",
+]
 
 
 @dataclass(slots=True)
@@ -87,6 +97,35 @@ class RunBackend(Backend, Protocol):
 
     def close(self) -> None:
         """The run has ended: let go of everything."""
+
+
+@dataclass(slots=True)
+class PlanReply:
+    """The result of a plan that was run elsewhere."""
+
+    outputs: dict[str, Any]
+    messages: list[dict[str, str]]
+    text: str
+    usage: TokenCounts
+    nodes: list[Any]
+
+
+@runtime_checkable
+class PlanRunner(Protocol):
+    """A backend that may run whole plans."""
+
+    runs_plans: bool
+
+    async def run_plan(
+        self,
+        plan: Any,
+        inputs: Mapping[str, Any],
+        tools: Mapping[str, Callable[..., Any]],
+        seed: int | None,
+        on_text: Callable[[str, tuple[int, ...], str], None] | None,
+        on_value: Callable[[str, tuple[int, ...], Any], None] | None,
+    ) -> PlanReply:
+        """Run a checked plan. Cancelling ends the run."""
 
 
 class ModelSource(Protocol):

@@ -33,12 +33,14 @@ class ServerKind:
     """The field `whitespace` of a constraint."""
     scores_from: bool = False
     """The field `prompt_logprobs_start`."""
+    plans: bool = False
+    """Maybe `/v1/programs`."""
 
 
 KINDS: Mapping[str, ServerKind] = {
     kind.name: kind
     for kind in (
-        ServerKind("headrace", True, True, True, True, True, True, True),
+        ServerKind("headrace", True, True, True, True, True, True, True, True),
         ServerKind("vllm", True, True, True, True),
         ServerKind("openai"),
     )

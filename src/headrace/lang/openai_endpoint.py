@@ -10,83 +10,35 @@ from typing import Any
 
 import httpx
 
-from headrace.errors import ConfigError, EngineDead, HeadraceError, InvalidRequest, Overloaded, ProgramError, excerpt
+from headrace.errors import EngineDead, HeadraceError, InvalidRequest, Overloaded, ProgramError, excerpt
 from headrace.lang.backend import Generated, Scores, TokenCounts
 from headrace.lang.conversation import Conversation
 from headrace.lang.openai_bodies import KINDS, ServerKind, generation_body
 
-__all__ = ["HttpBackend", "Server", "server"]
+__all__ = ["HttpBackend", "events_of"]
 
-_TIMEOUT = 600.0
-"""Seconds without a received byte, at most."""
 _FULL = (429, 503)
 _TRIES, _LONGEST_PAUSE = 5, 10.0
 """Tries of a request while the server is full, and the most seconds between two."""
-
-
-class Server:
-    """A server, for `on=`. `kind` is `headrace`, `vllm` or `openai`; None: as the server's list of models says."""
-
-    def __init__(
-        self,
-        url: str,
-        model: str | None = None,
-        *,
-        api_key: str | None = None,
-        kind: str | None = None,
-        concurrency: int = 64,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        if kind is not None and kind not in KINDS:
-            raise ConfigError(f"`kind` is one of {', '.join(KINDS)}, got {excerpt(kind)}")
-        self._base = _address(url)
-        self._model, self._key, self._kind = model, api_key, kind
-        self._concurrency, self._transport = concurrency, transport
-
-    @contextlib.asynccontextmanager
-    async def open_backend(self) -> AsyncIterator[HttpBackend]:
-        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
-        limits = httpx.Limits(max_connections=self._concurrency)
-        timeout = httpx.Timeout(_TIMEOUT, pool=None)
-        async with httpx.AsyncClient(
-            headers=headers, timeout=timeout, limits=limits, transport=self._transport, base_url=self._base
-        ) as client:
-            backend = HttpBackend(client, self._base)
-            await backend.connect(self._model, self._kind)
-            yield backend
-
-
-def server(
-    url: str,
-    model: str | None = None,
-    *,
-    api_key: str | None = None,
-    kind: str | None = None,
-    concurrency: int = 64,
-    transport: httpx.AsyncBaseTransport | None = None,
-) -> Server:
-    """A server with OpenAI's API, for `on=`. `model`: default is the first that it lists. At most `concurrency`
-    requests are sent at once. `transport` is httpx's, for tests. Raises ConfigError for a wrong address."""
-    return Server(url, model, api_key=api_key, kind=kind, concurrency=concurrency, transport=transport)
 
 
 class HttpBackend:
     """A `backend.Backend`."""
 
     def __init__(self, client: httpx.AsyncClient, url: str) -> None:
-        self._client, self._url = client, url
+        self._client, self.url = client, url
         self._model = ""
-        self._kind: ServerKind = KINDS["openai"]
+        self.kind: ServerKind = KINDS["openai"]
 
     async def connect(self, model: str | None, kind: str | None) -> None:
         """Find out the model and the kind of the server, as far as they are not given."""
         if model is None or kind is None:
-            with self._reading():
+            with self.reading():
                 listed = (await self._json("GET", "/v1/models", None))["data"]
                 mine = next((one for one in listed if one["id"] == model), listed[0])
                 model = mine["id"] if model is None else model
                 kind = str(mine.get("owned_by")) if kind is None else kind
-        self._model, self._kind = model, KINDS.get(kind, KINDS["openai"])
+        self._model, self.kind = model, KINDS.get(kind, KINDS["openai"])
 
     async def generate(
         self,
@@ -95,17 +47,17 @@ class HttpBackend:
         constraint: Mapping[str, Any] | None,
         on_text: Callable[[str], None] | None,
     ) -> Generated:
-        path, body = generation_body(self._kind, conversation, sampling, constraint)
+        path, body = generation_body(self.kind, conversation, sampling, constraint)
         if on_text is not None:
             return await self._streamed(path, body, conversation.is_chat, on_text)
-        with self._reading():
+        with self.reading():
             answer = await self._json("POST", path, {"model": self._model, **body})
             choice = answer["choices"][0]
             text = (choice["message"]["content"] if conversation.is_chat else choice["text"]) or ""
             return Generated(text, choice.get("finish_reason"), _usage(answer.get("usage")), choice.get("logprobs"))
 
     async def score(self, conversation: Conversation, choices: Sequence[str], alone: bool) -> Scores:
-        if not self._kind.tokenizes:
+        if not self.kind.tokenizes:
             return await self._score_texts(conversation, choices, alone)
         prefix = await self._token_ids(conversation)
         ids = [await self._choice_ids(choice) for choice in choices]
@@ -127,7 +79,7 @@ class HttpBackend:
             raise ProgramError("the method `unconditional` needs a server with /tokenize (Headrace, vLLM)")
         prefix = conversation.text
         answer = await self._completions([prefix + choice for choice in choices])
-        with self._reading():
+        with self.reading():
             rows = []
             for choice, found in zip(choices, sorted(answer["choices"], key=lambda one: one["index"]), strict=True):
                 end = len(prefix) + len(choice)
@@ -156,18 +108,18 @@ class HttpBackend:
                 body["continue_final_message"] = True
         elif not conversation.text:
             return []
-        with self._reading():
-            return [int(one) for one in (await self._json("POST", "/tokenize", self._named(body)))["tokens"]]
+        with self.reading():
+            return [int(one) for one in (await self._json("POST", "/tokenize", self.named(body)))["tokens"]]
 
     async def _choice_ids(self, choice: str) -> list[int]:
-        with self._reading():
-            body = self._named({"prompt": choice, "add_special_tokens": False})
+        with self.reading():
+            body = self.named({"prompt": choice, "add_special_tokens": False})
             return [int(one) for one in (await self._json("POST", "/tokenize", body))["tokens"]]
 
     async def _logprobs(self, prompts: list[list[int]], start: int) -> tuple[list[list[float]], TokenCounts]:
         """The log-probability of each token from `start` on."""
         answer = await self._completions(prompts, start)
-        with self._reading():
+        with self.reading():
             found = sorted(answer["choices"], key=lambda one: one["index"])
             rows = [
                 one["logprobs"]["token_logprobs"][start : len(prompt)]
@@ -176,24 +128,24 @@ class HttpBackend:
             return [_numbers(row) for row in rows], _usage(answer.get("usage"))
 
     async def _completions(self, prompts: Sequence[Any], start: int = 0) -> Any:
-        least = 0 if self._kind.scores_alone else 1
+        least = 0 if self.kind.scores_alone else 1
         body = {"prompt": list(prompts), "echo": True, "logprobs": 0, "max_tokens": least, "temperature": 0}
-        if not self._kind.tokenizes:
+        if not self.kind.tokenizes:
             body["logprobs"] = 1  # Some servers take 0 for none.
-        if start and self._kind.scores_from:
+        if start and self.kind.scores_from:
             body["prompt_logprobs_start"] = start
-        return await self._json("POST", "/v1/completions", self._named(body))
+        return await self._json("POST", "/v1/completions", self.named(body))
 
-    def _named(self, body: dict[str, Any]) -> dict[str, Any]:
+    def named(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"model": self._model, **body}
 
     async def _streamed(self, path: str, body: dict[str, Any], chat: bool, on_text: Callable[[str], None]) -> Generated:
         made = Generated("", None)
         pieces: list[str] = []
-        sent = self._named({**body, "stream": True, "stream_options": {"include_usage": True}})
-        with self._reading():
-            async with self._sending("POST", path, sent) as response:
-                async for data in _events(response):
+        sent = self.named({**body, "stream": True, "stream_options": {"include_usage": True}})
+        with self.reading():
+            async with self.sending("POST", path, sent) as response:
+                async for data in events_of(response):
                     chunk = json.loads(data)
                     if "error" in chunk:
                         raise EngineDead(str(chunk["error"].get("message", chunk["error"])))
@@ -211,11 +163,11 @@ class HttpBackend:
         return made
 
     async def _json(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
-        async with self._sending(method, path, body) as response:
+        async with self.sending(method, path, body) as response:
             return json.loads(await response.aread())
 
     @contextlib.asynccontextmanager
-    async def _sending(self, method: str, path: str, body: dict[str, Any] | None) -> AsyncIterator[httpx.Response]:
+    async def sending(self, method: str, path: str, body: dict[str, Any] | None) -> AsyncIterator[httpx.Response]:
         """Send a request. Leaving the block closes the answer, which aborts a request that still runs."""
         try:
             response = await self._answered(method, path, body)
@@ -227,7 +179,7 @@ class HttpBackend:
                 await response.aclose()
         except httpx.TransportError as error:
             why = str(error) or type(error).__name__
-            raise EngineDead(f"{self._url}: no answer ({why}); is the server running?") from error
+            raise EngineDead(f"{self.url}: no answer ({why}); is the server running?") from error
 
     async def _answered(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
         """The answer, its body not read yet. A server that is full is asked again when it says."""
@@ -241,12 +193,12 @@ class HttpBackend:
         return response
 
     @contextlib.contextmanager
-    def _reading(self) -> Any:
+    def reading(self) -> Any:
         """Turn what an answer of another form raises into an error."""
         try:
             yield
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise EngineDead(f"{self._url}: the answer is not in the form of OpenAI's API: {excerpt(error)}") from error
+            raise EngineDead(f"{self.url}: the answer is not in the form of OpenAI's API: {excerpt(error)}") from error
 
 
 def _pause(retry_after: str | None) -> float:
@@ -257,7 +209,7 @@ def _pause(retry_after: str | None) -> float:
         return 1.0
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
+async def events_of(response: httpx.Response) -> AsyncIterator[bytes]:
     """The data of each event, up to `[DONE]`. Only a line feed ends a line: JSON may hold other line separators."""
     rest = b""
     async for piece in response.aiter_bytes():
@@ -304,14 +256,3 @@ def _refusal(path: str, status: int, raw: bytes) -> HeadraceError:
     if status in _FULL:
         return Overloaded(message)
     return InvalidRequest(message) if status < 500 else EngineDead(message)
-
-
-def _address(url: str) -> str:
-    """The server's base URL, without a `/v1` at its end. Raises ConfigError."""
-    try:
-        found = httpx.URL(url if "://" in url else f"http://{url}")
-    except (httpx.InvalidURL, ValueError, TypeError) as error:
-        raise ConfigError(f"{excerpt(url)}: {error}") from error
-    if found.scheme not in ("http", "https") or not found.host:
-        raise ConfigError(f"{excerpt(url)}: give a server as http://HOST:PORT")
-    return str(found).rstrip("/").removesuffix("/v1")

@@ -47,6 +47,7 @@ __all__ = [
     "plan_schema",
     "references",
     "regions",
+    "tool_names",
 ]
 
 Role = Literal["system", "user", "assistant"]
@@ -298,6 +299,18 @@ def regions(op: PlanOp) -> dict[str, Region]:
     if isinstance(op, WhileOp):
         return {"cond": op.cond, "body": op.body}
     return {"body": op.body} if isinstance(op, (ForkOp, ForOp)) else {}
+
+
+def tool_names(plan: Plan) -> set[str]:
+    """The functions that a plan calls."""
+    found: set[str] = set()
+    waiting = [plan.body]
+    while waiting:
+        for op in waiting.pop().ops:
+            if isinstance(op, CallOp):
+                found.add(op.tool)
+            waiting += regions(op).values()
+    return found
 
 
 def references(node: object) -> Iterator[Ref]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from headrace.errors import HeadraceError, ProgramError, UserError, excerpt
-from headrace.lang.backend import Backend, ModelSource, TokenCounts
+from headrace.lang.backend import Backend, ModelSource, PlanRunner, TokenCounts
 from headrace.lang.check import check
 from headrace.lang.interpreter import Interpreter, NodeReport, Path, derived_seed
-from headrace.lang.openai_endpoint import server
 from headrace.lang.operators import fits, type_of
 from headrace.lang.plan import Plan, decode_plan
+from headrace.lang.server_source import server
 from headrace.progress import generating_bar
 from headrace.structured_outputs import StructuredOutputs
 
@@ -262,13 +262,18 @@ class _Job:
 
     async def __call__(self, backend: Backend, seed: int | None, on_text: Any, on_value: Any) -> RunResult:
         plan = self.compiled.plan
-        run = Interpreter(plan, backend, self.tools, seed=seed, on_text=on_text, on_value=on_value)
-        outputs, end = await run.run(self.inputs)
+        if isinstance(backend, PlanRunner) and backend.runs_plans:
+            there = await backend.run_plan(plan, self.inputs, self.tools, seed, on_text, on_value)
+            result = RunResult(there.outputs, there.messages, there.text, there.usage, there.nodes)
+        else:
+            run = Interpreter(plan, backend, self.tools, seed=seed, on_text=on_text, on_value=on_value)
+            outputs, end = await run.run(self.inputs)
+            messages = end.as_messages() if end.is_chat else []
+            text = messages[-1]["content"] if messages else end.text
+            result = RunResult(outputs, messages, text, run.usage, run.nodes)
         for name, form in self.compiled.forms.items():
-            outputs[name] = _instance(name, form, outputs[name])
-        messages = end.as_messages() if end.is_chat else []
-        text = messages[-1]["content"] if messages else end.text
-        return RunResult(outputs, messages, text, run.usage, run.nodes)
+            result.outputs[name] = _instance(name, form, result.outputs[name])
+        return result
 
 
 def _instance(name: str, form: StructuredOutputs, value: Any) -> Any:

@@ -20,11 +20,15 @@ from headrace.quant.column_split import take_columns
 from headrace.quant.finite_values import check_vector
 from headrace.quant.weights import same_values, stack, take_rows
 
-__all__ = ["Assembly", "Finish", "Source"]
+__all__ = ["DRAFT_PREFIXES", "Assembly", "Finish", "Source"]
 
 Tensor = torch.Tensor
 Finish = Callable[[Weight, tuple[str, ...]], Weight]
 """(a matrix, the operators that will be called with it) → the matrix in the form that the model stores."""
+
+
+DRAFT_PREFIXES = ("mtp.", "model.mtp_layers.")
+"""Names of layers that draft further tokens and that have no number of a layer: only a drafter reads them."""
 
 
 class Source(Protocol):
@@ -73,8 +77,8 @@ class Assembly:
         Raises CheckpointError for a missing tensor or a wrong shape, UnsupportedModel for tensors that are not used.
         """
         config, names = self.config, self.names
-        embedding, head = self._tables()
-        layers = [self._layer(index) for index in range(len(config.layers))]
+        embedding, head = self.tables()
+        layers = [self.layer(index) for index in range(len(config.layers))]
         norm = self._norm(names.norm, config.hidden)
         factors = None
         if "rope_freqs.weight" in self.source.names:
@@ -83,7 +87,7 @@ class Assembly:
         vocabulary = self.shard.vocabulary(config)
         return DecoderWeights(embedding, layers, norm, head, factors, vocabulary[0] if vocabulary else None)
 
-    def _tables(self) -> tuple[Weight, Weight]:
+    def tables(self) -> tuple[Weight, Weight]:
         """(embedding, head): the same object if they are tied, unless the checkpoint holds a different head.
 
         Some trainers untie the two but leave the setting as it was.
@@ -97,7 +101,8 @@ class Assembly:
             return both, both
         return self._finish(embedding, "embedding"), self._finish(head, "logits")
 
-    def _layer(self, index: int) -> LayerWeights:
+    def layer(self, index: int) -> LayerWeights:
+        """One layer. Raises as `run`."""
         config, names = self.config, self.names
         q_rows, kv_rows = config.num_q_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
@@ -225,6 +230,7 @@ class Assembly:
         used = self.source.used
         layer, count = self.names.input_norm.partition("{i}")[0], len(self.config.layers)
         drafting = tuple(f"{layer}{index}." for index in range(count, count + self.config.draft_layers))
+        drafting += DRAFT_PREFIXES
         rest = [name for name in self.source.names if name not in used and not any(p.fullmatch(name) for p in known)]
         rest = [name for name in rest if not name.startswith(drafting)]
         if rest:

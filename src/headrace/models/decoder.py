@@ -12,7 +12,7 @@ import torch
 from headrace.kernels.ops import Batch, Ops, OptionalOps
 from headrace.kernels.weight import Weight
 from headrace.models.config import DecoderConfig
-from headrace.models.features import FINAL, FeatureTap
+from headrace.models.features import FINAL, Tap
 from headrace.models.moe import SHARED_ROUTING, SharedExpert
 from headrace.models.rope import cos_sin_table
 from headrace.models.sharding import Collectives
@@ -99,7 +99,7 @@ class Decoder:
             )
         self.weights = weights
         self._ops = ops
-        self.tap: FeatureTap | None = None
+        self.tap: Tap | None = None
         """Captures hidden states for a drafter. It must be set before the first step."""
         tables = [cos_sin_table(rope, max_model_len, weights.rope_factors) for rope in config.ropes]
         self._cos_sin = [table.to(weights.norm.device) if place is None else place(table) for table in tables]

@@ -8,9 +8,9 @@ block has them too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -18,11 +18,21 @@ from headrace.kernels.ops import Batch, Ops, OptionalOps
 from headrace.kernels.weight import Weight
 from headrace.types import LayerKV
 
-__all__ = ["FINAL", "FeatureTap", "TapPart", "feature_layer"]
+__all__ = ["FINAL", "FeatureTap", "Tap", "TapPart", "feature_layer"]
 
 Tensor = torch.Tensor
 FINAL = -1
 """The capture point after the final norm."""
+
+
+class Tap(Protocol):
+    """Reads the hidden states of every step."""
+
+    def add(self, total: Tensor | None, point: int, hidden: Tensor) -> Tensor | None:
+        """Called at every capture point, in ascending order, with what the last call returned."""
+
+    def keep(self, total: Tensor | None, batch: Batch, kv: Any) -> None:
+        """Called after the last one: store what has been made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +50,8 @@ class FeatureTap:
     """Makes the features of all tokens of a step and keeps them: the sum over the capture points of a product."""
 
     ops: Ops
-    parts: Mapping[int, TapPart]
-    """By capture point, in ascending order, `FINAL` last."""
+    parts: Mapping[int, Sequence[TapPart]]
+    """By capture point."""
     layer: int
     """The layer of the cache that keeps them."""
     width: int
@@ -50,13 +60,12 @@ class FeatureTap:
     norm_eps: float
 
     def add(self, total: Tensor | None, point: int, hidden: Tensor) -> Tensor | None:
-        """The sum of the parts up to a capture point, if it is one. `hidden` [T, hidden] is not changed."""
-        part = self.parts.get(point)
-        if part is None:
-            return total
-        x = hidden if part.norm is None else self.ops.rms_norm(hidden, part.norm, self.norm_eps)
-        x = x if part.weight is None else self.ops.linear(x, part.weight)
-        return x if total is None else self.ops.add_rms_norm(x, total, self.ones, self.norm_eps)[1]
+        """The sum of the parts up to a capture point. `hidden` [T, hidden] is not changed."""
+        for part in self.parts.get(point, ()):
+            x = hidden if part.norm is None else self.ops.rms_norm(hidden, part.norm, self.norm_eps)
+            x = x if part.weight is None else self.ops.linear(x, part.weight)
+            total = x if total is None else self.ops.add_rms_norm(x, total, self.ones, self.norm_eps)[1]
+        return total
 
     def keep(self, total: Tensor | None, batch: Batch, kv: Any) -> None:
         """Store the features of all tokens of the step."""

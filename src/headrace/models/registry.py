@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -60,7 +61,10 @@ def from_hf(config: Mapping[str, Any], more: FindFamily = lambda name: None) -> 
     if not architectures:
         raise CheckpointError("field 'architectures' is missing")
     family = _lookup(architectures[0], HF_ARCHITECTURES, more)
-    return family, family.from_hf(config)
+    decoder = family.from_hf(config)
+    if not decoder.draft_layers:
+        decoder = replace(decoder, draft_layers=Settings(config).count("num_nextn_predict_layers", 0))
+    return family, decoder
 
 
 def from_gguf(metadata: Mapping[str, Any], more: FindFamily = lambda name: None) -> tuple[Family, DecoderConfig]:

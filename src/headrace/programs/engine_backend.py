@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from headrace.client.api import EngineClient, GenerateRequest, Output
 from headrace.client.batch import SequenceLimiter
 from headrace.client.stops import special_stops
-from headrace.errors import EngineDead, InvalidRequest
+from headrace.errors import ContextOverflow, EngineDead, InvalidRequest
 from headrace.lang.backend import Generated, Scores, TokenCounts
 from headrace.lang.conversation import Conversation
 from headrace.programs.token_path import PathEncoder, PathTokenizer, TokenPath
@@ -21,6 +22,13 @@ from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.types import SamplingParams
 
 __all__ = ["EngineBackend", "EngineRun", "ProgramTokenizer"]
+
+
+InThread = Callable[[int, Callable[[], TokenPath]], Awaitable[TokenPath]]
+_LONGEST_TOKEN = 256
+"""Characters; no vocabulary in use has a longer token."""
+_INLINE = 2000
+"""Characters of a text that is tokenised in the event loop."""
 
 
 class ProgramTokenizer(PathTokenizer, Protocol):
@@ -42,15 +50,31 @@ class EngineBackend:
         *,
         priority: int = 0,
         salt: str = "",
+        in_thread: InThread | None = None,
     ) -> None:
-        """`priority` and `salt` are those of every request."""
+        """`priority` and `salt` are those of every request. `in_thread` runs work on a text of so many characters in a
+        thread, so that long ones don't block the event loop."""
         self.client, self.tokenizer, self.places = client, tokenizer, places
         self.priority, self.salt = priority, salt
-        self.encoder = PathEncoder(tokenizer)
+        self.encoder, self._in_thread = PathEncoder(tokenizer), in_thread
         self._numbers = itertools.count()
 
     def new_id(self) -> str:
         return f"program-{id(self)}-{next(self._numbers)}"
+
+    async def path(self, text: str, chat: bool, known: TokenPath | None) -> TokenPath:
+        """The tokens of a text. Raises ContextOverflow for one that cannot fit, before it is tokenised."""
+        limit = self.client.info.max_model_len
+        if len(text) > _LONGEST_TOKEN * limit:
+            raise ContextOverflow(
+                f"this model's maximum context length is {limit} tokens, which the {len(text)} characters of the "
+                "prompt exceed"
+            )
+        work = partial(self.encoder.path, text, chat, known)
+        new = len(text) - (0 if known is None else len(known.text))
+        if self._in_thread is None or new <= _INLINE:
+            return work()
+        return await self._in_thread(new, work)
 
     def begin_run(self) -> EngineRun:
         return EngineRun(self)
@@ -145,11 +169,11 @@ class EngineRun:
         """The prompt as the model sees it."""
         known = conversation.known if isinstance(conversation.known, TokenPath) else None
         if not conversation.is_chat:
-            return self._backend.encoder.path(conversation.text, False, known)
+            return await self._backend.path(conversation.text, False, known)
         going_on = bool(conversation.text)
         inputs = ChatInputs(conversation.as_messages(), None, not going_on, going_on)
         text = await self._backend.tokenizer.apply_chat_template_async(inputs)
-        return self._backend.encoder.path(text, True, known)
+        return await self._backend.path(text, True, known)
 
     async def _logprobs(self, ids: Sequence[int], start: int, usage: TokenCounts) -> list[float]:
         """The log-probability of each token from `start` on, behind those before it; 0 for the first of all."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+import re
+from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -11,11 +13,28 @@ from headrace.server.cors import CorsSend
 from headrace.server.http_errors import HttpError, ShuttingDown, to_http
 from headrace.server.page_files import PAGE_PATHS
 
-__all__ = ["OPEN_PATHS", "AccessMiddleware"]
+__all__ = ["OPEN_PATHS", "AccessMiddleware", "EchoSend"]
 
 OPEN_PATHS = frozenset({"/health", *PAGE_PATHS})
 """Paths that need no key: exactly these, after decoding. Every other path needs one, even a path without a route. The
 page's files hold no data; its requests need the key."""
+
+
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+"""What is echoed; anything else is not."""
+
+
+class EchoSend:
+    """A `send` that answers with the client's own request id in place of ours."""
+
+    def __init__(self, send: Send, request_id: bytes) -> None:
+        self._send, self._header = send, (b"x-request-id", request_id)
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            others = [header for header in message.get("headers", ()) if header[0] != b"x-request-id"]
+            message = {**message, "headers": [*others, self._header]}
+        await self._send(message)
 
 
 class AccessMiddleware:
@@ -29,6 +48,9 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        if _REQUEST_ID.fullmatch(given):
+            send = EchoSend(send, given)
         cors = self._context.cors
         origin = None if cors is None else cors.allowed(scope)
         if cors is None or origin is None:

@@ -13,8 +13,21 @@ from headrace import __version__
 from headrace.client.api import EngineClient
 from headrace.config import Config
 from headrace.errors import HeadraceError
-from headrace.server import chat, completions, messages, ollama, replies, responses, routes, schemas
+from headrace.server import (
+    batches,
+    chat,
+    completions,
+    files,
+    messages,
+    ollama,
+    programs,
+    replies,
+    responses,
+    routes,
+    schemas,
+)
 from headrace.server.access import AccessMiddleware
+from headrace.server.batch_runner import BatchRunner
 from headrace.server.context import Context, ServerTokenizer, make_context
 from headrace.server.engine_state import EngineStateReply, engine_state
 from headrace.server.http_errors import HttpError, to_http
@@ -43,6 +56,14 @@ _ROUTES = (
         replies.TextCompletion,
         replies.TextCompletion,
     ),
+    RouteSpec(
+        "POST",
+        "/v1/chat/completions/render",
+        routes.render,
+        "Show a conversation's prompt",
+        schemas.ChatRequest,
+        replies.RenderReply,
+    ),
     RouteSpec("GET", "/v1/models", routes.list_models, "List the models", reply=replies.ModelList),
     RouteSpec("GET", "/v1/models/{model:path}", routes.show_model, "Describe a model", reply=replies.ModelCard),
     RouteSpec(
@@ -61,13 +82,17 @@ _ROUTES = (
         schemas.DetokenizeRequest,
         replies.DetokenizeReply,
     ),
+    RouteSpec("GET", "/tokenizer_info", routes.tokenizer_info, "Describe the tokenizer", reply=replies.TokenizerInfo),
     RouteSpec("GET", "/health", routes.health, "Report whether the engine makes progress", reply=replies.HealthReply),
     RouteSpec("GET", "/metrics", routes.metrics, "Metrics in Prometheus's text format", media="text/plain"),
     RouteSpec("GET", "/v1/engine/state", engine_state, "Show what the engine does now", reply=EngineStateReply),
     RouteSpec("GET", "/version", routes.version, "Report the version", reply=replies.VersionReply),
     *messages.ROUTES,
     *responses.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
     *ollama.ROUTES,
+    *programs.ROUTES,
 )
 
 
@@ -92,6 +117,8 @@ def create_app_for(context: Context) -> FastAPI:
         )
     add_page(app)
     _handle_errors(app, context)
+    if context.batches is not None:
+        context.runner = BatchRunner(context.batches, app, context.api_key, context.batch_window)
     app.add_middleware(AccessMiddleware, context=context)
     structs = [struct for row in _ROUTES for struct in (row.request, row.reply, row.chunk) if struct is not None]
     app.openapi = OpenApiDocument(app, structs)  # type: ignore[method-assign]

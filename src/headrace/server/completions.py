@@ -29,6 +29,7 @@ from headrace.server.request_params import (
     check_length,
     check_stream_options,
     encode_within,
+    kept_tokens,
     output_room,
     sampling_params,
     stop_tokens,
@@ -76,7 +77,7 @@ def _jobs(context: Context, info: ModelInfo, body: CompletionRequest, request_id
         raise InvalidRequest(message, "prompt", "invalid_value")
     context.check_choices(len(prompts), n)
     for prompt in prompts:
-        if isinstance(prompt, str):
+        if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
             check_length(prompt, "prompt", info.max_model_len)
     encode, stops = context.tokenizer.encode, stop_tokens(body, context.tokenizer)
     requests = [
@@ -114,9 +115,12 @@ def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
 def _encode(
     encode: Callable[[str, bool], list[int]], info: ModelInfo, body: CompletionRequest, prompt: str | list[int]
 ) -> tuple[int, ...]:
+    keep = body.truncate_prompt_tokens
     if not isinstance(prompt, str):
-        return check_ids(prompt, info.vocab_size, "prompt")
-    ids = encode_within(encode, prompt, body.add_special_tokens is not False, "prompt", info.max_model_len)
+        return tuple(kept_tokens(list(check_ids(prompt, info.vocab_size, "prompt")), keep, info))
+    special = body.add_special_tokens is not False
+    ids = encode_within(encode, prompt, special, "prompt", info.max_model_len, keep is not None)
+    ids = kept_tokens(ids, keep, info)
     if not ids:
         raise InvalidRequest("`prompt` has no tokens", "prompt", "invalid_value")
     return tuple(ids)

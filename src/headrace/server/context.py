@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,9 +11,12 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from headrace.client.api import EngineClient
+from headrace.client.batch import SequenceLimiter
 from headrace.client.request_outputs import TextStream
 from headrace.config import Config
 from headrace.errors import ConfigError, InvalidRequest
+from headrace.server.batch_runner import BatchRunner
+from headrace.server.batch_store import BatchStore
 from headrace.server.cancel_scope import CancelScope
 from headrace.server.cors import Cors
 from headrace.server.error_forms import error_response, family_of, status_of
@@ -26,6 +29,9 @@ from headrace.server.workers import TextWorkers
 from headrace.tokenization.chat_inputs import ChatInputs
 
 __all__ = ["Context", "ServerTokenizer", "make_context"]
+
+_SEQUENCES = 16
+"""Half of a batch's window, if the engine chooses how many sequences run."""
 
 
 class ServerTokenizer(Protocol):
@@ -43,6 +49,9 @@ class ServerTokenizer(Protocol):
 
     @property
     def template_source(self) -> str: ...
+
+    @property
+    def named_tokens(self) -> Mapping[str, str]: ...
 
     @property
     def response_template(self) -> Any: ...
@@ -65,9 +74,19 @@ class Context:
     """None: pages of other origins cannot read the answers."""
     responses: ResponseStore | None = None
     """Responses that clients asked to keep; None: none are kept."""
+    batches: BatchStore | None = None
+    """Files and batches; None: none are kept."""
+    batch_window: int = 32
+    """Lines of a batch that are under way at a time."""
+    runner: BatchRunner | None = None
+    """Works on the batches."""
     formats: ModelFormats = field(default_factory=ModelFormats)
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     workers: TextWorkers = field(default_factory=TextWorkers)
+    programs: dict[str, Any] = field(default_factory=dict)
+    """Running programs by id (`program_run.ProgramRun`)."""
+    program_places: SequenceLimiter | None = None
+    """Sequences of all programs that are in the engine at once; made with the first program."""
     active: set[CancelScope] = field(default_factory=set)
     """Of the requests that the engine works on."""
     inflight: int = 0
@@ -103,6 +122,7 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
     if key is not None:
         key = key.strip()
         _check_key(key)
+    folder = None if config.server.state_dir is None else Path(config.server.state_dir)
     name = config.server.served_model_name or client.info.name
     return Context(
         client,
@@ -111,8 +131,10 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
         None if key is None else key.encode(),
         config.scheduler.max_waiting,
         Cors(config.server.cors_origin) if config.server.cors_origin else None,
-        None if config.server.state_dir is None else ResponseStore(Path(config.server.state_dir)),
-        find_formats(tokenizer, config.server),
+        formats=find_formats(tokenizer, config.server),
+        batch_window=min(2 * (config.scheduler.max_num_seqs or _SEQUENCES), max(1, config.scheduler.max_waiting // 2)),
+        responses=None if folder is None else ResponseStore(folder),
+        batches=None if folder is None else BatchStore(folder),
     )
 
 

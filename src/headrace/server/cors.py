@@ -58,7 +58,7 @@ class CorsSend:
     async def __call__(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self.started = True
-            exposed = (b"access-control-expose-headers", b"x-request-id, retry-after")
+            exposed = (b"access-control-expose-headers", b"request-id, x-request-id, retry-after, x-headrace-ignored")
             headers = [*message.get("headers", ()), *_common(self._origin), exposed]
             message = {**message, "headers": headers}
         await self._send(message)

@@ -226,6 +226,9 @@ async def _serve_until(
     info = context.client.info
     took = time.monotonic() - started
     _print_line(f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)")
+    if context.batches is not None and context.runner is not None:
+        context.batches.sweep()
+        context.runner.start()
     if first_prompt is not None:
         # A daemon, so that a running answer doesn't delay the exit.
         threading.Thread(
@@ -242,8 +245,9 @@ async def _serve_until(
         server.force_exit = True
         await asyncio.wait({serving}, timeout=0.5)
         context.workers.close()
-        if context.responses is not None:
-            context.responses.close()
+        for store in (context.responses, context.batches):
+            if store is not None:
+                store.close()
 
 
 def _print_line(text: str) -> None:
@@ -281,6 +285,9 @@ async def _wait_for_either(event: asyncio.Event, task: asyncio.Task[None]) -> No
 async def _drain(stop: _StopSignals, server: _Server, context: Context, timeout: float) -> None:
     """Refuse new requests and let running ones finish; those that don't finish in time end with an error."""
     context.draining = True
+    if context.runner is not None:
+        # The lines under way are computed after the next start.
+        await context.runner.stop()
     if context.inflight:
         _log.warning("draining: %d requests get up to %g s; a second signal ends them now", context.inflight, timeout)
     await _wait_until_idle(context, timeout, stop.now)

@@ -23,7 +23,7 @@ from headrace.server.messages_schemas import (
     MessagesRequest,
     StreamEvent,
 )
-from headrace.server.prepared_chat import prepare_chat, prompt_tokens
+from headrace.server.prepared_chat import prepare_chat, rendered_prompt
 from headrace.server.renaming import rename_fields
 from headrace.server.request_ids import new_request_id
 from headrace.server.route_spec import RouteSpec
@@ -75,7 +75,7 @@ async def count_tokens(context: Context, request: Request) -> Response:
     body, unknown, _ = await read_lenient(request, CountTokensRequest)
     fields, ignored = chat_fields(body)
     chat, sent = as_chat(fields, body.headrace)
-    prompt = await prompt_tokens(context, chat, sent)
+    _, prompt = await rendered_prompt(context, chat, sent)
     headers = {name.decode(): value.decode() for name, value in ignored_header([*unknown, *ignored])}
     headers["request-id"] = new_request_id("req")
     reply = msgspec.json.encode(CountTokensReply(len(prompt)))

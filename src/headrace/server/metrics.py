@@ -10,6 +10,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
@@ -65,6 +66,7 @@ class ServerMetrics(Collector):
         self.errors: Counter[int] = Counter()
         self.tool_calls: Counter[str] = Counter({"yes": 0, "no": 0})
         """By whether the request has a tool of that name."""
+        self.programs: Counter[str] = Counter({"completed": 0, "cancelled": 0, "error": 0})
         self.stats: EngineStats | None = None
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -72,6 +74,13 @@ class ServerMetrics(Collector):
     def render(self) -> bytes:
         """The metrics in Prometheus's text format."""
         return generate_latest(self._registry)
+
+    def note_program(self, how: str, usage: ProgramCounts) -> None:
+        """Record the end of a program."""
+        self.programs[how] += 1
+        self.prompt_tokens += usage.prompt_tokens
+        self.generation_tokens += usage.completion_tokens
+        self.cached_tokens += usage.cached_tokens
 
     def collect(self) -> Iterator[Metric]:
         for histogram in (self.ttft, self.itl, self.queue, self.e2e, self.prompt, self.generation):
@@ -81,6 +90,7 @@ class ServerMetrics(Collector):
         yield CounterMetricFamily("headrace_cached_tokens", "Prompt tokens from the prefix cache.", self.cached_tokens)
         yield _labelled("headrace_requests_finished", "Choices by how they ended.", "reason", self.finished)
         yield _labelled("headrace_tool_calls", "Tool calls, by whether the tool exists.", "known", self.tool_calls)
+        yield _labelled("headrace_programs", "Programs by how they ended.", "result", self.programs)
         yield _labelled("headrace_http_errors", "Answers other than 200.", "status", self.errors)
         yield GaugeMetricFamily("headrace_engine_up", "1 while the engine makes progress.", int(self.stats is not None))
         if self.stats is not None:
@@ -132,6 +142,19 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
     held.add_metric(["engine"], totals.peak_bytes)
     held.add_metric(["server"], peak_memory())
     yield held
+
+
+class ProgramCounts(Protocol):
+    """Tokens of a program's run."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def completion_tokens(self) -> int: ...
+
+    @property
+    def cached_tokens(self) -> int: ...
 
 
 class RequestMeter:

@@ -25,9 +25,11 @@ def operation(row: RouteSpec) -> dict[str, Any]:
     described: dict[str, Any] = {"responses": {"200": _success(row)}}
     errors = [*_ALWAYS, *(_TAKES_A_BODY if row.request is not None else ())]
     if row.request is not None:
-        described["requestBody"] = {"required": True, "content": _json(row.request)}
+        described["requestBody"] = {"required": True, "content": {row.request_media: {"schema": _ref(row.request)}}}
     elif row.method == "POST":
         errors.append(400)
+    if row.conflicts:
+        errors.append(409)
     if "{" in row.path:
         name = row.path.partition("{")[2].partition("}")[0].partition(":")[0]
         described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]

@@ -27,6 +27,7 @@ from headrace.server.request_params import (
     check_size,
     check_stream_options,
     encode_within,
+    kept_tokens,
     output_room,
     sampling_params,
     stop_tokens,
@@ -37,7 +38,7 @@ from headrace.server.tool_use import ToolUse, after_reasoning, prompt_reasons, t
 from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.types import Constraint
 
-__all__ = ["PreparedChat", "prepare_chat", "prompt_tokens", "render_chat"]
+__all__ = ["PreparedChat", "prepare_chat", "render_chat", "rendered_prompt"]
 
 _SMALL = 1 << 16
 """Bytes. The messages of a smaller body are checked in the event loop, those of a larger one in a thread."""
@@ -67,6 +68,9 @@ async def prepare_chat(
     info = context.client.info
     context.check_choices(1, body.n or 1)
     check = partial(check_size, param="messages", limit=info.max_model_len)
+    if body.truncate_prompt_tokens is not None:
+        most = max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * info.max_model_len)
+        check = partial(check_characters, param="messages", most=most)
     text = await render_chat(context, body, sent, check) if raw is None else raw
     reasons = prompt_reasons(context.formats, text, _continued(body)) if raw is None else False
     encode = context.tokenizer.encode_chat if raw is None else context.tokenizer.encode
@@ -148,18 +152,20 @@ def _job(
 
 
 def _encode(encode: Callable[[str, bool], list[int]], body: ChatRequest, text: str, info: ModelInfo) -> list[int]:
-    return encode_within(encode, text, bool(body.add_special_tokens), "messages", info.max_model_len)
+    special, keep = bool(body.add_special_tokens), body.truncate_prompt_tokens
+    prompt = encode_within(encode, text, special, "messages", info.max_model_len, keep is not None)
+    return kept_tokens(prompt, keep, info)
 
 
-async def prompt_tokens(context: Context, body: ChatRequest, sent: bytes) -> list[int]:
-    """The prompt of a conversation, of any length. Raises HttpError and InvalidRequest."""
+async def rendered_prompt(context: Context, body: ChatRequest, sent: bytes) -> tuple[str, list[int]]:
+    """The prompt of a conversation as text and tokens, of any length. Raises HttpError and InvalidRequest."""
     context.check_model(body.model)
     # Its tools are checked as those of a request that is answered.
     tool_use(body, context.formats)
     most = max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * context.client.info.max_model_len)
     text = await render_chat(context, body, sent, partial(check_characters, param="messages", most=most))
     encode = partial(context.tokenizer.encode_chat, text, bool(body.add_special_tokens))
-    return await context.workers.run(len(sent), encode)
+    return text, await context.workers.run(len(sent), encode)
 
 
 async def render_chat(

@@ -29,10 +29,12 @@ __all__ = [
     "ModelList",
     "OllamaErrorReply",
     "PromptDetails",
+    "RenderReply",
     "TextChoice",
     "TextCompletion",
     "TextLogprobs",
     "TokenizeReply",
+    "TokenizerInfo",
     "ToolCallDelta",
     "UsageReply",
     "VersionReply",
@@ -221,6 +223,24 @@ class TokenizeReply(Struct):
 
 class DetokenizeReply(Struct):
     prompt: str
+
+
+class RenderReply(Struct):
+    """The prompt of a conversation."""
+
+    prompt: str
+    token_ids: list[int]
+    count: int
+    max_model_len: int
+
+
+class TokenizerInfo(Struct):
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+    model_max_length: int
 
 
 class HealthReply(Struct):

@@ -20,6 +20,7 @@ __all__ = [
     "check_size",
     "check_stream_options",
     "encode_within",
+    "kept_tokens",
     "output_room",
     "sampling_params",
     "stop_tokens",
@@ -95,6 +96,18 @@ def output_room(
     return info.room(prompt_tokens) if default is None else min(default, info.room(prompt_tokens))
 
 
+def kept_tokens(prompt: list[int], keep: int | None, info: ModelInfo) -> list[int]:
+    """The prompt's last tokens under `truncate_prompt_tokens`. -1 leaves room for one token in context and cache."""
+    if keep is None or len(prompt) <= keep:
+        return prompt
+    if keep == -1:
+        keep = max(1, len(prompt) + min(0, info.room(len(prompt)) - 1))
+    if keep < 1:
+        message = f"`truncate_prompt_tokens` must be at least 1, or -1, got {keep}"
+        raise InvalidRequest(message, "truncate_prompt_tokens", "invalid_value")
+    return prompt[-keep:]
+
+
 def check_length(text: str, param: str, limit: int) -> None:
     """Raise ContextOverflow for a text that is too long for the context, independently of its tokens."""
     check_size(len(text), param, limit)
@@ -118,10 +131,13 @@ def check_characters(characters: int, param: str, most: int) -> None:
 
 
 def encode_within(
-    encode: Callable[[str, bool], list[int]], text: str, special: bool, param: str, limit: int
+    encode: Callable[[str, bool], list[int]], text: str, special: bool, param: str, limit: int, cuts: bool = False
 ) -> list[int]:
     """The text's tokens. Raises ContextOverflow for a text that is clearly too long, after tokenising only about
-    `limit` tokens of it."""
+    `limit` tokens of it. `cuts`: the prompt is cut afterwards, so that it may be longer, up to a limit."""
+    if cuts:
+        check_characters(len(text), param, max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * limit))
+        return encode(text, special)
     check_length(text, param, limit)
     probe = _PROBE * limit + _LEAST_PROBE
     if len(text) > 2 * probe:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.errors import ConfigError
+from headrace.server.state_base import open_base
 
 __all__ = ["KeptResponse", "ResponseStore"]
 
@@ -40,15 +39,7 @@ class ResponseStore:
         """Raises ConfigError for a folder that cannot be written."""
         self._most, self._most_bytes, self._lifetime = most, most_bytes, lifetime
         self._lock = threading.Lock()
-        file = folder / "responses.sqlite"
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._base = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
-            self._base.execute("PRAGMA journal_mode=WAL")
-            self._base.execute("PRAGMA synchronous=NORMAL")
-            self._base.executescript(_SCHEMA)
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigError(f"--state-dir: {file} cannot be opened: {error}") from None
+        self._base = open_base(folder, "responses.sqlite", _SCHEMA)
 
     def put(self, response_id: str, kept: KeptResponse) -> None:
         """Keep a response, and drop the oldest ones beyond the limits. One that is larger than all may be together is

@@ -29,6 +29,9 @@ class RouteSpec:
     chunk: type | None = None
     """The data of each event or line, if the answer can be streamed."""
     media: str = "application/json"
+    request_media: str = "application/json"
     stream_media: str = "text/event-stream"
+    conflicts: bool = False
+    """The state may forbid it: 409."""
     family: Family = "openai"
     """Decides the form of errors."""

@@ -18,13 +18,32 @@ from headrace.client.validate import check_ids
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest
 from headrace.server.context import Context
 from headrace.server.http_errors import HttpError
-from headrace.server.prepared_chat import render_chat
-from headrace.server.replies import DetokenizeReply, HealthReply, ModelCard, ModelList, TokenizeReply, VersionReply
+from headrace.server.prepared_chat import render_chat, rendered_prompt
+from headrace.server.replies import (
+    DetokenizeReply,
+    HealthReply,
+    ModelCard,
+    ModelList,
+    RenderReply,
+    TokenizeReply,
+    TokenizerInfo,
+    VersionReply,
+)
 from headrace.server.request_body import read_json
 from headrace.server.request_params import CHARACTERS_PER_TOKEN, MOST_CHARACTERS, check_characters
-from headrace.server.schemas import DetokenizeRequest, TokenizeRequest
+from headrace.server.schemas import ChatRequest, DetokenizeRequest, TokenizeRequest
 
-__all__ = ["detokenize", "health", "list_models", "metrics", "show_model", "tokenize", "version"]
+__all__ = [
+    "detokenize",
+    "health",
+    "list_models",
+    "metrics",
+    "render",
+    "show_model",
+    "tokenize",
+    "tokenizer_info",
+    "version",
+]
 
 _HEALTH_TIMEOUT = 3.0
 _MOST_TOKENS = 2**17
@@ -74,6 +93,27 @@ def _tokenize(context: Context, limit: int, text: str, special: bool, body: Toke
     tokens = encode(text, special)
     texts = [context.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else UNSET
     return msgspec.json.encode(TokenizeReply(len(tokens), limit, tokens, texts))
+
+
+async def render(context: Context, request: Request) -> Response:
+    """The prompt that a request to /v1/chat/completions makes, as text and as tokens; nothing is generated."""
+    body, sent = await read_json(request, ChatRequest)
+    text, tokens = await rendered_prompt(context, body, sent)
+    return _json(RenderReply(text, tokens, len(tokens), context.client.info.max_model_len))
+
+
+async def tokenizer_info(context: Context, request: Request) -> Response:
+    tokenizer = context.tokenizer
+    named = tokenizer.named_tokens
+    info = TokenizerInfo(
+        type(tokenizer).__name__,
+        named.get("bos_token"),
+        named.get("eos_token"),
+        named.get("pad_token"),
+        tokenizer.template_source or None,
+        context.client.info.max_model_len,
+    )
+    return _json(info)
 
 
 async def detokenize(context: Context, request: Request) -> Response:

@@ -121,6 +121,11 @@ class GenerationRequest(Body):
     safety_identifier: Annotated[str, Inert] | None = None
     prompt_cache_key: Annotated[str, Inert] | None = None
     prompt_cache_retention: Annotated[str, Inert] | None = None
+    prompt_cache_options: Annotated[Any, Inert] = None
+
+    truncate_prompt_tokens: (
+        Annotated[int, Meta(ge=-1, description="Keep the prompt's last tokens; -1: so many that one more fits.")] | None
+    ) = None
 
 
 @with_sampling_fields
@@ -143,6 +148,7 @@ class ContentPart(Body):
     audio_url: Any = None
     video_url: Any = None
     file: Any = None
+    cache_control: Annotated[Any, Inert] = None
 
 
 class FunctionCall(Body):
@@ -172,6 +178,12 @@ class Message(Body):
     annotations: Annotated[Any, Inert] = None
     parsed: Annotated[Any, Inert] = None
     """Set by openai's `parse` on the client's side."""
+    provider_specific_fields: Annotated[Any, Inert] = None
+    thinking_blocks: Annotated[Any, Inert] = None
+    images: Annotated[Any, Inert] = None
+    phase: Annotated[Any, Inert] = None
+    id: Annotated[Any, Inert] = None
+    """These five stand in answers of other servers, which clients send back."""
     audio: Annotated[Any, Meta(description="Refused unless null.")] = None
     function_call: Annotated[Any, Meta(description="Refused unless null: use tool_calls.")] = None
 
@@ -218,6 +230,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     reasoning_effort: Annotated[str, Meta(description="Handed to the chat template.")] | None = None
+    verbosity: Annotated[str, Inert] | None = None
     modalities: list[Literal["text"]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

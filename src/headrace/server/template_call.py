@@ -13,7 +13,9 @@ from headrace.tokenization.reserved import RESERVED_TEMPLATE_ARGUMENTS
 
 __all__ = ["chat_inputs"]
 
-_NOT_FOR_TEMPLATES = frozenset({"refusal", "annotations", "audio", "function_call", "parsed"})
+_NOT_FOR_TEMPLATES = frozenset(
+    "annotations audio function_call id images parsed phase provider_specific_fields refusal thinking_blocks".split()
+)
 
 
 class _Sent(msgspec.Struct):
@@ -66,7 +68,13 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
         plain["content"] = message["refusal"]
     if "tool_calls" in plain:
         plain["tool_calls"] = [_call(call) for call in plain["tool_calls"]]
+    if isinstance(plain.get("content"), list):
+        plain["content"] = [_part(part) for part in plain["content"]]
     return plain
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key != "cache_control"}
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
@@ -101,4 +109,7 @@ def _kwargs(request: ChatRequest | TokenizeRequest) -> dict[str, Any]:
     effort = request.reasoning_effort if isinstance(request, ChatRequest) else None
     if effort is not None:
         kwargs["reasoning_effort"] = effort
+        # Templates look at either name.
+        for name in ("enable_thinking", "thinking"):
+            kwargs.setdefault(name, effort != "none")
     return kwargs

@@ -28,8 +28,13 @@ def _suffix() -> HostDrafter:
 
 BUILT_IN: dict[str, MakeHostDrafter] = {"ngram": _ngram, "predicted": PredictedDrafter, "suffix": _suffix}
 """A prediction that comes with a request is followed by each of them."""
+_LOADED = ("dflash:CHECKPOINT", "draft:MODEL", "dspark:CHECKPOINT", "eagle3:CHECKPOINT", "mtp")
 NEEDS = {
+    "dflash": "a drafter that was trained for the model, DFlash or DFlash2: dflash:CHECKPOINT",
+    "dspark": "a drafter that was trained for the model: dspark:CHECKPOINT",
     "draft": "a smaller model of the same vocabulary: draft:MODEL",
+    "eagle3": "a draft head that was trained for the model: eagle3:CHECKPOINT",
+    "mtp": "a head for multi-token prediction in the model's own checkpoint",
     "ngram": "nothing else",
     "predicted": "requests with a `prediction`",
     "suffix": "nothing else; it keeps 200,000 tokens of earlier answers",
@@ -45,7 +50,7 @@ def find_drafter(method: str, discovered: Callable[[], PluginSet] = discover) ->
     plugins = discovered()
     found = plugins.find(_HOOK, method)
     if found is None:
-        known = ", ".join(sorted({*BUILT_IN, *plugins.drafters(), "draft:MODEL"}))
+        known = ", ".join(sorted({*BUILT_IN, *plugins.drafters(), *_LOADED}))
         raise ConfigError(f"speculation method {method!r} is not installed; there are {known}")
     if not callable(found):
         raise PluginError(f"hook {_HOOK}: {method!r} is {found!r}: expected something to call")

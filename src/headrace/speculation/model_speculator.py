@@ -47,6 +47,8 @@ class ModelDrafts(NamedTuple):
     """The time that it took to make the drafts."""
     caught_up: list[float]
     """By row: the seconds that its earlier tokens took."""
+    survival: list[list[float]] | None = None
+    """By row: the model's own estimates of the probability that each token and all before it are accepted."""
 
 
 class DraftingModel(Protocol):
@@ -54,6 +56,9 @@ class DraftingModel(Protocol):
 
     cost: StepCost
     """The time of its steps."""
+    block: int
+    """A model that guesses several tokens in one step: the rows that each sequence takes in it, whatever number of its
+    tokens is used. 0: a step for each token."""
 
     @property
     def overhead(self) -> float:
@@ -157,7 +162,14 @@ class ModelSpeculator:
             shape, [guess.survival for guess in guesses], contexts, self._drafting_time(names, guesses)
         )
         self._judge(names, choice.drafts)
-        tokens, seconds = self._make(names, guesses, choice.drafts)
+        tokens, seconds, estimates = self._make(names, guesses, choice.drafts)
+        if estimates:
+            # They are made: what is left to decide is how far to verify.
+            limits = [min(row.most, len(each)) for row, each in zip(rows, tokens, strict=True)]
+            survival = [estimates.get(at, guess.survival)[: limits[at]] for at, guess in enumerate(guesses)]
+            again = self.policy.choose(shape, survival, contexts)
+            choice = replace(again, seconds=again.seconds + seconds)
+            tokens = [each[:count] for each, count in zip(tokens, choice.drafts, strict=True)]
         drafts = [len(each) for each in tokens]
         context = sum(count * each for count, each in zip(drafts, contexts, strict=True))
         choice = replace(choice, drafts=drafts, context=context)
@@ -211,19 +223,20 @@ class ModelSpeculator:
 
     def _make(
         self, names: Sequence[str], guesses: Sequence[Guess], counts: Sequence[int]
-    ) -> tuple[list[list[int]], float]:
-        """The tokens by row, and the seconds that the step has to pay for them."""
+    ) -> tuple[list[list[int]], float, dict[int, list[float]]]:
+        """The tokens by row, the seconds that the step has to pay for them, and the model's own estimates for rows for
+        which it has some; their tokens are all that it has made."""
         tokens = [guess.tokens[:count] for guess, count in zip(guesses, counts, strict=True)]
         rows = [at for at, count in enumerate(counts) if count and not guesses[at].tokens]
         if not rows:
-            return tokens, 0.0
+            return tokens, 0.0, {}
         made = self._model.draft([(names[at], counts[at]) for at in rows])
         for at, drafts, caught_up in zip(rows, made.tokens, made.caught_up, strict=True):
             self._funds -= caught_up
             if self._model.behind(names[at]) <= NEAR:
                 self._release(self._states[names[at]])
-            tokens[at] = drafts
-        return tokens, made.seconds
+            tokens[at] = drafts if made.survival else drafts[: counts[at]]
+        return tokens, made.seconds, dict(zip(rows, made.survival or [], strict=False))
 
     def _funded(self, sequence: str, state: _State, reserve: bool) -> bool:
         """Whether the model has computed a sequence's earlier tokens, or may do so."""
@@ -262,6 +275,8 @@ class ModelSpeculator:
         """The time of a round, by the number of drafts that are admitted. At each depth of the drafts the model makes
         one step for all rows that reach it."""
         model = self._model
+        if model.block:
+            return self._block_time(names, guesses)
 
         def times(owners: Sequence[int]) -> list[float]:
             steps, slope = model.cost.table(len(names) + 1), model.cost.slope
@@ -279,6 +294,24 @@ class ModelSpeculator:
                     total += steps[rows] - (steps[rows - 1] if rows > 1 else 0.0) + slope * state.length
                     if depth == 0:
                         total += self._catch_up(names[owner]) / _ROUNDS
+                found.append(total)
+            return found
+
+        return times
+
+    def _block_time(self, names: Sequence[str], guesses: Sequence[Guess]) -> DraftingTime:
+        """The same for a model that guesses blocks: a sequence's first draft takes the rows of its block."""
+        model = self._model
+
+        def times(owners: Sequence[int]) -> list[float]:
+            steps, slope, rows = model.cost.table(len(names) * model.block + 1), model.cost.slope, 0
+            seen, found, total = set[int](), list[float](), 0.0
+            for owner in owners:
+                if not guesses[owner].tokens and owner not in seen:
+                    seen.add(owner)
+                    rows += model.block
+                    before = steps[rows - model.block] if rows > model.block else -model.overhead
+                    total += steps[rows] - before + slope * model.block * self._states[names[owner]].length
                 found.append(total)
             return found
 

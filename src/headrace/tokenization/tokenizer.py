@@ -44,6 +44,8 @@ class Tokenizer:
         """A second backend with a token for SPLIT, and its id; made when a message first quotes a control token."""
         self.special_ids = vocab.special_ids
         """Ids that `skip_special_tokens` leaves out."""
+        self.named_tokens = vocab.named_tokens
+        """Special tokens by name, such as `bos_token`."""
         self.bos_token_id = vocab.bos
         self.eos_token_ids = vocab.ends
         """Every id that ends a sequence, ascending."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.training.head_layers import GatedMLP, HeadShape, Norm, SelfAttention, attend
-from headrace.training.training_head import Example, TargetTables, TrainingHead, cross_entropy, pick
+from headrace.training.training_head import Draws, Example, TargetTables, TrainingHead, cross_entropy
 
 __all__ = ["ChainHead", "DraftLayer"]
 
@@ -25,10 +25,10 @@ _DECAY = 0.8
 class DraftLayer(nn.Module):
     """The parts of one Llama layer whose attention reads inputs of `width`."""
 
-    def __init__(self, shape: HeadShape, width: int, generator: torch.Generator) -> None:
+    def __init__(self, shape: HeadShape, width: int, generator: torch.Generator, qk_norm: bool = False) -> None:
         super().__init__()
         self.input_layernorm = Norm(shape.hidden, shape.eps)
-        self.self_attn = SelfAttention(shape, width, generator)
+        self.self_attn = SelfAttention(shape, width, generator, qk_norm)
         self.post_attention_layernorm = Norm(shape.hidden, shape.eps)
         self.mlp = GatedMLP(shape, generator)
 
@@ -110,9 +110,10 @@ class ChainHead(TrainingHead):
         rows = len(example.tokens) - 2 - start - (self.drafts - 1)
         if rows < 1:
             return torch.zeros(0, self.drafts, dtype=torch.bool)
+        draws = Draws(example, self.ids, self.shape.vocab)
         for step, logits in enumerate(self.chain(example, self.drafts)):
             positions = torch.arange(start + 2 + step, start + 2 + step + rows)
-            found.append(pick(logits[:rows], self.ids, positions, example) == example.tokens[positions])
+            found.append(draws.pick(logits[:rows], positions) == example.tokens[positions])
         return torch.stack(found, 1)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.training.head_layers import GatedMLP, HeadShape, Norm, SelfAttention, attend, linear
-from headrace.training.training_head import Example, TargetTables, TrainingHead, cross_entropy, pick
+from headrace.training.training_head import Draws, Example, TargetTables, TrainingHead, cross_entropy
 
 __all__ = ["DFlashHead"]
 
@@ -109,7 +109,7 @@ class DFlashHead(TrainingHead):
         anchors = torch.arange(places.start, places.stop, max(1, math.ceil(len(places) / _ANCHORS)))
         positions = (anchors.unsqueeze(1) + 1 + torch.arange(self.drafts)).flatten()
         logits = self.tables.logits(self.blocks(example, anchors).flatten(0, 1))
-        found = pick(logits, None, positions, example) == example.tokens[positions]
+        found = Draws(example, None, self.shape.vocab).pick(logits, positions) == example.tokens[positions]
         return found.view(-1, self.drafts)
 
     def _places(self, example: Example) -> range:
@@ -139,7 +139,7 @@ class DFlashHead(TrainingHead):
             "hidden_act": "silu",
             "attention_bias": False,
             "rms_norm_eps": shape.eps,
-            "rope_theta": shape.theta,
+            "rope_theta": shape.rope.theta,
             "vocab_size": shape.vocab,
             "max_position_embeddings": shape.positions,
             "tie_word_embeddings": True,

@@ -98,7 +98,7 @@ class Eagle3Head(ChainHead):
             "num_hidden_layers": 1,
             "hidden_act": "silu",
             "rms_norm_eps": shape.eps,
-            "rope_theta": shape.theta,
+            "rope_theta": shape.rope.theta,
             "vocab_size": shape.vocab,
             "draft_vocab_size": len(self._ids),
             "max_position_embeddings": shape.positions,

@@ -16,7 +16,7 @@ __all__ = ["GatedMLP", "HeadShape", "Norm", "SelfAttention", "attend", "linear"]
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """The sizes of a head's layers, which are those of its target's."""
+    """The sizes of a head's layers, which are those of its target's, and their rotation, by default without scaling."""
 
     hidden: int
     intermediate: int
@@ -27,27 +27,29 @@ class HeadShape:
     layers: int
     """Of the target."""
     eps: float
-    theta: float
+    rope: Rope
     positions: int
+    factors: Tensor | None = None
+    """See `models.rope.cos_sin_table`."""
 
     @staticmethod
     def of(target: DecoderConfig) -> HeadShape:
         return HeadShape(
             target.hidden,
-            target.intermediate,
+            target.intermediate or 4 * target.hidden,
             target.num_q_heads,
             target.num_kv_heads,
             target.head_dim,
             target.vocab,
             len(target.layers),
             target.norm_eps,
-            target.ropes[0].theta,
+            Rope(target.ropes[0].theta, target.head_dim),
             target.max_position,
         )
 
     def angles(self, positions: Tensor) -> Tensor:
-        """Cosines | sines float32 [T, 1, head_dim] of positions [T], rotated without scaling."""
-        table = cos_sin_table(Rope(self.theta, self.head_dim), int(positions.max()) + 1)
+        """Cosines | sines float32 [T, 1, rotary_dim] of positions [T]."""
+        table = cos_sin_table(self.rope, int(positions.max()) + 1, self.factors)
         return table[positions].unsqueeze(1)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.errors import ConfigError
+from headrace.models.config import DecoderConfig
 from headrace.models.decoder import DecoderWeights
 from headrace.tokenization.tokenizer import Tokenizer
 from headrace.training.answers import Answer
@@ -40,11 +42,12 @@ def make_head(
         ids = draft_vocabulary(answers, min(settings.draft_vocabulary, shape.vocab), shape.vocab)
         head = Eagle3Head(shape, tables, ids, settings.drafts, generator)
     elif settings.method == "mtp":
-        head = MTPHead(shape, tables, settings.drafts, generator)
+        shape = _own_kind(shape, checkpoint.decoder_config, weights)
+        head = MTPHead(shape, tables, settings.drafts, checkpoint.decoder_config.qk_norm, generator)
     else:
         mask = unused_token(answers, tokenizer, checkpoint.eos_token_ids)
         head = DFlashHead(shape, tables, settings.drafts, settings.layers, mask, generator)
-    known = last_layer(checkpoint, weights)
+    known = last_layer(checkpoint, weights, with_norms=settings.method == "mtp")
     if known is not None:
         head.warm_start(known)
     return head
@@ -77,18 +80,37 @@ def unused_token(answers: Sequence[Answer], tokenizer: Tokenizer, ends: Sequence
     return max(free)
 
 
-def last_layer(checkpoint: Checkpoint, weights: DecoderWeights) -> Mapping[str, Tensor] | None:
+def _own_kind(shape: HeadShape, target: DecoderConfig, weights: DecoderWeights) -> HeadShape:
+    """The shape with the target's rotation. Raises ConfigError for a target whose layers are more than Llama's with
+    norms of queries and keys."""
+    if not _is_llama(target):
+        raise ConfigError(
+            f"--method mtp: its layer is of the model's own kind, and that of {target.family} cannot be trained yet: "
+            "choose eagle3 or dflash"
+        )
+    return replace(shape, rope=target.ropes[target.layers[-1].rope], factors=weights.rope_factors)
+
+
+def _is_llama(config: DecoderConfig) -> bool:
+    """Up to norms of queries and keys."""
+    biased = config.qkv_bias or config.output_bias or config.mlp_bias
+    special = config.sandwich_norm or config.attention_soft_cap is not None or config.attention_scale is not None
+    return config.layers[-1].dense and config.activation == "silu" and not biased and not special
+
+
+def last_layer(checkpoint: Checkpoint, weights: DecoderWeights, with_norms: bool) -> Mapping[str, Tensor] | None:
     """The last layer's tensors by a Llama checkpoint's names, and the last norm as `norm.weight`; None if it is no
-    plain Llama layer."""
+    Llama layer, or one with norms of queries and keys while the head's have none."""
     config, layer = checkpoint.decoder_config, weights.layers[-1]
-    plain = not (config.qk_norm or config.sandwich_norm or config.qkv_bias or config.output_bias or config.mlp_bias)
-    if not plain or layer.router is not None or config.activation != "silu":
+    if not _is_llama(config) or (config.qk_norm and not with_norms):
         return None
     q, kv = config.num_q_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv = layer.qkv.dequantize()
     parts = {"q": qkv[:q], "k": qkv[q : q + kv], "v": qkv[q + kv :]}
     gate, up = layer.gate_up.dequantize().chunk(2)
+    norms = {"q": layer.q_norm, "k": layer.k_norm}
     return {
+        **{f"self_attn.{name}_norm.weight": norm for name, norm in norms.items() if norm is not None},
         **{f"self_attn.{name}_proj.weight": part for name, part in parts.items()},
         "self_attn.o_proj.weight": layer.output.dequantize(),
         "mlp.gate_proj.weight": gate,

@@ -2,7 +2,8 @@
 
 x_i = eh_proj(concat(enorm(embedding of token i + 1), hnorm(h_i))) with the target's h_i after its final norm, and the
 embedding zeroed at position 0. One ordinary layer; the target's own output matrix over shared_head.norm of its output,
-which is also the next step's h.
+which is also the next step's h. The layer is of the target's own kind, so its rotation is the target's, and it has
+norms of queries and keys if the target's layers have them.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ class _SharedHead(nn.Module):
 class MTPHead(ChainHead):
     method = "mtp"
 
-    def __init__(self, shape: HeadShape, tables: TargetTables, drafts: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, shape: HeadShape, tables: TargetTables, drafts: int, qk_norm: bool, generator: torch.Generator
+    ) -> None:
         super().__init__(shape, tables, drafts)
         self.points = ()
         self.enorm = Norm(shape.hidden, shape.eps)
         self.hnorm = Norm(shape.hidden, shape.eps)
         self.eh_proj = linear(2 * shape.hidden, shape.hidden, generator)
-        self.block = DraftLayer(shape, shape.hidden, generator)
+        self.block = DraftLayer(shape, shape.hidden, generator, qk_norm)
         self.shared_head = _SharedHead(shape)
 
     @property
@@ -86,7 +89,7 @@ class MTPHead(ChainHead):
             "num_nextn_predict_layers": 1,
             "hidden_act": "silu",
             "rms_norm_eps": shape.eps,
-            "rope_theta": shape.theta,
+            "rope_theta": shape.rope.theta,
             "vocab_size": shape.vocab,
             "max_position_embeddings": shape.positions,
             "tie_word_embeddings": True,

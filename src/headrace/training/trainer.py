@@ -27,8 +27,9 @@ _CLIP = 1.0
 _BETAS = (0.9, 0.95)
 _SAVE_EVERY = 60.0
 """Seconds. Saving changes no number."""
-_REPORTS, _REPORTED = 10, 16
-"""Reports of the acceptance, and the answers of each; the last one has all that are held out."""
+_REPORTS, _APART, _REPORTED = 10, 32, 16
+"""Reports of the acceptance at most, the steps between two at least, and the answers of each; the last one has all that
+are held out."""
 
 
 class Reader(Protocol):
@@ -93,7 +94,7 @@ class Trainer:
             loss = self._step()
             self.done += 1
             watcher.step(self.done, self.steps, loss)
-            if self.done % max(1, self.steps // _REPORTS) == 0 and self.done < self.steps:
+            if self.done % max(_APART, self.steps // _REPORTS) == 0 and self.done < self.steps:
                 watcher.acceptance(self.done, self.steps, self.measure(_REPORTED))
             if watcher.stopped():
                 self.save()

@@ -14,7 +14,7 @@ from headrace.kernels.logits.reference import soft_capped
 from headrace.kernels.sample.philox import gumbel
 from headrace.kernels.sample.reference import GREEDY_BELOW
 
-__all__ = ["Example", "TargetTables", "TrainingHead", "cross_entropy", "pick"]
+__all__ = ["Draws", "Example", "TargetTables", "TrainingHead", "cross_entropy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,21 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return -(target.softmax(-1) * logits.log_softmax(-1)).sum(-1)
 
 
-def pick(logits: Tensor, ids: Tensor | None, positions: Tensor, example: Example) -> Tensor:
-    """int64 [R]: the tokens that a drafter chooses for `positions` [R], by the draw that the target has there.
+class Draws:
+    """Chooses tokens as a drafter does: greedily, or by the draws that the target has at their positions."""
 
-    `ids` [Vd]: the token of each column; None: the column itself.
-    """
-    if example.temperature >= GREEDY_BELOW and len(logits):
-        vocab = logits.shape[1] if ids is None else int(ids.max()) + 1
-        noise = gumbel(torch.full_like(positions, example.seed), positions, vocab)
-        logits = logits / example.temperature + (noise if ids is None else noise[:, ids])
-    choice = logits.argmax(-1)
-    return choice if ids is None else ids[choice]
+    def __init__(self, example: Example, ids: Tensor | None, vocab: int) -> None:
+        """For the positions of the answer. `ids` [Vd]: the token of each column of logits; None: the column itself."""
+        self._ids, self._first = ids, example.prompt
+        self._temperature = example.temperature if example.temperature >= GREEDY_BELOW else None
+        if self._temperature is not None:
+            positions = torch.arange(example.prompt, len(example.tokens))
+            noise = gumbel(torch.full_like(positions, example.seed), positions, vocab)
+            self._noise = noise if ids is None else noise[:, ids]
+
+    def pick(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """int64 [R]: the tokens for `positions` [R], from logits [R, Vd]."""
+        if self._temperature is not None:
+            logits = logits / self._temperature + self._noise[positions - self._first]
+        choice = logits.argmax(-1)
+        return choice if self._ids is None else self._ids[choice]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +13,7 @@ import pluggy
 import pytest
 
 from headrace.cli.main import main
-from headrace.cli.speculation_facts import speculation_facts, speculation_lines
+from headrace.cli.speculation_facts import add_depths, speculation_facts, speculation_lines
 from headrace.plugins import GROUP, PluginSet, discover
 from headrace.speculation.loading import BUILT_IN, NEEDS
 from headrace.speculation.ngram import NgramDrafter
@@ -36,17 +37,27 @@ def test_every_method_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> 
     assert {fact["name"] for fact in facts} >= {"ngram", "suffix", "predicted"}
     assert [fact["name"] for fact in facts if fact["chosen"]] == ["ngram"]
     assert all(fact["needs"] and fact["problem"] is None for fact in facts)
+    depths = {fact["name"]: (fact["depth"], fact["why"]) for fact in facts}
+    between = "drafts are made between two steps"
+    assert depths["suffix"] == (1, between)
+    assert depths["ngram"] == (1, f"{between}: the device lacks ngram, place, accept")
     assert main(["doctor", "--platform", "sim", "--speculate", "suffix"]) == 0
     said = capsys.readouterr().out
     assert " *suffix      built in: needs nothing else; it keeps" in said
     assert "  predicted   built in: needs requests with a `prediction`" in said
 
 
+def test_a_device_that_drafts_has_two_steps_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--platform", "cpu"]) == 0
+    assert "  ngram       built in: needs nothing else; depth 2 (the device makes" in capsys.readouterr().out
+
+
 def test_an_unknown_method_is_a_fact_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--platform", "sim", "--json", "--speculate", "tarot"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert not report["usable"]
-    assert any("'tarot' is not installed; there are draft:MODEL, ngram" in remedy for remedy in report["remedies"])
+    said = "'tarot' is not installed; there are dflash:CHECKPOINT, draft:MODEL,"
+    assert any(said in remedy for remedy in report["remedies"])
     assert not any(fact["chosen"] for fact in report["speculation"])
 
 
@@ -84,8 +95,9 @@ def test_methods_of_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'plugin_with_drafters:Missing' cannot be loaded" in found["broken"]["problem"]
     assert len(remedies) == 1
     assert found["broken"]["problem"] in remedies[0]
+    add_depths(facts, None)
     lines = list(speculation_lines(facts))
-    assert " *mill        plugin mills: needs nothing else" in lines
+    assert " *mill        plugin mills: needs nothing else; depth 1 (drafts are made between two steps)" in lines
     assert any(line.startswith("  broken      plugin mills: unusable: ") for line in lines)
 
 
@@ -94,3 +106,16 @@ def test_a_plugin_whose_hook_fails_hides_no_other_method(monkeypatch: pytest.Mon
     facts = speculation_facts(plugins(monkeypatch, 5), None, remedies)
     assert [fact["name"] for fact in facts] == sorted(NEEDS)
     assert "hook headrace_drafters failed" in remedies[0]
+
+
+def test_a_block_drafter_is_described(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    layers = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 8}
+    own = {"block_size": 4, "target_layer_ids": [1, 9], "mask_token_id": 3, "markov_rank": 8}
+    config = {**layers, **own, "vocab_size": 99, "architectures": ["Qwen3DSparkModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["doctor", "--platform", "sim", "--speculate", f"dspark:{tmp_path}"]) == 0
+    said = capsys.readouterr().out
+    assert "(4 tokens a block, 2 layers, a vanilla Markov head, estimates of its acceptance; reads" in said
+    assert "after layers 2, 10 of the model)" in said
+    assert main(["doctor", "--platform", "sim", "--speculate", f"dflash:{tmp_path}"]) == 1
+    assert f"write dspark:{tmp_path}" in capsys.readouterr().out

@@ -263,7 +263,7 @@ def test_the_history_follows_where_buffers_are_donated() -> None:
     runner, device = make(in_place_kv=False)
     first = runner._history
     plan = dummy_plan()
-    bucket = runner._bucket(plan)
+    bucket = runner.bucket(plan)
     outputs = runner._call("step", bucket, -1, runner._inputs(runner._all_arrays(plan), bucket))
     assert outputs["history"] is first
     runner._executables = {key: lambda kv, inputs: (kv, {"history": "new", "tokens": 0}) for key in runner._executables}

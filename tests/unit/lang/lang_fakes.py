@@ -12,7 +12,7 @@ import httpx
 
 from headrace.lang.backend import Generated, Scores, TokenCounts
 from headrace.lang.conversation import Conversation
-from headrace.lang.openai_endpoint import Server, server
+from headrace.lang.server_source import Server, server
 
 Answer = Callable[[str], str]
 """From what the model sees, as one text, to what it says."""
@@ -41,6 +41,8 @@ class FakeServer:
         path = request.url.path
         if path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "tiny", "owned_by": self.owner}]})
+        if path == "/v1/programs":
+            return httpx.Response(404, json={"error": {"message": "no such route"}})
         body = json.loads(request.content)
         self.bodies.append((path, body))
         self.running += 1

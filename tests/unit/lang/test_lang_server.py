@@ -178,7 +178,7 @@ def answering(status: int, content: bytes) -> Any:
     def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(status, content=content, headers={"Retry-After": "0"})
 
-    return hl.server("fake", "m", kind="headrace", transport=httpx.MockTransport(answer))
+    return hl.server("fake", "m", kind="headrace", plans=False, transport=httpx.MockTransport(answer))
 
 
 def test_a_server_that_is_full_is_asked_again() -> None:
@@ -190,7 +190,7 @@ def test_a_server_that_is_full_is_asked_again() -> None:
             return httpx.Response(503, headers={"Retry-After": "0"})
         return httpx.Response(200, json={"choices": [{"message": {"content": "ok"}}]})
 
-    full = hl.server("fake", "m", kind="headrace", transport=httpx.MockTransport(answer))
+    full = hl.server("fake", "m", kind="headrace", plans=False, transport=httpx.MockTransport(answer))
     assert ask.run("Q", on=full)["answer"] == "ok"
     assert len(tries) == 3
 

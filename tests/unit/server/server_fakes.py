@@ -6,7 +6,7 @@ import asyncio
 import codecs
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 from fastapi import FastAPI
@@ -85,6 +85,7 @@ class ByteTokenizer:
 
     eos_token_ids: Sequence[int] = ()
     response_template = None
+    named_tokens: ClassVar[dict[str, str]] = {"bos_token": "<s>"}
     template_source = '{{ tools }} <tool_call> "arguments"'
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ import re
 
 import pytest
 from fastapi.routing import APIRoute
-from server_fakes import BOS, CONTEXT, MODEL, VOCAB, Served, fault, serve_fake, with_key
+from server_fakes import BOS, CONTEXT, MODEL, VOCAB, ByteTokenizer, Served, fault, serve_fake, with_key
 from starlette.routing import Route
 
 from headrace import __version__
@@ -63,6 +63,37 @@ def test_tokenize_and_back():
     assert back.json() == {"prompt": "<s>Hé"}
     messages = [{"role": "user", "content": "Hi"}]
     assert asyncio.run(served.post("/tokenize", messages=messages)).json()["tokens"] == list(b"Hi>")
+
+
+def test_a_conversation_is_rendered_without_an_answer():
+    served = serve_fake()
+    messages = [{"role": "user", "content": "Hi"}]
+    told = asyncio.run(served.post("/v1/chat/completions/render", messages=messages, verbosity="low")).json()
+    assert told == {"prompt": "Hi>", "token_ids": list(b"Hi>"), "count": 3, "max_model_len": CONTEXT}
+    assert not served.engine.requests
+    fault(asyncio.run(served.post("/v1/chat/completions/render", messages=messages, n=0)), 400, "n")
+
+
+def test_the_tokenizer_is_described():
+    assert get("/tokenizer_info").json() == {
+        "tokenizer_class": "ByteTokenizer",
+        "bos_token": "<s>",
+        "eos_token": None,
+        "pad_token": None,
+        "chat_template": ByteTokenizer.template_source,
+        "model_max_length": CONTEXT,
+    }
+
+
+def test_a_clients_request_id_comes_back():
+    for path in ("/version", "/nothing"):
+        assert get(path, **{"x-request-id": "mine-7"}).headers["x-request-id"] == "mine-7"
+    served = serve_fake()
+    for headers, own in (({"x-request-id": "mine"}, False), ({"x-request-id": "a b"}, True), ({}, True)):
+        body = {"model": MODEL, "prompt": "Hi", "stream": True}
+        answer = asyncio.run(served.http.post("/v1/completions", json=body, headers=headers))
+        assert answer.headers.get_list("x-request-id") == [answer.headers["x-request-id"]]
+        assert answer.headers["x-request-id"].startswith("cmpl-") == own
 
 
 def test_tokenize_refusals():
@@ -282,7 +313,8 @@ def test_openapi_declares_parameters_errors_and_streams():
                 assert content["schema"]["$ref"].endswith(form)
             assert operation["responses"]["200"]["content"]
     streamed = {path for path, methods in document["paths"].items() if "text/event-stream" in str(methods)}
-    assert streamed == {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"}
+    names = ("chat/completions", "completions", "messages", "programs", "responses")
+    assert streamed == {f"/v1/{name}" for name in names}
     lines = {path for path, methods in document["paths"].items() if "application/x-ndjson" in str(methods)}
     assert lines == {"/api/chat", "/api/generate"}
     error = asyncio.run(serve_fake().complete(n=0)).json()

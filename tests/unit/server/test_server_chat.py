@@ -169,7 +169,11 @@ def test_template_arguments():
     assert seen["continue"]
     assert not seen["generate"]
     assert seen["messages"][-1]["content"] == "Sure: "
-    assert seen["kwargs"] == {"enable_thinking": False, "reasoning_effort": "low"}
+    assert seen["kwargs"] == {"enable_thinking": False, "thinking": True, "reasoning_effort": "low"}
+    off = {"enable_thinking": False, "thinking": False, "reasoning_effort": "none"}
+    assert rendered(reasoning_effort="none")["kwargs"] == off
+    parts = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]
+    assert rendered(messages=[{"role": "user", "content": parts, "id": "m"}])["messages"] == [user("a")]
     assert rendered(tools=[TOOL], tool_choice="none")["tools"] is None
     assert rendered(tools=[TOOL], tool_choice="auto")["tools"] == [TOOL]
     assert rendered(tools=[])["tools"] is None

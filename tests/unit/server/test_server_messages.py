@@ -51,6 +51,14 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
     return found
 
 
+def arguments(text: str) -> dict[str, Any]:
+    """As the complete answer shows them, which may have been cut off."""
+    try:
+        return dict(json.loads(text or "{}"))
+    except (ValueError, TypeError):
+        return {"unparsed": text}
+
+
 def folded(stream: list[dict[str, Any]]) -> dict[str, Any]:
     """The message that a client makes of a stream; checks the order of the events."""
     assert [event["type"] for event in stream[:2]] == ["message_start", "ping"]
@@ -68,7 +76,7 @@ def folded(stream: list[dict[str, Any]]) -> dict[str, Any]:
         assert event["index"] == len(message["content"]) - 1
         if event["type"] == "content_block_stop":
             if open_block["type"] == "tool_use":
-                open_block["input"] = json.loads(partial or "{}")
+                open_block["input"] = arguments(partial)
             open_block = None
             continue
         delta = dict(event["delta"])

@@ -164,3 +164,23 @@ def test_missing_fields_have_the_default_of_the_protocol() -> None:
 def test_a_bias_whose_key_is_no_id_names_the_key(key: str) -> None:
     error = fault(asyncio.run(serve_fake().complete(logit_bias={key: 1})), 400, "logit_bias")
     assert f"key {key!r} is not a token id" in error["message"]
+
+
+def test_a_prompt_that_is_cut_keeps_its_end():
+    served = serve_fake()
+    long = "".join(chr(97 + at % 26) for at in range(500))
+
+    def prompt(**body: Any) -> bytes:
+        answer = asyncio.run(served.post("/v1/completions", model=MODEL, add_special_tokens=False, **body))
+        assert answer.status_code == 200, answer.text
+        return bytes(served.engine.requests[-1].prompt)
+
+    assert prompt(prompt=long, truncate_prompt_tokens=10, max_tokens=5) == long[-10:].encode()
+    assert prompt(prompt=list(long.encode()), truncate_prompt_tokens=10, max_tokens=5) == long[-10:].encode()
+    assert prompt(prompt="abc", truncate_prompt_tokens=10) == b"abc"
+    assert prompt(prompt=long, truncate_prompt_tokens=-1, max_tokens=1) == long[1 - CONTEXT :].encode()
+    messages = [{"role": "user", "content": long}]
+    assert asyncio.run(served.chat(messages=messages, truncate_prompt_tokens=-1)).status_code == 200
+    assert bytes(served.engine.requests[-1].prompt) == (long + ">")[1 - CONTEXT :].encode()
+    fault(asyncio.run(served.complete(prompt=long, truncate_prompt_tokens=0)), 400, "truncate_prompt_tokens")
+    fault(asyncio.run(served.complete(truncate_prompt_tokens=-2)), 400, "truncate_prompt_tokens")

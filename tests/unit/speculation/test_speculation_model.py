@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from naive_drafts import NAMESPACE
@@ -28,6 +29,10 @@ class FakeModel:
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     overhead: float = 0.0
     limit: int = 10**6
+    block: int = 0
+    """Rows of a block, all of whose tokens it guesses in one step."""
+    estimates: Callable[[list[int]], list[float]] | None = None
+    """Of the survival of a block's tokens."""
 
     def __post_init__(self) -> None:
         self.cost = StepCost()
@@ -60,6 +65,8 @@ class FakeModel:
             if self.behind(name) > 16:
                 caught_up[at] = self.takes(self.behind(name))
             self.computed[name] = self.lengths[name]
+        if self.block:
+            return self.draft_blocks(len(wanted))
         depths = [sum(count > depth for _, count in wanted) for depth in range(max(count for _, count in wanted))]
         seconds = sum(map(self.takes, depths))
         self.spent += seconds + sum(caught_up)
@@ -67,6 +74,14 @@ class FakeModel:
         return ModelDrafts(
             [[int(self.rng.random() < self.hit) for _ in range(n)] for _, n in wanted], seconds, caught_up
         )
+
+    def draft_blocks(self, count: int) -> ModelDrafts:
+        """Blocks whose tokens are wrong from the first miss on."""
+        seconds = self.takes(count * self.block)
+        self.spent += seconds
+        blocks = [[int(self.rng.random() < self.hit) for _ in range(self.block)] for _ in range(count)]
+        survival = None if self.estimates is None else list(map(self.estimates, blocks))
+        return ModelDrafts(blocks, seconds, [0.0] * count, survival)
 
 
 def speed(model: FakeModel, batch: int = 1, tokens: int = 3000, prompt: int = 20) -> float:
@@ -190,3 +205,28 @@ def test_a_sequence_is_held_rarely_if_steps_admit_nothing() -> None:
         speculator.settle(drafts, [0] * len(drafts.tokens), 1, cpu_seconds(1))
     assert model.rounds == 0
     assert held < 120
+
+
+def sure(block: list[int]) -> list[float]:
+    """The estimates of one who knows which tokens are right."""
+    right = block.index(0) if 0 in block else len(block)
+    return [0.99] * right + [0.01] * (len(block) - right)
+
+
+@pytest.mark.parametrize("estimates", [None, sure])
+def test_blocks_pay(estimates: Any) -> None:
+    assert speed(FakeModel(0.3, 0.85, gpu_seconds, block=6, estimates=estimates)) > 1.8
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize(("share", "hit"), [(0.1, 0.02), (1.5, 0.7)])
+@pytest.mark.parametrize("estimates", [None, sure, lambda block: [0.99] * len(block)])
+def test_blocks_that_do_not_pay_cost_little(estimates: Any, share: float, hit: float, batch: int) -> None:
+    assert speed(FakeModel(share, hit, cpu_seconds, block=6, estimates=estimates), batch) > 0.97
+
+
+def test_estimates_choose_how_far_to_verify() -> None:
+    """Rows cost on such a device, so drafts that are known to be wrong are not verified."""
+    knowing = FakeModel(0.05, 0.6, cpu_seconds, block=6, estimates=sure)
+    guessing = FakeModel(0.05, 0.6, cpu_seconds, block=6)
+    assert speed(knowing) > 1.1 * speed(guessing)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from training_cases import IDS, MASK, SHAPE, example, make
 
-from headrace.training.training_head import Example, cross_entropy, pick
+from headrace.training.training_head import Draws, Example, cross_entropy
 
 Tensor = torch.Tensor
 Entry = tuple[int, Tensor]
@@ -25,7 +25,7 @@ def turned(x: Tensor, position: int) -> Tensor:
     half = SHAPE.head_dim // 2
     out = torch.empty_like(x)
     for at in range(half):
-        angle = position * SHAPE.theta ** (-2 * at / SHAPE.head_dim)
+        angle = position * SHAPE.rope.theta ** (-2 * at / SHAPE.head_dim)
         cos, sin = math.cos(angle), math.sin(angle)
         out[at] = x[at] * cos - x[at + half] * sin
         out[at + half] = x[at + half] * cos + x[at] * sin
@@ -174,7 +174,7 @@ def test_agreement_is_that_of_the_drafts(method: str, temperature: float) -> Non
     head = make(method, spread=0.3)
     one = example(head, count=20, temperature=temperature)
     drafts = {"eagle3": eagle3_draft, "mtp": mtp_draft}.get(method)
-    ids = IDS if method == "eagle3" else None
+    draws = Draws(one, IDS if method == "eagle3" else None, SHAPE.vocab)
     with torch.no_grad():
         found = head.agreement(one)
         rows = []
@@ -183,7 +183,7 @@ def test_agreement_is_that_of_the_drafts(method: str, temperature: float) -> Non
             first = place + 1 if drafts is None else place + 2
             rows.append(
                 [
-                    int(pick(row[None], ids, torch.tensor([first + at]), one)) == int(one.tokens[first + at])
+                    int(draws.pick(row[None], torch.tensor([first + at]))) == int(one.tokens[first + at])
                     for at, row in enumerate(logits)
                 ]
             )

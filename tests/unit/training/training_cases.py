@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from headrace.models.config import Rope
 from headrace.training.answers import Answer
 from headrace.training.dflash_head import DFlashHead
 from headrace.training.eagle3_head import Eagle3Head
@@ -15,7 +16,16 @@ from headrace.training.mtp_head import MTPHead
 from headrace.training.training_head import Example, TargetTables, TrainingHead
 
 SHAPE = HeadShape(
-    hidden=16, intermediate=24, q_heads=4, kv_heads=2, head_dim=8, vocab=40, layers=6, eps=1e-5, theta=1e4, positions=64
+    hidden=16,
+    intermediate=24,
+    q_heads=4,
+    kv_heads=2,
+    head_dim=8,
+    vocab=40,
+    layers=6,
+    eps=1e-5,
+    rope=Rope(1e4, 8),
+    positions=64,
 )
 MASK = 39
 IDS = torch.arange(0, 40, 2)
@@ -37,7 +47,7 @@ def make(method: str, drafts: int = 3, ids: torch.Tensor = IDS, seed: int = 3, s
     if method == "eagle3":
         head = Eagle3Head(SHAPE, tables(), ids, drafts, generator)
     elif method == "mtp":
-        head = MTPHead(SHAPE, tables(), drafts, generator)
+        head = MTPHead(SHAPE, tables(), drafts, False, generator)
     else:
         head = DFlashHead(SHAPE, tables(), drafts, 2, MASK, generator)
     if spread is not None:

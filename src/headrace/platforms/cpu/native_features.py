@@ -1,4 +1,4 @@
-"""The native operators of drafters that read the target's hidden states."""
+"""The native operators that only drafters call, which read the target's hidden states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_linear import HasLauncher
 from headrace.platforms.cpu.native_ops import batch_sizes
 
-__all__ = ["FeatureArgs", "NativeFeatures", "TakeRowsArgs", "WidenLogitsArgs"]
+__all__ = ["BlockConvArgs", "FeatureArgs", "NativeFeatures", "TakeRowsArgs", "WidenLogitsArgs"]
 
 Tensor = torch.Tensor
 
@@ -36,6 +36,14 @@ class WidenLogitsArgs(ctypes.Structure):
     )  # fmt: skip
 
 
+class BlockConvArgs(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "kernel", "base", "y")),
+        ("rows", Dim),
+        *((name, ctypes.c_int32) for name in ("width", "groups", "taps", "side", "block")),
+    )
+
+
 class NativeFeatures:
     """Operators that keep, read and select features, see `ops.OptionalOps`."""
 
@@ -45,7 +53,7 @@ class NativeFeatures:
         self._check: Callable[[], None] | None = check
 
     def table(self) -> Mapping[str, Callable[..., Any]]:
-        names = ("store_features", "load_features", "take_rows", "widen_logits")
+        names = ("store_features", "load_features", "take_rows", "widen_logits", "block_conv")
         return {name: getattr(self, name) for name in names}
 
     def _launcher(self) -> Launcher:
@@ -91,6 +99,17 @@ class NativeFeatures:
             args = WidenLogitsArgs(*pointers, rows, logits.shape[1], columns.shape[0])
             launcher.call("widen_logits", args, (wide, y, columns))
             return y
+
+    def block_conv(self, x: Tensor, kernel: Tensor, base: Tensor, side: int, rows: int) -> Tensor:
+        launcher, (taps, width) = self._launcher(), base.shape
+        with launcher.own():
+            given = [part.float().contiguous() for part in (x, kernel, base)]
+            count = launcher.rows(x)
+            y = launcher.empty(count, x.shape)
+            groups = kernel.shape[1] // (2 * taps)
+            args = BlockConvArgs(*(t.data_ptr() for t in (*given, y)), count, width, groups, taps, side, rows)
+            launcher.call("block_conv", args, (*given, y))
+            return y.to(x.dtype)
 
 
 def _native(kv: Any) -> NativeKV:

@@ -9,13 +9,13 @@ from headrace.errors import PlatformError
 from headrace.kernels.linear.cpu_pack import InputArgs, PackedArgs, PartArgs
 from headrace.platforms.cpu import native_args as args
 from headrace.platforms.cpu.native import REMEDY, HostCopy, Library
-from headrace.platforms.cpu.native_features import FeatureArgs, TakeRowsArgs, WidenLogitsArgs
+from headrace.platforms.cpu.native_features import BlockConvArgs, FeatureArgs, TakeRowsArgs, WidenLogitsArgs
 from headrace.platforms.cpu.native_kv import KVArgs
 from headrace.platforms.cpu.native_linear import EmbeddingArgs, GatedLinearArgs, LinearArgs, LogitsArgs
 from headrace.platforms.cpu.native_moe import MoEArgs
 from headrace.platforms.cpu.native_split import OwnArgs
 
-__all__ = ["FEATURE_TWINS", "TWINS", "Twins", "check_layouts"]
+__all__ = ["DRAFTER_TWINS", "TWINS", "Twins", "check_layouts"]
 
 Twins = Mapping[str, type[ctypes.Structure]]
 """By the name of the C structure."""
@@ -47,10 +47,14 @@ TWINS: Twins = {
 }
 
 
-FEATURE_TWINS: Twins = {
+DRAFTER_TWINS: Twins = {
     "hr_feature_args": FeatureArgs,
     "take_rows_args": TakeRowsArgs,
     "widen_logits_args": WidenLogitsArgs,
+    "block_conv_args": BlockConvArgs,
+    "ngram_args": args.NgramArgs,
+    "place_args": args.PlaceArgs,
+    "accept_args": args.AcceptArgs,
 }
 """Those of operators that only drafters call: they are checked before the first call."""
 

@@ -147,6 +147,10 @@ class SimOperators:
         self.meter.charge(4 * (logits.size + len(logits) * len(columns)))
         return _zeros(len(logits), len(columns))
 
+    def block_conv(self, x: Array, kernel: Array, base: Any, side: int, rows: int) -> Array:
+        self.meter.charge((2 * x.size + kernel.size) * _ITEM, 2.0 * x.size * len(base))
+        return _zeros(*x.shape)
+
     def logits(self, x: Array, batch: Batch, head: Weight, soft_cap: float | None) -> Array:
         rows, (vocab, columns) = len(batch.rows), head.shape
         self.meter.charge(head.nbytes + rows * vocab * 4, 2.0 * rows * vocab * columns)

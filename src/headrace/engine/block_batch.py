@@ -1,0 +1,83 @@
+"""The arrays of a round of drafted blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.kernels.inputs import batch_of
+from headrace.models.block_draft_config import BlockDraftConfig
+from headrace.models.block_drafter import BlockBatch
+from headrace.sampling import DEVICE_ROWS
+
+__all__ = ["BlockPlace", "block_arrays", "block_batch"]
+
+Array = npt.NDArray[Any]
+Ints = npt.NDArray[np.int32]
+
+
+class BlockPlace(NamedTuple):
+    """The block of one sequence."""
+
+    anchor: int
+    """Its last token."""
+    position: int
+    """That token's."""
+    blocks: Ints
+    """The block table, up to the last position of the drafted block."""
+
+
+def block_arrays(config: BlockDraftConfig, places: Sequence[BlockPlace], block_size: int) -> dict[str, Array]:
+    """The inputs of a round, unpadded."""
+    count, rows = len(places), config.rows
+    total = count * rows
+    start = np.array([place.position for place in places], np.int32)
+    positions = (start[:, None] + np.arange(rows, dtype=np.int32)).reshape(-1)
+    last = (start + rows - 1).repeat(rows)
+    table = np.zeros((count, int(last.max()) // block_size + 1), np.int32)
+    for at, place in enumerate(places):
+        held = place.blocks[: int(last[at * rows]) // block_size + 1]
+        table[at, : len(held)] = held
+    table = table.repeat(rows, axis=0)
+    owner = np.arange(total, dtype=np.int32)
+    tokens = np.full(total, config.decoder.vocab if config.mask_token is None else config.mask_token, np.int32)
+    tokens[::rows] = [place.anchor for place in places]
+    guessing = owner if config.anchored else owner[owner % rows > 0]
+    return {
+        "sizes": np.array([total, total, len(guessing)], np.int32),
+        "token_ids": tokens,
+        "positions": positions,
+        "slot_mapping": table[owner, positions // block_size] * block_size + positions % block_size,
+        "token_seq": owner,
+        "query_start": np.arange(total + 1, dtype=np.int32),
+        "context_lens": positions + 1,
+        "block_tables": table,
+        "slots": np.zeros(total, np.int32),
+        "rows": guessing,
+        "last_positions": last,
+        "whole_lens": last + 1,
+        **_scored(len(guessing), config.draft_vocab or config.decoder.vocab),
+    }
+
+
+def _scored(rows: int, vocab: int) -> dict[str, Array]:
+    """Inputs of `sample` with which it only scores: it gives the likely tokens, and writes nothing."""
+    numbers = {name: np.full(rows, row.neutral, np.dtype(row.dtype)) for name, row in DEVICE_ROWS.items()}
+    zeros = {name: np.zeros(rows, np.int32) for name in ("position", "target", "slot", "prompt_len")}
+    return {
+        **numbers,
+        **zeros,
+        "seed": np.zeros(rows, np.int64),
+        "bias_row": np.zeros(0, np.int32),
+        "bias_token": np.zeros(0, np.int32),
+        "bias_value": np.zeros(0, np.float32),
+        "allowed": np.zeros((1, -(-vocab // 32)), np.int32),
+        "allowed_row": np.full(rows, -1, np.int32),
+    }
+
+
+def block_batch(inputs: Mapping[str, Any]) -> BlockBatch:
+    return BlockBatch(batch_of(inputs), inputs["last_positions"], inputs["whole_lens"])

@@ -1,0 +1,188 @@
+"""Loads the draft head of `--speculate eagle3:CHECKPOINT` and `--speculate mtp`. Rank 0 alone has it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.checkpoints.files import located, present, read_json
+from headrace.checkpoints.safetensors_source import SafetensorsSource, open_safetensors
+from headrace.config import EAGLE3, MTP, Config, ModelFacts, Resolved, resolve
+from headrace.engine.head_drafter import HeadDrafter
+from headrace.engine.head_passes import HeadPasses
+from headrace.engine.ranks.rank_messages import Sizes
+from headrace.engine.runner import Runner
+from headrace.errors import ConfigError, ModelNotFound, UnsupportedModel
+from headrace.kernels.ops import Ops
+from headrace.kernels.weight import Weight
+from headrace.models.assemble import Finish
+from headrace.models.config import DecoderConfig
+from headrace.models.decoder import DecoderWeights
+from headrace.models.draft_heads import DraftHead
+from headrace.models.eagle3 import Eagle3Config, build_head, build_tap, read_eagle3
+from headrace.models.features import FeatureTap, feature_layer
+from headrace.models.head_weights import HeadReader, StoredTensors
+from headrace.models.mtp import MtpNames, build_mtp, find_mtp, head_config, mtp_tap
+from headrace.platforms.interface import Device
+from headrace.types import KVLayout, LayerKV
+
+__all__ = ["HEAD_METHODS", "HeadSource", "find_head"]
+
+_log = logging.getLogger(__name__)
+HEAD_METHODS = (EAGLE3, MTP)
+_OPERATORS = frozenset({"store_features", "load_features", "take_rows", "widen_logits"})
+_BIN = "pytorch_model.bin"
+
+
+@dataclass(slots=True)
+class HeadSource:
+    """A head that fits its target: a `rank_loading.TapSource`. Weights are read by `load`."""
+
+    method: str
+    target: Checkpoint
+    path: str
+    source: StoredTensors
+    decoder: DecoderConfig
+    """Of the head's layers."""
+    layout: KVLayout
+    """Of the features in the target's cache and of the head's own cache, which has as many blocks."""
+    eagle3: Eagle3Config | None = None
+    mtp: MtpNames | None = None
+    max_model_len: int = 0
+    _head: DraftHead | None = field(default=None, init=False)
+    _reader: HeadReader | None = field(default=None, init=False)
+    _ops: Any = field(default=None, init=False)
+    _tap: FeatureTap | None = field(default=None, init=False)
+
+    @property
+    def layers(self) -> tuple[LayerKV, ...]:
+        """The one that keeps features."""
+        return (feature_layer(self.decoder.hidden, self.target.decoder_config.head_dim),)
+
+    @property
+    def total_bytes(self) -> int:
+        """Of the head's own files."""
+        return 0 if self.mtp is not None else sum(file.stat().st_size for file in Path(self.path).glob("*.safetensors"))
+
+    def spare(self, sizes: Sizes) -> int:
+        return 0
+
+    def load(
+        self, device: Device, ops: Ops, weights: DecoderWeights, finish: Finish, place: Callable[[torch.Tensor], Any]
+    ) -> None:
+        offset = self.target.norm_offset if self.mtp is not None else 0.0
+        reader = HeadReader(self.source, self.path, finish, place, lambda ints: device.put(ints.numpy()), offset)
+        self._ops, self._reader = ops, reader
+        self._tap = self._make_tap(0)
+        if self.eagle3 is not None:
+            same = self.decoder.hidden == self.target.decoder_config.hidden
+            embedding = self._tables(weights, reader)[0] if same else None
+            self._head = build_head(self.eagle3, reader, ops, embedding, self.max_model_len)
+        else:
+            assert self.mtp is not None
+            tables = self._tables(weights, reader)
+            names = self.target.names
+            self._head = build_mtp(self.mtp, self.decoder, reader, ops, names, tables, self.max_model_len)
+
+    def tap(self, layer: int) -> FeatureTap:
+        assert self._tap is not None
+        return replace(self._tap, layer=layer)
+
+    def make(
+        self, device: Device, runner: Runner, resolved: Resolved, busy_seconds: Callable[[], float] | None
+    ) -> HeadDrafter:
+        """Bind it to the runner of the target. Raises OutOfMemory."""
+        assert self._head is not None
+        assert self._tap is not None
+        layout = resolved.kv_layout
+        feature = (len(runner.config.layout.layers) - 1, self._tap.width)
+        own = replace(layout, layers=self.decoder.kv_layers)
+        passes = HeadPasses(device, runner, self._head, own, resolved.num_blocks, feature)
+        drafter = HeadDrafter(
+            self.method,
+            self.path,
+            passes,
+            resolved.num_blocks,
+            layout.block_size,
+            resolved.max_num_batched_tokens,
+            resolved.max_model_len,
+            self.target.decoder_config.vocab,
+            self._head.zero_first,
+            busy_seconds,
+        )
+        drafter.warm_up()
+        _log.info("drafts by %s of %s", self.method, self.path)
+        return drafter
+
+    def _make_tap(self, layer: int) -> FeatureTap:
+        reader, target = self._reader, self.target.decoder_config
+        assert reader is not None
+        if self.eagle3 is None:
+            return mtp_tap(reader, self._ops, target, layer)
+        return build_tap(self.eagle3, reader, self._ops, target.norm_eps, layer)
+
+    def _tables(self, weights: DecoderWeights, reader: HeadReader) -> tuple[Weight, Weight]:
+        """The target's embedding and output matrix. A rank of several has only its part of them: they are read again,
+        whole."""
+        if weights.first_token is None:
+            return weights.embedding, weights.head
+        own = replace(reader, source=cast(StoredTensors, self.target.source))
+        assembly = own.assembly(self.target.decoder_config, self.target.names)
+        return assembly.tables()
+
+
+def find_head(config: Config, target: Checkpoint, device: Device) -> HeadSource | None:
+    """The head of the methods `eagle3` and `mtp`, which has been compared with the target; None for other methods.
+
+    Raises ConfigError, ModelNotFound, CheckpointError and UnsupportedModel.
+    """
+    method, _, path = (config.scheduler.speculate or "").partition(":")
+    if method not in HEAD_METHODS:
+        return None
+    if not isinstance(target.source, SafetensorsSource):
+        raise ConfigError(
+            f"--speculate {method}: {target.path} is no directory of safetensors files, which the target of a draft "
+            "head must be"
+        )
+    if method == MTP:
+        names = frozenset(target.source.names)
+        own = find_mtp(names, target.decoder_config, str(target.path))
+        layers = head_config(own, names, target.decoder_config, target.names)
+        layout = _layout(config, target, device, layers)
+        return HeadSource(method, target, str(target.path), target.source, layers, layout, mtp=own)
+    directory = Path(path)
+    source = _open(directory)
+    with located(directory / "config.json"):
+        settings = read_eagle3(read_json(directory / "config.json"), source, target.decoder_config)
+    layout = _layout(config, target, device, settings.decoder)
+    return HeadSource(method, target, path, source, settings.decoder, layout, eagle3=settings)
+
+
+def _layout(config: Config, target: Checkpoint, device: Device, head: DecoderConfig) -> KVLayout:
+    """Raises ConfigError and UnsupportedModel, if the device lacks what the head's layers or its operators need."""
+    goal = target.decoder_config
+    layers = (*head.kv_layers, feature_layer(head.hidden, goal.head_dim))
+    needs = tuple(own | _OPERATORS for own in head.operator_needs)
+    facts = ModelFacts(layers, goal.max_position, goal.vocab, target.weight_dtype, head.attention_needs, needs)
+    # Two blocks: only the layout counts here.
+    cache = config.cache.model_copy(update={"num_blocks": 2})
+    model = config.model.model_copy(update={"max_model_len": None})
+    own = config.model_copy(update={"cache": cache, "model": model})
+    return resolve(own, device.capabilities(), facts, 0, "the device of the draft head")[0].kv_layout
+
+
+def _open(directory: Path) -> SafetensorsSource:
+    if not present(directory / "config.json"):
+        raise ModelNotFound(f"{directory}: no directory of a draft head: it has no config.json")
+    if present(directory / _BIN) and not any(directory.glob("*.safetensors")):
+        raise UnsupportedModel(
+            f"{directory}: {_BIN} is not read, because a pickle may run code: load it with torch.load(..., "
+            "weights_only=True) and write model.safetensors beside it with safetensors.torch.save_file"
+        )
+    return open_safetensors(directory, None)

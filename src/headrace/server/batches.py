@@ -1,0 +1,95 @@
+"""OpenAI's batches: `/v1/batches`."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.errors import InvalidRequest
+from headrace.server.batch_schemas import BatchList, BatchObject, BatchRequest
+from headrace.server.context import Context
+from headrace.server.files import batch_store, page
+from headrace.server.http_errors import HttpError
+from headrace.server.request_body import read_json
+from headrace.server.request_ids import new_request_id
+from headrace.server.route_spec import RouteSpec
+
+__all__ = ["ROUTES"]
+
+_WINDOW = 86400
+
+
+async def add_batch(context: Context, request: Request) -> Response:
+    store = batch_store(context)
+    body, _ = await read_json(request, BatchRequest)
+    file = await context.workers.run(0, partial(store.file, body.input_file_id))
+    if file is None or file.purpose != "batch":
+        message = f"`input_file_id`: there is no file {body.input_file_id!r:.100} of the purpose batch"
+        raise InvalidRequest(message, "input_file_id", "invalid_value")
+    now, expires = int(time.time()), body.output_expires_after
+    batch = BatchObject(
+        new_request_id("batch").replace("-", "_"),
+        body.endpoint,
+        file.id,
+        "validating",
+        now,
+        now + _WINDOW,
+        context.model,
+        metadata=body.metadata,
+        output_seconds=None if expires is None else expires.seconds,
+    )
+    await context.workers.run(0, partial(store.add, batch))
+    _wake(context)
+    return _json(batch)
+
+
+def _wake(context: Context) -> None:
+    if context.runner is not None:
+        context.runner.wake()
+
+
+async def list_batches(context: Context, request: Request) -> Response:
+    batches = await context.workers.run(0, batch_store(context).batches)
+    shown, more = page(batches, [batch.id for batch in batches], request, 100)
+    return _json(BatchList(shown, more, shown[0].id if shown else None, shown[-1].id if shown else None))
+
+
+async def show_batch(context: Context, request: Request) -> Response:
+    return _json(await _found(context, request))
+
+
+async def _found(context: Context, request: Request) -> BatchObject:
+    name = request.path_params["batch_id"]
+    batch = await context.workers.run(0, partial(batch_store(context).get, name))
+    if batch is None:
+        raise HttpError(404, f"there is no batch {name[:100]!r}", code="not_found")
+    return batch
+
+
+async def cancel_batch(context: Context, request: Request) -> Response:
+    batch, store = await _found(context, request), batch_store(context)
+    move = partial(store.move, batch.id, ("validating", "in_progress"), "cancelling", cancelling_at=int(time.time()))
+    if await context.workers.run(0, move) is None:
+        batch = await _found(context, request)
+        if batch.status not in ("cancelling", "cancelled"):
+            raise HttpError(409, f"the batch is {batch.status}, and can no longer be cancelled", code="invalid_state")
+    _wake(context)
+    return _json(await _found(context, request))
+
+
+def _json(data: object) -> Response:
+    return Response(msgspec.json.encode(data), media_type="application/json")
+
+
+ROUTES = (
+    RouteSpec("POST", "/v1/batches", add_batch, "Begin a batch", BatchRequest, BatchObject),
+    RouteSpec("GET", "/v1/batches", list_batches, "List the batches", reply=BatchList),
+    RouteSpec("GET", "/v1/batches/{batch_id}", show_batch, "Describe a batch", reply=BatchObject),
+    RouteSpec(
+        "POST", "/v1/batches/{batch_id}/cancel", cancel_batch, "Cancel a batch", reply=BatchObject, conflicts=True
+    ),
+)

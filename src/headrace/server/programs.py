@@ -1,0 +1,205 @@
+"""`/v1/programs`: runs plans of `headrace.lang` on the engine.
+
+A stream's events are by variable. A call-out is an event, too, and the client answers it with another request. A
+program ends with its connection, with `DELETE`, at its timeout or when the server stops; all that it has in the engine
+ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headrace.errors import HeadraceError, Overloaded
+from headrace.server.cancel_scope import CancelScope, ClientDisconnected
+from headrace.server.context import Context
+from headrace.server.heartbeat import COMMENT, Heartbeat
+from headrace.server.http_errors import HttpError, error_body, to_http
+from headrace.server.metrics import ProgramCounts
+from headrace.server.program_schemas import (
+    ProgramEvent,
+    ProgramReply,
+    ProgramRequest,
+    ProgramsReply,
+    ToolOutputReply,
+    ToolOutputRequest,
+)
+from headrace.server.request_body import read_json
+from headrace.server.request_ids import new_request_id
+from headrace.server.route_spec import RouteSpec
+from headrace.server.stream_form import DONE, event
+
+__all__ = ["ROUTES", "answer_program", "answer_tool_call", "cancel_program", "tell_limits"]
+
+_log = logging.getLogger(__name__)
+MOST_PROGRAMS = 256
+"""Programs that run at once."""
+
+
+class RunningProgram(Protocol):
+    """The members of `program_run.ProgramRun` that the routes use."""
+
+    name: str
+    events: asyncio.Queue[ProgramEvent | None]
+    task: asyncio.Task[ProgramReply] | None
+
+    @property
+    def usage(self) -> ProgramCounts: ...
+
+    def start(self) -> asyncio.Task[ProgramReply]: ...
+
+    def answer(self, call_id: str, output: Any, error: str | None) -> bool: ...
+
+    def event(self, kind: Any, **fields: Any) -> ProgramEvent: ...
+
+
+async def answer_program(context: Context, request: Request) -> Response:
+    body, sent = await read_json(request, ProgramRequest)
+    context.check_model(body.model)
+    if len(context.programs) >= MOST_PROGRAMS:
+        raise Overloaded(f"{MOST_PROGRAMS} programs are running, and no more may", retry_after=1.0)
+    make = await context.workers.run(len(sent), partial(_read, body))
+    return _ProgramExchange(context, make(context, new_request_id("prog")), bool(body.stream))
+
+
+def _read(body: ProgramRequest) -> Callable[[Context, str], RunningProgram]:
+    """Import the language with the first program, and read the body: what makes its run. Runs in any thread."""
+    from headrace.server.program_run import ProgramRun, read_program
+
+    plan, inputs = read_program(body)
+    return lambda context, name: ProgramRun(context, name, plan, inputs, body)
+
+
+async def tell_limits(context: Context, request: Request) -> Response:
+    def reply() -> bytes:
+        from headrace.server.program_run import limits_reply
+
+        return msgspec.json.encode(ProgramsReply("programs", (1, 0), len(context.programs), limits_reply()))
+
+    return Response(await context.workers.run(0, reply), media_type="application/json")
+
+
+async def answer_tool_call(context: Context, request: Request) -> Response:
+    body, _ = await read_json(request, ToolOutputRequest)
+    run = _running(context, request)
+    if not run.answer(body.call_id, body.output, body.error):
+        raise HttpError(404, f"no call {body.call_id[:200]!r} waits for an output", param="call_id", code="not_found")
+    return Response(msgspec.json.encode(ToolOutputReply(run.name, body.call_id)), media_type="application/json")
+
+
+async def cancel_program(context: Context, request: Request) -> Response:
+    run = _running(context, request)
+    assert run.task is not None
+    run.task.cancel()
+    return Response(msgspec.json.encode({"id": run.name, "cancelled": True}), media_type="application/json")
+
+
+def _running(context: Context, request: Request) -> RunningProgram:
+    name = request.path_params["id"]
+    run: RunningProgram | None = context.programs.get(name)
+    if run is None:
+        raise HttpError(404, f"no program {name[:200]!r} is running", param="id", code="not_found")
+    return run
+
+
+class _ProgramExchange(Response):
+    """The answer to a program: what goes wrong before a stream begins is an HTTP error, and an event after that."""
+
+    def __init__(self, context: Context, run: RunningProgram, stream: bool) -> None:
+        super().__init__()
+        self._context, self._run, self._streams = context, run, stream
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        run, context = self._run, self._context
+        context.programs[run.name] = run
+        task = run.start()
+        how = "error"
+        try:
+            async with CancelScope(context.active, receive) as cancel_scope:
+                try:
+                    await (self._stream(task, send) if self._streams else self._complete(task, send))
+                    how = "completed"
+                except asyncio.CancelledError:
+                    why = cancel_scope.reason()
+                    if why is None and not task.cancelled():
+                        raise
+                    how = "cancelled"
+                    await self._fail(why, send)
+                except Exception as error:
+                    await self._fail(error, send)
+                cancel_scope.release()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            context.programs.pop(run.name, None)
+            context.metrics.note_program(how, run.usage)
+
+    async def _complete(self, task: asyncio.Task[ProgramReply], send: Send) -> None:
+        data = msgspec.json.encode(await task)
+        await self._start(send, b"application/json")
+        await send({"type": "http.response.body", "body": data})
+
+    async def _stream(self, task: asyncio.Task[ProgramReply], send: Send) -> None:
+        await self._start(send, b"text/event-stream; charset=utf-8")
+        heartbeat = Heartbeat(partial(self._write, send, COMMENT))
+        try:
+            await self._tell(send, self._run.event("program.created", id=self._run.name))
+            while (one := await self._run.events.get()) is not None:
+                heartbeat.sent = True
+                await self._tell(send, one)
+            reply = await task
+        finally:
+            await heartbeat.stop()
+        await self._tell(send, self._run.event("program.completed", program=reply), DONE)
+
+    async def _fail(self, error: Exception | None, send: Send) -> None:
+        """`error` None: the program was cancelled by a request."""
+        if isinstance(error, ClientDisconnected):
+            return
+        if not self._started:
+            raise error or HttpError(409, "the program was cancelled", code="cancelled")
+        if error is None:
+            await self._tell(send, self._run.event("program.cancelled"), DONE)
+            return
+        answer = to_http(error)
+        if answer.status == 500 and not isinstance(error, (HttpError, HeadraceError)):
+            _log.error("program %s failed", self._run.name, exc_info=error)
+        detail = error_body(answer).error
+        await self._tell(send, self._run.event("program.failed", error=detail, status=answer.status), DONE)
+
+    async def _start(self, send: Send, media: bytes) -> None:
+        self._started = True
+        headers = [(b"content-type", media), (b"x-request-id", self._run.name.encode())]
+        if self._streams:
+            headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _tell(self, send: Send, one: ProgramEvent, tail: bytes = b"") -> None:
+        await send({"type": "http.response.body", "body": event(one) + tail, "more_body": not tail})
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+ROUTES = (
+    RouteSpec("POST", "/v1/programs", answer_program, "Run a plan", ProgramRequest, ProgramReply, ProgramEvent),
+    RouteSpec("GET", "/v1/programs", tell_limits, "Tell the limits of plans", reply=ProgramsReply),
+    RouteSpec(
+        "POST",
+        "/v1/programs/{id}/tool_outputs",
+        answer_tool_call,
+        "Answer a call of a running program",
+        ToolOutputRequest,
+        ToolOutputReply,
+    ),
+    RouteSpec("DELETE", "/v1/programs/{id}", cancel_program, "Cancel a running program"),
+)

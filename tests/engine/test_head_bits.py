@@ -1,0 +1,179 @@
+"""Drafts of heads change no bit: sampled and greedy, in chunks, with cached prefixes, preempted, left, on two ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draft_engine import Built, watch
+from engine_harness import Answer, alone, config_of, engine, idle, in_turn, request, together
+from plain_heads import VOCAB, H, add_mtp, save_eagle3
+from safetensors.torch import load_file, save_file
+from test_draft_heads import TOKENS, balanced, save_target
+from test_engine_bits import COUNT, WAYS, mixed, same
+from tiny_models import prompt as random_prompt
+
+from headrace.client.in_process_client import InProcessClient
+from headrace.config import Config, ModelConfig, ParallelConfig
+from headrace.platforms.cpu.native import missing
+from headrace.tokenization.tokenizer import load_tokenizer
+
+METHODS = ("eagle3", "mtp")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target with a random head of its own, and beside it an EAGLE-3 head."""
+    path = tmp_path_factory.mktemp("target")
+    save_target(path)
+    add_mtp(path, "deepseek")
+    save_eagle3(path / "head", "A")
+    return path
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target whose layers add nothing: its next token follows from the last one alone, and so does its head's."""
+    path = tmp_path_factory.mktemp("oracle")
+    save_target(path)
+    stored = load_file(path / "model.safetensors")
+    add_mtp(path, "qwen3-next")
+    tensors = load_file(path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor.zero_()
+        elif name in ("mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight"):
+            tensor.fill_(1.0)
+    tensors["mtp.fc.weight"] = torch.cat([torch.eye(H), torch.zeros(H, H)], 1)
+    tensors["mtp.norm.weight"] = stored["model.norm.weight"].clone()
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def method_of(name: str, target: Path) -> str:
+    return f"eagle3:{target / 'head'}" if name == "eagle3" else name
+
+
+@pytest.fixture(scope="module")
+def wanted(target: Path) -> list[Answer]:
+    return alone(target, mixed(COUNT, max_tokens=TOKENS))
+
+
+def drafted(built: Built, method: str) -> tuple[int, int]:
+    """(drafted, accepted) of the last engine."""
+    found = {one.method: one for one in built.engines[-1].core.stats().speculation.methods}
+    return sum(found[method].drafted), sum(found[method].accepted)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, {"chunk": 16}, {"chunk": 11, "seqs": 3}, {"blocks": 20, "chunk": 24}, {"caching": False}],
+    ids=str,
+)
+def test_in_a_batch_cold_then_warm(
+    target: Path, wanted: list[Answer], method: str, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = watch(monkeypatch)
+
+    async def main() -> None:
+        async with engine(target, speculate=method_of(method, target), **sizes) as client:
+            same(await together(client, mixed(COUNT, max_tokens=TOKENS)), wanted)
+            same(await together(client, mixed(COUNT, max_tokens=TOKENS)), wanted)
+            await idle(client)
+
+    asyncio.run(main())
+    balanced(built)
+    counts = drafted(built, method)
+    assert counts[0] > 10
+    assert counts[1] < counts[0]
+
+
+@pytest.mark.parametrize("params", [way for way in WAYS if "frequency_penalty" not in way], ids=str)
+def test_a_head_that_knows_the_target_is_always_right(
+    oracle: Path, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawn with the target's own random numbers, under its bias and its allowed tokens."""
+    built = watch(monkeypatch)
+    requests = [request(random_prompt(9 + at, VOCAB), f"o{at}", max_tokens=TOKENS, **params) for at in range(4)]
+    expected = alone(oracle, requests)
+
+    async def main() -> None:
+        async with engine(oracle, speculate="mtp") as client:
+            same(await together(client, requests), expected)
+            same(await in_turn(client, requests[:2]), expected[:2])
+            await idle(client)
+
+    asyncio.run(main())
+    balanced(built)
+    counts = drafted(built, "mtp")
+    assert counts[0] == counts[1] > 40
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_preempted(target: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = watch(monkeypatch)
+    requests = [
+        request(random_prompt(64 + at, VOCAB)[:64], f"p{at}", max_tokens=48, **WAYS[at % len(WAYS)]) for at in range(12)
+    ]
+    expected = alone(target, requests[::5])
+
+    async def main() -> None:
+        async with engine(target, blocks=36, chunk=16, speculate=method_of(method, target)) as client:
+            same((await together(client, requests))[::5], expected)
+            assert (await idle(client)).scheduler.preemptions > 0
+
+    asyncio.run(main())
+    balanced(built)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_requests_that_are_left_free_every_block(target: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = watch(monkeypatch)
+    rng = random.Random(3)
+
+    async def main() -> None:
+        async with engine(target, blocks=40, chunk=32, speculate=method_of(method, target)) as client:
+            for _ in range(5):
+                tasks = [asyncio.create_task(together(client, [one])) for one in mixed(COUNT, max_tokens=TOKENS)]
+                for task in rng.sample(tasks, COUNT // 2):
+                    for _ in range(rng.randrange(30)):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                await asyncio.wait(tasks)
+            await idle(client)
+
+    asyncio.run(main())
+    balanced(built)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.skipif(missing() is not None, reason="the native kernels are not built")
+def test_two_ranks(target: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 alone has the head, with tables of its own."""
+    requests = mixed(6, max_tokens=12)
+
+    def config(speculate: str | None) -> Config:
+        changes = {
+            "parallel": ParallelConfig(tensor_parallel_size=2),
+            "model": ModelConfig(model=str(target), dtype="float32"),
+        }
+        return config_of(target, chunk=16, speculate=speculate).model_copy(update=changes)
+
+    async def run(speculate: str | None) -> list[Answer]:
+        client = InProcessClient(config(speculate), load_tokenizer(target))
+        await client.start()
+        try:
+            return await in_turn(client, requests)
+        finally:
+            await client.close()
+
+    expected = asyncio.run(run(None))
+    built = watch(monkeypatch)
+    same(asyncio.run(run(method_of(method, target))), expected)
+    balanced(built)
+    assert drafted(built, method)[0] > 10
