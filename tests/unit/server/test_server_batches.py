@@ -28,6 +28,7 @@ from headrace.server.batch_schemas import BatchObject, FileObject
 from headrace.server.batch_store import BatchStore, Line
 from headrace.server.http_errors import HttpError
 from headrace.server.multipart_form import FormReader, boundary_of
+from headrace.server.state_base import owned
 
 PATIENCE = 300.0
 CHAT = "/v1/chat/completions"
@@ -150,6 +151,17 @@ def test_limits_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     store.sweep()
     assert [path.name for path in (tmp_path / "files").iterdir()] == ["a"]
     store.close()
+
+
+def test_a_folder_has_one_owner(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    with owned(str(folder)), pytest.raises(ConfigError, match="another server"), owned(str(folder)):
+        pass
+    with owned(str(folder)), owned(None):
+        pass
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be used"), owned(str(tmp_path / "file")):
+        pass
 
 
 def test_a_server_without_a_folder_says_so() -> None:
