@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from headrace.speculation.acceptance import AcceptanceCounts, PositionAcceptance
+from headrace.speculation.acceptance import AcceptanceCounts
+from headrace.speculation.calibration import Calibration
 from headrace.speculation.drafter import NO_GUESS, Guess, HostDrafter
 from headrace.speculation.policy import SpeculationPolicy, StepChoice, StepShape
 from headrace.speculation.predicted import PredictedDrafter
@@ -38,8 +39,8 @@ class DraftRow(NamedTuple):
     """Tokens that its first draft attends to."""
     ahead: int | None = None
     """None: all its tokens are committed. Otherwise the device makes the drafts, and launched steps may add up to so
-    many tokens before them. So they are judged by how many of such drafts were right, as long as the known text has a
-    guess at all."""
+    many tokens before them. So they are judged by the guess behind the committed ones, corrected by how many of such
+    drafts were right."""
 
 
 class Drafts(NamedTuple):
@@ -49,11 +50,11 @@ class Drafts(NamedTuple):
     methods: list[str]
     choice: StepChoice
     sequences: Sequence[str] = ()
-    """By row; of a `Speculator`, "" for drafts behind known tokens."""
     seconds: float = 0.0
     """The time that it took to make them, for drafts of a model."""
     estimates: Mapping[int, Sequence[float]] = MappingProxyType({})
-    """By row: a model's own estimates of the survival of its tokens, if it makes any."""
+    """By row: a model's own estimates of the survival of its tokens, if it makes any, or those for drafts behind tokens
+    in flight, before they are corrected."""
 
 
 class _State:
@@ -81,8 +82,8 @@ class Speculator:
         self._drafter, self._most = drafter, most
         self._predicted = PredictedDrafter()
         """For sequences whose drafts may come from their prediction alone."""
-        self._ahead = PositionAcceptance(most)
-        """Of drafts that the device has made behind tokens in flight."""
+        self._ahead = Calibration(most)
+        """For drafts that the device makes behind tokens in flight."""
         self._states: dict[str, _State] = {}
         self._shape = StepShape(1, 1)
 
@@ -98,7 +99,6 @@ class Speculator:
         drafter = self._predicted if predicted_only else self._drafter
         drafter.begin(sequence, namespace, prompt, predicted)
         self._states[sequence] = _State(drafter)
-        self._ahead.begin(sequence)
 
     def extend(self, sequence: str, tokens: Sequence[int], in_flight: int = 0) -> None:
         """Add committed tokens of the output; `in_flight`: tokens that launched steps will add to them."""
@@ -115,7 +115,6 @@ class Speculator:
     def end(self, sequence: str, keep: bool) -> None:
         """Drop a sequence; `keep`: its output may serve later ones."""
         self._states.pop(sequence).drafter.end(sequence, keep)
-        self._ahead.end(sequence)
 
     def held(self, sequence: str) -> bool:
         """Whether the next step of this sequence should wait for its last token, and verify drafts."""
@@ -125,6 +124,9 @@ class Speculator:
         """Drafts for the sequences of a step that are held; it may include others. `shape`: the step without drafts."""
         self._shape = shape
         guesses = [self._guess(row) for row in rows]
+        estimates = {at: guesses[at].survival for at, row in enumerate(rows) if row.ahead}
+        for at, survival in estimates.items():
+            guesses[at] = guesses[at]._replace(survival=self._ahead.corrected(survival))
         contexts = [row.context for row in rows]
         choice = self.policy.choose(shape, [guess.survival for guess in guesses], contexts)
         for row, count in zip(rows, choice.drafts, strict=True):
@@ -133,11 +135,11 @@ class Speculator:
                 state.misses, state.interval = 0, 1
             else:
                 state.misses += 1
-                self._ahead.skipped(row.sequence)
+                if row.ahead:
+                    self._ahead.skipped()
                 state.held = state.held and state.misses < _PATIENCE
         tokens = [guess.tokens[:count] for guess, count in zip(guesses, choice.drafts, strict=True)]
-        ahead = [row.sequence if row.ahead else "" for row in rows]
-        return Drafts(tokens, [guess.method for guess in guesses], choice, ahead)
+        return Drafts(tokens, [guess.method for guess in guesses], choice, estimates=estimates)
 
     def settle(self, drafts: Drafts, accepted: Sequence[int | None], emitted: int, seconds: float) -> None:
         """Learn from a step. `accepted`: by row, how many drafts were right, None if the row is void (its sequence has
@@ -145,19 +147,16 @@ class Speculator:
         for tokens, method, count in zip(drafts.tokens, drafts.methods, accepted, strict=True):
             if tokens and count is not None:
                 self.counts.setdefault(method, AcceptanceCounts()).add(len(tokens), count)
-        for sequence, planned, count in zip(drafts.sequences, drafts.choice.drafts, accepted, strict=True):
-            if count is not None and sequence in self._states:
-                self._ahead.verified(sequence, planned, count)
+        for at, survival in drafts.estimates.items():
+            if (right := accepted[at]) is not None:
+                self._ahead.verified(survival, drafts.choice.drafts[at], right)
         self.policy.settle(drafts.choice, emitted, seconds)
 
     def _guess(self, row: DraftRow) -> Guess:
         most = min(row.most, self._most)
         if most < 1:
             return NO_GUESS
-        guess = self._states[row.sequence].drafter.guess(row.sequence, most)
-        if not row.ahead:
-            return guess
-        return guess._replace(survival=self._ahead.survival(row.sequence, len(guess.tokens)))
+        return self._states[row.sequence].drafter.guess(row.sequence, most)
 
     def _promising(self, sequence: str, in_flight: int) -> bool:
         """Whether drafts after the tokens in flight would be verified, as far as they can be guessed before those are

@@ -134,4 +134,4 @@ def test_an_ended_sequence_leaves_nothing() -> None:
     speculator = started()
     play(speculator, "s", [1, 2, 3] * 5)
     speculator.end("s", keep=True)
-    assert speculator._states == speculator._ahead._sequences == {}
+    assert speculator._states == {}
