@@ -12,18 +12,22 @@ import torch
 from block_draft_checkpoints import CONFIGS, FEATURES, save, tensors
 from block_draft_reading import Reading
 from draft_engine import Built, watch
-from engine_harness import Answer, alone, engine, idle, in_turn, request, together
+from engine_harness import Answer, alone, config_of, engine, idle, in_turn, request, together
 from test_engine_bits import COUNT, VOCAB, WAYS, mixed, same
 from tiny_models import load_reference
 from tiny_models import prompt as random_prompt
 
+from headrace.client.in_process_client import InProcessClient
+from headrace.config import ParallelConfig
 from headrace.engine.block_model import BlockDraftModel
 from headrace.errors import DeviceLost, PlatformError
 from headrace.kernels.sample.philox import gumbel
 from headrace.kernels.sample.truncate import truncate
 from headrace.llm import LLM
+from headrace.platforms.cpu.native import missing
 from headrace.speculation.block_choice import BlockRow
 from headrace.structured_outputs import StructuredOutputs
+from headrace.tokenization.tokenizer import load_tokenizer
 from headrace.types import SamplingParams
 
 TOKENS = 24
@@ -311,4 +315,26 @@ def test_grammars(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             found = [llm.generate("Hello", one)[0].outputs[0] for one in params]
             texts.append([(one.text, one.token_ids, one.finish_reason) for one in found])
     assert texts[0] == texts[1]
+    assert built.counts.drafted > 10
+
+
+@pytest.mark.skipif(missing() is not None, reason="the native kernels are not built")
+def test_two_ranks(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 alone has the drafter, with whole matrices of its own."""
+    requests, drafter = mixed(6, max_tokens=12), save("zlab", tmp_path / "zlab")
+
+    async def run(speculate: str | None) -> list[Answer]:
+        config = config_of(tiny_llama, chunk=16, speculate=speculate)
+        ranks = {"parallel": ParallelConfig(tensor_parallel_size=2)}
+        client = InProcessClient(config.model_copy(update=ranks), load_tokenizer(tiny_llama))
+        await client.start()
+        try:
+            return await in_turn(client, requests)
+        finally:
+            await client.close()
+
+    expected = asyncio.run(run(None))
+    built = watch(monkeypatch)
+    same(asyncio.run(run(f"dflash:{drafter}")), expected)
+    block_model(built)
     assert built.counts.drafted > 10
