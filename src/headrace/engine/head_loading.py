@@ -1,4 +1,4 @@
-"""Loads the draft head of `--speculate eagle3:CHECKPOINT` and `--speculate mtp`. Rank 0 alone has it."""
+"""Loads the draft head of `--speculate eagle3:CHECKPOINT`, `mtp` and `mtp:CHECKPOINT`. Rank 0 alone has it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from headrace.models.config import DecoderConfig
 from headrace.models.decoder import DecoderWeights
 from headrace.models.draft_heads import DraftHead
 from headrace.models.eagle3 import Eagle3Config, build_head, build_tap, read_eagle3
+from headrace.models.family import HF_NAMES, Names
 from headrace.models.features import FeatureTap, feature_layer
 from headrace.models.head_weights import HeadReader, StoredTensors
 from headrace.models.mtp import MtpNames, build_mtp, find_mtp, head_config, mtp_tap
@@ -68,7 +69,11 @@ class HeadSource:
     @property
     def total_bytes(self) -> int:
         """Of the head's own files."""
-        return 0 if self.mtp is not None else sum(file.stat().st_size for file in Path(self.path).glob("*.safetensors"))
+        return (
+            0
+            if self.source is self.target.source
+            else sum(file.stat().st_size for file in Path(self.path).glob("*.safetensors"))
+        )
 
     def spare(self, sizes: Sizes) -> int:
         return 0
@@ -87,8 +92,8 @@ class HeadSource:
         else:
             assert self.mtp is not None
             tables = self._tables(weights, reader)
-            names = self.target.names
-            self._head = build_mtp(self.mtp, self.decoder, reader, ops, names, tables, self.max_model_len)
+            family = _names(self.target)
+            self._head = build_mtp(self.mtp, self.decoder, reader, ops, family, tables, self.max_model_len)
 
     def tap(self, layer: int) -> FeatureTap:
         assert self._tap is not None
@@ -145,23 +150,33 @@ def find_head(config: Config, target: Checkpoint, device: Device) -> HeadSource 
     method, _, path = (config.scheduler.speculate or "").partition(":")
     if method not in HEAD_METHODS:
         return None
-    if not isinstance(target.source, SafetensorsSource):
-        raise ConfigError(
-            f"--speculate {method}: {target.path} is no directory of safetensors files, which the target of a draft "
-            "head must be"
-        )
     if method == MTP:
-        names = frozenset(target.source.names)
-        own = find_mtp(names, target.decoder_config, str(target.path))
-        layers = head_config(own, names, target.decoder_config, target.names)
-        layout = _layout(config, target, device, layers)
-        return HeadSource(method, target, str(target.path), target.source, layers, layout, mtp=own)
+        return _find_mtp(config, target, device, path)
     directory = Path(path)
     source = _open(directory)
     with located(directory / "config.json"):
         settings = read_eagle3(read_json(directory / "config.json"), source, target.decoder_config)
     layout = _layout(config, target, device, settings.decoder)
     return HeadSource(method, target, path, source, settings.decoder, layout, eagle3=settings)
+
+
+def _find_mtp(config: Config, target: Checkpoint, device: Device, path: str) -> HeadSource:
+    """The head in the directory `path`, or without one that in the target's own checkpoint."""
+    source = _open(Path(path)) if path else target.source
+    if not isinstance(source, SafetensorsSource):
+        raise ConfigError(
+            f"--speculate mtp: {target.path} is no directory of safetensors files: give that of its head, as "
+            "mtp:CHECKPOINT"
+        )
+    goal, names, where = target.decoder_config, frozenset(source.names), path or str(target.path)
+    own = find_mtp(names, goal, where)
+    layers = head_config(own, names, goal, _names(target))
+    return HeadSource(MTP, target, where, source, layers, _layout(config, target, device, layers), mtp=own)
+
+
+def _names(target: Checkpoint) -> Names:
+    """The target's names of tensors in safetensors files."""
+    return target.names if isinstance(target.source, SafetensorsSource) else HF_NAMES
 
 
 def _layout(config: Config, target: Checkpoint, device: Device, head: DecoderConfig) -> KVLayout:

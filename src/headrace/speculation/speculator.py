@@ -10,7 +10,8 @@ more rarely, down to every 16th commit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from headrace.speculation.acceptance import AcceptanceCounts
@@ -49,6 +50,8 @@ class Drafts(NamedTuple):
     sequences: Sequence[str] = ()
     seconds: float = 0.0
     """The time that it took to make them, for drafts of a model."""
+    estimates: Mapping[int, Sequence[float]] = MappingProxyType({})
+    """By row: a model's own estimates of the survival of its tokens, if it makes any."""
 
 
 class _State:

@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import openai
 import pytest
-from server_fakes import MODEL, ByteTokenizer, FakeClient, Served, fault, serve_fake, with_key
+from server_fakes import MODEL, ByteTokenizer, FakeClient, Served, fault, sdk_http, serve_fake, with_key
 
 from headrace.config import Config
 from headrace.errors import ConfigError, InvalidRequest
@@ -28,6 +27,7 @@ from headrace.server.batch_schemas import BatchObject, FileObject
 from headrace.server.batch_store import BatchStore, Line
 from headrace.server.http_errors import HttpError
 from headrace.server.multipart_form import FormReader, boundary_of
+from headrace.server.state_base import owned
 
 PATIENCE = 300.0
 CHAT = "/v1/chat/completions"
@@ -39,9 +39,9 @@ def configured(folder: Path, key: str | None = None) -> Config:
 
 
 def client(served: Served, key: str = "none") -> openai.AsyncOpenAI:
-    transport = httpx2.ASGITransport(served.app, raise_app_exceptions=False)
-    http = httpx2.AsyncClient(transport=transport, base_url="http://server")
-    return openai.AsyncOpenAI(base_url="http://server/v1", api_key=key, http_client=http, max_retries=0)
+    return openai.AsyncOpenAI(
+        base_url="http://server/v1", api_key=key, http_client=sdk_http(openai, served), max_retries=0
+    )
 
 
 def line(custom_id: str, url: str = CHAT, **body: Any) -> dict[str, Any]:
@@ -150,6 +150,17 @@ def test_limits_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     store.sweep()
     assert [path.name for path in (tmp_path / "files").iterdir()] == ["a"]
     store.close()
+
+
+def test_a_folder_has_one_owner(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    with owned(str(folder)), pytest.raises(ConfigError, match="another server"), owned(str(folder)):
+        pass
+    with owned(str(folder)), owned(None):
+        pass
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be used"), owned(str(tmp_path / "file")):
+        pass
 
 
 def test_a_server_without_a_folder_says_so() -> None:
