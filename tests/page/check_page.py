@@ -178,6 +178,17 @@ def test_reload_in_the_middle_keeps_what_came(open_page: Open) -> None:
         expect(page.locator(LAST)).to_contain_text("One two")
 
 
+def test_the_list_keeps_the_focus_while_an_answer_comes(open_page: Open) -> None:
+    with served(reply="One two three", hold=7) as server:
+        page = open_page(server)
+        send(page, "Count")
+        expect(page.locator(LAST)).to_contain_text("One two")
+        page.get_by_role("button", name="Count", exact=True).focus()
+        server.release()
+        done(page)
+        expect(page.get_by_role("button", name="Count", exact=True)).to_be_focused()
+
+
 def test_deleting_can_be_undone(open_page: Open) -> None:
     with served() as server:
         page = open_page(server)
