@@ -238,6 +238,23 @@ def test_a_server_that_is_lost_and_comes_back(open_page: Open) -> None:
         expect(page.locator(LAST)).to_contain_text("One two three")
 
 
+def test_an_engine_that_is_lost_in_the_middle(open_page: Open) -> None:
+    """The stream's error leads to a question for the server's health, at once."""
+    with served(reply="One two three", hold=7, fail_after=7) as server:
+        page = open_page(server)
+        send(page, "Count")
+        expect(page.locator(LAST)).to_contain_text("One two")
+        server.engine.dead = True
+        server.release()
+        done(page, "failed")
+        expect(page.locator(LAST)).to_contain_text("the engine died")
+        expect(page.locator("#status")).to_have_text("Not available")
+        server.engine.dead, server.engine.fail_after = False, None
+        expect(page.locator("#status")).to_have_text("Ready")
+        page.get_by_role("button", name="Try again").click()
+        done(page)
+
+
 def test_an_engine_that_restarts(open_page: Open) -> None:
     with served() as server:
         page = open_page(server)
