@@ -157,8 +157,8 @@ class SchedulerConfig(Frozen):
         default=None,
         description="Speculative decoding: ngram, suffix, draft:MODEL with a smaller model of the same vocabulary, "
         "eagle3:CHECKPOINT, dflash:CHECKPOINT or dspark:CHECKPOINT with a drafter trained for the model, mtp with the "
-        "head in the model's own checkpoint, or the name that a plugin offers. Answers stay the same. Default: only "
-        "requests with a prediction are speculated.",
+        "head in the model's own checkpoint, mtp:CHECKPOINT with another, or the name that a plugin offers. Answers "
+        "stay the same. Default: only requests with a prediction are speculated.",
         json_schema_extra=unit("method"),
     )
 
@@ -169,7 +169,9 @@ class SchedulerConfig(Frozen):
         if method in WITH_CHECKPOINT and not checkpoint:
             form, what = WITH_CHECKPOINT[method]
             raise ValueError(f"the method {method} needs {what}: write it as {form}, with a name or a path")
-        if colon and method not in WITH_CHECKPOINT:
+        if method == MTP and colon and not checkpoint:
+            raise ValueError("the method mtp takes a directory after the colon, or none: leave out the colon")
+        if colon and method not in (*WITH_CHECKPOINT, MTP):
             raise ValueError(f"the method {method} takes no checkpoint: leave out {colon}{checkpoint}")
         return text
 
@@ -177,7 +179,7 @@ class SchedulerConfig(Frozen):
     def draft_model(self) -> str | None:
         """Name or path of the checkpoint that drafts; None without one."""
         method, _, checkpoint = (self.speculate or "").partition(":")
-        return checkpoint if method in WITH_CHECKPOINT else None
+        return checkpoint or None if method in (*WITH_CHECKPOINT, MTP) else None
 
     def with_draft_model(self, find: Callable[[str], Path]) -> SchedulerConfig:
         """The same with the path of what drafts, which `find` gets from its name."""

@@ -26,9 +26,10 @@ from headrace.models.config import DecoderConfig
 from headrace.models.decoder import DecoderWeights
 from headrace.models.draft_heads import DraftHead
 from headrace.models.eagle3 import Eagle3Config, build_head, build_tap, read_eagle3
+from headrace.models.family import HF_NAMES
 from headrace.models.features import FeatureTap, feature_layer
 from headrace.models.head_weights import HeadReader, StoredTensors
-from headrace.models.mtp import MtpNames, build_mtp, find_mtp, head_config, mtp_tap
+from headrace.models.mtp import MtpNames, build_mtp, check_sizes, find_mtp, head_config, mtp_tap
 from headrace.platforms.interface import Device
 from headrace.types import KVLayout, LayerKV
 
@@ -68,7 +69,9 @@ class HeadSource:
     @property
     def total_bytes(self) -> int:
         """Of the head's own files."""
-        return 0 if self.mtp is not None else sum(file.stat().st_size for file in Path(self.path).glob("*.safetensors"))
+        if self.mtp is not None and not self.mtp.alone:
+            return 0
+        return sum(file.stat().st_size for file in Path(self.path).glob("*.safetensors"))
 
     def spare(self, sizes: Sizes) -> int:
         return 0
@@ -76,7 +79,7 @@ class HeadSource:
     def load(
         self, device: Device, ops: Ops, weights: DecoderWeights, finish: Finish, place: Callable[[torch.Tensor], Any]
     ) -> None:
-        offset = self.target.norm_offset if self.mtp is not None else 0.0
+        offset = self.target.norm_offset if self.mtp is not None and not self.mtp.alone else 0.0
         reader = HeadReader(self.source, self.path, finish, place, lambda ints: device.put(ints.numpy()), offset)
         self._ops, self._reader = ops, reader
         self._tap = self._make_tap(0)
@@ -87,7 +90,7 @@ class HeadSource:
         else:
             assert self.mtp is not None
             tables = self._tables(weights, reader)
-            names = self.target.names
+            names = HF_NAMES if self.mtp.alone else self.target.names
             self._head = build_mtp(self.mtp, self.decoder, reader, ops, names, tables, self.max_model_len)
 
     def tap(self, layer: int) -> FeatureTap:
@@ -145,23 +148,31 @@ def find_head(config: Config, target: Checkpoint, device: Device) -> HeadSource 
     method, _, path = (config.scheduler.speculate or "").partition(":")
     if method not in HEAD_METHODS:
         return None
-    if not isinstance(target.source, SafetensorsSource):
-        raise ConfigError(
-            f"--speculate {method}: {target.path} is no directory of safetensors files, which the target of a draft "
-            "head must be"
-        )
     if method == MTP:
-        names = frozenset(target.source.names)
-        own = find_mtp(names, target.decoder_config, str(target.path))
-        layers = head_config(own, names, target.decoder_config, target.names)
-        layout = _layout(config, target, device, layers)
-        return HeadSource(method, target, str(target.path), target.source, layers, layout, mtp=own)
+        return _find_mtp(config, target, device, path)
     directory = Path(path)
     source = _open(directory)
     with located(directory / "config.json"):
         settings = read_eagle3(read_json(directory / "config.json"), source, target.decoder_config)
     layout = _layout(config, target, device, settings.decoder)
     return HeadSource(method, target, path, source, settings.decoder, layout, eagle3=settings)
+
+
+def _find_mtp(config: Config, target: Checkpoint, device: Device, path: str) -> HeadSource:
+    """The head in the target's own checkpoint, or in the directory `path`."""
+    goal, source = target.decoder_config, target.source
+    if path:
+        source = _open(Path(path))
+        with located(Path(path) / "config.json"):
+            check_sizes(read_json(Path(path) / "config.json"), goal)
+    if not isinstance(source, SafetensorsSource):
+        raise ConfigError(
+            f"--speculate mtp: {target.path} is no directory of safetensors files: only those are searched for a head"
+        )
+    names, where = frozenset(source.names), path or str(target.path)
+    own = find_mtp(names, goal, where, alone=bool(path))
+    layers = head_config(own, names, goal, HF_NAMES if path else target.names)
+    return HeadSource(MTP, target, where, source, layers, _layout(config, target, device, layers), mtp=own)
 
 
 def _layout(config: Config, target: Checkpoint, device: Device, head: DecoderConfig) -> KVLayout:
