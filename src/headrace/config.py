@@ -155,10 +155,9 @@ class SchedulerConfig(Frozen):
     max_waiting: int = Field(default=4096, ge=1, description="Requests that may wait; one more is refused with 503.")
     speculate: str | None = Field(
         default=None,
-        description="Speculative decoding: ngram, suffix, draft:MODEL with a smaller model of the same vocabulary, "
-        "eagle3:CHECKPOINT, dflash:CHECKPOINT or dspark:CHECKPOINT with a drafter trained for the model, mtp with the "
-        "head in the model's own checkpoint, mtp:CHECKPOINT with another, or the name that a plugin offers. Answers "
-        "stay the same. Default: only requests with a prediction are speculated.",
+        description="Speculative decoding: ngram, suffix, draft:MODEL (a smaller model), eagle3:CHECKPOINT, "
+        "dflash:CHECKPOINT, dspark:CHECKPOINT, mtp (the head in the model's own checkpoint), mtp:CHECKPOINT, or a "
+        "plugin's method. Answers stay the same. Default: only requests with a prediction are speculated.",
         json_schema_extra=unit("method"),
     )
 
@@ -169,22 +168,19 @@ class SchedulerConfig(Frozen):
         if method in WITH_CHECKPOINT and not checkpoint:
             form, what = WITH_CHECKPOINT[method]
             raise ValueError(f"the method {method} needs {what}: write it as {form}, with a name or a path")
-        if method == MTP and colon and not checkpoint:
-            raise ValueError("the method mtp takes a directory after the colon, or none: leave out the colon")
-        if colon and method not in (*WITH_CHECKPOINT, MTP):
+        if colon and method not in WITH_CHECKPOINT and not (method == MTP and checkpoint):
             raise ValueError(f"the method {method} takes no checkpoint: leave out {colon}{checkpoint}")
         return text
 
     @property
     def draft_model(self) -> str | None:
         """Name or path of the checkpoint that drafts; None without one."""
-        method, _, checkpoint = (self.speculate or "").partition(":")
-        return checkpoint or None if method in (*WITH_CHECKPOINT, MTP) else None
+        return (self.speculate or "").partition(":")[2] or None
 
     def with_draft_model(self, find: Callable[[str], Path]) -> SchedulerConfig:
         """The same with the path of what drafts, which `find` gets from its name."""
-        name, method = self.draft_model, (self.speculate or "").partition(":")[0]
-        return self if name is None else self.model_copy(update={"speculate": f"{method}:{find(name)}"})
+        method, _, name = (self.speculate or "").partition(":")
+        return self.model_copy(update={"speculate": f"{method}:{find(name)}"}) if name else self
 
 
 class DeviceConfig(Frozen):
@@ -395,9 +391,8 @@ def _num_blocks(
             "raise kv_memory, or lower max_model_len or the KV dtype"
         )
     if config.cache.kv_memory is None:
-        reasons.append(
-            f"{blocks} KV blocks: {share:.0%} of {free_bytes / 2**30:.1f} GiB free, at most what all slots can use"
-        )
+        free = f"{share:.0%} of {free_bytes / 2**30:.1f} GiB free"
+        reasons.append(f"{blocks} KV blocks: {free}, at most what all slots can use")
     if len(layouts) > 1:
         reasons.append(f"{blocks} KV blocks of the draft model, in the same memory")
     if size > sum(layout.bytes_per_block for layout in layouts):

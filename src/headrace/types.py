@@ -19,9 +19,11 @@ __all__ = [
     "API_VERSION",
     "ATTENTION_FEATURES",
     "COLLECTIVES",
+    "GIVEN",
     "NOT_FINITE",
     "NO_CHOICE",
     "NO_TOKEN",
+    "ON_DEVICE",
     "QUANT_FORMATS",
     "Bucket",
     "Capabilities",
@@ -47,6 +49,9 @@ API_VERSION = (1, 0)
 NO_TOKEN = -1
 """In `StepPlan.token_ids`: the token that this slot sampled last, which is still on the device. In results: a row that
 was not sampled."""
+
+ON_DEVICE, GIVEN = -1, -2
+"""In `StepPlan.lengths`."""
 
 NO_CHOICE = -2
 """In results: bans and masks exclude every token of this row."""
@@ -299,6 +304,11 @@ class StepPlan:
     split: bool = False
     """The step is launched in two parts: the forward pass, and sampling after the core has completed the plan. Until
     then `row_target` and the constraints in `sampling` are not final."""
+    lengths: Ints | None = None
+    """[S]; None: all is given. Otherwise, for each sequence that the device places: the number of its known tokens, or
+    ON_DEVICE if earlier steps in flight decide it; GIVEN for the others. Every token of a placed sequence has a row.
+    The first is its last known token, the others are drafts of the device. Its positions, slots, lengths of context and
+    positions of samples in this plan are upper bounds."""
     request_ids: tuple[str, ...] = ()
     """[S]; for logs and errors."""
     tag: Any = None
@@ -330,6 +340,9 @@ class StepResult:
     top_ids: Ints | None = None
     """[R, K], most likely first."""
     top_logprobs: Floats | None = None
+    counts: Ints | None = None
+    """[S, 2] if the device has placed sequences: how many of each one's tokens count, and how many drafts it had; 0 for
+    the others."""
 
 
 @dataclass(frozen=True, slots=True)

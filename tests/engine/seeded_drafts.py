@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
-from headrace.conformance.seeded_drafts import SeededDrafts
+from headrace.conformance.seeded_drafts import PlacedDrafts, SeededDrafts
 from headrace.engine import startup
 from headrace.engine.stats import SpeculationTotals
+
+Source = TypeVar("Source")
 
 
 class ByRequest(dict[str, list[int]]):
@@ -18,8 +21,8 @@ class ByRequest(dict[str, list[int]]):
         return self[key.partition("#")[0]]
 
 
-class EngineDrafts(SeededDrafts):
-    """With the members that the engine's loop uses."""
+class _Unlearnt:
+    """The members that the engine's loop uses."""
 
     def settle(self, step: int, emitted: int, seconds: float) -> None:
         pass
@@ -31,11 +34,19 @@ class EngineDrafts(SeededDrafts):
         return SpeculationTotals()
 
 
-def use(patch: pytest.MonkeyPatch, make: Callable[[], EngineDrafts]) -> list[EngineDrafts]:
-    """Let engines that are built from now on use such drafts; returns the list that gets each engine's."""
-    made: list[EngineDrafts] = []
+class EngineDrafts(_Unlearnt, SeededDrafts):
+    pass
 
-    def drafting(*_: object, **__: object) -> EngineDrafts:
+
+class EnginePlaced(_Unlearnt, PlacedDrafts):
+    pass
+
+
+def use(patch: pytest.MonkeyPatch, make: Callable[[], Source]) -> list[Source]:
+    """Let engines that are built from now on use such drafts; returns the list that gets each engine's."""
+    made: list[Source] = []
+
+    def drafting(*_: object, **__: object) -> Source:
         made.append(make())
         return made[-1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,23 @@ import torch
 from block_draft_checkpoints import CONFIGS, FEATURES, save, tensors
 from block_draft_reading import Reading
 from draft_engine import Built, watch
-from engine_harness import Answer, alone, engine, idle, in_turn, request, together
+from engine_harness import Answer, alone, config_of, engine, idle, in_turn, request, together
+from safetensors.torch import load_file, save_file
 from test_engine_bits import COUNT, VOCAB, WAYS, mixed, same
 from tiny_models import load_reference
 from tiny_models import prompt as random_prompt
 
+from headrace.client.in_process_client import InProcessClient
+from headrace.config import ParallelConfig
 from headrace.engine.block_model import BlockDraftModel
 from headrace.errors import DeviceLost, PlatformError
 from headrace.kernels.sample.philox import gumbel
 from headrace.kernels.sample.truncate import truncate
 from headrace.llm import LLM
+from headrace.platforms.cpu.native import missing
 from headrace.speculation.block_choice import BlockRow
 from headrace.structured_outputs import StructuredOutputs
+from headrace.tokenization.tokenizer import load_tokenizer
 from headrace.types import SamplingParams
 
 TOKENS = 24
@@ -312,3 +318,69 @@ def test_grammars(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             texts.append([(one.text, one.token_ids, one.finish_reason) for one in found])
     assert texts[0] == texts[1]
     assert built.counts.drafted > 10
+
+
+@pytest.mark.skipif(missing() is not None, reason="the native kernels are not built")
+def test_two_ranks(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 alone has the drafter, with whole matrices of its own."""
+    requests, drafter = mixed(6, max_tokens=12), save("zlab", tmp_path / "zlab")
+
+    async def run(speculate: str | None) -> list[Answer]:
+        config = config_of(tiny_llama, chunk=16, speculate=speculate)
+        ranks = {"parallel": ParallelConfig(tensor_parallel_size=2)}
+        client = InProcessClient(config.model_copy(update=ranks), load_tokenizer(tiny_llama))
+        await client.start()
+        try:
+            return await in_turn(client, requests)
+        finally:
+            await client.close()
+
+    expected = asyncio.run(run(None))
+    built = watch(monkeypatch)
+    same(asyncio.run(run(f"dflash:{drafter}")), expected)
+    block_model(built)
+    assert built.counts.drafted > 10
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.8}, {"temperature": 1.6, "top_k": 9}], ids=str
+)
+def test_a_drafter_that_knows_its_target_is_always_right(
+    params: dict[str, Any], tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target whose next token depends on the last one alone, and a Markov head that holds its table."""
+    target, weights = tmp_path / "target", load_file(tiny_llama / "model.safetensors")
+    shutil.copytree(tiny_llama, target)
+    for name in weights:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name] = torch.zeros_like(weights[name])
+    save_file(weights, target / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    read = embedding * torch.rsqrt(embedding.pow(2).mean(1, keepdim=True) + 1e-6) * weights["model.norm.weight"]
+    own: dict[str, torch.Tensor] = {
+        "norm.weight": torch.zeros(32),
+        "markov_head.markov_w1.weight": read,
+        "markov_head.markov_w2.weight": weights["lm_head.weight"],
+        "confidence_head.proj.weight": torch.zeros(1, 64),
+        "confidence_head.proj.bias": torch.full((1,), 20.0),
+    }
+    drafter = save("dspark", tmp_path / "dspark", {"markov_rank": 32}, **own)
+    # Without a word of the rest of the drafter, the first 128 tokens are the candidates.
+    ids = tuple(range(4, 120))
+    requests = [
+        request(random_prompt(5 + at, VOCAB), f"o{at}", max_tokens=40, seed=at, allowed_token_ids=ids, **params)
+        for at in range(4)
+    ]
+    expected = alone(target, requests)
+    built = watch(monkeypatch)
+
+    async def main() -> None:
+        async with engine(target, speculate=f"dspark:{drafter}") as client:
+            same(await together(client, requests), expected)
+            await idle(client)
+            block_model(built)
+
+    asyncio.run(main())
+    counts = built.counts
+    assert counts.drafted > 40
+    assert counts.accepted == counts.drafted

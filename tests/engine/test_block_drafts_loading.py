@@ -12,7 +12,7 @@ from block_draft_checkpoints import HIDDEN, VOCAB, save, tensors
 from engine_harness import config_of
 from safetensors.torch import load_file, save_file
 
-from headrace.config import Config, ParallelConfig
+from headrace.config import Config
 from headrace.engine.startup import build_engine
 from headrace.errors import CheckpointError, ConfigError, HeadraceError, ModelNotFound, UnsupportedModel
 
@@ -86,12 +86,6 @@ def test_the_other_method_is_named(tiny_llama: Path, tmp_path: Path) -> None:
         build(tiny_llama, save("dspark", tmp_path / "dspark"))
     with pytest.raises(ConfigError, match="drafts with dflash: write dflash:"):
         build(tiny_llama, save("zlab", tmp_path / "zlab"), "dspark")
-
-
-def test_several_ranks_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
-    drafter = save("zlab", tmp_path / "zlab")
-    with pytest.raises(ConfigError, match="a block drafter needs tensor_parallel_size 1, and it is 2"):
-        build(tiny_llama, drafter, parallel=ParallelConfig(tensor_parallel_size=2))
 
 
 def test_no_checkpoint(tiny_llama: Path, tmp_path: Path) -> None:

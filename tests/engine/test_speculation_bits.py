@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_harness import Answer, alone, engine, idle, in_turn, request, together
-from seeded_drafts import ByRequest, EngineDrafts, use
+from seeded_drafts import ByRequest, EngineDrafts, EnginePlaced, use
 from test_engine_bits import COUNT, VOCAB, WAYS, mixed, same
 from tiny_models import prompt as random_prompt
+
+from headrace.client.api import GenerateRequest
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +106,68 @@ def test_requests_that_are_left_free_every_block(
 
     asyncio.run(main())
     assert made[0].accepted > 0
+
+
+@pytest.fixture(scope="module")
+def repeating(tiny_llama: Path) -> list[Answer]:
+    return alone(tiny_llama, repeats())
+
+
+def repeats() -> list[GenerateRequest]:
+    """Requests in whose text the device finds drafts, of which some are right: few different tokens may come."""
+    found = mixed(COUNT, max_tokens=40)
+    for at, one in enumerate(found):
+        few = {"allowed_token_ids": (65, 66, 67)} if at % 3 else {"logit_bias": ((70, 9.0), (71, 8.0))}
+        params = replace(one.params, **({} if at % 5 == 4 else few), stop_token_ids=(67,) if at % 4 == 1 else ())
+        found[at] = replace(one, params=params)
+    return found
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, {"chunk": 16}, {"chunk": 11, "seqs": 3}, {"blocks": 20, "chunk": 24}, {"caching": False}],
+    ids=str,
+)
+@pytest.mark.parametrize("eager", [1.0, 0.3])
+def test_drafts_of_the_device(
+    tiny_llama: Path, repeating: list[Answer], sizes: dict[str, Any], eager: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step is launched before it is known how many of them are right."""
+    made = use(monkeypatch, lambda: EnginePlaced(eager, 3))
+
+    async def main() -> None:
+        async with engine(tiny_llama, speculate="ngram", **sizes) as client:
+            same(await together(client, repeats()), repeating)
+            same(await together(client, repeats()), repeating)
+            same(await in_turn(client, repeats()[:5]), repeating[:5])
+            stats = await idle(client)
+            assert stats.scheduler.blocks_held == 0
+
+    asyncio.run(main())
+    assert made[0].ahead > 10
+    assert 10 < made[0].accepted < made[0].drafted
+
+
+def test_requests_whose_drafts_the_device_makes_free_every_block(
+    tiny_llama: Path, repeating: list[Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = use(monkeypatch, lambda: EnginePlaced(0.9, 5))
+    rng = random.Random(4)
+
+    async def main() -> None:
+        async with engine(tiny_llama, blocks=40, chunk=32, speculate="ngram") as client:
+            for _ in range(8):
+                tasks = [asyncio.create_task(together(client, [one])) for one in repeats()]
+                for task in rng.sample(tasks, COUNT // 2):
+                    for _ in range(rng.randrange(30)):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                await asyncio.wait(tasks)
+                for task, expected in zip(tasks, repeating, strict=True):
+                    if not task.cancelled():
+                        same(task.result(), [expected])
+            stats = await idle(client)
+            assert stats.scheduler.blocks_held == 0
+
+    asyncio.run(main())
+    assert made[0].ahead > 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,32 @@ class BlockDraftCheckpoint:
     source: SafetensorsSource
 
     def weights(
-        self, own: TargetMatrices, target: Checkpoint, finish: Finish, place: Callable[[torch.Tensor], Any]
+        self, own: TargetMatrices | None, target: Checkpoint, finish: Finish, place: Callable[[torch.Tensor], Any]
     ) -> BlockDraftWeights:
-        """Read the weights, see `read_weights`. `own`: the target's matrices as it uses them; those of the drafter that
-        equal the target's stored ones are replaced by them. Raises CheckpointError that names file and tensor,
-        UnsupportedModel for unknown tensors."""
+        """Read the weights, see `read_weights`. `own`: the target's matrices as it uses them, None if it holds only a
+        part of them: then they are read again, whole. Those of the drafter that equal the target's stored ones are
+        replaced by them. Raises CheckpointError that names file and tensor, UnsupportedModel for unknown tensors."""
 
         def same(role: str, matrix: Weight) -> bool:
             return same_values(matrix, _stored(target, role))
 
-        return read_weights(self.config, self.source, str(self.path), own, same, finish, place)
+        tables = _Whole(target, finish) if own is None else own
+        return read_weights(self.config, self.source, str(self.path), tables, same, finish, place)
+
+
+class _Whole:
+    """The target's matrices for a rank that holds a part of them; each is read when it is first used."""
+
+    def __init__(self, target: Checkpoint, finish: Finish) -> None:
+        self._target, self._finish = target, finish
+
+    @cached_property
+    def embedding(self) -> Weight:
+        return self._finish(_stored(self._target, "embedding"), ("embedding",))
+
+    @cached_property
+    def head(self) -> Weight:
+        return self._finish(_stored(self._target, "head"), ("logits",))
 
 
 def _stored(target: Checkpoint, role: str) -> Weight:

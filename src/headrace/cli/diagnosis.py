@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.cli.doctor_facts import all_operator_facts, platform_facts
-from headrace.cli.speculation_facts import speculation_facts
+from headrace.cli.speculation_facts import add_depths, speculation_facts
 from headrace.errors import HeadraceError
 from headrace.platforms.host import host_memory, host_name, physical_cores
 from headrace.platforms.interface import Platform
@@ -43,6 +43,7 @@ def diagnose(
     platforms = platform_facts(found, chosen, remedies)
     methods = speculation_facts(found, speculate, remedies)
     operators = all_operator_facts(found, chosen, remedies, options or {}, others=platform is None)
+    add_depths(methods, None if chosen is None else operators.get(chosen.name))
     report: dict[str, Any] = {
         "machine": _machine(),
         "versions": {"python": python_platform.python_version()} | {name: _version(name) for name in _PACKAGES},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,13 @@ from headrace.config import MTP
 from headrace.errors import HeadraceError
 from headrace.hub.catalogue import CATALOGUE, resolve_model
 from headrace.hub.model_reference import parse_repository
+from headrace.kernels.registry import DRAFTING, ByReference, Missing
 from headrace.options import make_config
 from headrace.plugins import PluginSet
 from headrace.speculation.loading import BUILT_IN, NEEDS, find_drafter, make
+from headrace.speculation.ngram import NgramDrafter
 
-__all__ = ["speculation_facts", "speculation_lines"]
+__all__ = ["add_depths", "speculation_facts", "speculation_lines"]
 
 _HOOK = "headrace_drafters"
 _BLOCKS = ("dflash", "dspark")
@@ -36,6 +38,20 @@ def speculation_facts(found: PluginSet, chosen: str | None, remedies: list[str])
             fact["problem"] = fact["problem"] or fault
             fact["about"] = None if fact["problem"] is not None else _about(chosen)
     return facts
+
+
+def add_depths(facts: list[dict[str, Any]], operators: Mapping[str, Any] | None) -> None:
+    """Set `depth` of each method, the steps with drafts that are in flight at once, and `why`. `operators`: facts of
+    the chosen platform."""
+    forms = {} if operators is None else {one["name"]: one["implementation"] for one in operators["optional"]}
+    lacks = [spec.name for spec in DRAFTING if forms.get(spec.name, Missing.tag) in (ByReference.tag, Missing.tag)]
+    for fact in facts:
+        if fact["name"] != NgramDrafter.name:
+            fact["depth"], fact["why"] = 1, "drafts are made between two steps"
+        elif lacks:
+            fact["depth"], fact["why"] = 1, f"drafts are made between two steps: the device lacks {', '.join(lacks)}"
+        else:
+            fact["depth"], fact["why"] = 2, "the device makes the drafts, without those of predictions"
 
 
 def _about(chosen: str | None) -> str | None:
@@ -94,6 +110,8 @@ def _fact(name: str, found: PluginSet, chosen: bool, remedies: list[str]) -> dic
 def speculation_lines(facts: list[dict[str, Any]]) -> Iterator[str]:
     yield "speculation (--speculate)"
     for fact in facts:
-        said = f"needs {fact['needs']}" if fact["problem"] is None else " ".join(f"unusable: {fact['problem']}".split())
+        said = f"needs {fact['needs']}; depth {fact['depth']} ({fact['why']})"
+        if fact["problem"] is not None:
+            said = " ".join(f"unusable: {fact['problem']}".split())
         said += f" ({fact['about']})" if fact.get("about") else ""
         yield f" {'*' if fact['chosen'] else ' '}{fact['name']:<12}{fact['by']}: {said}"

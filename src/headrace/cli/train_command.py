@@ -1,4 +1,5 @@
-"""Train a head that drafts for a model, on the model's own answers to prompts made of a text."""
+"""Train a head that drafts for a model, on the model's own answers to prompts made of a text. `headrace serve MODEL
+--speculate METHOD:DIR` uses it."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if not finished:
         print(f"stopped: the same command with --resume goes on in {args.out}")
         return _INTERRUPTED
-    print(f"written to {args.out}")
+    print(f"written: serve it with --speculate {args.method}:{args.out}")
     return 0
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.client.speculation_choice import SpeculationChoice
-from headrace.engine.stats import EngineStats
+from headrace.engine.stats import EngineStats, EngineView
 from headrace.types import Constraint, SamplingParams
 
 __all__ = [
@@ -151,6 +151,9 @@ class EngineClient(Protocol):
     async def stats(self) -> EngineStats:
         """The engine's stats; the last known ones during a long step. Raises EngineDead if the engine is dead,
         restarting or hangs, and if its first stats don't arrive within a second."""
+
+    async def view(self) -> EngineView:
+        """A look into the engine, made for this call; as `stats` in all else."""
 
     async def check_health(self) -> None:
         """Raises EngineDead if the engine is dead, restarting or has made no progress for seconds."""

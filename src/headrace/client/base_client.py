@@ -10,13 +10,15 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TypeVar
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
+from headrace.client.inquiry import Inquiry
 from headrace.client.request_outputs import RequestOutputs, TextTokenizer
 from headrace.client.speculation_choice import PREDICTED, check_method
 from headrace.client.validate import validated
 from headrace.config import Config
-from headrace.engine.stats import EngineStats
+from headrace.engine.stats import EngineStats, EngineView
 from headrace.engine.wire import (
     Abort,
     Add,
@@ -27,9 +29,11 @@ from headrace.engine.wire import (
     Event,
     Finish,
     GetStats,
+    GetView,
     Park,
     Refused,
     StatsReply,
+    ViewReply,
     from_wire,
 )
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest, UserError
@@ -38,10 +42,14 @@ from headrace.types import Request
 
 __all__ = ["BaseClient"]
 
+T = TypeVar("T")
+
 _STATS_TIMEOUT = 1.0
 """Seconds to wait for the engine's first stats."""
 _FRESH_TIMEOUT = 0.1
 """Seconds to wait for newer stats than the last: during a long step the engine reads no commands."""
+_VIEW_TIMEOUT = 2.5
+"""Seconds to wait for a view. People look at it, and an old one would mislead them."""
 
 
 class _Stream:
@@ -77,11 +85,8 @@ class BaseClient:
         self._adds: list[Add] = []
         self._kept: dict[str, str] = {}
         """The engine's ids of open and parked requests."""
-        self._stats_request: asyncio.Future[EngineStats] | None = None
-        """The stats request that the engine has not answered yet. There is at most one, independently of the number of
-        callers."""
-        self._last_stats: EngineStats | None = None
-        """The last stats that the engine sent."""
+        self._stats = Inquiry[EngineStats](GetStats)
+        self._view = Inquiry[EngineView](GetView)
         self._numbers = itertools.count()
         self._owner_loop: asyncio.AbstractEventLoop | None = None
         self._owner_thread = ""
@@ -161,23 +166,23 @@ class BaseClient:
             self._send_now(Abort(ids))
 
     async def stats(self) -> EngineStats:
+        return await self._inquire(self._stats, _STATS_TIMEOUT if self._stats.last is None else _FRESH_TIMEOUT)
+
+    async def view(self) -> EngineView:
+        return await self._inquire(self._view, _VIEW_TIMEOUT)
+
+    async def _inquire(self, inquiry: Inquiry[T], timeout: float) -> T:
+        """The engine's answer, or its last one during a long step."""
         self._check_ready()
         self._check_loop()
-        asked = self._request_stats()
-        await asyncio.wait({asked}, timeout=_STATS_TIMEOUT if self._last_stats is None else _FRESH_TIMEOUT)
+        asked = inquiry.ask(self._send_now)
+        await asyncio.wait({asked}, timeout=timeout)
         if asked.done():
             return asked.result()
-        if self._last_stats is None:
-            raise EngineDead(f"the engine did not answer within {_STATS_TIMEOUT:.0f} s")
+        if inquiry.last is None:
+            raise EngineDead(f"the engine did not answer within {timeout:.1g} s")
         await self.check_health()
-        return self._last_stats
-
-    def _request_stats(self) -> asyncio.Future[EngineStats]:
-        """Request stats, unless a request is already open."""
-        if self._stats_request is None:
-            self._stats_request = asyncio.get_running_loop().create_future()
-            self._send_now(GetStats(next(self._numbers)))
-        return self._stats_request
+        return inquiry.last
 
     async def check_health(self) -> None:
         """Raises EngineDead if the engine makes no progress."""
@@ -262,10 +267,9 @@ class BaseClient:
         elif isinstance(event, Refused):
             self._refuse(event)
         elif isinstance(event, StatsReply):
-            self._last_stats = event.stats
-            asked, self._stats_request = self._stats_request, None
-            if asked is not None:
-                asked.set_result(event.stats)
+            self._stats.answer(event.stats)
+        elif isinstance(event, ViewReply):
+            self._view.answer(event.view)
 
     def _deliver(self, event: Deltas) -> None:
         for delta in event.deltas:
@@ -296,10 +300,8 @@ class BaseClient:
         for stream in self._streams.values():
             if not stream.outputs.finished:
                 stream.fail(error)
-        asked, self._stats_request, self._last_stats = self._stats_request, None, None
-        if asked is not None:
-            asked.set_exception(error)
-            asked.exception()  # Mark it as retrieved: maybe no caller waits any more.
+        self._stats.fail(error)
+        self._view.fail(error)
 
     def _end_all(self) -> None:
         """End all open requests with `abort`, because the client closes."""

@@ -15,7 +15,7 @@ from headrace.client.engine_process import EngineProcess
 from headrace.client.request_outputs import TextTokenizer
 from headrace.config import Config
 from headrace.engine.launch import EngineProcessHandle
-from headrace.engine.stats import EngineStats
+from headrace.engine.stats import EngineStats, EngineView
 from headrace.engine.wire import Beat, Command, Event, Failed, Loading, Ready, Shutdown, from_wire
 from headrace.errors import EngineDead, HeadraceError, Overloaded
 
@@ -87,6 +87,10 @@ class ProcessClient(BaseClient):
     async def stats(self) -> EngineStats:
         return replace(await super().stats(), restarts=self._restarts)
 
+    async def view(self) -> EngineView:
+        view = await super().view()
+        return replace(view, stats=replace(view.stats, restarts=self._restarts))
+
     async def check_health(self) -> None:
         if self._process is not None:
             # This loop may have been busy: read the heartbeats that have arrived.
@@ -130,7 +134,7 @@ class ProcessClient(BaseClient):
             self._silence, self._stalled = 0.0, event.stalled
         elif isinstance(event, Ready):
             self._engine, self._state, self._silence = event.info, "ready", 0.0
-            self._request_stats()  # So that there are stats even if the first caller asks during a long step.
+            self._stats.ask(self._send)  # So that there are stats even if the first caller asks during a long step.
             if self._loaded is not None and not self._loaded.done():
                 self._loaded.set_result(None)
         elif isinstance(event, Loading):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
-from headrace.conformance.operators_tier import need_arithmetic
-from headrace.conformance.seeded_drafts import SeededDrafts
+from headrace.conformance.operators_tier import need_arithmetic, need_operator
+from headrace.conformance.seeded_drafts import PlacedDrafts, SeededDrafts
 from headrace.conformance.tiers import tier
 from headrace.conformance.tiny import VOCAB, Answer, Serving, TinyModel, agreeing, requests
+from headrace.kernels.registry import DRAFTING
 from headrace.platforms.interface import Device
 from headrace.platforms.torch_device import TorchDevice
 from headrace.types import Capabilities
@@ -109,6 +111,27 @@ class DeterminismTier(_Shared):
         assert Serving(device, model, drafts=drafts).run(work) == wanted
         assert drafts.drafted > 0
         assert drafts.accepted == {0.0: 0, 1.0: drafts.drafted}.get(right, drafts.accepted)
+
+    @pytest.mark.parametrize("constrained", [(), ("r1", "r4")])
+    def test_drafts_of_the_device_change_no_bit(
+        self, device: Device, model: TinyModel, constrained: tuple[str, ...]
+    ) -> None:
+        """Steps that are launched before it is known how many drafts of the last one are right; in two parts if other
+        requests are constrained."""
+        need_arithmetic(device)
+        if not device.capabilities().deterministic:
+            pytest.skip("determinism is not declared")
+        for spec in DRAFTING:
+            need_operator(device, spec)
+        work = [
+            replace(one, params=replace(one.params, allowed_token_ids=(7, 8, 9) if at % 2 else None))
+            for at, one in enumerate(requests(6, 0.7, 30))
+        ]
+        wanted = Serving(device, model).run(work, constrained)
+        drafts = PlacedDrafts(eager=0.9, seed=1)
+        assert Serving(device, model, blocks=24, drafts=drafts, placed=8).run(work, constrained) == wanted
+        assert drafts.ahead > 0
+        assert 0 < drafts.accepted < drafts.drafted
 
     def test_seeds_decide_the_draw(self, device: Device, model: TinyModel) -> None:
         need_arithmetic(device)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from headrace.core.drafts import DraftRow, StepSize
 from headrace.types import Request
 
-__all__ = ["SeededDrafts"]
+__all__ = ["PlacedDrafts", "SeededDrafts"]
 
 
 class SeededDrafts:
@@ -27,6 +27,9 @@ class SeededDrafts:
         self._known[request.id], self._held[request.id] = 0, False
         return True
 
+    def places(self, request: Request) -> bool:
+        return False
+
     def extend(self, sequence: str, tokens: Sequence[int], in_flight: int) -> None:
         self._known[sequence] += len(tokens)
         self._held[sequence] = self._held[sequence] or self._random.random() < self._eager
@@ -42,8 +45,9 @@ class SeededDrafts:
         self._steps[step] = [len(drafts) for drafts in found]
         return found
 
-    def verified(self, step: int, accepted: Sequence[int | None]) -> None:
-        for drafted, right in zip(self._steps.pop(step, []), accepted, strict=True):
+    def verified(self, step: int, accepted: Sequence[int | None], made: Sequence[int]) -> None:
+        assert self._steps.pop(step, []) == list(made)
+        for drafted, right in zip(made, accepted, strict=True):
             if right is not None:
                 self.drafted += drafted
                 self.accepted += right
@@ -55,3 +59,45 @@ class SeededDrafts:
             self._held[row.sequence] = self._random.random() < self._eager
         draw = self._random.random
         return [token if draw() < self._right else (token + 1) % self._vocab for token in answer]
+
+
+class PlacedDrafts:
+    """A `core.drafts.DraftSource` for devices that draft by themselves: asks for any number of drafts, up to `most`, at
+    steps drawn at random. `eager`: as in `SeededDrafts`."""
+
+    def __init__(self, eager: float, seed: int, most: int = 8) -> None:
+        self._eager, self._most = eager, most
+        self._random = random.Random(seed)
+        self._held: dict[str, bool] = {}
+        self.drafted = self.accepted = self.ahead = 0
+        """`ahead`: rows that were planned while it was not known how many tokens come before them."""
+
+    def begin(self, request: Request) -> bool:
+        self._held[request.id] = False
+        return True
+
+    def places(self, request: Request) -> bool:
+        return True
+
+    def extend(self, sequence: str, tokens: Sequence[int], in_flight: int) -> None:
+        self._held[sequence] = self._held[sequence] or self._random.random() < self._eager
+
+    def end(self, sequence: str, keep: bool) -> None:
+        del self._held[sequence]
+
+    def held(self, sequence: str) -> bool:
+        return self._held[sequence]
+
+    def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> list[list[int]]:
+        found = [[0] * self._random.randint(0, max(0, min(row.most, self._most))) for row in rows]
+        for row, drafts in zip(rows, found, strict=True):
+            self.ahead += row.ahead is not None and row.ahead > 1
+            if not drafts:
+                self._held[row.sequence] = self._random.random() < self._eager
+        return found
+
+    def verified(self, step: int, accepted: Sequence[int | None], made: Sequence[int]) -> None:
+        for drafted, right in zip(made, accepted, strict=True):
+            if right is not None:
+                self.drafted += drafted
+                self.accepted += right

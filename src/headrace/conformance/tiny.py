@@ -112,7 +112,9 @@ class Serving:
         seqs: int = 8,
         blocks: int = 64,
         drafts: DraftSource | None = None,
+        placed: int = 0,
     ) -> None:
+        """`placed`: the most drafts that the device makes for a sequence."""
         capabilities = device.capabilities()
         size = capabilities.block_sizes[0]
         store = "float32" if "float32" in capabilities.kv_dtypes else min(capabilities.kv_dtypes)
@@ -120,7 +122,7 @@ class Serving:
         self.scheduler = Scheduler(CoreConfig(blocks, size, seqs, budget, _LONGEST, VOCAB), drafts)
         self.errors: dict[str, str] = {}
         """Request id → the error that ended it."""
-        runner = Runner(device, model, model.ops, RunnerConfig(layout, blocks, seqs, budget, _LONGEST, VOCAB))
+        runner = Runner(device, model, model.ops, RunnerConfig(layout, blocks, seqs, budget, _LONGEST, VOCAB, placed))
         self._core = EngineCore(self.scheduler, self.watch(runner), seqs, size)
 
     def watch(self, runner: StepRunner) -> StepRunner:

@@ -29,7 +29,7 @@ class StepSize(NamedTuple):
 
 
 class DraftRow(NamedTuple):
-    """A sequence of a step that may verify drafts: all its tokens are committed."""
+    """A sequence of a step that may verify drafts."""
 
     sequence: str
     most: int
@@ -40,6 +40,9 @@ class DraftRow(NamedTuple):
     """Its row of the device's token history."""
     blocks: npt.NDArray[np.int32]
     """Its block table, which may change after the call."""
+    ahead: int | None = None
+    """None: all its tokens are committed. Otherwise the device makes the drafts, and launched steps may add up to so
+    many tokens before them."""
 
 
 class DraftSource(Protocol):
@@ -48,6 +51,10 @@ class DraftSource(Protocol):
     def begin(self, request: Request) -> bool:
         """Take up a sequence. False: it has no drafts, and it is not mentioned again."""
 
+    def places(self, request: Request) -> bool:
+        """Whether the device makes the drafts of a sequence that `begin` has taken up, so that its steps need not wait
+        for each other."""
+
     def extend(self, sequence: str, tokens: Sequence[int], in_flight: int) -> None:
         """Add committed tokens of the output; `in_flight`: tokens that launched steps will add to them."""
 
@@ -55,10 +62,13 @@ class DraftSource(Protocol):
         """Drop a sequence; `keep`: its output may serve later ones."""
 
     def held(self, sequence: str) -> bool:
-        """Whether the next step of this sequence should wait for its last token, and verify drafts."""
+        """Whether the next step of this sequence should verify drafts, and, if they are not the device's, wait for its
+        last token."""
 
     def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> Sequence[list[int]]:
-        """Drafts for the rows of a step; called once for every step while there are sequences with drafts."""
+        """Drafts for the rows of a step; called once for every step while there are sequences with drafts. Of drafts
+        that the device makes only the number counts."""
 
-    def verified(self, step: int, accepted: Sequence[int | None]) -> None:
-        """By row, how many drafts were accepted; None if the row is void."""
+    def verified(self, step: int, accepted: Sequence[int | None], made: Sequence[int]) -> None:
+        """By row, how many drafts were accepted (None if the row is void), and how many there were: the device may find
+        none."""

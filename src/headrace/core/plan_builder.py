@@ -12,7 +12,7 @@ from headrace.core.constraints import Constraints, gather
 from headrace.core.sequence import Sequence
 from headrace.core.slots import LAST, LOGPROBS, PROMPT_LEN, Slots
 from headrace.sampling import FLOAT_ROWS, INT_ROWS
-from headrace.types import NO_TOKEN, SamplingBatch, StepPlan
+from headrace.types import GIVEN, NO_TOKEN, SamplingBatch, StepPlan, StepResult
 
 __all__ = ["ConstrainedRow", "Decodes", "PrefillChunk", "StepExtras", "StepRecord", "build", "complete"]
 
@@ -91,6 +91,11 @@ class PrefillChunk:
     """For each row that samples in a sequence with a grammar: its constraints, and the token that must come."""
     accepted: int | None = None
     """The number of drafts that were right; None before the commit."""
+    length: int | None = None
+    """None: all is given. Otherwise the device places the chunk's tokens: its positions here are upper bounds, its
+    drafts stand for those of the device, and this is the number of known tokens, or ON_DEVICE."""
+    planned: int = 0
+    """The number of drafts for which the device had room."""
 
     @property
     def stop(self) -> int:
@@ -137,6 +142,18 @@ class StepRecord:
     chunks: list[PrefillChunk]
     waiting: list[ConstrainedRow] = field(default_factory=list)
     """Constrained rows of a split step."""
+
+    def settled(self, result: StepResult) -> list[PrefillChunk]:
+        """The chunks. Those that the device has placed get their true end, and the drafts as far as they were right;
+        the other ones that it had stand as NO_TOKEN."""
+        for at, chunk in enumerate(self.chunks, self.count):
+            if chunk.length is not None:
+                assert result.counts is not None
+                count, made = result.counts[at].tolist()
+                right: list[int] = result.tokens[chunk.row : chunk.row + count - 1].tolist()
+                chunk.end, chunk.planned = len(chunk.seq.tokens), len(chunk.drafts)
+                chunk.drafts = right + [NO_TOKEN] * (made + 1 - count)
+        return self.chunks
 
 
 def parameters(slots: Slots, index: npt.NDArray[np.intp]) -> SamplingBatch:
@@ -267,7 +284,8 @@ def _add_chunks(
     for chunk in chunks:
         seq, start, stop = chunk.seq, chunk.start, chunk.stop
         where = np.arange(start, stop, dtype=np.int32)
-        tokens.append(np.array(seq.tokens[start : chunk.end] + chunk.drafts, np.int32))
+        known = seq.tokens[start : chunk.end] if chunk.length is None else [NO_TOKEN]
+        tokens.append(np.array(known + chunk.drafts, np.int32))
         positions.append(where)
         mapping.append(table[seq.slot, where // block_size] * block_size + where % block_size)
         chunk.row = row
@@ -304,6 +322,9 @@ def _add_sequences(plan: StepPlan, chunks: list[PrefillChunk], decodes: Decodes,
     plan.query_start = np.concatenate([plan.query_start, len(decodes) + np.cumsum(own[2], dtype=np.int32)])
     plan.prompt_lens = slots.ints[PROMPT_LEN, plan.slots]
     plan.request_ids = (*plan.request_ids, *(chunk.seq.id for chunk in chunks))
+    if any(chunk.length is not None for chunk in chunks):
+        lengths = [GIVEN if chunk.length is None else chunk.length for chunk in chunks]
+        plan.lengths = np.array([GIVEN] * len(decodes) + lengths, np.int32)
 
 
 def _mixed_sampling(

@@ -70,7 +70,7 @@ class Prefill:
         self._running.enter(seq)
         if attached.copy is not None:
             extras.copies.append(attached.copy)
-        if seq.penalised and attached.cached:
+        if (seq.penalised or seq.placed) and attached.cached:
             extras.history.append((seq.slot, 0, seq.array(0, attached.cached)))
         if seq.cached < 0:
             seq.cached, seq.first_scheduled = attached.cached, now
@@ -100,7 +100,7 @@ class Prefill:
         start = self._cache.reuse_cached(seq, before)
         recorded = 0 if seq.resumed else before
         seq.resumed = False
-        if seq.penalised and start > recorded:
+        if (seq.penalised or seq.placed) and start > recorded:
             extras.history.append((seq.slot, recorded, seq.array(recorded, start)))
         known = seq.to_compute
         end = min(known, start + budget)

@@ -23,7 +23,8 @@ class RunningSequences:
         self._decodes: Decodes | None = None
         """`_decoding` as arrays; None when the list has changed."""
         self._held: list[Sequence] = []
-        """Sequences that compute their newest token together with drafts, once it is committed."""
+        """Sequences that compute their newest token together with drafts: once it is committed, or at once if the
+        device places them."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -43,6 +44,7 @@ class RunningSequences:
     def leave(self, seq: Sequence) -> None:
         """Remove a sequence that has released its slot."""
         del self._by_id[seq.id]
+        seq.uncertain = 0
         if seq in self._decoding:
             self._decoding.remove(seq)
             self._decodes = None
@@ -52,7 +54,8 @@ class RunningSequences:
             self._held.remove(seq)
 
     def hold(self, seq: Sequence) -> None:
-        """Let a sequence wait until its newest token is committed, and verify drafts then."""
+        """Let the next step of a sequence verify drafts: once its newest token is committed, or at once if the device
+        places it."""
         seq.held = True
         if seq in self._decoding:
             self._decoding.remove(seq)
@@ -67,11 +70,18 @@ class RunningSequences:
             self._continue(seq)
 
     def held(self) -> list[Sequence]:
-        return list(self._held)
+        """The sequences that verify drafts in the next step. One that is placed may have computed its last token, as
+        far as is known; if not all drafts before it were right, it goes on after a commit."""
+        return [seq for seq in self._held if not seq.placed or self.most_known(seq) < seq.end]
+
+    def most_known(self, seq: Sequence) -> int:
+        """The number of tokens that a sequence of `growing` has before the next step, if all drafts in flight are
+        right."""
+        return int(self._slots.computed[seq.slot]) + 1 if seq.placed else len(seq.tokens)
 
     def waits(self) -> bool:
         """A sequence that is held has a token in flight: the next step should contain its drafts."""
-        return any(self._slots.computed[seq.slot] >= len(seq.tokens) for seq in self._held)
+        return any(not seq.placed and self._slots.computed[seq.slot] >= len(seq.tokens) for seq in self._held)
 
     def prefill_known(self, seq: Sequence) -> None:
         """Compute known tokens of a sequence next, which have been appended."""
@@ -95,7 +105,7 @@ class RunningSequences:
 
     def growing(self) -> list[Sequence]:
         """The sequences that prefill tokens for which no block was allocated when they entered."""
-        return sorted([*self._held, *(seq for seq in self._prefilling if seq.matcher is not None)], key=_rank)
+        return sorted([*self.held(), *(seq for seq in self._prefilling if seq.matcher is not None)], key=_rank)
 
     def advance(self, decodes: Decodes, chunks: list[PrefillChunk]) -> None:
         """Move sequences between the lists, as if a plan had been executed."""

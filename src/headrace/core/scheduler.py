@@ -10,6 +10,7 @@ import numpy as np
 from headrace.core.admission import CoreConfig, admit
 from headrace.core.block_pool import blocks_for
 from headrace.core.drafts import DraftSource
+from headrace.core.inspection import SchedulerView, look
 from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import Matcher
@@ -33,9 +34,8 @@ _log = logging.getLogger(__name__)
 class Scheduler:
     """A pure state machine. Not thread-safe: one thread calls everything.
 
-    There are no phases: each step computes tokens of running sequences that are not computed yet, within one token
-    budget. Decodes come first, then prefill in chunks. Plans may be scheduled before earlier ones are committed; they
-    are executed and committed in order.
+    There are no phases: each step computes tokens that are not computed yet, within one token budget. Decodes come
+    first, then prefill in chunks. Plans are scheduled, executed and committed in order, some before earlier commits.
     """
 
     def __init__(self, config: CoreConfig, drafts: DraftSource | None = None) -> None:
@@ -60,8 +60,7 @@ class Scheduler:
         self._committed = 0
         self._outbox: list[Delta] = []
         self.broken: dict[str, list[int]] = {}
-        """Known tokens of sequences that commits have ended because their logits were not finite, until the engine
-        reads them."""
+        """Known tokens of ended sequences whose logits were not finite, until the engine reads them."""
         self._arrivals = self._preemptions = 0
 
     # Requests
@@ -186,7 +185,7 @@ class Scheduler:
                 seq = decodes.seqs[at]
                 if seq.slot >= 0:
                     self._cache.commit_blocks(seq, self._committed)
-        for chunk in launched.chunks:
+        for chunk in launched.settled(result):
             if chunk.seq.epoch == chunk.epoch:
                 try:
                     deltas.extend(self._commit_chunk(chunk, tokens, result))
@@ -230,6 +229,9 @@ class Scheduler:
         counts = (len(self._waiting), self._preemptions, prefill.cached_tokens, prefill.prompt_tokens)
         return scheduler_stats(self._cache, self._slots, self._running.all(), self._open.all(), *counts)
 
+    def view(self) -> SchedulerView:
+        return look(self._cache, self._slots, self._running.all(), self._waiting, self._open)
+
     def reset_cache(self) -> None:
         """Remove all cached prefixes and close what is open; blocks of running sequences are released when they end."""
         self._open.clear()
@@ -243,8 +245,7 @@ class Scheduler:
     # Parts of schedule
 
     def _grow(self) -> Decodes:
-        """Allocate a block for every decode that starts one; preempt if there is none. Returns the decodes that
-        continue."""
+        """Allocate a block for every decode that starts one, or preempt; returns the decodes that continue."""
         decodes = self._running.decodes()
         if decodes.until_start:
             return decodes
@@ -258,7 +259,7 @@ class Scheduler:
         """Allocate blocks for tokens that are known since the last step; preempt if there is none. This runs before the
         decodes of the step are fixed, because one of them may be preempted."""
         for seq in self._running.growing():
-            while seq.slot >= 0 and seq.blocks < blocks_for(len(seq.tokens), self.config.block_size):
+            while seq.slot >= 0 and seq.blocks < blocks_for(self._running.most_known(seq), self.config.block_size):
                 if not self._cache.grow(seq):
                     self._make_room()
 
@@ -268,8 +269,7 @@ class Scheduler:
             self._preempt(self._running.last())
 
     def _preempt(self, seq: Sequence) -> None:
-        """Put a sequence back in the queue. Its computed blocks stay in the tree while there is room; the rest is
-        computed again."""
+        """Put a sequence back in the queue. Of its computed blocks, those stay in the tree that there is room for."""
         self._release(seq)
         seq.hold = self._launched
         self._waiting.push(seq)

@@ -62,8 +62,10 @@ class Sequence:
     """Tokens that the grammar forces are appended without sampling them."""
     drafted: bool = False
     """Its next tokens may be guessed and verified."""
+    placed: bool = False
+    """The device makes its drafts and places them behind its last token, which no step has to wait for."""
     held: bool = False
-    """Its next step waits for its last token, and verifies drafts."""
+    """Its next step verifies drafts; unless the device makes them, it waits for the last token."""
     emitted: int = 0
     """The number of tokens that the caller has, with the prompt."""
     ending: Ending | None = None
@@ -77,6 +79,8 @@ class Sequence:
     blocks: int = 0
     filled: int = 0
     """The number of positions whose keys and values committed steps have stored."""
+    uncertain: int = 0
+    """Drafts in launched steps, each of which adds a token or not."""
     epoch: int = 0
     """Increases when results in flight become invalid."""
     hold: int = -1

@@ -12,14 +12,20 @@ from headrace.core.plan_builder import Decodes, PrefillChunk
 from headrace.core.running import RunningSequences
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
-from headrace.types import NO_TOKEN
+from headrace.types import NO_TOKEN, ON_DEVICE
 
 __all__ = ["Verification"]
 
 
 class Verification:
     """Asks a source for drafts and adds them to steps. A sequence with drafts is held: it has no token in flight when
-    its drafts are planned, so the steps of an engine with held sequences don't overlap."""
+    its drafts are planned, so the steps of an engine with held sequences don't overlap.
+
+    A sequence is *placed* instead if the device makes its drafts, and knows its length: the next step is planned while
+    it is not known how many drafts of this one are right. The plan has upper bounds of its positions, which a commit
+    lowers by the number of drafts that were wrong; its blocks suffice for the bounds. What wrong drafts have written is
+    overwritten before it is read, because the next step begins behind the last right token.
+    """
 
     def __init__(
         self, source: DraftSource, config: CoreConfig, running: RunningSequences, slots: Slots, cache: KVCache
@@ -34,6 +40,9 @@ class Verification:
         if seq.request.max_drafts != 0:
             seq.drafted = self._source.begin(seq.request)
             self._drafted += seq.drafted
+            # Masks of a grammar and bans up to a position need positions that the host knows.
+            free = seq.matcher is None and (seq.constraints is None or not seq.params.min_tokens)
+            seq.placed = seq.drafted and free and self._source.places(seq.request)
 
     def end(self, seq: Sequence, keep: bool) -> None:
         if seq.drafted:
@@ -58,6 +67,9 @@ class Verification:
         share = (self._config.max_num_batched_tokens - size.tokens) // max(len(held), 1)
         rows = [self._row(seq, share) for seq in held]
         for seq, drafts in zip(held, self._source.draft(step, size, rows), strict=True):
+            if seq.placed:
+                chunks.append(self._placed(seq, len(drafts)))
+                continue
             end = len(seq.tokens)
             states = _draft_states(seq, drafts, self._slots.constraints[seq.slot])
             allowed = drafts[: len(states) - 1] if states else drafts
@@ -70,21 +82,42 @@ class Verification:
     def commit(self, step: int, chunks: list[PrefillChunk]) -> None:
         """Report what was accepted in a step, and continue after the accepted tokens."""
         for chunk in chunks:
-            if chunk.drafts and chunk.accepted is not None and chunk.seq.slot >= 0:
-                self._slots.computed[chunk.seq.slot] = chunk.end + chunk.accepted
-        self._source.verified(step, [chunk.accepted for chunk in chunks if chunk.verifies])
+            seq = chunk.seq
+            if chunk.accepted is None or seq.slot < 0:
+                continue
+            if chunk.length is not None:
+                self._slots.computed[seq.slot] -= chunk.planned - chunk.accepted
+                seq.uncertain -= chunk.planned
+            elif chunk.drafts:
+                self._slots.computed[seq.slot] = chunk.end + chunk.accepted
+        ours = [chunk for chunk in chunks if chunk.verifies]
+        self._source.verified(step, [chunk.accepted for chunk in ours], [len(chunk.drafts) for chunk in ours])
+
+    def _placed(self, seq: Sequence, drafts: int) -> PrefillChunk:
+        """The rows of a sequence that the device places, and the state after them."""
+        end = self._running.most_known(seq)
+        length = ON_DEVICE if seq.uncertain else end
+        self._slots.computed[seq.slot] = end + drafts
+        seq.uncertain += drafts
+        if not seq.uncertain and not self._source.held(seq.id):
+            self._running.unhold(seq)
+        guesses = [NO_TOKEN] * drafts
+        return PrefillChunk(seq, seq.epoch, end - 1, end, end, end, True, 0, True, guesses, length=length)
 
     def _row(self, seq: Sequence, share: int) -> DraftRow:
-        most = self._room(seq, share)
-        return DraftRow(seq.id, most, len(seq.tokens) + 1, seq.slot, self._cache.table[seq.slot, : seq.blocks])
+        known = self._running.most_known(seq)
+        most = self._room(seq, known, share)
+        ahead = known - len(seq.tokens) if seq.placed else None
+        return DraftRow(seq.id, most, known + 1, seq.slot, self._cache.table[seq.slot, : seq.blocks], ahead)
 
-    def _room(self, seq: Sequence, most: int) -> int:
-        """The number of drafts that a sequence may verify; allocates the blocks for them, but preempts none."""
-        most = min(most, seq.end - 1 - len(seq.tokens), seq.request.max_drafts or most)
-        while most > 0 and seq.blocks < blocks_for(len(seq.tokens) + most, self._config.block_size):
+    def _room(self, seq: Sequence, known: int, most: int) -> int:
+        """The number of drafts that a sequence may verify behind so many tokens; allocates the blocks for them, but
+        preempts none."""
+        most = min(most, seq.end - 1 - known, seq.request.max_drafts or most)
+        while most > 0 and seq.blocks < blocks_for(known + most, self._config.block_size):
             if self._cache.available <= len(self._running) or not self._cache.grow(seq):
                 break
-        return min(most, seq.blocks * self._config.block_size - len(seq.tokens))
+        return min(most, seq.blocks * self._config.block_size - known)
 
 
 def _size(decodes: Decodes, held: list[Sequence], chunks: list[PrefillChunk]) -> StepSize:

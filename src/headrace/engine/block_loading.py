@@ -15,7 +15,6 @@ from headrace.config import CacheConfig, Config, ModelFacts, Resolved, resolve
 from headrace.engine.block_head import block_head
 from headrace.engine.block_model import BlockDraftModel, BlockSizes, StepCache, blocks_together, spare_blocks
 from headrace.engine.ranks.rank_messages import Sizes
-from headrace.errors import ConfigError
 from headrace.kernels.ops import Ops
 from headrace.models.assemble import Finish
 from headrace.models.block_draft_config import Method, check_block_draft
@@ -67,7 +66,8 @@ class BlockDraft:
     def load(
         self, device: Device, ops: Ops, weights: DecoderWeights, finish: Finish, place: Callable[[torch.Tensor], Any]
     ) -> None:
-        self._weights = self.checkpoint.weights(weights, self.target, finish, place)
+        own = weights if weights.first_token is None else None
+        self._weights = self.checkpoint.weights(own, self.target, finish, place)
         self._ops, self._place = ops, place
 
     def tap(self, layer: int) -> ContextTap:
@@ -101,17 +101,12 @@ class BlockDraft:
 def find_block_draft(config: Config, target: Checkpoint, device: Device) -> BlockDraft | None:
     """The checkpoint of a method of `BLOCK_METHODS`, which has been compared with the target; None for other methods.
 
-    Raises ConfigError that names the setting if it was made for another target or there are several ranks, and what
-    `open_block_draft` and `resolve` raise.
+    Raises ConfigError that names the setting if it was made for another target, and what `open_block_draft` and
+    `resolve` raise.
     """
     method, _, path = (config.scheduler.speculate or "").partition(":")
     if method not in BLOCK_METHODS:
         return None
-    if config.parallel.tensor_parallel_size > 1:
-        raise ConfigError(
-            f"--speculate {method}:{path}: a block drafter needs tensor_parallel_size 1, and it is "
-            f"{config.parallel.tensor_parallel_size}: choose another method"
-        )
     known: Method = "dflash" if method == "dflash" else "dspark"
     checkpoint = open_block_draft(path, known, len(target.decoder_config.layers))
     draft, goal = checkpoint.config, target.decoder_config

@@ -10,8 +10,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.core.inspection import SchedulerView
 from headrace.core.matcher import Matcher
-from headrace.engine.stats import EngineStats, SpeculationTotals
+from headrace.engine.stats import EngineStats, EngineView, SpeculationTotals
 from headrace.engine.usage_stats import UsageStats
 from headrace.errors import DeviceLost, HeadraceError, InvalidRequest, PlatformError
 from headrace.types import Constraint, Delta, Request, SchedulerStats, StepPlan, StepResult
@@ -73,6 +74,8 @@ class StepScheduler(Protocol):
     def has_work(self) -> bool: ...
 
     def stats(self) -> SchedulerStats: ...
+
+    def view(self) -> SchedulerView: ...
 
 
 class GrammarSource(Protocol):
@@ -251,6 +254,10 @@ class EngineCore:
             totals=self._usage.totals(time.thread_time()),
             speculation=SpeculationTotals() if self._drafting is None else self._drafting.totals(),
         )
+
+    def view(self) -> EngineView:
+        """The engine's stats with its sequences, blocks and prefixes. Called by the thread that steps."""
+        return EngineView(self._clock(), self.stats(), self._scheduler.view())
 
     def _sample_memory(self, now: float) -> None:
         stats = self._scheduler.stats()

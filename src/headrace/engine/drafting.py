@@ -66,10 +66,15 @@ class Drafting:
         predicted_only: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         model: RoundModel | None = None,
+        on_device: bool = False,
     ) -> None:
         """`predicted_only`: sequences have drafts only if their request predicts the output. `model`: the one that
-        drafts, if any."""
+        drafts, if any. `on_device`: the device makes the drafts of requests that predict nothing, by the method of the
+        speculator's drafter."""
         self._speculator, self._predicted_only, self._model = speculator, predicted_only, model
+        self._on_device = on_device
+        self._gap = 0.0
+        """Seconds that the device stands still if a step must wait for the commit of the one before it."""
         self._watch = _Stopwatch(clock)
         self._unread: dict[str, Request] = {}
         """Sequences without output: their prompts are read with the first token, so that those which wait for a place
@@ -93,6 +98,9 @@ class Drafting:
         self._unread[request.id] = request
         return True
 
+    def places(self, request: Request) -> bool:
+        return self._on_device and not request.predicted and not request.predicted_only
+
     def extend(self, sequence: str, tokens: Sequence[int], in_flight: int) -> None:
         with self._watch:
             if (new := self._unread.pop(sequence, None)) is not None:
@@ -100,6 +108,7 @@ class Drafting:
                     self._model.begin(new)
                 namespace = (new.adapter, new.salt)
                 self._speculator.begin(sequence, namespace, new.prompt, new.predicted, new.predicted_only)
+            self._speculator.policy.gap = 0.0 if self._on_device else self._gap
             self._speculator.extend(sequence, tokens, in_flight)
 
     def end(self, sequence: str, keep: bool) -> None:
@@ -112,21 +121,25 @@ class Drafting:
 
     def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> Sequence[list[int]]:
         wall, busy = self._spent()
+        # Only a sequence whose drafts are made here has to wait for its last token.
+        waits = not self._on_device or any(row.ahead is None for row in rows)
+        self._speculator.policy.gap = self._gap if waits else 0.0
         with self._watch:
             if self._model is not None:
                 for row in rows:
                     self._model.place(row)
             drafts = self._speculator.draft(
-                StepShape(*size), [SpeculatorRow(row.sequence, row.most, row.context) for row in rows]
+                StepShape(*size), [SpeculatorRow(row.sequence, row.most, row.context, row.ahead) for row in rows]
             )
         after = self._spent()
         self._drafting = after[0] - wall
         self._steps[step] = _Drafted(drafts, [None] * len(rows), after[1] - busy)
         return drafts.tokens
 
-    def verified(self, step: int, accepted: Sequence[int | None]) -> None:
-        if step in self._steps:
-            self._steps[step] = self._steps[step]._replace(accepted=accepted)
+    def verified(self, step: int, accepted: Sequence[int | None], made: Sequence[int]) -> None:
+        if (found := self._steps.get(step)) is not None:
+            tokens = [one[:count] for one, count in zip(found.drafts.tokens, made, strict=True)]
+            self._steps[step] = found._replace(drafts=found.drafts._replace(tokens=tokens), accepted=accepted)
 
     def settle(self, step: int, emitted: int, seconds: float) -> None:
         """Learn from a step: its new tokens, and the time that the device took for it since the step before it, which
@@ -140,8 +153,8 @@ class Drafting:
     def waited(self, seconds: float) -> None:
         """Learn for how long the device stands still between a step with drafts and the next. The time that the model
         drafts in between counts apart."""
-        policy, seconds = self._speculator.policy, max(0.0, seconds - self._drafting)
-        policy.gap = seconds if policy.gap == 0 else 0.9 * policy.gap + 0.1 * seconds
+        seconds = max(0.0, seconds - self._drafting)
+        self._gap = seconds if self._gap == 0 else 0.9 * self._gap + 0.1 * seconds
 
     def _spent(self) -> tuple[float, float]:
         return (0.0, 0.0) if self._model is None else (self._model.wall, self._model.busy)

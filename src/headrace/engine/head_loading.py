@@ -1,4 +1,4 @@
-"""Loads the draft head of `--speculate eagle3:CHECKPOINT` and `--speculate mtp`. Rank 0 alone has it."""
+"""Loads the draft head of `--speculate eagle3:CHECKPOINT`, `mtp` and `mtp:CHECKPOINT`. Rank 0 alone has it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headrace.models.config import DecoderConfig
 from headrace.models.decoder import DecoderWeights
 from headrace.models.draft_heads import DraftHead
 from headrace.models.eagle3 import Eagle3Config, build_head, build_tap, read_eagle3
-from headrace.models.family import HF_NAMES
+from headrace.models.family import HF_NAMES, Names
 from headrace.models.features import FeatureTap, feature_layer
 from headrace.models.head_weights import HeadReader, StoredTensors
 from headrace.models.mtp import MtpNames, build_mtp, check_sizes, find_mtp, head_config, mtp_tap
@@ -90,8 +90,8 @@ class HeadSource:
         else:
             assert self.mtp is not None
             tables = self._tables(weights, reader)
-            names = HF_NAMES if self.mtp.alone else self.target.names
-            self._head = build_mtp(self.mtp, self.decoder, reader, ops, names, tables, self.max_model_len)
+            family = _names(self.target)
+            self._head = build_mtp(self.mtp, self.decoder, reader, ops, family, tables, self.max_model_len)
 
     def tap(self, layer: int) -> FeatureTap:
         assert self._tap is not None
@@ -159,20 +159,25 @@ def find_head(config: Config, target: Checkpoint, device: Device) -> HeadSource 
 
 
 def _find_mtp(config: Config, target: Checkpoint, device: Device, path: str) -> HeadSource:
-    """The head in the target's own checkpoint, or in the directory `path`."""
-    goal, source = target.decoder_config, target.source
-    if path:
-        source = _open(Path(path))
-        with located(Path(path) / "config.json"):
-            check_sizes(read_json(Path(path) / "config.json"), goal)
+    """The head in the directory `path`, or without one that in the target's own checkpoint."""
+    goal, source = target.decoder_config, _open(Path(path)) if path else target.source
     if not isinstance(source, SafetensorsSource):
         raise ConfigError(
-            f"--speculate mtp: {target.path} is no directory of safetensors files: only those are searched for a head"
+            f"--speculate mtp: {target.path} is no directory of safetensors files: give that of its head, as "
+            "mtp:CHECKPOINT"
         )
+    if path:
+        with located(Path(path) / "config.json"):
+            check_sizes(read_json(Path(path) / "config.json"), goal)
     names, where = frozenset(source.names), path or str(target.path)
     own = find_mtp(names, goal, where, alone=bool(path))
-    layers = head_config(own, names, goal, HF_NAMES if path else target.names)
+    layers = head_config(own, names, goal, _names(target))
     return HeadSource(MTP, target, where, source, layers, _layout(config, target, device, layers), mtp=own)
+
+
+def _names(target: Checkpoint) -> Names:
+    """The target's names of tensors in safetensors files."""
+    return target.names if isinstance(target.source, SafetensorsSource) else HF_NAMES
 
 
 def _layout(config: Config, target: Checkpoint, device: Device, head: DecoderConfig) -> KVLayout:

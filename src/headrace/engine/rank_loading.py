@@ -19,19 +19,22 @@ from headrace.engine.runner import Runner, RunnerConfig
 from headrace.engine.service import Progress
 from headrace.errors import PlatformError
 from headrace.kernels.ops import Ops
-from headrace.kernels.registry import bind
+from headrace.kernels.registry import DRAFTING, bind
 from headrace.models.assemble import Finish
 from headrace.models.decoder import Decoder, DecoderWeights
 from headrace.models.features import Tap
 from headrace.models.sharding import Collectives, Shard, local_config
 from headrace.platforms.interface import Device, PackedForms, Platform, TorchTensors
 from headrace.plugins import discover
+from headrace.speculation.ngram import NgramDrafter
+from headrace.speculation.speculator import MOST_DRAFTS
 from headrace.types import KVLayout, LayerKV
 
 __all__ = [
     "LoadedRank",
     "TapSource",
     "device_options",
+    "drafts_of",
     "load_follower",
     "load_rank",
     "open_rank",
@@ -155,7 +158,7 @@ def load_rank(
     else:
         cache = None
         model = Decoder(local_config(checkpoint.decoder_config, shard), ops, kept, sizes.max_model_len, group)
-    sized = _runner_config(checkpoint, shard, sizes)
+    sized = _runner_config(checkpoint, shard, sizes, drafts_of(config, device))
     if source is not None:
         _load_source(source, checkpoint, device, ops, model)
         layers = sized.layout.layers
@@ -230,7 +233,13 @@ def _to_device(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:
     return move
 
 
-def _runner_config(checkpoint: Checkpoint, shard: Shard, sizes: Sizes) -> RunnerConfig:
+def drafts_of(config: Config, device: Device) -> int:
+    """The most drafts that the device makes for a sequence; 0 if the host makes them, or none are made."""
+    able = all(device.op(spec) is not None for spec in DRAFTING)
+    return MOST_DRAFTS if config.scheduler.speculate == NgramDrafter.name and able else 0
+
+
+def _runner_config(checkpoint: Checkpoint, shard: Shard, sizes: Sizes, drafts: int) -> RunnerConfig:
     facts = checkpoint.facts(shard)
     return RunnerConfig(
         layout=KVLayout(facts.layers, sizes.block_size, sizes.kv_dtype),
@@ -239,4 +248,5 @@ def _runner_config(checkpoint: Checkpoint, shard: Shard, sizes: Sizes) -> Runner
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_model_len=sizes.max_model_len,
         vocab_size=facts.vocab_size,
+        drafts=drafts,
     )

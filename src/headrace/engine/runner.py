@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from headrace.engine.placed_steps import count_drafts, place_drafts
 from headrace.engine.plans import history_plan
 from headrace.engine.second_look import first_not_finite
 from headrace.errors import DeviceLost, PlatformError
@@ -38,6 +39,8 @@ class RunnerConfig:
     max_num_batched_tokens: int
     max_model_len: int
     vocab_size: int
+    drafts: int = 0
+    """The most drafts of a sequence that the device makes; 0: plans have no `lengths`."""
 
 
 class LaunchedStep:
@@ -78,6 +81,8 @@ class LaunchedStep:
         rows, top = self._plan.num_rows, max(0, self._plan.sampling.num_logprobs)
         wide = {n: a[:rows, :top] for n, a in arrays.items() if n.startswith("top_")}
         flat = {n: a[:rows] for n, a in arrays.items() if not n.startswith("top_")}
+        if "counts" in arrays:
+            flat["counts"] = arrays["counts"][: self._plan.num_seqs]
         return StepResult(**flat, **wide)
 
 
@@ -85,7 +90,8 @@ class Runner:
     """Owns the cache, the token history and the compiled steps of one device.
 
     The history is int32 [max_num_seqs, max_model_len] on the device: the tokens of each running sequence by position. A
-    step reads from it the tokens that the host does not have yet, so step N+1 can be launched before N is read back.
+    step reads from it the tokens that the host does not have yet, so step N+1 can be launched before N is read back. If
+    the device drafts, a last column holds the lengths of sequences that it places.
     """
 
     def __init__(self, device: Device, model: Model, ops: Ops, config: RunnerConfig) -> None:
@@ -103,8 +109,8 @@ class Runner:
         """The number of times the cache was allocated: a step that fails late may have used an earlier cache."""
         self._donated_to_a_failure = False
         self._blocks = -(-config.max_model_len // config.layout.block_size)
-        self._executables: dict[tuple[str, Bucket, int], Executable] = {}
-        """By part of the step, bucket and number of logprob alternatives."""
+        self._executables: dict[tuple[str, Bucket, int, bool], Executable] = {}
+        """By part of the step, bucket, number of logprob alternatives, and whether it places sequences."""
         self._resident: dict[str, tuple[npt.NDArray[Any], bytes, Tensor]] = {}
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -116,7 +122,8 @@ class Runner:
             bucket = self.bucket(plan)
             inputs = self._inputs(batch_arrays(plan) if plan.split else self._all_arrays(plan), bucket)
             if plan.split:
-                inputs["logits"] = self._call("forward", bucket, 0, inputs)["logits"]
+                inputs |= self._call("forward", bucket, 0, inputs)
+                inputs.pop("history", None)
             else:
                 outputs = self._sampled("step", bucket, plan, inputs)
         except PlatformError:
@@ -165,7 +172,7 @@ class Runner:
         config = self.config
         self._kv = self._device.alloc_kv(config.layout, config.num_blocks)
         # Padding rows write to an extra row after the last.
-        shape = (config.max_num_seqs + self._static, config.max_model_len)
+        shape = (config.max_num_seqs + self._static, config.max_model_len + (config.drafts > 0))
         self._history = self._device.put(np.zeros(shape, np.int32))
 
     def _failed(self, made: int) -> None:
@@ -184,7 +191,7 @@ class Runner:
             biases, masks = _constraint_sizes(plan)
             bucket = replace(bucket, biases=biases, masks=masks)
         arrays = sampling_arrays(plan, self.config.vocab_size)
-        return self._sampled("sample", bucket, plan, {**inputs, **self._inputs(arrays, bucket)})
+        return self._sampled("sample", bucket, plan, {**self._inputs(arrays, bucket), **inputs})
 
     def _all_arrays(self, plan: StepPlan) -> dict[str, npt.NDArray[Any]]:
         return plan_arrays(plan, self.config.vocab_size)
@@ -198,6 +205,7 @@ class Runner:
             names += ["logprobs", "ranks"]
         if top > 0:
             names += ["top_ids", "top_logprobs"]
+        names += ["counts"] * (plan.lengths is not None)
         return {name: self._device.get(outputs[name]) for name in names}
 
     def _inputs(self, arrays: Mapping[str, npt.NDArray[Any]], bucket: Bucket) -> dict[str, Tensor]:
@@ -208,10 +216,10 @@ class Runner:
 
     def _call(self, part: str, bucket: Bucket, top: int, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Launch a part of a step; see `_step_fn`."""
-        executable = self._executables.get((part, bucket, top))
+        key = part, bucket, top, "lengths" in inputs
+        executable = self._executables.get(key)
         if executable is None:
-            executable = self._device.compile(self._step_fn(part, top), bucket)
-            self._executables[part, bucket, top] = executable
+            executable = self._executables[key] = self._device.compile(self._step_fn(part, top), bucket)
         self._kv, outputs = executable(self._kv, {**inputs, "history": self._history})
         self._history = outputs.get("history", self._history)
         return outputs
@@ -230,11 +238,15 @@ class Runner:
             return kv, {"tokens": tokens, **history_of(inputs)}
 
         def forward(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
-            return kv, {"logits": self._model.forward(batch_of(inputs), kv, inputs["history"]), **history_of(inputs)}
+            placed = place_drafts(self._ops, inputs, self.config.drafts, self.config.layout.block_size)
+            found: dict[str, Tensor] = {name: placed[name] for name in ("drafts", "position") if name in placed}
+            logits = self._model.forward(batch_of({**inputs, **placed}), kv, inputs["history"])
+            return kv, {"logits": logits, **found, **history_of(inputs)}
 
         def sample(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
             out = self._ops.sample(inputs["logits"], sample_inputs_of(inputs), batch_of(inputs), top)
             found = {"tokens": out.tokens, "logprobs": out.logprobs, "ranks": out.ranks}
+            found |= count_drafts(self._ops, inputs, out.tokens)
             return kv, {**found, "top_ids": out.top_ids, "top_logprobs": out.top_logprobs, **history_of(inputs)}
 
         def step(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:

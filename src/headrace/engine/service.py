@@ -21,10 +21,12 @@ from headrace.engine.wire import (
     Failed,
     Finish,
     GetStats,
+    GetView,
     Park,
     Refused,
     Shutdown,
     StatsReply,
+    ViewReply,
     WireError,
     to_wire,
 )
@@ -118,6 +120,8 @@ def _handle(core: EngineCore, command: Command, send: Send) -> None:
         core.park(command.id)
     elif isinstance(command, GetStats):
         send(StatsReply(command.number, core.stats()))
+    elif isinstance(command, GetView):
+        send(ViewReply(command.number, core.view()))
 
 
 def _add(core: EngineCore, command: Add, send: Send) -> None:

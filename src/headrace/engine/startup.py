@@ -17,7 +17,7 @@ from headrace.engine.drafting import Drafting
 from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_loading import HeadSource, find_head
 from headrace.engine.plans import dummy_plan
-from headrace.engine.rank_loading import LoadedRank, load_rank, open_rank
+from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_rank
 from headrace.engine.ranks.leader import COMMAND, Followers
 from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
 from headrace.engine.runner import Runner
@@ -148,7 +148,7 @@ def build_on(
     draft = None if found is None else found.load(device, resolved, progress, busy_seconds(device))
     blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
     heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
-    drafting = _drafting(config, draft, blocks, heads)
+    drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
     core = EngineCore(
         Scheduler(_core_config(config, resolved, vocab), drafting),
         runner,
@@ -169,7 +169,7 @@ def _method(config: Config) -> str:
 
 
 def _drafting(
-    config: Config, draft: LoadedDraft | None, blocks: BlockDraftModel | None, head: HeadDrafter | None
+    config: Config, draft: LoadedDraft | None, blocks: BlockDraftModel | None, head: HeadDrafter | None, on_device: bool
 ) -> Drafting:
     if draft is not None:
         return Drafting(ModelSpeculator(draft.model), model=draft.model)
@@ -178,7 +178,7 @@ def _drafting(
     if head is not None:
         return Drafting(ModelSpeculator(head, head.method), model=head)
     drafter = GuardedDrafter(make_drafter(_method(config)))
-    return Drafting(Speculator(drafter), predicted_only=config.scheduler.speculate is None)
+    return Drafting(Speculator(drafter), predicted_only=config.scheduler.speculate is None, on_device=on_device)
 
 
 def busy_seconds(device: Device) -> Callable[[], float] | None:

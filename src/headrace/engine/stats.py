@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.core.inspection import PrefixView, SchedulerView, SequenceView
 from headrace.types import SchedulerStats
 
-__all__ = ["EngineStats", "EngineTotals", "MethodTotals", "SpeculationTotals"]
+__all__ = [
+    "EngineStats",
+    "EngineTotals",
+    "EngineView",
+    "MethodTotals",
+    "PrefixView",
+    "SchedulerView",
+    "SequenceView",
+    "SpeculationTotals",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +79,13 @@ class EngineStats:
     restarts: int = 0
     totals: EngineTotals = EngineTotals()
     speculation: SpeculationTotals = SpeculationTotals()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """A look into the engine at one moment."""
+
+    now: float
+    """Monotonic seconds."""
+    stats: EngineStats
+    scheduler: SchedulerView

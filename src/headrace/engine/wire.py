@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace import errors
-from headrace.engine.stats import EngineStats
+from headrace.engine.stats import EngineStats, EngineView
 from headrace.errors import CheckpointError, EngineDead, HeadraceError, InvalidRequest, Overloaded
 from headrace.types import Delta, Request
 
@@ -27,12 +27,14 @@ __all__ = [
     "Failed",
     "Finish",
     "GetStats",
+    "GetView",
     "Loading",
     "Park",
     "Ready",
     "Refused",
     "Shutdown",
     "StatsReply",
+    "ViewReply",
     "WireError",
     "as_ours",
     "decode_command",
@@ -118,6 +120,10 @@ class GetStats(WireMessage, frozen=True):
     number: int
 
 
+class GetView(WireMessage, frozen=True):
+    number: int
+
+
 class Shutdown(WireMessage, frozen=True):
     """Ends the engine at once."""
 
@@ -156,6 +162,11 @@ class StatsReply(WireMessage, frozen=True):
     stats: EngineStats
 
 
+class ViewReply(WireMessage, frozen=True):
+    number: int
+    view: EngineView
+
+
 class Beat(WireMessage, frozen=True):
     """A heartbeat. A separate thread sends it every half second, also while a step runs or the model loads."""
 
@@ -163,8 +174,8 @@ class Beat(WireMessage, frozen=True):
     """Seconds since the loop last made progress; 0 when it is idle."""
 
 
-Command = Add | AddAll | Abort | Finish | Park | GetStats | Shutdown
-Event = Loading | Ready | Failed | Deltas | Refused | StatsReply | Beat
+Command = Add | AddAll | Abort | Finish | Park | GetStats | GetView | Shutdown
+Event = Loading | Ready | Failed | Deltas | Refused | StatsReply | ViewReply | Beat
 
 
 def _plain(value: Any) -> Any:

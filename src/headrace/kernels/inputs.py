@@ -39,8 +39,10 @@ def plan_arrays(plan: StepPlan, vocab_size: int) -> dict[str, Array]:
 
 
 def batch_arrays(plan: StepPlan) -> dict[str, Array]:
-    """The inputs of the forward pass: the fields of `Batch`."""
+    """The inputs of the forward pass: the fields of `Batch`. With placed sequences also `lengths`, and the upper bounds
+    `position`."""
     seqs = plan.num_seqs
+    placed = {} if plan.lengths is None else {"lengths": plan.lengths, "position": plan.sampling.position}
     return {
         "sizes": _sizes(plan.num_tokens, seqs, plan.num_rows),
         "token_ids": plan.token_ids,
@@ -52,6 +54,7 @@ def batch_arrays(plan: StepPlan) -> dict[str, Array]:
         "block_tables": plan.block_tables,
         "slots": plan.slots,
         "rows": plan.rows,
+        **placed,
     }
 
 

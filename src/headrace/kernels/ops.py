@@ -8,14 +8,14 @@ dimensions are padded sizes: `batch.sizes` holds the true ones, and rows past th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from headrace.kernels.moe.routing import Routing
 from headrace.kernels.weight import Weight
 
-__all__ = ["Batch", "Ops", "OptionalOps", "SampleInputs", "SampleOutputs"]
+__all__ = ["Batch", "Ops", "OptionalOps", "Placed", "SampleInputs", "SampleOutputs"]
 
 Tensor = torch.Tensor
 
@@ -66,7 +66,8 @@ class SampleInputs:
     """-1: no mask."""
     history: Tensor
     """int32 [slots, max_model_len]: tokens by sequence and position. The sampler writes history[slot, position] =
-    token."""
+    token. If the device drafts, there is a last column more: the number of known tokens, of sequences that it
+    places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,16 @@ class SampleOutputs:
     """int32 [R, K]"""
     top_logprobs: Tensor
     """float32 [R, K]"""
+
+
+class Placed(NamedTuple):
+    """The fields of `Batch`, and the `position` of `SampleInputs`, of a step whose rows the device has placed."""
+
+    token_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    context_lens: Tensor
+    position: Tensor
 
 
 class Ops(Protocol):
@@ -236,6 +247,32 @@ class OptionalOps(Protocol):
 
         weight [D, K], bias [D], act SiLU or none. `state` [slots, K - 1, D] holds a sequence's last inputs at
         batch.slots, oldest first. Inputs before position 0 are not read, so a slot need not be cleared.
+        """
+
+    def ngram(self, batch: Batch, lengths: Tensor, history: Tensor, most: int) -> Tensor:
+        """int32 [S, most]: drafts of the sequences with `lengths` [S] of -1 or more and more than one token.
+
+        A length is the number of known tokens; ON_DEVICE: it is in the last column of the history; GIVEN: the device
+        places nothing. Drafts continue the longest earlier match of the last tokens (2 to 32; of several the latest)
+        with what followed there; a copy that reaches the end goes on with its own beginning. NO_TOKEN without a match.
+        """
+
+    def place(
+        self, batch: Batch, lengths: Tensor, drafts: Tensor, position: Tensor, history: Tensor, size: int
+    ) -> Placed:
+        """Inputs of the step with the rows of sequences with lengths at their true positions.
+
+        Their first token is the last known one, at position length - 1, the others are drafts (without a draft any
+        token). `batch` and `position` [R] hold upper bounds, which the block table covers; blocks have `size` tokens.
+        The length becomes history[slot, -1].
+        """
+
+    def accept(self, batch: Batch, lengths: Tensor, drafts: Tensor, tokens: Tensor, history: Tensor) -> Tensor:
+        """int32 [S, 2]: for sequences with lengths, how many of their sampled `tokens` [R] count, and how many drafts
+        they had; otherwise 0.
+
+        The drafts that are what was sampled count, up to the first other one, and the token after them. The first
+        number is added to history[slot, -1]; the sampler has written the tokens to the history.
         """
 
     def block_conv(self, x: Tensor, kernel: Tensor, base: Tensor, side: int, rows: int) -> Tensor:

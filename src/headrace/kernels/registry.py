@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from headrace.errors import PlatformError
 from headrace.kernels import (
+    accept,
     add_rms_norm,
     attention,
     block_conv,
@@ -23,6 +24,8 @@ from headrace.kernels import (
     mamba2_scan,
     mla,
     moe,
+    ngram,
+    place,
     resolve_tokens,
     rms_norm,
     rotary_cache,
@@ -37,7 +40,19 @@ from headrace.kernels.spec import OpReasons, OpSpec, PacksWeights, Tagged, Torch
 from headrace.kernels.weight import Weight
 from headrace.types import QUANT_FORMATS, Capabilities
 
-__all__ = ["OPS", "OPTIONAL", "Binding", "ByReference", "Composed", "Missing", "OpSource", "bind", "binding", "pack"]
+__all__ = [
+    "DRAFTING",
+    "OPS",
+    "OPTIONAL",
+    "Binding",
+    "ByReference",
+    "Composed",
+    "Missing",
+    "OpSource",
+    "bind",
+    "binding",
+    "pack",
+]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -55,6 +70,7 @@ _FOLDERS = (
 )
 OPS: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _FOLDERS)
 """Every operator that any model may call, in the order in which a step calls them."""
+_DRAFTING: tuple[Any, ...] = (ngram, place, accept)
 _OPTIONAL_FOLDERS: tuple[Any, ...] = (
     gated_linear,
     moe,
@@ -67,10 +83,13 @@ _OPTIONAL_FOLDERS: tuple[Any, ...] = (
     take_rows,
     widen_logits,
     block_conv,
+    *_DRAFTING,
 )
 OPTIONAL: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _OPTIONAL_FOLDERS)
 """Operators that only some architectures or drafters call, or that fuse several. A device declares one by having a form
 of it; if it has none, a composition of other operators is used, or the reference."""
+DRAFTING: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _DRAFTING)
+"""Those with which a device drafts and verifies by itself. If it lacks one, the host drafts, between two steps."""
 _DEFAULT_REASON, _OWN_REASON = "the device has no form of its own", "the device's own form"
 _COMPOSED_REASON = "out of the device's other operators"
 

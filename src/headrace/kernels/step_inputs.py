@@ -6,6 +6,9 @@ reads here what may change from call to call. The fields of `ops.Batch` and `ops
 A step with constrained rows is two executables: the forward pass, whose output is `logits`, and sampling, which takes
 that output as an input. A step in one part has no input `logits`. Only passes of a draft head have `features`, which is
 an output of another executable, and `token_positions`, where the tokens of their embeddings stand.
+
+Only a step that places sequences has the input `lengths`. In two parts, its sampling takes `drafts` and `position` from
+the forward pass.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from headrace.sampling import DEVICE_ROWS
-from headrace.types import NO_TOKEN, Bucket
+from headrace.types import GIVEN, NO_TOKEN, Bucket
 
 __all__ = ["PERSISTENT", "STEP_INPUTS", "Dimension", "StepInput", "padded_sizes"]
 
@@ -35,9 +38,11 @@ Dimension = Literal[
     "slots",
     "positions",
     "features",
+    "drafts",
 ]
 """The dimensions of a step's inputs. `types.Bucket` holds the maximum of each that varies. The others never change: the
-history holds `slots` sequences of `positions` tokens, masks hold the vocabulary in words of 32 bits, `logits` has a
+history holds `slots` sequences of `positions` tokens (one column more if the device drafts), `drafts` has as many
+columns as a sequence may have drafts, masks hold the vocabulary in words of 32 bits, `logits` has a
 column per token of the vocabulary, and `sizes` has 3 elements."""
 
 
@@ -86,6 +91,8 @@ STEP_INPUTS: Mapping[str, StepInput] = _table(
     StepInput("token_positions", "int32", ("tokens",)),
     StepInput("last_positions", "int32", ("tokens",)),
     StepInput("whole_lens", "int32", ("seqs",)),
+    StepInput("lengths", "int32", ("seqs",), fill=GIVEN),
+    StepInput("drafts", "int32", ("seqs", "drafts")),
     StepInput("history", "int32", ("slots", "positions"), persists=True),
 )
 """The inputs by name."""

@@ -248,11 +248,13 @@ def _numbers(row: Sequence[float | None]) -> list[float]:
 
 
 def _refusal(path: str, status: int, raw: bytes) -> HeadraceError:
+    code = None
     try:
         found = json.loads(raw)
-        message = str((found["error"] if isinstance(found.get("error"), dict) else found)["message"])
+        detail = found["error"] if isinstance(found.get("error"), dict) else found
+        message, code = str(detail["message"]), detail.get("code")
     except (ValueError, KeyError, TypeError, AttributeError):
         message = f"{path}: the server answers {status}"
     if status in _FULL:
         return Overloaded(message)
-    return InvalidRequest(message) if status < 500 else EngineDead(message)
+    return InvalidRequest(message, code=None if code is None else str(code)) if status < 500 else EngineDead(message)

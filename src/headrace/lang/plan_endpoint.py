@@ -19,6 +19,8 @@ from headrace.lang.tool_calls import call_tool
 __all__ = ["PlanBackend"]
 
 _PATH = "/v1/programs"
+_OF_PROGRAMS = (None, "invalid_plan")
+"""Codes of the errors that an interpreter raises as ProgramErrors."""
 _LONGEST = 3600
 """Seconds that a run may take: the plan has its own limit."""
 
@@ -56,12 +58,17 @@ class PlanBackend(HttpBackend):
             raise ProgramError(f"no function {name!r} was given; there are: {', '.join(sorted(tools)) or 'none'}")
         body = self.named({"plan": msgspec.to_builtins(plan), "inputs": inputs, "timeout": _LONGEST})
         body |= {} if seed is None else {"seed": seed}
-        with self.reading():
-            if not (called or on_text or on_value):
-                async with self.sending("POST", _PATH, body) as response:
-                    return _reply(json.loads(await response.aread()))
-            async with self.sending("POST", _PATH, {**body, "stream": True}) as response:
-                return await _Stream(self, tools, on_text, on_value).read(response)
+        try:
+            with self.reading():
+                if not (called or on_text or on_value):
+                    async with self.sending("POST", _PATH, body) as response:
+                        return _reply(json.loads(await response.aread()))
+                async with self.sending("POST", _PATH, {**body, "stream": True}) as response:
+                    return await _Stream(self, tools, on_text, on_value).read(response)
+        except InvalidRequest as error:
+            if error.code in _OF_PROGRAMS:
+                raise ProgramError(str(error)) from None
+            raise
 
 
 class _Stream:
@@ -122,7 +129,7 @@ def _error(one: dict[str, Any]) -> HeadraceError:
     detail, status = one["error"], one["status"]
     message = str(detail["message"])
     if status < 500:
-        return InvalidRequest(message) if detail.get("code") else ProgramError(message)
+        return InvalidRequest(message, code=detail.get("code"))
     return Overloaded(message) if detail.get("code") == "overloaded" else EngineDead(message)
 
 

@@ -273,7 +273,6 @@ class _Reading:
     def _shared(self, role: str, name: str, rows: int) -> Weight:
         """The checkpoint's own embedding or output matrix, or the target's if it has none or an equal one."""
         stored = name if self.source.has(f"{name}.weight") else f"{self.prefix}{name}"
-        wanted: Weight = getattr(self.target, role)
         hidden = self.config.decoder.hidden
         if self.source.has(f"{stored}.weight"):
             own = self.source.matrix(stored, rows, hidden, bias=False)
@@ -288,6 +287,7 @@ class _Reading:
                 self.path,
                 f"{name}.weight",
             )
+        wanted: Weight = getattr(self.target, role)
         return wanted
 
     def _mask(self) -> Weight | None:

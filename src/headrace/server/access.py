@@ -11,11 +11,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.server.context import Context
 from headrace.server.cors import CorsSend
 from headrace.server.http_errors import HttpError, ShuttingDown, to_http
+from headrace.server.page_files import PAGE_PATHS
 
 __all__ = ["OPEN_PATHS", "AccessMiddleware", "EchoSend"]
 
-OPEN_PATHS = frozenset({"/health"})
-"""Paths that need no key: exactly these, after decoding. Every other path needs one, even a path without a route."""
+OPEN_PATHS = frozenset({"/health", *PAGE_PATHS})
+"""Paths that need no key: exactly these, after decoding. Every other path needs one, even a path without a route. The
+page's files hold no data; its requests need the key."""
 
 
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")

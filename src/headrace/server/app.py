@@ -29,8 +29,10 @@ from headrace.server import (
 from headrace.server.access import AccessMiddleware
 from headrace.server.batch_runner import BatchRunner
 from headrace.server.context import Context, ServerTokenizer, make_context
+from headrace.server.engine_state import EngineStateReply, engine_state
 from headrace.server.http_errors import HttpError, to_http
 from headrace.server.openapi import OpenApiDocument, operation
+from headrace.server.page_files import add_page
 from headrace.server.route_spec import Route, RouteSpec
 
 __all__ = ["create_app", "create_app_for"]
@@ -83,6 +85,7 @@ _ROUTES = (
     RouteSpec("GET", "/tokenizer_info", routes.tokenizer_info, "Describe the tokenizer", reply=replies.TokenizerInfo),
     RouteSpec("GET", "/health", routes.health, "Report whether the engine makes progress", reply=replies.HealthReply),
     RouteSpec("GET", "/metrics", routes.metrics, "Metrics in Prometheus's text format", media="text/plain"),
+    RouteSpec("GET", "/v1/engine/state", engine_state, "Show what the engine does now", reply=EngineStateReply),
     RouteSpec("GET", "/version", routes.version, "Report the version", reply=replies.VersionReply),
     *messages.ROUTES,
     *responses.ROUTES,
@@ -112,6 +115,7 @@ def create_app_for(context: Context) -> FastAPI:
             response_class=Response,
             openapi_extra=operation(row),
         )
+    add_page(app)
     _handle_errors(app, context)
     if context.batches is not None:
         context.runner = BatchRunner(context.batches, app, context.api_key, context.batch_window)

@@ -38,6 +38,7 @@ from headrace.server.descriptor_watch import DescriptorWatch
 from headrace.server.first_prompt import ask
 from headrace.server.http_connection import HttpConnection
 from headrace.server.http_errors import ShuttingDown
+from headrace.server.state_base import owned
 
 __all__ = ["run", "serve"]
 
@@ -165,7 +166,7 @@ async def serve(
     """Start the engine, serve on a bound socket, and stop the engine. Returns the exit code."""
     started = time.monotonic()
     stop = _StopSignals()
-    with _signals(stop):
+    with owned(config.server.state_dir), _signals(stop):
         try:
             # Before waiting for the engine, which takes longer.
             context = make_context(client, tokenizer, config)

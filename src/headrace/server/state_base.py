@@ -1,13 +1,38 @@
-"""Opens SQLite files of the server's state."""
+"""The folder of the server's state: its owner, and its SQLite files."""
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from headrace.errors import ConfigError
 
-__all__ = ["open_base"]
+__all__ = ["open_base", "owned"]
+
+
+@contextmanager
+def owned(folder: str | None) -> Iterator[None]:
+    """Hold a server's folder of state, which the system releases when the process ends, however it ends. None: there is
+    none. Raises ConfigError if another server holds it, or if it cannot be written."""
+    if folder is None:
+        yield
+        return
+    lock = FileLock(Path(folder) / "lock")
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(f"--state-dir: another server uses {folder}: give each one its own") from None
+    except OSError as error:
+        raise ConfigError(f"--state-dir: {folder} cannot be used: {error}") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def open_base(folder: Path, name: str, schema: str) -> sqlite3.Connection:

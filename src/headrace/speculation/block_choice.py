@@ -87,22 +87,22 @@ class BlockChoice:
         logprobs. `products` [N, k, m] by name: what the checkpoint multiplies with the hidden state of each position
         (`selector`, `markov`, `confidence`)."""
         count, depth = ids.shape[:2]
-        drawing = _Drawing(rows)
+        wide = ids if self._head.draft_ids is None else self._head.draft_ids[ids]
+        drawing = _Drawing(rows, wide)
         before = np.array([row.anchor for row in rows], np.int64)
         state = self._first_state(count)
         found, odds = np.zeros((count, depth), np.int64), np.ones((count, depth), np.float32)
         for at in range(depth):
-            tokens = ids[:, at] if self._head.draft_ids is None else self._head.draft_ids[ids[:, at]]
             held = scores[:, at]
             if self._head.predecessors is not None:
-                held = held + self._pairs(before, tokens, products["selector"][:, at])
+                held = held + self._pairs(before, wide[:, at], products["selector"][:, at])
             if self._head.markov:
                 seen = products["markov"][:, at] if "markov" in products else None
                 state, mixed = self._mixed(state, before, seen)
                 held = held + self._dots(self._head.markov_out, ids[:, at], mixed)
             if self._head.estimates:
                 odds[:, at] = self._odds(before, products["confidence"][:, at, 0])
-            before = drawing.draw(at, tokens, held)
+            before = drawing.draw(at, held)
             found[:, at] = before
         survival = np.cumprod(odds, axis=1).tolist() if self._head.estimates else None
         return ChosenBlocks(found.tolist(), survival)
@@ -147,35 +147,42 @@ class BlockChoice:
 
 
 class _Drawing:
-    """Draws with the parameters of each row."""
+    """Draws with the parameters of each row from `tokens` [N, k, K]."""
 
-    def __init__(self, rows: Sequence[BlockRow]) -> None:
-        def column(name: str, dtype: type) -> npt.NDArray[np.float32]:
-            return np.array([getattr(row, name) for row in rows], dtype)[:, None]
+    def __init__(self, rows: Sequence[BlockRow], tokens: Ints) -> None:
+        def column(name: str) -> Floats:
+            return np.array([getattr(row, name) for row in rows], np.float32)[:, None]
 
         self._rows = rows
         self._special = [at for at, row in enumerate(rows) if row.biases or row.allowed is not None]
-        self._positions = np.array([row.position for row in rows], np.int64)
-        self._seeds = np.array([row.seed % 2**64 for row in rows], np.uint64)
-        temperature = column("temperature", np.float32)
+        temperature = column("temperature")
         self._warm = temperature[:, 0] >= _GREEDY_BELOW
         self._temperature = np.where(self._warm[:, None], temperature, np.float32(1))
         self._top_k = np.array([[row.top_k if row.top_k > 0 else 1 << 30] for row in rows], np.int64)
-        self._top_p, self._min_p = column("top_p", np.float32), column("min_p", np.float32)
+        self._top_p, self._min_p = column("top_p"), column("min_p")
+        self._order = np.argsort(tokens, axis=2)  # Of equal scores the lower id counts.
+        self._tokens = np.take_along_axis(tokens, self._order, 2)
+        self._noise = self._drawn_noise() if self._warm.any() else None
 
-    def draw(self, at: int, tokens: Ints, scores: Floats) -> Ints:
-        """[N]: one of the tokens [N, K] of each row, for the place `at` after its first."""
-        order = np.argsort(tokens, axis=1)  # Of equal scores the lower id counts.
-        tokens, scores = np.take_along_axis(tokens, order, 1), np.take_along_axis(scores, order, 1)
+    def draw(self, at: int, scores: Floats) -> Ints:
+        """[N]: a token of each row for the place `at` after its first, by the scores [N, K] of its tokens there."""
+        tokens = self._tokens[:, at]
+        scores = np.take_along_axis(scores, self._order[:, at], 1)
         for row in self._special:
             scores[row] = scores[row] + self._limits(self._rows[row], tokens[row])
-        if self._warm.any():
-            drawn = self._kept(scores) + gumbel_noise(self._seeds, self._positions + at, tokens)
-            best = np.where(self._warm, drawn.argmax(1), scores.argmax(1))
-        else:
-            best = scores.argmax(1)
+        best = scores.argmax(1)
+        if self._noise is not None:
+            best = np.where(self._warm, (self._kept(scores) + self._noise[:, at]).argmax(1), best)
         chosen: Ints = np.take_along_axis(tokens, best[:, None], 1)[:, 0]
         return chosen
+
+    def _drawn_noise(self) -> Floats:
+        """[N, k, K]: of every token at its place."""
+        count, depth, width = self._tokens.shape
+        seeds = np.array([row.seed % 2**64 for row in self._rows], np.uint64).repeat(depth)
+        first = np.array([row.position for row in self._rows], np.int64)
+        positions = (first[:, None] + np.arange(depth)).reshape(-1)
+        return gumbel_noise(seeds, positions, self._tokens.reshape(-1, width)).reshape(count, depth, width)
 
     def _kept(self, scores: Floats) -> Floats:
         """Scores over temperature, -inf for what top-k, min-p and top-p remove, in this order."""

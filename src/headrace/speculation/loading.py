@@ -34,7 +34,7 @@ NEEDS = {
     "dspark": "a drafter that was trained for the model: dspark:CHECKPOINT",
     "draft": "a smaller model of the same vocabulary: draft:MODEL",
     "eagle3": "a draft head that was trained for the model: eagle3:CHECKPOINT",
-    "mtp": "a head for multi-token prediction in the model's own checkpoint, or another: mtp:CHECKPOINT",
+    "mtp": "a head for multi-token prediction in the model's own checkpoint, or trained for it: mtp:CHECKPOINT",
     "ngram": "nothing else",
     "predicted": "requests with a `prediction`",
     "suffix": "nothing else; it keeps 200,000 tokens of earlier answers",

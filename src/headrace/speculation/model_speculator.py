@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from headrace.speculation.acceptance import AcceptanceCounts, PositionAcceptance
+from headrace.speculation.calibration import Calibration
 from headrace.speculation.drafter import NO_GUESS, Guess
 from headrace.speculation.policy import ALLOWANCE, DraftingTime, SpeculationPolicy, StepShape
 from headrace.speculation.predicted import PredictedDrafter
@@ -101,6 +102,7 @@ class ModelSpeculator:
         """By method."""
         self._model, self._method, self._most = model, method, most
         self._acceptance = PositionAcceptance(most, [_FIRST] + [_LATER] * (most - 1))
+        self._calibration = Calibration(most)
         self._predictions = PredictedDrafter()
         self._states: dict[str, _State] = {}
         self._ended: list[str] = []
@@ -166,10 +168,13 @@ class ModelSpeculator:
         if estimates:
             # They are made: what is left to decide is how far to verify.
             limits = [min(row.most, len(each)) for row, each in zip(rows, tokens, strict=True)]
-            survival = [estimates.get(at, guess.survival)[: limits[at]] for at, guess in enumerate(guesses)]
+            survival = [guess.survival[:limit] for guess, limit in zip(guesses, limits, strict=True)]
+            for at, each in estimates.items():
+                survival[at] = self._calibration.corrected(each[: limits[at]])
             again = self.policy.choose(shape, survival, contexts)
             choice = replace(again, seconds=again.seconds + seconds)
             tokens = [each[:count] for each, count in zip(tokens, choice.drafts, strict=True)]
+            self._forgo([names[at] for at in estimates if not tokens[at]])
         drafts = [len(each) for each in tokens]
         context = sum(count * each for count, each in zip(drafts, contexts, strict=True))
         choice = replace(choice, drafts=drafts, context=context)
@@ -178,15 +183,17 @@ class ModelSpeculator:
         self._wait = min(self._wait, self._interval) - 1
         if self._wait < 1:
             self._review()
-        return Drafts(tokens, [guess.method for guess in guesses], choice, names, seconds)
+        return Drafts(tokens, [guess.method for guess in guesses], choice, names, seconds, estimates)
 
     def settle(self, drafts: Drafts, accepted: Sequence[int | None], emitted: int, seconds: float) -> None:
         """Learn from a step, as `Speculator.settle`; `seconds` are without those of the model that drafts."""
-        for name, tokens, method, count in zip(drafts.sequences, drafts.tokens, drafts.methods, accepted, strict=True):
+        rounds = zip(drafts.sequences, drafts.tokens, drafts.methods, accepted, strict=True)
+        for at, (name, tokens, method, count) in enumerate(rounds):
             if tokens and count is not None:
                 self.counts.setdefault(method, AcceptanceCounts()).add(len(tokens), count)
                 if method == self._method:
                     self._acceptance.verified(name, len(tokens), count)
+                    self._calibration.verified(drafts.estimates.get(at, ()), len(tokens), count)
         gained = self.policy.settle(drafts.choice, emitted, seconds, drafts.seconds)
         self._funds = min(self._funds + gained + ALLOWANCE * seconds, _FUNDS * seconds)
         for name in self._ended:
@@ -220,6 +227,12 @@ class ModelSpeculator:
             self._release(state)
             state.misses += 1
             state.held = state.held and state.misses < _PATIENCE
+
+    def _forgo(self, names: Sequence[str]) -> None:
+        """Blocks that were made and turned out not to be worth a verification: the next ones are less welcome."""
+        for name in names:
+            self._acceptance.verified(name, 1, 0)
+            self._calibration.skipped()
 
     def _make(
         self, names: Sequence[str], guesses: Sequence[Guess], counts: Sequence[int]

@@ -68,6 +68,8 @@ class StepChoice:
     """The predicted time without drafts."""
     seconds: float
     """The predicted time with them, and of making them."""
+    gap: float = 0.0
+    """The part of it in which the device waits."""
 
     @property
     def total(self) -> int:
@@ -106,7 +108,7 @@ class SpeculationPolicy:
             making = times[len(owners) - 1] if times else 0.0
             seconds = self.cost.seconds(shape.tokens + len(owners), shape.context + context) + self.gap + making
         self._speculating = bool(owners)
-        return StepChoice(shape, drafts, context, plain, seconds)
+        return StepChoice(shape, drafts, context, plain, seconds, self.gap)
 
     def wanted(
         self, shape: StepShape, survivals: Sequence[Sequence[float]], drafting: DraftingTime | None = None
@@ -130,7 +132,7 @@ class SpeculationPolicy:
         if not total:
             self._pay(ALLOWANCE * plain - drafting, decode)
             return -drafting
-        spent = min(seconds + self.gap + drafting, _WORST * choice.seconds)
+        spent = min(seconds + choice.gap + drafting, _WORST * choice.seconds)
         without = plain + decode * (emitted / shape.sampled - 1)
         self._pay(without - (1 - ALLOWANCE) * spent, decode)
         return without - spent

@@ -1,15 +1,17 @@
 """Drafting for the sequences of an engine: a drafter, the policy, and who is worth waiting for.
 
 A step can only verify drafts of a sequence whose last token is known when the step is planned. Engines plan ahead, so
-a sequence with drafts must be *held* until its last step is committed, which costs time. So a sequence is held only
-while its drafts are admitted. While it is not, each commit still tells whether the guess before it was right, and when
+a sequence with drafts must be *held* until its last step is committed, which costs time; unless the device makes the
+drafts, when that is needless and the drafter here only tells how many pay. So a sequence is held only while its drafts
+are admitted. While it is not, each commit still tells whether the guess before it was right, and when
 guesses have become good enough, the sequence is held again. A sequence whose guesses are not worth it is asked ever
 more rarely, down to every 16th commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from headrace.speculation.acceptance import AcceptanceCounts
@@ -17,21 +19,26 @@ from headrace.speculation.drafter import NO_GUESS, Guess, HostDrafter
 from headrace.speculation.policy import SpeculationPolicy, StepChoice, StepShape
 from headrace.speculation.predicted import PredictedDrafter
 
-__all__ = ["DraftRow", "Drafts", "Speculator"]
+__all__ = ["MOST_DRAFTS", "DraftRow", "Drafts", "Speculator"]
 
+MOST_DRAFTS = 8
+"""The longest draft, unless the caller chooses another."""
 _PATIENCE = 4
 """Steps without an admitted draft after which a sequence is no longer held."""
 _RAREST = 16
 
 
 class DraftRow(NamedTuple):
-    """A sequence of a step that may verify drafts: all its tokens are committed."""
+    """A sequence of a step that may verify drafts."""
 
     sequence: str
     most: int
     """The most drafts that fit its limits."""
     context: int
     """Tokens that its first draft attends to."""
+    ahead: int | None = None
+    """None: all its tokens are committed. Otherwise the device makes the drafts, and launched steps may add up to so
+    many tokens before them: they are judged by the guesses behind as many tokens."""
 
 
 class Drafts(NamedTuple):
@@ -43,6 +50,8 @@ class Drafts(NamedTuple):
     sequences: Sequence[str] = ()
     seconds: float = 0.0
     """The time that it took to make them, for drafts of a model."""
+    estimates: Mapping[int, Sequence[float]] = MappingProxyType({})
+    """By row: a model's own estimates of the survival of its tokens, if it makes any."""
 
 
 class _State:
@@ -63,7 +72,7 @@ class Speculator:
     what `draft` returned, and `extend` the tokens of each sequence; other steps may be in flight meanwhile. `most`: the
     longest draft."""
 
-    def __init__(self, drafter: HostDrafter, most: int = 8, policy: SpeculationPolicy | None = None) -> None:
+    def __init__(self, drafter: HostDrafter, most: int = MOST_DRAFTS, policy: SpeculationPolicy | None = None) -> None:
         self.policy = SpeculationPolicy() if policy is None else policy
         self.counts: dict[str, AcceptanceCounts] = {}
         """By method."""
@@ -132,7 +141,11 @@ class Speculator:
 
     def _guess(self, row: DraftRow) -> Guess:
         most = min(row.most, self._most)
-        return self._states[row.sequence].drafter.guess(row.sequence, most) if most > 0 else NO_GUESS
+        if most < 1:
+            return NO_GUESS
+        ahead = row.ahead or 0
+        guess = self._states[row.sequence].drafter.guess(row.sequence, ahead + most)
+        return guess if not ahead else guess._replace(tokens=guess.tokens[ahead:], survival=guess.survival[ahead:])
 
     def _promising(self, sequence: str, in_flight: int) -> bool:
         """Whether drafts after the tokens in flight would be verified, as far as they can be guessed before those are

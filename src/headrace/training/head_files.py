@@ -1,4 +1,4 @@
-"""Writes a trained head as a directory in the published layout of its method."""
+"""Writes a trained head, in the published layout of its method, as a directory for `--speculate METHOD:DIRECTORY`."""
 
 from __future__ import annotations
 

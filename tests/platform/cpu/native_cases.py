@@ -27,6 +27,7 @@ from headrace.kernels.linear.cpu_pack import Compute, PackedWeight
 from headrace.kernels.linear.reference import product
 from headrace.kernels.moe.generate import draw_routing
 from headrace.kernels.ops import Batch, SampleInputs, SampleOutputs
+from headrace.platforms.cpu.native_drafting import NativeDrafting
 from headrace.platforms.cpu.native_kv import NativeKV
 from headrace.platforms.cpu.native_launch import EagerLauncher
 from headrace.platforms.cpu.native_linear import NativeLinear
@@ -103,7 +104,11 @@ def operator_case(name: str, rng: np.random.Generator, dtype: str) -> Case:
         if "history" in mine:
             yield mine["history"], theirs["history"], EXACT
 
-    return take(f"{name} {store}", lambda taker: getattr(NativeOps(taker), name)(**mine), checks)
+    def call(taker: Taker) -> Any:
+        ops = NativeOps(taker)
+        return {**ops.table(), **NativeDrafting(ops, lambda: None).table()}[name](**mine)
+
+    return take(f"{name} {store}", call, checks)
 
 
 def sample_case(rng: np.random.Generator) -> Case:
@@ -223,7 +228,7 @@ def cases(share: float = 1.0) -> Iterator[Case]:
 
 
 def _makers(rng: np.random.Generator) -> Iterator[Callable[[], Iterator[Case]]]:
-    for name in ("resolve_tokens", "rms_norm", "add_rms_norm", "gated_activation"):
+    for name in ("resolve_tokens", "rms_norm", "add_rms_norm", "gated_activation", "ngram", "place", "accept"):
         for _ in range(12):
             yield lambda name=name: iter([operator_case(name, rng, "float32")])
     for name in ("rotary_cache", "attention"):

@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.errors import PlatformError
 from headrace.kernels import registry
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.ops import SampleOutputs
 from headrace.platforms.cpu import native
+from headrace.platforms.cpu.native_drafting import NativeDrafting
 from headrace.platforms.cpu.native_launch import EagerLauncher
 from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.native_team import Team
 
 CPU = torch.device("cpu")
-SPECS = {spec.name: spec for spec in registry.OPS}
+SPECS = {spec.name: spec for spec in (*registry.OPS, *registry.DRAFTING)}
 # What bf16 products cost: the kernels multiply caches of two bytes or fewer as bfloat16 where the processor does.
 COARSE = 5e-5
 
@@ -74,6 +76,26 @@ def test_matches_reference(ops: NativeOps, name: str, dtype: str) -> None:
                     assert error(x.float(), y.float()) <= 1e-4
             if key == "history":
                 assert torch.equal(value, theirs[key])
+
+
+@pytest.mark.parametrize("name", [spec.name for spec in registry.DRAFTING])
+def test_drafting_matches_the_reference(ops: NativeOps, name: str) -> None:
+    spec, rng = SPECS[name], np.random.default_rng(len(name))
+    operator = NativeDrafting(ops, lambda: None).table()[name]
+    for _ in range(60):
+        mine = spec.generate(rng, CPU, "float32")
+        theirs = copy.deepcopy(mine)
+        for found, expected in zip(results(operator(**mine)), results(spec.reference(**theirs)), strict=True):
+            assert torch.equal(found, expected)
+        assert torch.equal(mine["history"], theirs["history"])
+
+
+@pytest.mark.parametrize("length", [0, 1000])
+def test_a_length_outside_of_the_history_is_an_error(ops: NativeOps, length: int) -> None:
+    given = SPECS["place"].generate(np.random.default_rng(4), CPU, "float32")
+    given["lengths"] = torch.full_like(given["lengths"], length)
+    with pytest.raises(PlatformError):
+        NativeDrafting(ops, lambda: None).place(**given)
 
 
 def test_sample_matches_reference(ops: NativeOps) -> None:

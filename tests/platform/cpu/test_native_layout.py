@@ -13,7 +13,7 @@ import pytest
 
 from headrace.errors import PlatformError
 from headrace.platforms.cpu import CpuPlatform, native, native_layout
-from headrace.platforms.cpu.native_layout import FEATURE_TWINS, TWINS, check_layouts
+from headrace.platforms.cpu.native_layout import DRAFTER_TWINS, TWINS, check_layouts
 
 KERNELS = Path(native.__file__).parents[2] / "kernels"
 needs_library = pytest.mark.skipif(native.find() is None, reason="the native kernels are not built")
@@ -22,7 +22,7 @@ needs_library = pytest.mark.skipif(native.find() is None, reason="the native ker
 @needs_library
 def test_every_structure_lies_as_the_library_has_it() -> None:
     check_layouts(native.load())
-    check_layouts(native.load(), FEATURE_TWINS)
+    check_layouts(native.load(), DRAFTER_TWINS)
 
 
 def test_every_structure_of_the_sources_has_a_twin() -> None:
@@ -31,7 +31,7 @@ def test_every_structure_of_the_sources_has_a_twin() -> None:
     arguments = {
         name for text in sources for name in re.findall(r"^(?:typedef )?struct (\w+_args) \{", text, re.MULTILINE)
     }
-    assert described == {*TWINS, *FEATURE_TWINS}
+    assert described == {*TWINS, *DRAFTER_TWINS}
     assert arguments <= described
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from fake_xla import GIB, FakeXla
 
 from headrace.config import Config, ModelFacts, resolve
 from headrace.conformance import KitTarget, run
+from headrace.conformance.seeded_drafts import PlacedDrafts
 from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.errors import DeviceLost, OutOfMemory, PlatformError, UnsupportedModel
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.pallaslib import torch_operators as pallas_table
-from headrace.kernels.registry import OPS, OPTIONAL
+from headrace.kernels.registry import DRAFTING, OPS, OPTIONAL
 from headrace.platforms.cpu.device import CpuDevice
 from headrace.platforms.tpu import TpuPlatform, headrace_platforms
 from headrace.platforms.tpu.device import TpuDevice
@@ -247,6 +249,22 @@ def test_late_tensors_are_launched_before_a_run() -> None:
     assert asked[0][1] == {"devices": [], "wait": False, "sync_xla_data": True}
 
 
+@pytest.mark.parametrize("constrained", [(), ("r1", "r4")])
+def test_drafts_of_the_device_give_the_same_tokens(opened: Opened, constrained: tuple[str, ...]) -> None:
+    """In steps of static sizes, with a history that each of them returns anew."""
+    device, _ = opened(dtype="float32")
+    work = [
+        replace(one, params=replace(one.params, allowed_token_ids=(7, 8, 9))) if at % 2 else one
+        for at, one in enumerate(requests(6, 0.7, 24))
+    ]
+    wanted = Serving(device, TinyModel(device)).run(work, constrained)
+    drafts = PlacedDrafts(eager=0.9, seed=1)
+    found = Serving(device, TinyModel(device), drafts=drafts, placed=8).run(work, constrained)
+    assert {name: tokens for name, (tokens, _) in found.items()} == {n: tokens for n, (tokens, _) in wanted.items()}
+    assert drafts.ahead > 0
+    assert 0 < drafts.accepted < drafts.drafted
+
+
 def test_float32_is_exact_when_it_is_asked_for(opened: Opened) -> None:
     assert opened()[1].precision == ""
     assert opened(dtype="float32")[1].precision == "highest"
@@ -263,7 +281,8 @@ def test_every_operator_is_the_devices_own(opened: Opened, kernels: str, monkeyp
     monkeypatch.setattr(pallas_table, "operators", some)
     device, _ = opened(kernels=kernels, dtype="bfloat16")
     assert device.alloc_kv(LAYOUT, 2).keys[0].shape[-1] == (16 if kernels == "xla" else 128), "whole lanes"
-    own = {"store_features", "load_features", "take_rows", "widen_logits", "block_conv"}
+    features = {"store_features", "load_features", "take_rows", "widen_logits", "block_conv"}
+    own = features | {spec.name for spec in DRAFTING}
     without = {spec.name for spec in OPTIONAL} - own
     assert device.op_reasons() == dict.fromkeys(without, "it is not implemented for XLA")
     assert device.torch_device == torch.device("cpu")

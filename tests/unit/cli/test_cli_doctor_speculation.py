@@ -13,7 +13,7 @@ import pluggy
 import pytest
 
 from headrace.cli.main import main
-from headrace.cli.speculation_facts import speculation_facts, speculation_lines
+from headrace.cli.speculation_facts import add_depths, speculation_facts, speculation_lines
 from headrace.plugins import GROUP, PluginSet, discover
 from headrace.speculation.loading import BUILT_IN, NEEDS
 from headrace.speculation.ngram import NgramDrafter
@@ -37,10 +37,19 @@ def test_every_method_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> 
     assert {fact["name"] for fact in facts} >= {"ngram", "suffix", "predicted"}
     assert [fact["name"] for fact in facts if fact["chosen"]] == ["ngram"]
     assert all(fact["needs"] and fact["problem"] is None for fact in facts)
+    depths = {fact["name"]: (fact["depth"], fact["why"]) for fact in facts}
+    between = "drafts are made between two steps"
+    assert depths["suffix"] == (1, between)
+    assert depths["ngram"] == (1, f"{between}: the device lacks ngram, place, accept")
     assert main(["doctor", "--platform", "sim", "--speculate", "suffix"]) == 0
     said = capsys.readouterr().out
     assert " *suffix      built in: needs nothing else; it keeps" in said
     assert "  predicted   built in: needs requests with a `prediction`" in said
+
+
+def test_a_device_that_drafts_has_two_steps_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--platform", "cpu"]) == 0
+    assert "  ngram       built in: needs nothing else; depth 2 (the device makes" in capsys.readouterr().out
 
 
 def test_an_unknown_method_is_a_fact_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,8 +95,9 @@ def test_methods_of_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'plugin_with_drafters:Missing' cannot be loaded" in found["broken"]["problem"]
     assert len(remedies) == 1
     assert found["broken"]["problem"] in remedies[0]
+    add_depths(facts, None)
     lines = list(speculation_lines(facts))
-    assert " *mill        plugin mills: needs nothing else" in lines
+    assert " *mill        plugin mills: needs nothing else; depth 1 (drafts are made between two steps)" in lines
     assert any(line.startswith("  broken      plugin mills: unusable: ") for line in lines)
 
 

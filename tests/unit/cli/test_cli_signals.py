@@ -42,6 +42,7 @@ MODULES = [
     (["generate", "{model}", "x"], "tokenizers", signal.SIGTERM),
     (["chat", "{model}"], "headrace.cli.local_source", signal.SIGHUP),
     (["train-drafter", "{model}", "--method", "mtp", "--text", "x", "--out", "y"], "headrace.progress", signal.SIGINT),
+    (["run-batch", "x", "y"], "headrace.config", signal.SIGINT),
     (["models"], "headrace.hub.catalogue", signal.SIGINT),
     (["pull", "smollm2"], "headrace.hub.catalogue", signal.SIGINT),
     (["cache"], "headrace.checkpoints.packed.cache", signal.SIGINT),

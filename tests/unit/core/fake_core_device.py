@@ -7,12 +7,13 @@ and it executes a plan when it is launched, as a stream would.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from headrace.core import CoreConfig
-from headrace.types import NO_TOKEN, Request, StepPlan, StepResult
+from headrace.types import GIVEN, NO_TOKEN, ON_DEVICE, Request, StepPlan, StepResult
 
 POISON = -7
 
@@ -36,13 +37,62 @@ class FakeDevice:
         self.kv = np.full((config.num_blocks, config.block_size), POISON, np.int64)
         self.history = np.full((config.max_num_seqs, config.max_model_len + 1), POISON, np.int64)
         self.computed = 0
+        self.lengths = np.full(config.max_num_seqs, POISON, np.int64)
+        self.guess: Callable[[str, list[int], int], list[int]] = lambda id, known, most: []
+        """Drafts of a sequence that the device places: (request, all its known tokens, the most) → tokens."""
+        self.made: dict[int, int] = {}
+        """The number of drafts in the latest step, by slot."""
+        self.placed: dict[int, StepPlan] = {}
+        """Plans with placed sequences, as the device computes them."""
 
     def launch(self, plan: StepPlan) -> StepResult:
         self.forward(plan)
         return self.sample(plan)
 
+    def place(self, plan: StepPlan) -> StepPlan:
+        """The plan with the true positions of sequences that the device places, and their drafts."""
+        assert plan.lengths is not None
+        ids, positions, mapping, context = (
+            x.copy() for x in (plan.token_ids, plan.positions, plan.slot_mapping, plan.context_lens)
+        )
+        size = self.config.block_size
+        for s in np.flatnonzero(plan.lengths != GIVEN).tolist():
+            slot, (begin, end) = plan.slots[s], plan.query_start[s : s + 2].tolist()
+            known = int(self.lengths[slot]) if plan.lengths[s] == ON_DEVICE else int(plan.lengths[s])
+            assert 0 < known <= plan.positions[begin] + 1, "the plan has upper bounds"
+            assert plan.lengths[s] == ON_DEVICE or known == plan.positions[begin] + 1
+            self.lengths[slot] = known
+            tokens = self.history[slot, :known].tolist()
+            assert min(tokens) >= 0, "history misses tokens"
+            drafts = self.guess(plan.request_ids[s], tokens, end - begin - 1)
+            self.made[int(slot)] = len(drafts)
+            ids[begin + 1 : end] = [*drafts, *[0] * (end - begin - 1)][: end - begin - 1]
+            positions[begin:end] = np.arange(known - 1, known - 1 + end - begin)
+            mapping[begin:end] = plan.block_tables[s, positions[begin:end] // size] * size + positions[begin:end] % size
+            context[s] = known - 1 + end - begin
+        return replace(plan, token_ids=ids, positions=positions, slot_mapping=mapping, context_lens=context)
+
+    def count(self, plan: StepPlan, tokens: list[int]) -> np.ndarray:
+        """`StepResult.counts`; moves the lengths on."""
+        assert plan.lengths is not None
+        counts = np.zeros((plan.num_seqs, 2), np.int32)
+        for s in np.flatnonzero(plan.lengths != GIVEN).tolist():
+            begin, end = plan.query_start[s : s + 2].tolist()
+            row = plan.rows.tolist().index(begin)
+            drafts = plan.token_ids[begin + 1 : end].tolist()
+            right = 0
+            made = self.made[int(plan.slots[s])]
+            while right < made and drafts[right] == tokens[row + right]:
+                right += 1
+            counts[s] = right + 1, made
+            self.lengths[plan.slots[s]] += right + 1
+        return counts
+
     def forward(self, plan: StepPlan) -> None:
         """Copies, then every write."""
+        if plan.lengths is not None:
+            self.history[plan.history_slots, plan.history_positions] = plan.history_tokens
+            plan = self.placed[plan.step] = self.place(plan)
         self.kv[plan.copies[:, 1]] = self.kv[plan.copies[:, 0]]
         self.history[plan.history_slots, plan.history_positions] = plan.history_tokens
         seq_of = np.repeat(np.arange(plan.num_seqs), np.diff(plan.query_start))
@@ -59,6 +109,9 @@ class FakeDevice:
 
     def sample(self, plan: StepPlan) -> StepResult:
         """Every read."""
+        if plan.lengths is not None:
+            found = self.placed.pop(plan.step)
+            plan = replace(found, row_target=plan.row_target, sampling=plan.sampling)
         whose = [self.requests[id] for id in plan.request_ids]
         owners = np.array([zlib.crc32(f"{r.adapter}|{r.salt}".encode()) << 20 for r in whose])
         rows = [self.row(plan, r, owners) for r in range(plan.num_rows)]
@@ -67,7 +120,9 @@ class FakeDevice:
                 self.history[plan.slots[plan.row_seq[r]], plan.positions[plan.rows[r]] + 1] = token
         marks = np.array([m for _, m in rows], np.int64)
         top = (marks[:, None] + np.arange(max(plan.sampling.num_logprobs, 0))) % self.config.vocab_size
-        return StepResult(np.array([t for t, _ in rows], np.int32), -(marks % 997 / 8), marks % 31 + 1, top, -top / 64)
+        tokens = [token for token, _ in rows]
+        counts = None if plan.lengths is None else self.count(plan, tokens)
+        return StepResult(np.array(tokens, np.int32), -(marks % 997 / 8), marks % 31 + 1, top, -top / 64, counts)
 
     def row(self, plan: StepPlan, r: int, owners: np.ndarray) -> tuple[int, int]:
         s, t = int(plan.row_seq[r]), int(plan.rows[r])

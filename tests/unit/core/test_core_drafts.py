@@ -30,6 +30,8 @@ class Oracle:
         self.open: dict[int, list[int]] = {}
         """By step: the number of drafts of each row."""
         self.drafted = self.accepted = 0
+        self.in_flight = range(3)
+        """What `extend` may be told."""
 
     def begin(self, request: Request) -> bool:
         matcher = self.matchers.get(request.id)
@@ -39,10 +41,13 @@ class Oracle:
         self.holding[request.id] = False
         return True
 
+    def places(self, request: Request) -> bool:
+        return False
+
     def extend(self, sequence: str, tokens: Sequence[int], in_flight: int) -> None:
         start = self.known[sequence]
         assert list(tokens) == self.answers[sequence][start : start + len(tokens)]
-        assert in_flight in (0, 1, 2)
+        assert in_flight in self.in_flight
         assert tokens
         self.known[sequence] += len(tokens)
         self.holding[sequence] = self.holding[sequence] or self.rng.random() < self.eager
@@ -66,12 +71,10 @@ class Oracle:
         self.open[step] = [len(tokens) for tokens in found]
         return found
 
-    def verified(self, step: int, accepted: Sequence[int | None]) -> None:
-        counts = self.open.pop(step, [])
-        assert len(counts) == len(accepted)
-        for count, right in zip(counts, accepted, strict=True):
+    def verified(self, step: int, accepted: Sequence[int | None], made: Sequence[int]) -> None:
+        for most, count, right in zip(self.open.pop(step, []), made, accepted, strict=True):
             if right is not None:
-                assert 0 <= right <= count
+                assert 0 <= right <= count <= most
                 self.drafted += count
                 self.accepted += right
 

@@ -129,7 +129,7 @@ def test_requests_stats_and_close() -> None:
 def test_stats_are_there_before_the_first_request() -> None:
     async def main() -> None:
         async with running() as client:
-            await until(lambda: client._last_stats is not None)
+            await until(lambda: client._stats.last is not None)
 
     asyncio.run(main())
 

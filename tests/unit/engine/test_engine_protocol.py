@@ -10,8 +10,9 @@ import pytest
 from engine_fakes import INFO, scored
 
 from headrace import errors
+from headrace.core.inspection import PrefixView, SchedulerView, SequenceView
 from headrace.engine import wire as protocol
-from headrace.engine.stats import EngineStats, EngineTotals, MethodTotals, SpeculationTotals
+from headrace.engine.stats import EngineStats, EngineTotals, EngineView, MethodTotals, SpeculationTotals
 from headrace.types import Delta, Request, SamplingParams, SchedulerStats
 
 PARAMS = SamplingParams(logit_bias=((5, -1.5),), allowed_token_ids=(1, 2), stop=("é",), seed=2**64 - 1, logprobs=2)
@@ -21,11 +22,26 @@ COMMANDS = [
     protocol.Abort(["a#0", "b#0"]),
     protocol.Finish("a#0"),
     protocol.GetStats(3),
+    protocol.GetView(4),
     protocol.Shutdown(),
 ]
 TOTALS = EngineTotals(1.5, 2.5, 3.5, 4, 5.5, 6)
 DRAFTS = SpeculationTotals(0.25, (MethodTotals("ngram", 3, (3, 2), (2, 0)),))
 STATS = EngineStats(SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9), 16, 10, 0.5, 0.25, 0.75, 2, TOTALS, DRAFTS)
+VIEW = EngineView(
+    8.5,
+    STATS,
+    SchedulerView(
+        8,
+        [SequenceView("a#0", "decode", 1.5, 9, 8, 12, 4, 16, 1, 0)],
+        [],
+        2,
+        [0, 1, 4],
+        [PrefixView(-1, 8, 8, 1, 0, "", False)],
+        2,
+        False,
+    ),
+)
 EVENTS = [
     protocol.Loading("weights", 0.5),
     protocol.Ready(INFO),
@@ -33,6 +49,7 @@ EVENTS = [
     protocol.Deltas([Delta("a#0", [1, 2], [scored(1), scored(2)], [None, scored(3)], "stop", 2, 4, 1.5)]),
     protocol.Refused(["a#0"], protocol.WireError("Overloaded", "full", retry_after=2.0)),
     protocol.StatsReply(3, STATS),
+    protocol.ViewReply(4, VIEW),
     protocol.Beat(0.5),
 ]
 

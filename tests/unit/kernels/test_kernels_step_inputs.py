@@ -22,13 +22,15 @@ BUCKET = Bucket(tokens=16, seqs=4, rows=8, blocks=5, biases=8, masks=2)
 
 def test_every_field_of_batch_and_sampler_is_in_the_table_and_nothing_else() -> None:
     wanted = [f.name for f in fields(Batch)] + [f.name for f in fields(SampleInputs)]
-    assert sorted(STEP_INPUTS) == sorted([*wanted, "logits", *OF_HEADS])
+    assert sorted(STEP_INPUTS) == sorted([*wanted, "logits", "lengths", "drafts", *OF_HEADS])
     assert frozenset({"history"}) == PERSISTENT
 
 
 def test_a_plans_arrays_match_the_table() -> None:
-    arrays = plan_arrays(dummy_plan(), VOCAB)
-    assert {*arrays} == {*STEP_INPUTS} - PERSISTENT - {"logits"} - OF_HEADS
+    plan = replace(dummy_plan(), lengths=np.ones(1, np.int32))
+    arrays = plan_arrays(plan, VOCAB)
+    assert {*arrays} == {*STEP_INPUTS} - PERSISTENT - {"logits", "drafts"} - OF_HEADS
+    assert {*batch_arrays(plan)} == {f.name for f in fields(Batch)} | {"lengths", "position"}
     assert {*batch_arrays(dummy_plan())} == {f.name for f in fields(Batch)}
     for name, array in arrays.items():
         assert str(array.dtype) == STEP_INPUTS[name].dtype, name

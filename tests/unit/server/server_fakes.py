@@ -6,6 +6,7 @@ import asyncio
 import codecs
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, ClassVar
 
 import httpx
@@ -16,7 +17,16 @@ from headrace.client.request_outputs import TextStream
 from headrace.client.speculation_choice import check_method
 from headrace.client.validate import validated
 from headrace.config import Config
-from headrace.engine.stats import EngineStats, EngineTotals, MethodTotals, SpeculationTotals
+from headrace.engine.stats import (
+    EngineStats,
+    EngineTotals,
+    EngineView,
+    MethodTotals,
+    PrefixView,
+    SchedulerView,
+    SequenceView,
+    SpeculationTotals,
+)
 from headrace.engine.wire import EngineInfo
 from headrace.errors import EngineDead
 from headrace.server import create_app
@@ -34,6 +44,23 @@ LIMITS = EngineInfo("/nowhere", CONTEXT, VOCAB, (), "fake", "float32", "float32"
 DRAFTS = SpeculationTotals(0.375, (MethodTotals("ngram", 4, (4, 3), (3, 1)), MethodTotals("predicted", 1, (1,), (0,))))
 STATS = EngineStats(
     SchedulerStats(2, 3, 10, 20, 30, 400, 1, 5, 6), 16, 7, 0.5, 0.25, 0.75, totals=TOTALS, speculation=DRAFTS
+)
+VIEW = EngineView(
+    100.0,
+    STATS,
+    SchedulerView(
+        8,
+        [
+            SequenceView("one#0", "decode", 97.5, 300, 256, 340, 40, 90, 22, 20),
+            SequenceView("two#0", "prefill", 99.0, 80, 0, 32, 0, 20, 5, 2),
+        ],
+        [SequenceView("three#0", "waiting", 99.5, 12, 0, 0, 0, 20, 0, 0)],
+        1,
+        [0] * 10 + [1] * 20 + [2] * 8 + [4] * 14 + [5] * 5 + [3] * 3,
+        [PrefixView(-1, 256, 256, 2, 2, "", False), PrefixView(0, 304, 48, 1, 0, "", True)],
+        3,
+        False,
+    ),
 )
 
 
@@ -187,6 +214,10 @@ class FakeClient:
         await self.check_health()
         return STATS
 
+    async def view(self) -> EngineView:
+        await self.check_health()
+        return VIEW
+
     def park(self, request_id: str) -> None:
         self.parked.append(request_id)
 
@@ -226,6 +257,14 @@ def serve_fake(config: Config | None = None, **engine: Any) -> Served:
     app = create_app(fake, tokenizer, config or Config())
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return Served(fake, tokenizer, app, httpx.AsyncClient(transport=transport, base_url="http://server"))
+
+
+def sdk_http(sdk: Any, served: Served) -> Any:
+    """A client of the HTTP library that an SDK is built on, which calls the application directly."""
+    roots = {base.__module__.partition(".")[0] for base in sdk.DefaultAsyncHttpxClient.__mro__}
+    library = import_module("httpx2" if "httpx2" in roots else "httpx")
+    transport = library.ASGITransport(served.app, raise_app_exceptions=False)
+    return library.AsyncClient(transport=transport, base_url="http://server")
 
 
 def with_key(key: str | None) -> Config:

@@ -16,6 +16,7 @@ from headrace.config import Config
 from headrace.errors import ConfigError
 from headrace.server import access
 from headrace.server.http_errors import to_http
+from headrace.server.page_files import PAGE_PATHS
 
 KEY = "sk-secret"
 
@@ -204,7 +205,7 @@ def test_every_route_needs_the_key():
     for method, path in routes:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": KEY}, {"x-api-key": ""}):
             response = asyncio.run(served.http.request(method, path, headers=headers))
-            if path == "/health":
+            if path == "/health" or path in PAGE_PATHS:
                 assert response.status_code == 200
                 continue
             assert response.status_code == 401, (method, path)
@@ -226,6 +227,11 @@ def test_every_route_needs_the_key():
         "//health",
         "/health/../v1/models",
         "/health%2f..%2fv1/models",
+        "/page/../v1/models",
+        "/page/index.html",
+        "/page/",
+        "/page/%2e%2e/page_files.py",
+        "/v1/engine/state",
         "/HEALTH",
         "/nothing",
         "/openapi.json",
@@ -238,6 +244,7 @@ def test_no_spelling_of_a_path_bypasses_the_key(path):
     for headers in ({}, {"host": "localhost/health"}, {"x-forwarded-path": "/health", "x-original-url": "/health"}):
         response = asyncio.run(served.http.get(f"http://server{path}", headers=headers))
         assert response.status_code == 401 or response.request.url.raw_path == b"/health", path
+        assert response.content.startswith(b'{"error"') or response.request.url.raw_path == b"/health", path
 
 
 def test_key_is_compared_in_constant_time(monkeypatch):

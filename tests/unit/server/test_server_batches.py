@@ -13,20 +13,21 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import openai
 import pytest
-from server_fakes import MODEL, Served, fault, serve_fake, with_key
+from server_fakes import MODEL, ByteTokenizer, FakeClient, Served, fault, sdk_http, serve_fake, with_key
 
 from headrace.config import Config
-from headrace.errors import InvalidRequest
-from headrace.server import batch_lines, files
+from headrace.errors import ConfigError, InvalidRequest
+from headrace.server import batch_file, batch_lines, files
+from headrace.server.batch_file import answer_file
 from headrace.server.batch_lines import read_lines, request_of
 from headrace.server.batch_output import write_results
 from headrace.server.batch_schemas import BatchObject, FileObject
 from headrace.server.batch_store import BatchStore, Line
 from headrace.server.http_errors import HttpError
 from headrace.server.multipart_form import FormReader, boundary_of
+from headrace.server.state_base import owned
 
 PATIENCE = 300.0
 CHAT = "/v1/chat/completions"
@@ -38,9 +39,9 @@ def configured(folder: Path, key: str | None = None) -> Config:
 
 
 def client(served: Served, key: str = "none") -> openai.AsyncOpenAI:
-    transport = httpx2.ASGITransport(served.app, raise_app_exceptions=False)
-    http = httpx2.AsyncClient(transport=transport, base_url="http://server")
-    return openai.AsyncOpenAI(base_url="http://server/v1", api_key=key, http_client=http, max_retries=0)
+    return openai.AsyncOpenAI(
+        base_url="http://server/v1", api_key=key, http_client=sdk_http(openai, served), max_retries=0
+    )
 
 
 def line(custom_id: str, url: str = CHAT, **body: Any) -> dict[str, Any]:
@@ -149,6 +150,17 @@ def test_limits_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     store.sweep()
     assert [path.name for path in (tmp_path / "files").iterdir()] == ["a"]
     store.close()
+
+
+def test_a_folder_has_one_owner(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    with owned(str(folder)), pytest.raises(ConfigError, match="another server"), owned(str(folder)):
+        pass
+    with owned(str(folder)), owned(None):
+        pass
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be used"), owned(str(tmp_path / "file")):
+        pass
 
 
 def test_a_server_without_a_folder_says_so() -> None:
@@ -424,3 +436,29 @@ def test_a_batch_outlasts_kill_minus_9(tmp_path: Path) -> None:
     finally:
         started.kill()
         started.communicate()
+
+
+def test_a_batch_from_a_file_to_a_file(tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    content = jsonl(*(line(f"l{at}", max_tokens=2) for at in range(40)), line("bad", n=0))
+    source.write_bytes(content)
+    lines, _ = read_lines(io.BytesIO(content), None)
+    target.write_bytes(b'{"custom_id": "l3"}\n{"custom_id": "l4')
+    with pytest.raises(ConfigError, match="--resume"):
+        batch_file._earlier(target, False)
+    earlier = batch_file._earlier(target, True)
+    assert earlier == {"l3"}
+    engine = FakeClient()
+    work = answer_file(engine, ByteTokenizer(), Config(), source, target, lines, earlier)
+    totals = asyncio.run(work)
+    assert (totals.earlier, totals.answered, totals.refused) == (1, 39, 1)
+    written = [json.loads(one) for one in target.read_text().splitlines()]
+    assert sorted(one["custom_id"] for one in written) == sorted(["bad", *(f"l{at}" for at in range(40))])
+    assert batch_file._earlier(target, True) == {one["custom_id"] for one in written}
+    assert batch_file._earlier(tmp_path / "new", False) == set()
+    target.write_text("text\n")
+    with pytest.raises(ConfigError, match="no output of a batch"):
+        batch_file._earlier(target, True)
+    source.write_text("{\n")
+    with pytest.raises(ConfigError, match=":1: "):
+        batch_file.run_batch(Config(), tmp_path, source, target, False)

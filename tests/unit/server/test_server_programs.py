@@ -358,7 +358,7 @@ def test_what_the_server_refuses_is_an_error():
         s.text("x")
         s.gen("a", max_tokens=10**7)
 
-    with pytest.raises(InvalidRequest, match=r"body\.ops\[1\].*a run may generate more than 1000000 tokens"):
+    with pytest.raises(ProgramError, match=r"body\.ops\[1\].*a run may generate more than 1000000 tokens"):
         much.run(on=on(serve_fake()))
     with pytest.raises(ProgramError, match="no function 'add' was given"):
         hl.load_plan(msgspec.json.encode(msgspec.convert(document(calls), Plan))).run(on=on(serve_fake()))

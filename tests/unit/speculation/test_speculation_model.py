@@ -230,3 +230,10 @@ def test_estimates_choose_how_far_to_verify() -> None:
     knowing = FakeModel(0.05, 0.6, cpu_seconds, block=6, estimates=sure)
     guessing = FakeModel(0.05, 0.6, cpu_seconds, block=6)
     assert speed(knowing) > 1.1 * speed(guessing)
+
+
+def test_blocks_of_which_nothing_is_verified_become_rare() -> None:
+    """Their makers know that they are wrong."""
+    model = FakeModel(0.2, 0.0, cpu_seconds, block=6, estimates=lambda block: [0.01] * len(block))
+    assert speed(model, tokens=2000) > 0.98
+    assert model.rounds < 150

@@ -16,7 +16,7 @@ __all__ = ["generate"]
 def generate(rng: np.random.Generator, device: torch.device, dtype: str) -> dict[str, Any]:
     shape = random.Shape.draw(rng)
     kv_heads, size = int(rng.integers(1, 4)), int(rng.choice(random.HEAD_SIZES))
-    q_heads = kv_heads * int(rng.integers(1, 5))
+    q_heads = kv_heads * int(rng.integers(0, 5))  # 0: a drafter's entries have no queries
     rotary = size if rng.integers(2) else size // 2
     angles = rng.uniform(0, 6.28, (shape.blocks * shape.block_size, rotary // 2))
     table = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)

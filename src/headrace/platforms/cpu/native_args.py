@@ -13,6 +13,7 @@ __all__ = [
     "ACTIVATIONS",
     "FIXED",
     "SAMPLE_INPUTS",
+    "AcceptArgs",
     "AddRmsNormArgs",
     "AttentionArgs",
     "CopyBlocksArgs",
@@ -20,6 +21,8 @@ __all__ = [
     "GatedActivationArgs",
     "GatherArgs",
     "LimitArgs",
+    "NgramArgs",
+    "PlaceArgs",
     "ReduceArgs",
     "ResolveTokensArgs",
     "RmsNormArgs",
@@ -78,6 +81,29 @@ class ResolveTokensArgs(ctypes.Structure):
     _fields_ = _fields(
         _pointers("token_ids", "positions", "token_seq", "slots", "history", "ids"),
         _longs("history_rows", "history_width"),
+    )
+
+
+class NgramArgs(ctypes.Structure):
+    _fields_ = _fields(
+        _pointers("query_start", "slots", "lengths", "history", "drafts"),
+        _longs("history_rows", "history_width", "most"),
+    )
+
+
+class PlaceArgs(ctypes.Structure):
+    _fields_ = _fields(
+        _pointers("token_ids", "positions", "slot_mapping", "token_seq", "query_start", "context_lens"),
+        _pointers("block_tables", "slots", "rows", "lengths", "drafts", "position", "history"),
+        _pointers("new_ids", "new_positions", "new_mapping", "new_context", "new_position"),
+        _longs("history_rows", "history_width", "most", "block_size"),
+    )
+
+
+class AcceptArgs(ctypes.Structure):
+    _fields_ = _fields(
+        _pointers("query_start", "slots", "rows", "lengths", "drafts", "tokens", "history", "counts"),
+        _longs("history_rows", "history_width", "most"),
     )
 
 

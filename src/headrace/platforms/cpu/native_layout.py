@@ -15,7 +15,7 @@ from headrace.platforms.cpu.native_linear import EmbeddingArgs, GatedLinearArgs,
 from headrace.platforms.cpu.native_moe import MoEArgs
 from headrace.platforms.cpu.native_split import OwnArgs
 
-__all__ = ["FEATURE_TWINS", "TWINS", "Twins", "check_layouts"]
+__all__ = ["DRAFTER_TWINS", "TWINS", "Twins", "check_layouts"]
 
 Twins = Mapping[str, type[ctypes.Structure]]
 """By the name of the C structure."""
@@ -47,11 +47,14 @@ TWINS: Twins = {
 }
 
 
-FEATURE_TWINS: Twins = {
+DRAFTER_TWINS: Twins = {
     "hr_feature_args": FeatureArgs,
     "take_rows_args": TakeRowsArgs,
     "widen_logits_args": WidenLogitsArgs,
     "block_conv_args": BlockConvArgs,
+    "ngram_args": args.NgramArgs,
+    "place_args": args.PlaceArgs,
+    "accept_args": args.AcceptArgs,
 }
 """Those of operators that only drafters call: they are checked before the first call."""
 

@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 
+from headrace.kernels.accept.reference import accept
 from headrace.kernels.attention.static import attention
 from headrace.kernels.block_conv.reference import block_conv
 from headrace.kernels.gated_activation.static import gated_activation
 from headrace.kernels.linear import static as dense
 from headrace.kernels.load_features.reference import load_features
+from headrace.kernels.ngram.reference import ngram
 from headrace.kernels.pallaslib import torch_operators as pallas
+from headrace.kernels.place.reference import place
 from headrace.kernels.resolve_tokens.static import resolve_tokens
 from headrace.kernels.rms_norm.static import add_rms_norm, rms_norm
 from headrace.kernels.rotary_cache.static import rotary_cache
@@ -59,6 +62,9 @@ def operators(dtype: str | None, kernels: str, call: Callable[..., Any]) -> Mapp
         "take_rows": XlaOperator("xla", take_rows),
         "widen_logits": XlaOperator("xla", widen_logits),
         "block_conv": XlaOperator("xla", block_conv),
+        "ngram": XlaOperator("xla", ngram),
+        "place": XlaOperator("xla", place),
+        "accept": XlaOperator("xla", accept),
     }
     if kernels == "xla":
         return table

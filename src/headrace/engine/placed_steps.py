@@ -1,0 +1,32 @@
+"""The parts of a step that place sequences: drafts before the forward pass, their count after sampling.
+
+Such a step needs nothing from the host that an earlier step has not produced: the device knows how many drafts of that
+step were right, finds the next ones in its history of tokens, and puts their rows at the positions behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from headrace.kernels.inputs import batch_of
+from headrace.kernels.ops import Ops, OptionalOps
+
+__all__ = ["count_drafts", "place_drafts"]
+
+
+def place_drafts(ops: Ops, inputs: Mapping[str, Any], most: int, block_size: int) -> dict[str, Any]:
+    """`drafts`, and the inputs that change with them; empty if the step places no sequence."""
+    if "lengths" not in inputs:
+        return {}
+    own, batch, lengths, history = cast(OptionalOps, ops), batch_of(inputs), inputs["lengths"], inputs["history"]
+    drafts = own.ngram(batch, lengths, history, most)
+    return {"drafts": drafts, **own.place(batch, lengths, drafts, inputs["position"], history, block_size)._asdict()}
+
+
+def count_drafts(ops: Ops, inputs: Mapping[str, Any], tokens: Any) -> dict[str, Any]:
+    """`counts` of the tokens that were sampled; empty if the step places no sequence."""
+    if "lengths" not in inputs:
+        return {}
+    own, history = cast(OptionalOps, ops), inputs["history"]
+    return {"counts": own.accept(batch_of(inputs), inputs["lengths"], inputs["drafts"], tokens, history)}
