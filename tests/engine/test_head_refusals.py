@@ -106,6 +106,7 @@ def test_a_target_without_a_head_names_what_it_would_be(target: Path) -> None:
 @pytest.mark.parametrize("key", ["hidden_size", "vocab_size", "num_hidden_layers"])
 def test_a_mtp_head_of_another_target_is_refused(target: Path, key: str, tmp_path: Path) -> None:
     shutil.copytree(target, tmp_path / "head")
+    add_mtp(tmp_path / "head", "deepseek")
     setting(**{key: 77})(tmp_path / "head")
     assert f"{key} is 77, and the target's is" in refusal(target, f"mtp:{tmp_path / 'head'}")
 

@@ -166,11 +166,11 @@ def _find_mtp(config: Config, target: Checkpoint, device: Device, path: str) -> 
             f"--speculate mtp: {target.path} is no directory of safetensors files: give that of its head, as "
             "mtp:CHECKPOINT"
         )
+    names, where = frozenset(source.names), path or str(target.path)
+    own = find_mtp(names, goal, where, alone=bool(path))
     if path:
         with located(Path(path) / "config.json"):
             check_sizes(read_json(Path(path) / "config.json"), goal)
-    names, where = frozenset(source.names), path or str(target.path)
-    own = find_mtp(names, goal, where, alone=bool(path))
     layers = head_config(own, names, goal, _names(target))
     return HeadSource(MTP, target, where, source, layers, _layout(config, target, device, layers), mtp=own)
 
