@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Speed of a model with a draft model beside the same without: one stream, request by request in turn.
+"""Speed of a model with a draft model or a head beside the same without: one stream, request by request in turn.
 
     python ci/draft_speed.py --model smollm2 --keep 20                 # a GGUF without some of its own layers drafts
     python ci/draft_speed.py --model smollm2-f32/ --draft smollm2      # another checkpoint drafts
+    python ci/draft_speed.py --speculate eagle3:head/                  # a trained head drafts
 
 `--keep N` writes the model with N of its layers to a temporary folder: the first half and the last half of them. Both
 engines live in this process, and each request is answered by one and then by the other, so that a machine whose speed
@@ -58,6 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--draft", help="a name or a path")
+    parser.add_argument("--speculate", help="another method with its checkpoint, such as eagle3:DIRECTORY")
     parser.add_argument("--keep", type=int, help="layers of the model's own GGUF")
     parser.add_argument("--task", choices=sorted(TASKS), nargs="+", default=["chat", "code"])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
@@ -68,9 +70,11 @@ def main() -> None:
     parser.add_argument("--platform")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        draft = args.draft or str(truncated(resolve_model(args.model), args.keep, Path(folder)))
+        method = args.speculate
+        if method is None:
+            method = f"draft:{args.draft or truncated(resolve_model(args.model), args.keep, Path(folder))}"
         options = {"platform": args.platform, "kv_memory": "1GiB", "max_num_seqs": 16}
-        with LLM(args.model, **options) as plain, LLM(args.model, speculate=f"draft:{draft}", **options) as drafted:
+        with LLM(args.model, **options) as plain, LLM(args.model, speculate=method, **options) as drafted:
             for task in args.task:
                 for temperature in args.temperature:
                     compare(args, task, temperature, plain, drafted)

@@ -46,6 +46,10 @@ contents() { # contents FOLDER COUNT: that many libraries, and no sources of the
     [[ -z $(find "$work/$1/installed" -name '*.cpp' -o -name '*.h' -o -name '*.inc') ]]
 }
 
+page() { # page FOLDER: every file of the page at `/`
+  diff -r src/headrace/server/page "$work/$1/installed/headrace/server/page"
+}
+
 tells() { # tells FOLDER TEXT...: `doctor` says each
   local text
   headrace "$1" doctor --platform cpu >"$work/doctor.txt" || { cat "$work/doctor.txt"; return 1; }
@@ -74,12 +78,14 @@ step "take the sources" sources
 step "install without a compiler" no_compiler
 step "a wheel for any platform" tag pure py3-none-any
 step "no library and no kernel sources in it" contents pure 0
+step "the page in it" page pure
 step "doctor says what is missing, the cost and the remedy" tells pure "the native kernels were not built" \
   "many times slower" "install a compiler and then headrace again" "linear            reference"
 step "install from the source distribution" from_source
 step "a wheel for this platform and any Python 3" tag native "py3-none-$("$python" -c \
   'import sysconfig; print(sysconfig.get_platform().replace("-", "_").replace(".", "_"))')"
 step "one library and no kernel sources in it" contents native 1
+step "the page in it" page native
 step "doctor finds native operators" tells native "native generic"
 echo "$passed passed, $failed failed"
 [[ $failed -eq 0 ]]

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# Ten thousand random plans, traced and mutated, on the real scheduler: about half an hour.
-#     ci/program_fuzz.sh [COUNT]
+# Random plans, traced and mutated, with a fake model and on the real scheduler: each ends or is refused with its node,
+# and no block is lost.
+#
+# Usage: ci/program_fuzz.sh [plans, default 10000: about half an hour]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-HEADRACE_LANG_FUZZ=${1:-10000} .venv/bin/python -m pytest -q tests/unit/engine/test_program_fuzz.py tests/unit/lang/test_lang_fuzz.py
+HEADRACE_LANG_FUZZ=${1:-10000} .venv/bin/python -m pytest -q tests/unit/engine/test_program_fuzz.py \
+    tests/unit/lang/test_lang_fuzz.py

@@ -14,6 +14,7 @@ import tiny_models
 from draft_engine import Built, watch
 from engine_harness import Answer, alone, engine, idle, in_turn, request, together
 from plain_heads import MTP, Plain, add_mtp, save_eagle3
+from safetensors.torch import save_file
 from server_harness import make_model
 from test_engine_bits import VOCAB, same
 from tiny_models import prompt as random_prompt
@@ -135,4 +136,19 @@ def test_mtp_drafts_as_it_is_defined(
     requests = greedy()
     serve(tmp_path / "target", requests, alone(target[0], requests), "mtp", chunk=24)
     rounds.check(plain, 60)
+    balanced(built)
+
+
+def test_a_mtp_head_may_have_a_checkpoint_of_its_own(
+    target: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `headrace train-drafter` writes it: the tensors of the layer after the last, without tables."""
+    shutil.copytree(target[0], tmp_path / "head")
+    tensors = add_mtp(tmp_path / "head", "deepseek")
+    save_file(tensors, tmp_path / "head" / "model.safetensors")
+    plain = plain_heads.mtp(target[1], tensors, MTP["deepseek"], hidden_first=False, zero=True)
+    built, rounds = watch(monkeypatch), Rounds(monkeypatch)
+    requests = greedy(3)
+    serve(target[0], requests, alone(target[0], requests), f"mtp:{tmp_path / 'head'}")
+    rounds.check(plain, 30)
     balanced(built)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,8 +79,6 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_does_not_fit_is_named(target: Path, case: str, tmp_path: Path) -> None:
-    import re
-
     change, wanted = CASES[case]
     save_eagle3(tmp_path / "head", "A")
     change(tmp_path / "head")
@@ -101,6 +101,14 @@ def test_a_directory_without_a_head_is_named(target: Path, tmp_path: Path) -> No
 def test_a_target_without_a_head_names_what_it_would_be(target: Path) -> None:
     found = refusal(target, "mtp")
     assert "no head for multi-token prediction (model.layers.3.eh_proj.weight, mtp.fc.weight" in found
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "vocab_size", "num_hidden_layers"])
+def test_a_mtp_head_of_another_target_is_refused(target: Path, key: str, tmp_path: Path) -> None:
+    shutil.copytree(target, tmp_path / "head")
+    add_mtp(tmp_path / "head", "deepseek")
+    setting(**{key: 77})(tmp_path / "head")
+    assert f"{key} is 77, and the target's is" in refusal(target, f"mtp:{tmp_path / 'head'}")
 
 
 def test_an_unknown_tensor_of_a_mtp_head_is_refused(tmp_path: Path) -> None:

@@ -121,6 +121,14 @@ def test_each_generation_is_the_request_alone(name: str, llm: LLM, cold: LLM, ca
     assert blocks_held(llm) == 0
 
 
+def test_with_drafts_too(tiny_llama: Path, cold: LLM, calls: list[Call]) -> None:
+    with LLM(str(tiny_llama), **OPTIONS, speculate="ngram") as drafting:
+        for program, args in PROGRAMS.values():
+            drafting.run(program, *args, seed=8)
+        assert blocks_held(drafting) == 0
+    check_alone(calls, cold)
+
+
 def test_generated_text_is_never_tokenised_again(llm: LLM, calls: list[Call]) -> None:
     found = llm.run(text_chain, seed=2)
     prompts = [request.prompt for request, _ in calls]

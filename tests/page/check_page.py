@@ -178,6 +178,17 @@ def test_reload_in_the_middle_keeps_what_came(open_page: Open) -> None:
         expect(page.locator(LAST)).to_contain_text("One two")
 
 
+def test_the_list_keeps_the_focus_while_an_answer_comes(open_page: Open) -> None:
+    with served(reply="One two three", hold=7) as server:
+        page = open_page(server)
+        send(page, "Count")
+        expect(page.locator(LAST)).to_contain_text("One two")
+        page.get_by_role("button", name="Count", exact=True).focus()
+        server.release()
+        done(page)
+        expect(page.get_by_role("button", name="Count", exact=True)).to_be_focused()
+
+
 def test_deleting_can_be_undone(open_page: Open) -> None:
     with served() as server:
         page = open_page(server)
@@ -225,6 +236,23 @@ def test_a_server_that_is_lost_and_comes_back(open_page: Open) -> None:
         page.get_by_role("button", name="Try again").click()
         done(page)
         expect(page.locator(LAST)).to_contain_text("One two three")
+
+
+def test_an_engine_that_is_lost_in_the_middle(open_page: Open) -> None:
+    """The stream's error leads to a question for the server's health, at once."""
+    with served(reply="One two three", hold=7, fail_after=7) as server:
+        page = open_page(server)
+        send(page, "Count")
+        expect(page.locator(LAST)).to_contain_text("One two")
+        server.engine.dead = True
+        server.release()
+        done(page, "failed")
+        expect(page.locator(LAST)).to_contain_text("the engine died")
+        expect(page.locator("#status")).to_have_text("Not available")
+        server.engine.dead, server.engine.fail_after = False, None
+        expect(page.locator("#status")).to_have_text("Ready")
+        page.get_by_role("button", name="Try again").click()
+        done(page)
 
 
 def test_an_engine_that_restarts(open_page: Open) -> None:

@@ -29,7 +29,7 @@ from headrace.models.eagle3 import Eagle3Config, build_head, build_tap, read_eag
 from headrace.models.family import HF_NAMES, Names
 from headrace.models.features import FeatureTap, feature_layer
 from headrace.models.head_weights import HeadReader, StoredTensors
-from headrace.models.mtp import MtpNames, build_mtp, find_mtp, head_config, mtp_tap
+from headrace.models.mtp import MtpNames, build_mtp, check_sizes, find_mtp, head_config, mtp_tap
 from headrace.platforms.interface import Device
 from headrace.types import KVLayout, LayerKV
 
@@ -69,11 +69,9 @@ class HeadSource:
     @property
     def total_bytes(self) -> int:
         """Of the head's own files."""
-        return (
-            0
-            if self.source is self.target.source
-            else sum(file.stat().st_size for file in Path(self.path).glob("*.safetensors"))
-        )
+        if self.mtp is not None and not self.mtp.alone:
+            return 0
+        return sum(file.stat().st_size for file in Path(self.path).glob("*.safetensors"))
 
     def spare(self, sizes: Sizes) -> int:
         return 0
@@ -81,7 +79,7 @@ class HeadSource:
     def load(
         self, device: Device, ops: Ops, weights: DecoderWeights, finish: Finish, place: Callable[[torch.Tensor], Any]
     ) -> None:
-        offset = self.target.norm_offset if self.mtp is not None else 0.0
+        offset = self.target.norm_offset if self.mtp is not None and not self.mtp.alone else 0.0
         reader = HeadReader(self.source, self.path, finish, place, lambda ints: device.put(ints.numpy()), offset)
         self._ops, self._reader = ops, reader
         self._tap = self._make_tap(0)
@@ -162,14 +160,17 @@ def find_head(config: Config, target: Checkpoint, device: Device) -> HeadSource 
 
 def _find_mtp(config: Config, target: Checkpoint, device: Device, path: str) -> HeadSource:
     """The head in the directory `path`, or without one that in the target's own checkpoint."""
-    source = _open(Path(path)) if path else target.source
+    goal, source = target.decoder_config, _open(Path(path)) if path else target.source
     if not isinstance(source, SafetensorsSource):
         raise ConfigError(
             f"--speculate mtp: {target.path} is no directory of safetensors files: give that of its head, as "
             "mtp:CHECKPOINT"
         )
-    goal, names, where = target.decoder_config, frozenset(source.names), path or str(target.path)
-    own = find_mtp(names, goal, where)
+    names, where = frozenset(source.names), path or str(target.path)
+    own = find_mtp(names, goal, where, alone=bool(path))
+    if path:
+        with located(Path(path) / "config.json"):
+            check_sizes(read_json(Path(path) / "config.json"), goal)
     layers = head_config(own, names, goal, _names(target))
     return HeadSource(MTP, target, where, source, layers, _layout(config, target, device, layers), mtp=own)
 

@@ -95,8 +95,8 @@ class DraftHead:
         a zero embedding."""
         optional = cast(OptionalOps, self.ops)
         config, table = self.layers.config, self.layers.weights.embedding
-        first = 0 if self.zero_first else None
-        embedded = self.ops.embedding(ids, table, config.embedding_scale, first_row=first)
+        part = {"first_row": 0} if self.zero_first else {}
+        embedded = self.ops.embedding(ids, table, config.embedding_scale, **part)
         x, residual, beside = self.join(self.ops, embedded, features)
         normed, hidden = self.layers.run_layers(x, residual, batch, kv, beside)
         logits = self.layers.logits(normed, batch)

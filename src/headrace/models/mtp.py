@@ -9,10 +9,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from headrace.errors import UnsupportedModel
+from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.kernels.ops import Ops
 from headrace.kernels.weight import Weight
 from headrace.models.config import DecoderConfig
@@ -22,6 +23,7 @@ from headrace.models.family import Names
 from headrace.models.features import FINAL, FeatureTap, TapPart
 from headrace.models.head_weights import HeadReader
 from headrace.quant.weights import same_values
+from headrace.settings import Settings
 
 __all__ = ["MtpNames", "build_mtp", "find_mtp", "mtp_tap"]
 
@@ -46,6 +48,8 @@ class MtpNames:
     embedding: str = ""
     head: str = ""
     """Copies of the target's tables, if the checkpoint has them."""
+    alone: bool = False
+    """The head has a checkpoint of its own, which holds nothing else."""
 
 
 def _deepseek(target: DecoderConfig) -> MtpNames:
@@ -70,8 +74,19 @@ def _mimo(target: DecoderConfig) -> MtpNames:
     return MtpNames(prefix, prefix, *norms, projection, norm, hidden_first=True)
 
 
-def find_mtp(names: frozenset[str], target: DecoderConfig, path: str) -> MtpNames:
-    """The names of the head that a checkpoint has. Raises UnsupportedModel if it has none that is known."""
+def check_sizes(config: Mapping[str, Any], target: DecoderConfig) -> None:
+    """Compare the config.json of a head's own checkpoint with the target. Raises CheckpointError that names the key."""
+    settings = Settings(config)
+    wanted = {"hidden_size": target.hidden, "vocab_size": target.vocab, "num_hidden_layers": len(target.layers)}
+    for key, size in wanted.items():
+        found = settings.integer(key, size)
+        if found != size:
+            raise CheckpointError(f"{key} is {found}, and the target's is {size}")
+
+
+def find_mtp(names: frozenset[str], target: DecoderConfig, path: str, alone: bool = False) -> MtpNames:
+    """The names of the head that a checkpoint has; `alone`: the checkpoint has nothing else. Raises UnsupportedModel if
+    it has none that is known."""
     choices = [make(target) for make in (_deepseek, _qwen3_next, _mimo)]
     found = next((one for one in choices if f"{one.projection}.weight" in names), None)
     if found is None:
@@ -79,7 +94,7 @@ def find_mtp(names: frozenset[str], target: DecoderConfig, path: str) -> MtpName
         raise UnsupportedModel(
             f"{path}: the checkpoint has no head for multi-token prediction ({wanted}): choose another method"
         )
-    return found
+    return replace(found, alone=True, recycles_normed=True) if alone else found
 
 
 def head_config(own: MtpNames, names: frozenset[str], target: DecoderConfig, family: Names) -> DecoderConfig:
@@ -119,7 +134,9 @@ def build_mtp(
         norm,
         _table(own.head, family.head, tables[1], config, reader, "logits"),
     )
-    if own.prefix != "model.mtp_layers.0.":
+    if own.alone:
+        reader.refuse_unknown(())
+    elif own.prefix != "model.mtp_layers.0.":
         reader.refuse_unknown((), (own.prefix,))
     join = MtpJoin(embedding_norm, hidden_norm, of_embedding, of_hidden, layer.input_norm, eps)
     body = Decoder(config, ops, weights, max_model_len, place=reader.place)
@@ -132,8 +149,9 @@ def _table(name: str, main: str, shared: Weight, config: DecoderConfig, reader: 
     if not name or f"{name}.weight" not in names:
         return shared
     copy = reader.source.matrix(name, config.vocab, config.hidden, bias=False)
-    stored = main if f"{main}.weight" in names else "model.embed_tokens"
-    if same_values(copy, reader.source.matrix(stored, config.vocab, config.hidden, bias=False)):
+    # A model whose tables are tied may be saved without its output matrix.
+    stored = next((one for one in (main, "model.embed_tokens") if f"{one}.weight" in names), None)
+    if stored and same_values(copy, reader.source.matrix(stored, config.vocab, config.hidden, bias=False)):
         return shared
     return reader.finish(copy, (operator,))
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -40,6 +41,9 @@ from headrace.server.stream_form import DONE, event
 __all__ = ["ROUTES", "answer_program", "answer_tool_call", "cancel_program", "tell_limits"]
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
+_INLINE = 16 * 2**10
+"""Bytes. A plan of a document up to this size is read in the event loop; a larger one in a thread."""
 MOST_PROGRAMS = 256
 """Programs that run at once."""
 
@@ -66,8 +70,15 @@ async def answer_program(context: Context, request: Request) -> Response:
     context.check_model(body.model)
     if len(context.programs) >= MOST_PROGRAMS:
         raise Overloaded(f"{MOST_PROGRAMS} programs are running, and no more may", retry_after=1.0)
-    make = await context.workers.run(len(sent), partial(_read, body))
+    make = await _with_language(context, len(sent), partial(_read, body))
     return _ProgramExchange(context, make(context, new_request_id("prog")), bool(body.stream))
+
+
+async def _with_language(context: Context, size: int, work: Callable[[], T]) -> T:
+    """Call `work`, which needs the language: in a thread if it imports it or reads a body of many bytes."""
+    if "headrace.server.program_run" in sys.modules and size <= _INLINE:
+        return work()
+    return await context.workers.run(size, work)
 
 
 def _read(body: ProgramRequest) -> Callable[[Context, str], RunningProgram]:
@@ -84,7 +95,7 @@ async def tell_limits(context: Context, request: Request) -> Response:
 
         return msgspec.json.encode(ProgramsReply("programs", (1, 0), len(context.programs), limits_reply()))
 
-    return Response(await context.workers.run(0, reply), media_type="application/json")
+    return Response(await _with_language(context, 0, reply), media_type="application/json")
 
 
 async def answer_tool_call(context: Context, request: Request) -> Response:

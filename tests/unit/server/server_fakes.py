@@ -6,6 +6,7 @@ import asyncio
 import codecs
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, ClassVar
 
 import httpx
@@ -256,6 +257,14 @@ def serve_fake(config: Config | None = None, **engine: Any) -> Served:
     app = create_app(fake, tokenizer, config or Config())
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return Served(fake, tokenizer, app, httpx.AsyncClient(transport=transport, base_url="http://server"))
+
+
+def sdk_http(sdk: Any, served: Served) -> Any:
+    """A client of the HTTP library that an SDK is built on, which calls the application directly."""
+    roots = {base.__module__.partition(".")[0] for base in sdk.DefaultAsyncHttpxClient.__mro__}
+    library = import_module("httpx2" if "httpx2" in roots else "httpx")
+    transport = library.ASGITransport(served.app, raise_app_exceptions=False)
+    return library.AsyncClient(transport=transport, base_url="http://server")
 
 
 def with_key(key: str | None) -> Config:

@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import openai
 import pytest
-from server_fakes import MODEL, ByteTokenizer, FakeClient, Served, fault, serve_fake, with_key
+from server_fakes import MODEL, ByteTokenizer, FakeClient, Served, fault, sdk_http, serve_fake, with_key
 
 from headrace.config import Config
 from headrace.errors import ConfigError, InvalidRequest
@@ -40,9 +39,9 @@ def configured(folder: Path, key: str | None = None) -> Config:
 
 
 def client(served: Served, key: str = "none") -> openai.AsyncOpenAI:
-    transport = httpx2.ASGITransport(served.app, raise_app_exceptions=False)
-    http = httpx2.AsyncClient(transport=transport, base_url="http://server")
-    return openai.AsyncOpenAI(base_url="http://server/v1", api_key=key, http_client=http, max_retries=0)
+    return openai.AsyncOpenAI(
+        base_url="http://server/v1", api_key=key, http_client=sdk_http(openai, served), max_retries=0
+    )
 
 
 def line(custom_id: str, url: str = CHAT, **body: Any) -> dict[str, Any]:

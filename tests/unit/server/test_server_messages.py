@@ -8,9 +8,8 @@ from typing import Any
 
 import anthropic
 import httpx
-import httpx2
 import pytest
-from server_fakes import CONTEXT, MODEL, Served, serve_fake, with_key
+from server_fakes import CONTEXT, MODEL, Served, sdk_http, serve_fake, with_key
 from server_wire import request, wired
 
 from headrace.config import Config
@@ -28,9 +27,9 @@ def thinking() -> Config:
 
 
 def client(served: Served, **options: Any) -> anthropic.AsyncAnthropic:
-    transport = httpx2.ASGITransport(served.app, raise_app_exceptions=False)
-    http = httpx2.AsyncClient(transport=transport, base_url="http://server")
-    return anthropic.AsyncAnthropic(base_url="http://server", api_key="none", http_client=http, **options)
+    return anthropic.AsyncAnthropic(
+        base_url="http://server", api_key="none", http_client=sdk_http(anthropic, served), **options
+    )
 
 
 def ask(served: Served, **body: Any) -> httpx.Response:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import httpx2
 import openai
 import pytest
-from server_fakes import CONTEXT, MODEL, Served, fault, serve_fake
+from server_fakes import CONTEXT, MODEL, Served, fault, sdk_http, serve_fake
 
 from headrace.config import Config
 from headrace.errors import ConfigError, InvalidRequest, Overloaded
@@ -41,9 +40,7 @@ def ask(served: Served, **body: Any) -> httpx.Response:
 
 
 def client(served: Served) -> openai.AsyncOpenAI:
-    transport = httpx2.ASGITransport(served.app, raise_app_exceptions=False)
-    http = httpx2.AsyncClient(transport=transport, base_url="http://server")
-    return openai.AsyncOpenAI(base_url="http://server/v1", api_key="none", http_client=http)
+    return openai.AsyncOpenAI(base_url="http://server/v1", api_key="none", http_client=sdk_http(openai, served))
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from headrace.kernels.embedding.reference import of_part
 from headrace.kernels.linear.activation import quantize_activation
 from headrace.kernels.ops import Batch
 from headrace.kernels.weight import Weight
@@ -34,8 +35,12 @@ def logits(x: Tensor, batch: Batch, head: Weight, soft_cap: float | None, dtype:
     return found if soft_cap is None else torch.tanh(found / soft_cap) * soft_cap
 
 
-def embedding(ids: Tensor, table: Weight, scale: float, dtype: torch.dtype | None) -> Tensor:
+def embedding(
+    ids: Tensor, table: Weight, scale: float, dtype: torch.dtype | None, first_row: int | None = None
+) -> Tensor:
     """[T, D] in `dtype`; None: as the table is stored where that is 16 or 32 bits wide, else bfloat16."""
+    if first_row is not None:
+        return of_part(lambda own: embedding(own, table, scale, dtype), ids, first_row, table.shape[0])
     rows = table.dequantize()[ids.long()] if table.parts else table.take(ids.long()).dequantize()
     usual = {"float32": torch.float32, "float16": torch.float16}.get(table.scheme, torch.bfloat16)
     return (rows * scale).to(dtype or usual)

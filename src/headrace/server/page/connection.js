@@ -33,7 +33,7 @@ export class Connection extends EventTarget {
   /** A request has failed: the state may have changed. */
   failed(error) {
     if (error.status === 401) this.#become("locked", error.message);
-    else if (error.status === 0 || error.status === 503) this.check();
+    else if (error.status === 0 || error.status >= 500) this.check();
   }
 
   async #ask() {

@@ -32,6 +32,8 @@ export class Sidebar {
 
   show() {
     const current = this.chat.conversation.id;
+    const focused = this.list.contains(document.activeElement) ? document.activeElement : null;
+    const place = focused && [focused.parentElement.dataset.id, [...focused.parentElement.children].indexOf(focused)];
     this.list.replaceChildren(
       ...this.store.list().map(({ id, title }) => {
         const name = id === current ? titleOf(this.chat.conversation) : title;
@@ -41,13 +43,15 @@ export class Sidebar {
         };
         return el(
           "li",
-          { class: this.chat.isBusy(id) && "busy" },
+          { class: this.chat.isBusy(id) && "busy", data: { id } },
           el("button", { type: "button", class: "title", title: name, "aria-current": id === current && "true", on: { click: go } }, name),
           iconButton("save", `Save “${name}” as a file`, () => this.#download(id)),
           iconButton("trash", `Delete “${name}”`, () => this.#remove(id)),
         );
       }),
     );
+    // The list is made anew while answers come: whoever is in it with the keyboard stays where they are.
+    if (place) [...this.list.children].find((item) => item.dataset.id === place[0])?.children[place[1]]?.focus();
   }
 
   #download(id) {
