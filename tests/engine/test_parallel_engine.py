@@ -14,7 +14,7 @@ import tiny_models
 import torch
 from engine_harness import choices, config_of, request
 from parallel_tokens import Letters
-from seeded_drafts import ByRequest, EngineDrafts, use
+from seeded_drafts import ByRequest, EngineDrafts, EnginePlaced, use
 
 from headrace.client.in_process_client import InProcessClient
 from headrace.config import Config, DeviceConfig, ModelConfig, ParallelConfig
@@ -80,6 +80,22 @@ def test_two_ranks_verify_drafts(model: Path, monkeypatch: pytest.MonkeyPatch) -
         async with started(parallel(model, 2)) as two:
             assert await answers(two) == wanted
             assert made[0].accepted > 5
+
+    asyncio.run(run())
+
+
+def test_two_ranks_place_the_same_drafts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each device finds them in its own history, and counts those that are right."""
+
+    async def run() -> None:
+        async with started(parallel(model, 1)) as one:
+            wanted = await answers(one)
+        made = use(monkeypatch, lambda: EnginePlaced(1.0, 2))
+        config = parallel(model, 2)
+        scheduler = config.scheduler.model_copy(update={"speculate": "ngram"})
+        async with started(config.model_copy(update={"scheduler": scheduler})) as two:
+            assert await answers(two) == wanted
+        assert made[0].ahead > 0
 
     asyncio.run(run())
 
