@@ -198,7 +198,7 @@ def _open(directory: Path) -> SafetensorsSource:
         raise ModelNotFound(f"{directory}: no directory of a draft head: it has no config.json")
     if present(directory / _BIN) and not any(directory.glob("*.safetensors")):
         raise UnsupportedModel(
-            f"{directory}: {_BIN} is not read, because a pickle may run code: load it with torch.load(..., "
-            "weights_only=True) and write model.safetensors beside it with safetensors.torch.save_file"
+            f"{directory}: {_BIN} is not read, because a pickle may run code: load it by torch.load with "
+            "weights_only=True, and write model.safetensors beside it with safetensors.torch.save_file"
         )
     return open_safetensors(directory, None)

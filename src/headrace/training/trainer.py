@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from headrace.errors import CheckpointError
 from headrace.training.acceptance_report import HeldOutAcceptance
@@ -25,6 +27,8 @@ _WARM_UP, _LAST_RATE = 0.04, 0.1
 """The share of the steps in which the rate rises; the last rate, as a part of the highest."""
 _CLIP = 1.0
 _BETAS = (0.9, 0.95)
+_HEAD, _OPTIMIZER, _STEP = "head.", "optimizer.", "step"
+"""Prefixes of the tensors of a saved state, and the name of the number of steps in its metadata."""
 _SAVE_EVERY = 60.0
 """Seconds. Saving changes no number."""
 _REPORTS, _APART, _REPORTED = 10, 32, 16
@@ -115,18 +119,28 @@ class Trainer:
 
     def save(self) -> None:
         """Write the state: the file is the old state or the new one, whenever the process ends."""
-        state = {"step": self.done, "head": self.head.state_dict(), "optimizer": self._optimizer.state_dict()}
+        tensors = {f"{_HEAD}{name}": tensor for name, tensor in self.head.state_dict().items()}
+        for number, kept in self._optimizer.state_dict()["state"].items():
+            tensors |= {f"{_OPTIMIZER}{number}.{name}": tensor for name, tensor in kept.items()}
+        # Tensors of a safetensors file share no memory.
+        copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
         part = self._file.with_suffix(".part")
-        torch.save(state, part)
+        save_file(copies, part, {_STEP: str(self.done)})
         os.replace(part, self._file)
 
     def _restore(self) -> None:
         try:
-            state: dict[str, Any] = torch.load(self._file, weights_only=True)
-            self.head.load_state_dict(state["head"])
-            self._optimizer.load_state_dict(state["optimizer"])
-            self.done = state["step"]
-        except Exception as error:  # torch and pickle raise errors of many classes for a damaged file
+            with safe_open(self._file, "pt") as file:
+                done = int(file.metadata()[_STEP])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
+            moments: dict[int, dict[str, torch.Tensor]] = {}
+            for name in [name for name in tensors if name.startswith(_OPTIMIZER)]:
+                number, key = name.removeprefix(_OPTIMIZER).split(".")
+                moments.setdefault(int(number), {})[key] = tensors.pop(name)
+            self.head.load_state_dict({name.removeprefix(_HEAD): tensor for name, tensor in tensors.items()})
+            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
+            self.done = done
+        except Exception as error:  # safetensors and torch raise errors of many classes for a damaged file
             raise CheckpointError(f"{self._file}: not a state of this training: {error}") from None
 
     def _step(self) -> float:
