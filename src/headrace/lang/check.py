@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headrace.errors import ProgramError
+from headrace.lang.operators import MOST_NESTING, is_deep
 from headrace.lang.plan import (
     ForkOp,
     ForOp,
@@ -118,7 +119,7 @@ def _check_size(plan: Plan) -> None:
     for name, operand in plan.outputs.items():
         characters += _checked_constant(operand, f"outputs.{name}", "")
     for param in plan.inputs:
-        characters += _checked_constant(param.default, f"inputs.{param.name}", "")
+        characters += _checked_constant(Lit(param.default), f"inputs.{param.name}", "")
     while waiting:
         path, region, depth = waiting.pop()
         _check_counts(path, "", region.args, region.yields)
@@ -151,6 +152,10 @@ def _checked_constant(value: Any, node: str, at: str) -> int:
     size = _size(value)
     if size > MOST_CONSTANT:
         raise TooMuch(Problem(node, f"a constant has more than {MOST_CONSTANT} characters", at=at))
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    if any(isinstance(one, Lit) and is_deep(one.value) for one in parts):
+        message = f"a constant has more than {MOST_NESTING} lists and objects inside one another"
+        raise TooMuch(Problem(node, message, at=at))
     return size
 
 

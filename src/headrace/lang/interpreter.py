@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError, ProgramError, excerpt
 from headrace.lang.backend import Backend, Generated, RunScope, TokenCounts
 from headrace.lang.choice_scores import best_choice
 from headrace.lang.conversation import Conversation
-from headrace.lang.operators import MOST_SIZE, OPERATORS, as_text, is_large
+from headrace.lang.operators import MOST_BITS, MOST_NESTING, MOST_SIZE, OPERATORS, as_text, is_deep, is_large
 from headrace.lang.plan import (
     CallOp,
     ExprOp,
@@ -131,7 +131,7 @@ class Interpreter:
             if self._keeps is not None:
                 self._keeps.close()
         outputs = {name: scope.read(operand) for name, operand in self._plan.outputs.items()}
-        if is_large(outputs, MOST_OUTPUT):
+        if is_large(outputs, MOST_OUTPUT, 2 * MOST_NESTING):
             raise ProgramError(f"the outputs have more than {MOST_OUTPUT} characters and entries", self._plan.name)
         return outputs, end
 
@@ -279,11 +279,13 @@ class Interpreter:
 
     async def _call(self, op: CallOp, scope: Scope, path: Path) -> Any:
         args = {name: scope.read(one) for name, one in op.args.items()}
-        if is_large(list(args.values())):
+        if is_large(list(args.values()), MOST_SIZE, 2 * MOST_NESTING):
             raise ProgramError(f"the arguments have more than {MOST_SIZE} characters and entries")
-        if self._on_call is not None:
-            return await self._on_call(op.tool, path, args)
-        return await call_tool(self._tools, op.tool, args)
+        answer = call_tool(self._tools, op.tool, args) if self._on_call is None else self._on_call(op.tool, path, args)
+        found = await answer
+        if is_deep(found):
+            raise ProgramError(f"the answer has more than {MOST_NESTING} lists and objects inside one another")
+        return found
 
     def _tell(self, name: str, path: Path, value: Any) -> None:
         if self._on_value is not None:
@@ -349,8 +351,10 @@ def _evaluate(op: ExprOp, operands: list[Any]) -> Any:
     except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
         shown = ", ".join(excerpt(one, 60) for one in operands)
         raise ProgramError(f"`{op.fn}` of {shown}: {excerpt(str(error))}") from None
-    if isinstance(found, (str, list)) and is_large(found):
-        raise ProgramError(f"`{op.fn}` makes a value larger than {MOST_SIZE}")
+    if isinstance(found, (str, list, dict)) and is_large(found):
+        raise ProgramError(f"`{op.fn}` makes a value larger than {MOST_SIZE}, or deeper than {MOST_NESTING}")
+    if isinstance(found, int) and found.bit_length() > MOST_BITS:
+        raise ProgramError(f"`{op.fn}` makes a whole number of more than {MOST_BITS} bits")
     if isinstance(found, float) and not math.isfinite(found):
         raise ProgramError(f"`{op.fn}` makes {found}, which is no number of JSON")
     return found
@@ -359,7 +363,7 @@ def _evaluate(op: ExprOp, operands: list[Any]) -> Any:
 def _written(value: Any) -> str:
     """A value as part of a text. Raises ProgramError before a text that is too long is made."""
     if is_large(value):
-        raise ProgramError(f"a value that is written has more than {MOST_SIZE} characters and entries")
+        raise ProgramError(f"a value that is written is larger than {MOST_SIZE}, or deeper than {MOST_NESTING}")
     return as_text(value)
 
 
@@ -384,7 +388,10 @@ def _parsed(op: GenOp, made: Generated, granted: int) -> Any:
     if op.type == "text":
         return made.text
     try:
-        return parse_json(made.text)
+        value = parse_json(made.text)
+        if is_deep(value):
+            raise RecursionError
+        return value
     except (ValueError, RecursionError):
         cut = f"; it was cut at {granted} tokens (max_tokens)" if made.finish_reason == "length" else ""
         raise ProgramError(f"the text is no {op.type}: {excerpt(made.text)}{cut}") from None

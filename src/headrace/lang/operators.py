@@ -17,11 +17,14 @@ from typing import Any
 from headrace.lang.strict_json import parse_json
 
 __all__ = [
+    "MOST_BITS",
+    "MOST_NESTING",
     "MOST_SIZE",
     "OPERATORS",
     "Operator",
     "as_text",
     "fits",
+    "is_deep",
     "is_large",
     "is_type",
     "item_type",
@@ -31,6 +34,10 @@ __all__ = [
 
 MOST_SIZE = 4 << 20
 """Most characters of a text, and entries of a list, that an operator makes."""
+MOST_NESTING = 100
+"""Most lists and objects inside one another."""
+MOST_BITS = 1024
+"""Of a whole number that an operator makes: a longer one cannot be written in every case."""
 _SIMPLE = frozenset({"text", "int", "float", "bool", "json"})
 _PYTHON: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "text"}
 _NUMBERS = frozenset({"int", "float", "bool"})
@@ -92,19 +99,30 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def is_large(value: Any, most: int = MOST_SIZE) -> bool:
-    """True if a value has more than `most` characters and entries, counted as often as they would be written."""
-    total, waiting = 0, [value]
-    while waiting and total <= most:
-        one = waiting.pop()
-        if isinstance(one, (str, list, dict)):
+def is_large(value: Any, most: int = MOST_SIZE, nesting: int = MOST_NESTING) -> bool:
+    """True if a value has more than `most` characters and entries, counted as often as they would be written, or more
+    than `nesting` lists and objects inside one another."""
+    total, level = 0, [value]
+    for depth in range(nesting + 1):
+        inner: list[Any] = []
+        for one in level:
+            if not isinstance(one, (str, list, dict)):
+                continue
             total += len(one)
-        if isinstance(one, dict):
-            total += sum(map(len, one))
-            waiting += one.values()
-        elif isinstance(one, list):
-            waiting += one
-    return total > most
+            if isinstance(one, dict):
+                total += sum(map(len, one))
+                inner += one.values()
+            elif isinstance(one, list):
+                inner += one
+            if total > most or (depth == nesting and not isinstance(one, str)):
+                return True
+        level = inner
+    return False
+
+
+def is_deep(value: Any) -> bool:
+    """True if more than `MOST_NESTING` lists and objects stand inside one another."""
+    return isinstance(value, (list, dict)) and is_large(value, 1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +282,8 @@ def _to_int(value: Any) -> int:
 
 def _product(left: Any, right: Any) -> Any:
     found = _numeric(left) * _numeric(right)
-    if isinstance(found, int) and found.bit_length() > 1024:
-        raise OverflowError("the product has more than 1024 bits")
+    if isinstance(found, int) and found.bit_length() > MOST_BITS:
+        raise OverflowError(f"the product has more than {MOST_BITS} bits")
     return found
 
 

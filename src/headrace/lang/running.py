@@ -12,7 +12,7 @@ from headrace.errors import HeadraceError, ProgramError, UserError, excerpt
 from headrace.lang.backend import Backend, ModelSource, PlanRunner, TokenCounts
 from headrace.lang.check import check
 from headrace.lang.interpreter import Interpreter, NodeReport, Path, derived_seed
-from headrace.lang.operators import fits, type_of
+from headrace.lang.operators import MOST_NESTING, fits, is_deep, type_of
 from headrace.lang.plan import Plan, decode_plan
 from headrace.lang.server_source import server
 from headrace.progress import generating_bar
@@ -242,6 +242,9 @@ def read_inputs(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
         value = given[param.name]
         value = value.model_dump(mode="json") if hasattr(value, "model_dump") else value
         value = list(value) if isinstance(value, tuple) else value
+        if is_deep(value):
+            message = f"input {param.name!r} has more than {MOST_NESTING} lists and objects inside one another"
+            raise ProgramError(message, plan.name)
         try:
             kind = type_of(value)
         except TypeError as error:

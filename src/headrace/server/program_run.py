@@ -48,6 +48,8 @@ def read_program(body: ProgramRequest) -> tuple[Plan, dict[str, Any]]:
         check(plan, LIMITS).raise_first()
     except ProgramError as error:
         raise InvalidRequest(str(error), f"plan.{error.node.split(' ')[0]}".rstrip("."), "invalid_plan") from None
+    except RecursionError:
+        raise InvalidRequest("the plan is nested too deeply", "plan", "invalid_plan") from None
     if not body.stream and (tools := tool_names(plan)):
         raise InvalidRequest(f"the plan calls {min(tools)!r}, which you answer: it needs `stream: true`", "stream")
     seconds = min(plan.limits.seconds or DEFAULT_TIMEOUT, body.timeout or DEFAULT_TIMEOUT)

@@ -75,6 +75,58 @@ def test_numbers_stay_finite() -> None:
 
 
 @hl.program
+def doubled(s: hl.State, n: int) -> Any:
+    s["n"] = n
+    with hl.for_(2000, max=2000):
+        s["n"] = s["n"] + s["n"]
+
+
+@hl.program
+def wrapped(s: hl.State, value: Any, times: int) -> Any:
+    s["value"] = value
+    with hl.for_(times, max=2000):
+        s["value"] = hl.list_of(s["value"])
+    s.text(s["value"])
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_whole_numbers_stay_short() -> None:
+    with pytest.raises(ProgramError, match="`add` makes a whole number of more than 1024 bits"):
+        doubled.run(1, on=FakeBackend())
+
+
+def test_values_stay_flat() -> None:
+    assert wrapped.run(1, 100, on=FakeBackend())["value"] == nested(100)
+    with pytest.raises(ProgramError, match=r"`list` makes a value .* deeper than 100"):
+        wrapped.run(1, 101, on=FakeBackend())
+    with pytest.raises(ProgramError, match=r"`json` makes a value .* deeper than 100"):
+        parsed.run("[" * 101 + "]" * 101, on=FakeBackend())
+    with pytest.raises(ProgramError, match="input 'value' has more than 100"):
+        wrapped.run(nested(500), 1, on=FakeBackend())
+
+
+def test_constants_and_answers_stay_flat() -> None:
+    @hl.program
+    def constant(s: hl.State) -> Any:
+        return hl.call("tool", value=nested(101))
+
+    @hl.program
+    def answer(s: hl.State) -> Any:
+        return hl.call("tool")
+
+    with pytest.raises(ProgramError, match="a constant has more than 100"):
+        constant.run(on=FakeBackend())
+    with pytest.raises(ProgramError, match="the answer has more than 100"):
+        answer.run(on=FakeBackend(), tools={"tool": lambda: nested(101)})
+
+
+@hl.program
 def grown(s: hl.State, text: str) -> Any:
     for _ in range(3):
         text = text + text

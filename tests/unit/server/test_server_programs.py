@@ -362,3 +362,22 @@ def test_what_the_server_refuses_is_an_error():
         much.run(on=on(serve_fake()))
     with pytest.raises(ProgramError, match="no function 'add' was given"):
         hl.load_plan(msgspec.json.encode(msgspec.convert(document(calls), Plan))).run(on=on(serve_fake()))
+
+
+@hl.program
+def shown(s: hl.State, value: Any) -> Any:
+    return hl.out(value=value)
+
+
+@pytest.mark.parametrize("depth", [101, 400, 900])
+def test_deep_bodies_are_refused_with_their_place(depth: int):
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    served, plan = serve_fake(), document(shown, 1)
+    reply = asyncio.run(served.post("/v1/programs", plan=plan, inputs={"value": value}))
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "inputs")
+    plan["outputs"]["value"] = {"kind": "lit", "value": value}
+    reply = asyncio.run(served.post("/v1/programs", plan=plan, inputs={"value": 1}))
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"].startswith("plan")
