@@ -61,7 +61,8 @@ def read_sampling(given: Mapping[str, Any], constrained: bool) -> dict[str, Any]
         if name in _REFUSED:
             raise ProgramError(f"gen takes no `{name}`: {_REFUSED[name]}")
         if name not in SAMPLING_FIELDS:
-            near = difflib.get_close_matches(name, [*SAMPLING_FIELDS, "choices", "timeout", "type", *KINDS], 1)
+            others = {*SAMPLING_FIELDS, "choices", "timeout", "type", *KINDS} - {name}
+            near = difflib.get_close_matches(name, sorted(others), 1)
             raise ProgramError(f"gen has no argument `{name}`" + (f": did you mean `{near[0]}`?" if near else ""))
     if given.get("max_tokens") is None:
         raise ProgramError("`max_tokens` must be a number: every plan has an upper bound of tokens")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from headrace.errors import HeadraceError, ProgramError, excerpt
@@ -35,9 +37,16 @@ from headrace.lang.plan import (
     WhileOp,
 )
 from headrace.lang.run_meter import RunMeter
+from headrace.lang.strict_json import parse_json
 from headrace.lang.tool_calls import call_tool
 
 __all__ = ["Interpreter", "NodeReport", "Path", "derived_seed"]
+
+MOST_CHOICES = 4096
+MOST_OUTPUT = 4 * MOST_SIZE
+"""Characters and entries of all outputs, counted as often as they would be written."""
+_IN_LOOP = 1 << 16
+"""Characters and entries. An operator that reads more runs in a thread: others run in the meantime."""
 
 Path = tuple[int, ...]
 """Numbers of the branches and passes around an operation, outermost first."""
@@ -121,7 +130,10 @@ class Interpreter:
         finally:
             if self._keeps is not None:
                 self._keeps.close()
-        return {name: scope.read(operand) for name, operand in self._plan.outputs.items()}, end
+        outputs = {name: scope.read(operand) for name, operand in self._plan.outputs.items()}
+        if is_large(outputs, MOST_OUTPUT):
+            raise ProgramError(f"the outputs have more than {MOST_OUTPUT} characters and entries", self._plan.name)
+        return outputs, end
 
     async def _region(self, region: Region, scope: Scope, args: list[Any], path: Path) -> list[Any]:
         scope.values.update(zip(region.args, args, strict=True))
@@ -144,8 +156,8 @@ class Interpreter:
 
     async def _run(self, op: PlanOp, scope: Scope, path: Path) -> None:
         values = scope.values
-        if isinstance(op, (TextOp, ExprOp, RequireOp)):
-            await self._meter.add(_read(op, scope))
+        if isinstance(op, (TextOp, ExprOp, RequireOp, SelectOp, CallOp)):
+            size = await self._meter.add(_read(op, scope))
         if isinstance(op, TextOp):
             values[op.out] = scope[op.state.id].add("".join(_written(scope.read(part)) for part in op.parts))
         elif isinstance(op, RoleBeginOp):
@@ -155,7 +167,8 @@ class Interpreter:
         elif isinstance(op, NewStateOp):
             values[op.out] = Conversation()
         elif isinstance(op, ExprOp):
-            values[op.out] = _evaluate(op, [scope.read(one) for one in op.args])
+            work = partial(_evaluate, op, [scope.read(one) for one in op.args])
+            values[op.out] = await asyncio.to_thread(work) if size > _IN_LOOP else work()
         elif isinstance(op, RequireOp):
             if not _holds(scope.read(op.cond)):
                 raise ProgramError(op.message)
@@ -164,8 +177,7 @@ class Interpreter:
         elif isinstance(op, SelectOp):
             await _within(op.timeout, self._select(op, scope, path))
         elif isinstance(op, CallOp):
-            args = {name: scope.read(one) for name, one in op.args.items()}
-            values[op.out] = await _within(op.timeout, self._call(op, args, path))
+            values[op.out] = await _within(op.timeout, self._call(op, scope, path))
         else:
             await self._control(op, scope, path)
 
@@ -252,6 +264,8 @@ class Interpreter:
         choices = scope.read(op.choices)
         if not isinstance(choices, list) or not choices or not all(isinstance(one, str) and one for one in choices):
             raise ProgramError(f"the choices are no list of texts: {excerpt(choices)}")
+        if len(choices) > MOST_CHOICES:
+            raise ProgramError(f"takes at most {MOST_CHOICES} choices, got {len(choices)}")
         found = await self._backend.score(state, choices, op.method == "unconditional")
         self.usage.add(found.usage)
         best, scores = best_choice(op.method, found.here, found.alone)
@@ -263,7 +277,10 @@ class Interpreter:
             self._on_text(op.name, path, choices[best])
         self._tell(op.name, path, choices[best])
 
-    async def _call(self, op: CallOp, args: dict[str, Any], path: Path) -> Any:
+    async def _call(self, op: CallOp, scope: Scope, path: Path) -> Any:
+        args = {name: scope.read(one) for name, one in op.args.items()}
+        if is_large(list(args.values())):
+            raise ProgramError(f"the arguments have more than {MOST_SIZE} characters and entries")
         if self._on_call is not None:
             return await self._on_call(op.tool, path, args)
         return await call_tool(self._tools, op.tool, args)
@@ -289,8 +306,12 @@ def derived_seed(seed: int, number: int, path: Path) -> int:
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") >> 1
 
 
-def _read(op: TextOp | ExprOp | RequireOp, scope: Scope) -> list[Any]:
+def _read(op: TextOp | ExprOp | RequireOp | SelectOp | CallOp, scope: Scope) -> list[Any]:
     """The values that an operation reads; a text is written anew with what is added to it."""
+    if isinstance(op, SelectOp):
+        return [scope.read(op.choices)]
+    if isinstance(op, CallOp):
+        return [scope.read(one) for one in op.args.values()]
     if isinstance(op, ExprOp):
         return [scope.read(one) for one in op.args]
     if isinstance(op, RequireOp):
@@ -315,7 +336,8 @@ def _name_place(error: HeadraceError, op: PlanOp, path: Path) -> None:
     if isinstance(op, CallOp):
         what = f"call {op.tool!r}"
     where = f" in branch or pass {'.'.join(map(str, path))}" if path else ""
-    error.args = (f"{op.at}: {what or type(op).__name__.removesuffix('Op').lower()}{where}: {error}",)
+    line = f"{op.at}: " if op.at else ""
+    error.args = (f"{line}{what or type(op).__name__.removesuffix('Op').lower()}{where}: {error}",)
     error._placed = True  # type: ignore[attr-defined]
     if isinstance(error, ProgramError):
         error.node = error.node or op.at
@@ -329,6 +351,8 @@ def _evaluate(op: ExprOp, operands: list[Any]) -> Any:
         raise ProgramError(f"`{op.fn}` of {shown}: {excerpt(str(error))}") from None
     if isinstance(found, (str, list)) and is_large(found):
         raise ProgramError(f"`{op.fn}` makes a value larger than {MOST_SIZE}")
+    if isinstance(found, float) and not math.isfinite(found):
+        raise ProgramError(f"`{op.fn}` makes {found}, which is no number of JSON")
     return found
 
 
@@ -360,7 +384,7 @@ def _parsed(op: GenOp, made: Generated, granted: int) -> Any:
     if op.type == "text":
         return made.text
     try:
-        return json.loads(made.text)
+        return parse_json(made.text)
     except (ValueError, RecursionError):
         cut = f"; it was cut at {granted} tokens (max_tokens)" if made.finish_reason == "length" else ""
         raise ProgramError(f"the text is no {op.type}: {excerpt(made.text)}{cut}") from None

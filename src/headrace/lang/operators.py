@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+from headrace.lang.strict_json import parse_json
+
 __all__ = [
     "MOST_SIZE",
     "OPERATORS",
@@ -32,6 +34,7 @@ MOST_SIZE = 4 << 20
 _SIMPLE = frozenset({"text", "int", "float", "bool", "json"})
 _PYTHON: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "text"}
 _NUMBERS = frozenset({"int", "float", "bool"})
+_PLAIN = (str, int, float, type(None))
 
 
 def is_type(name: str) -> bool:
@@ -89,10 +92,10 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def is_large(value: Any) -> bool:
-    """True if a value has more than `MOST_SIZE` characters and entries, counted as often as they would be written."""
+def is_large(value: Any, most: int = MOST_SIZE) -> bool:
+    """True if a value has more than `most` characters and entries, counted as often as they would be written."""
     total, waiting = 0, [value]
-    while waiting and total <= MOST_SIZE:
+    while waiting and total <= most:
         one = waiting.pop()
         if isinstance(one, (str, list, dict)):
             total += len(one)
@@ -101,7 +104,7 @@ def is_large(value: Any) -> bool:
             waiting += one.values()
         elif isinstance(one, list):
             waiting += one
-    return total > MOST_SIZE
+    return total > most
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +228,7 @@ def _mode(values: Any) -> Any:
     entries = _list(values)
     if not entries:
         raise ValueError("an empty list has no most frequent entry")
-    keys = [json.dumps(entry, sort_keys=True) for entry in entries]
+    keys = [(type(one), one if isinstance(one, _PLAIN) else json.dumps(one, sort_keys=True)) for one in entries]
     return entries[keys.index(Counter(keys).most_common(1)[0][0])]
 
 
@@ -325,7 +328,7 @@ OPERATORS: dict[str, Operator] = {
     "int": _operator("any", "int", _to_int),
     "float": _operator("any", "float", float),
     "text": _operator("any", "text", as_text),
-    "json": _operator("text", "json", lambda a: json.loads(_text(a))),
+    "json": _operator("text", "json", lambda a: parse_json(_text(a))),
     "default": _operator("any any", lambda types: joined_type(types[0], types[1]), lambda a, b: b if a is None else a),
     "const": _operator("any", lambda types: types[0], lambda a: a),
     "list": Operator((), _list_of, lambda *entries: list(entries), any_number=True),

@@ -13,6 +13,8 @@ __all__ = ["RunMeter"]
 _SLICE = 1 << 20
 """Characters after which the event loop runs other tasks, and with `_OPERATION` as the least cost also operations."""
 _OPERATION = 1 << 14
+_COUNTED = 1 << 26
+"""What is counted of one operation at most: lists may hold the same list often."""
 
 
 class RunMeter:
@@ -25,23 +27,28 @@ class RunMeter:
         self.total = 0
         self._slice = 0
 
-    async def add(self, operands: Iterable[Any]) -> None:
-        """Count an operation before it runs. Raises ProgramError if the run has read too much."""
-        size = sum(map(_size, operands))
+    async def add(self, operands: Iterable[Any]) -> int:
+        """Count an operation before it runs, and return its size. Raises ProgramError if the run has read too much."""
+        size, waiting = 0, [*operands]
+        while waiting and size < _COUNTED:
+            one = waiting.pop()
+            if isinstance(one, (str, list, dict)):
+                size += len(one)
+                await self._pass(len(one))
+            if isinstance(one, (list, dict)):
+                waiting += [
+                    entry
+                    for entry in (one.values() if isinstance(one, dict) else one)
+                    if isinstance(entry, (str, list, dict))
+                ]
+        await self._pass(0, _OPERATION)
+        return size
+
+    async def _pass(self, size: int, least: int = 0) -> None:
         self.total += size
         if self._most is not None and self.total > self._most:
             raise ProgramError(f"the run has read more than {self._most} characters and entries of values")
-        self._slice += size + _OPERATION
+        self._slice += size + least
         if self._slice >= _SLICE:
             self._slice = 0
             await asyncio.sleep(0)
-
-
-def _size(value: Any) -> int:
-    """Characters and entries, to a depth of two: no operation reads more than that of a value at once."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, (list, dict)):
-        entries = value.values() if isinstance(value, dict) else value
-        return len(value) + sum(len(one) for one in entries if isinstance(one, (str, list, dict)))
-    return 0

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.errors import HeadraceError, ProgramError, excerpt
+from headrace.lang.strict_json import parse_json
 
 __all__ = ["call_tool"]
 
@@ -35,6 +36,6 @@ async def call_tool(tools: Mapping[str, Callable[..., Any]], name: str, args: Ma
 
 def _as_json(tool: str, value: Any) -> Any:
     try:
-        return json.loads(json.dumps(value))
+        return parse_json(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise ProgramError(f"{tool} returned what is no JSON: {excerpt(value, 60)} ({excerpt(str(error))})") from None

@@ -63,11 +63,17 @@ class ExpiresAfter(Body):
     seconds: Annotated[int, Meta(ge=3600, le=2592000)]
 
 
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+"""As OpenAI bounds it: it is kept as long as the batch."""
+
+
 class BatchRequest(Body):
     input_file_id: str
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
     completion_window: Literal["24h"]
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
 
 

@@ -25,6 +25,8 @@ MOST_BYTES = 200 * 2**20
 """Of one file."""
 _FORM_BYTES = 2**20
 _SHORTEST, _LONGEST = 3600, 2592000
+_DIGITS = 9
+"""Python reads a number of a few thousand digits at most."""
 P = TypeVar("P", FileObject, BatchObject)
 
 
@@ -64,7 +66,7 @@ def _described(file_id: str, form: FormReader) -> FileObject:
     now, expires = int(time.time()), None
     seconds = form.fields.get("expires_after[seconds]")
     if seconds is not None:
-        if not seconds.isdecimal() or not _SHORTEST <= int(seconds) <= _LONGEST:
+        if not seconds.isdecimal() or len(seconds) > _DIGITS or not _SHORTEST <= int(seconds) <= _LONGEST:
             message = f"`expires_after[seconds]` must be from {_SHORTEST} to {_LONGEST}"
             raise InvalidRequest(message, "expires_after[seconds]", "invalid_value")
         expires = now + int(seconds)
@@ -87,7 +89,7 @@ def page(items: Sequence[P], ids: Sequence[str], request: Request, most: int) ->
     """(The items after `after`, at most `limit`; whether more follow)."""
     query = request.query_params
     limit, after = query.get("limit", ""), query.get("after")
-    count = int(limit) if limit.isdecimal() and len(limit) < 10 and int(limit) > 0 else most
+    count = int(limit) if limit.isdecimal() and len(limit) <= _DIGITS and int(limit) > 0 else most
     start = ids.index(after) + 1 if after in ids else 0
     end = start + min(count, most)
     return list(items[start:end]), end < len(items)

@@ -82,7 +82,7 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
 
 def _system(given: str | Sequence[ContentBlock] | None) -> Parts:
     texts = _texts(given or "", "system")
-    return [part for part in texts if not part["text"].startswith(_BILLING)]
+    return [part for part in texts if not part.get("text", "").startswith(_BILLING)]
 
 
 def _texts(given: str | Sequence[ContentBlock], path: str) -> Parts:

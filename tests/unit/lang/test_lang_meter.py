@@ -39,3 +39,25 @@ def test_others_get_a_turn(operands: tuple[str, ...]) -> None:
         assert 5 <= turns <= 500
 
     asyncio.run(run())
+
+
+def test_what_stands_deep_in_a_value_is_counted() -> None:
+    async def run() -> None:
+        meter = RunMeter(100)
+        assert await meter.add([[[[["x" * 50]]]], {"a": {"b": ["y" * 20]}}]) == 50 + 4 + 20 + 3
+        with pytest.raises(ProgramError, match="read more than 100"):
+            await meter.add([[[[[0] * 30]]]])
+
+    asyncio.run(run())
+
+
+def test_a_list_that_holds_one_list_often_is_not_walked_to_its_end() -> None:
+    value: list[object] = [1]
+    for _ in range(60):
+        value = [value] * 100
+
+    async def run() -> None:
+        with pytest.raises(ProgramError, match="read more than 1000"):
+            await RunMeter(1000).add([value])
+
+    asyncio.run(run())

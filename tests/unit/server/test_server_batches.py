@@ -120,12 +120,31 @@ def test_files(tmp_path: Path) -> None:
         for call in (api.files.retrieve, api.files.content, api.files.delete):
             with pytest.raises(openai.NotFoundError):
                 await call(first.id)
+        for seconds in ("3599", "9" * 5000):
+            expires = {"anchor": "created_at", "seconds": seconds}
+            with pytest.raises(openai.BadRequestError, match="from 3600 to 2592000"):
+                await api.files.create(file=("b", b""), purpose="batch", expires_after=expires)  # type: ignore[arg-type]
         with pytest.raises(openai.BadRequestError, match="purpose"):
             await api.files.create(file=("b", b"x"), purpose="vision")
 
     run(serve_fake(configured(tmp_path)), work)
     assert [path.name for path in (tmp_path / "files").iterdir()] != []
     assert len(list((tmp_path / "files").iterdir())) == 1
+
+
+@pytest.mark.parametrize("metadata", [{"k" * 65: ""}, {"k": "v" * 513}, {str(key): "" for key in range(17)}])
+def test_metadata_of_a_batch_is_bounded(tmp_path: Path, metadata: dict[str, str]) -> None:
+    async def work(api: openai.AsyncOpenAI) -> None:
+        file = await api.files.create(file=("in.jsonl", jsonl(line("a"))), purpose="batch")
+        for given, accepted in ((metadata, False), ({"k" * 64: "v" * 512}, True)):
+            create = api.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata=given)  # type: ignore[call-overload]
+            if accepted:
+                assert (await create).metadata == given
+                continue
+            with pytest.raises(openai.BadRequestError, match="metadata"):
+                await create
+
+    run(serve_fake(configured(tmp_path)), work)
 
 
 def test_limits_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

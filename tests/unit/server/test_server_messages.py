@@ -232,6 +232,13 @@ def test_the_system_text() -> None:
     assert seen(system=[])["messages"][0]["role"] == "user"
 
 
+def test_an_image_in_the_system_text_is_refused_as_any_other() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    reply = ask(serve_fake(), system=[{"type": "text", "text": "Be short."}, image])
+    assert reply.status_code == 400
+    assert "image" in reply.json()["error"]["message"]
+
+
 def test_a_final_assistant_message_is_continued() -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [{"type": "text", "text": "{"}]}]
     rendered = seen(messages=messages)
