@@ -169,7 +169,8 @@ class SchedulerConfig(Frozen):
             form, what = WITH_CHECKPOINT[method]
             raise ValueError(f"the method {method} needs {what}: write it as {form}, with a name or a path")
         if colon and method not in WITH_CHECKPOINT and not (method == MTP and checkpoint):
-            raise ValueError(f"the method {method} takes no checkpoint: leave out {colon}{checkpoint}")
+            those, given = ", ".join([*WITH_CHECKPOINT, MTP]), f"{colon}{checkpoint}"
+            raise ValueError(f"the method {method} takes no checkpoint, as {those} do: leave out {given}")
         return text
 
     @property

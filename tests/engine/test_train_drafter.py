@@ -182,6 +182,7 @@ def wrong(capsys: pytest.CaptureFixture[str], model: Path, arguments: Sequence[s
         (["--out", "{here}"], "it is not an empty directory: choose another, or go on there with --resume"),
         (["--resume"], "--resume: no training was begun in"),
         (["--answers", "0"], "--answers 0: at least 1"),
+        (["--answers", "31"], "--answers 31: at least 32, of which two are held out"),
         (["--answer-tokens", "500"], "--answer-tokens 500: of the model's context of 512 tokens it leaves 12"),
         (["--answer-tokens", "3"], "the answers are too short: 0 of 32 can be trained on and 0 held out"),
         (["--rate", "2"], "--rate 2: a number between 0 and 1"),

@@ -439,6 +439,7 @@ def test_a_narrow_screen(open_page: Open) -> None:
 
         def fits(*names: str) -> None:
             assert page.evaluate("document.documentElement.scrollWidth") == 375
+            assert page.evaluate("document.documentElement.scrollHeight") == 667
             for name in ("#menu", "#toggle-settings", "#theme", *names):
                 box = page.locator(name).bounding_box()
                 assert box is not None

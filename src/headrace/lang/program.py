@@ -95,6 +95,10 @@ class Program(Runnable):
 
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Arguments by the names of the parameters. Raises ProgramError."""
+        names = [one.name for one in self._parameters]
+        if unknown := [name for name in kwargs if name not in names]:
+            inputs = ", ".join(names) or "none"
+            raise ProgramError(f"program {self.name!r}: it has no input {unknown[0]!r}; its inputs: {inputs}")
         try:
             found = inspect.Signature(self._parameters).bind(*args, **kwargs).arguments
         except TypeError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -19,12 +19,14 @@ from headrace.progress import generating_bar, loading_bar
 from headrace.server.app import create_app_for
 from headrace.server.batch_lines import read_lines, request_of
 from headrace.server.batch_output import answer_of, output_line
+from headrace.server.batch_schemas import BatchError
 from headrace.server.batch_store import Answer, Line
 from headrace.server.context import ServerTokenizer, make_context
 from headrace.server.internal_call import call_route
 
 __all__ = ["BatchTotals", "answer_file", "run_batch"]
 
+_SHOWN_ERRORS = 5
 _RETRY = 1.0
 """Seconds before a line is tried again that the queue had no room for."""
 
@@ -36,6 +38,13 @@ class BatchTotals:
     answered: int = 0
     refused: int = 0
     """Lines whose answer has a status of 400 or more."""
+
+
+def _told(errors: Sequence[BatchError]) -> str:
+    """The first errors of an input with their lines, and how many more there are."""
+    told = [one.message if one.line is None else f"line {one.line}: {one.message}" for one in errors[:_SHOWN_ERRORS]]
+    more = len(errors) - len(told)
+    return "; ".join([*told, f"and {more} more"] if more else told)
 
 
 class _Done(msgspec.Struct):
@@ -51,9 +60,7 @@ def run_batch(config: Config, model_path: Path, source: Path, target: Path, resu
     with source.open("rb") as inputs:
         lines, errors = read_lines(inputs, None)
     if errors:
-        first = errors[0]
-        where = "" if first.line is None else f":{first.line}"
-        raise ConfigError(f"{source}{where}: {first.message}; {len(errors)} errors in all")
+        raise ConfigError(f"{source}: {_told(errors)}")
     earlier = _earlier(target, resume)
     tokenizer = load_tokenizer(model_path, config.model.chat_template)
     config = config.model_copy(update={"model": config.model.model_copy(update={"model": str(model_path)})})

@@ -41,7 +41,7 @@ def read_lines(source: BinaryIO, endpoint: str | None) -> tuple[list[Line], list
     lines: list[Line] = []
     errors: list[BatchError] = []
     seen: set[str] = set()
-    for number, (start, line) in enumerate(_raw_lines(source), 1):
+    for number, start, line in _raw_lines(source):
         if len(lines) == MOST_LINES:
             errors.append(BatchError("too_many_lines", f"more than {MOST_LINES} lines", number))
             break
@@ -52,19 +52,21 @@ def read_lines(source: BinaryIO, endpoint: str | None) -> tuple[list[Line], list
                 break
         else:
             seen.add(found)
-            lines.append(Line(number - 1, found, start, len(line)))
+            lines.append(Line(len(lines), found, start, len(line)))
     if not lines and not errors:
         errors.append(BatchError("empty_file", "the file has no lines"))
     return lines, errors
 
 
-def _raw_lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """(Offset, bytes) of each line that is not blank; at most one byte more of a line than a body may have."""
-    start = 0
+def _raw_lines(source: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
+    """(Number in the file, offset, bytes) of each line that is not blank; at most one byte more of a line than a body
+    may have."""
+    number, start = 1, 0
     while line := source.readline(MAX_BODY + 1):
         if line.strip():
-            yield start, line
+            yield number, start, line
         start += len(line)
+        number += line.endswith(b"\n")
 
 
 def _checked(line: bytes, endpoint: str | None, seen: set[str], number: int) -> str | BatchError:

@@ -101,7 +101,7 @@ def write_results(store: BatchStore, batch: BatchObject, now: int) -> None:
     files = []
     fields: dict[str, Any] = {"usage": usage.total()}
     for field, file_id, path in (("output_file_id", good, good_path), ("error_file_id", bad, bad_path)):
-        made = _file(batch, file_id, path, now)
+        made = _file(batch, file_id, path, f"{batch.id}_{field.partition('_')[0]}.jsonl", now)
         if made is not None:
             files.append(made)
             fields[field] = file_id
@@ -116,11 +116,11 @@ def _sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _file(batch: BatchObject, file_id: str, path: Path, now: int) -> FileObject | None:
+def _file(batch: BatchObject, file_id: str, path: Path, name: str, now: int) -> FileObject | None:
     """None, and no file, if there is nothing in it."""
     size = path.stat().st_size
     if not size:
         path.unlink()
         return None
     expires = None if batch.output_seconds is None else now + batch.output_seconds
-    return FileObject(file_id, size, now, f"{batch.id}.jsonl", "batch_output", expires_at=expires)
+    return FileObject(file_id, size, now, name, "batch_output", expires_at=expires)

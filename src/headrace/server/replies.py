@@ -204,6 +204,8 @@ class ModelCard(Struct):
     type: str
     display_name: str
     created_at: str
+    max_input_tokens: int
+    max_tokens: int
 
 
 class ModelList(Struct):

@@ -194,9 +194,19 @@ async def show_response(context: Context, request: Request) -> Response:
 
 async def list_input_items(context: Context, request: Request) -> Response:
     items: list[Any] = msgspec.json.decode((await _kept(context, request)).items)
-    told = [{"id": f"item_{at}", **item} for at, item in enumerate(items)]
+    told = [{"id": f"item_{at}", **_in_parts(item)} for at, item in enumerate(items)]
     ids = [item["id"] for item in told]
     return _json(InputItems("list", told, ids[0] if ids else None, ids[-1] if ids else None, False))
+
+
+def _in_parts(item: Any) -> Any:
+    """A message whose content is a text, with the content as a part: the form that clients read."""
+    content = item.get("content")
+    if not isinstance(content, str):
+        return item
+    kind = "output_text" if item.get("role") == "assistant" else "input_text"
+    part = {"type": kind, "text": content}
+    return {"type": "message", **item, "content": [part | {"annotations": []} if kind == "output_text" else part]}
 
 
 async def delete_response(context: Context, request: Request) -> Response:

@@ -57,7 +57,8 @@ def _json(data: object) -> Response:
 def _card(context: Context) -> ModelCard:
     info = context.client.info
     at = datetime.fromtimestamp(info.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return ModelCard(context.model, "model", info.created, "headrace", info.max_model_len, "model", context.model, at)
+    name, most = context.model, info.max_model_len
+    return ModelCard(name, "model", info.created, "headrace", most, "model", name, at, most, most)
 
 
 async def list_models(context: Context, request: Request) -> Response:

@@ -16,6 +16,7 @@ from headrace.tokenization.template_forms import TemplateForms
 __all__ = ["normalize_messages"]
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+_MEDIA = {"image_url": "an image", "input_audio": "audio", "file": "a file"}
 
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]], forms: TemplateForms) -> list[dict[str, Any]]:
@@ -75,9 +76,8 @@ def _part(part: Any, path: str) -> str:
     kind = part.get("type", "text")
     text = part.get(kind) if kind in ("text", "refusal") else None
     if kind not in ("text", "refusal"):
-        raise InvalidRequest(
-            f"`{path}`: a part of type {kind} cannot be given to a text model", path, "unsupported_content"
-        )
+        what = _MEDIA.get(kind, f"a part of type {kind}")
+        raise InvalidRequest(f"`{path}`: {what} cannot be given to a text model", path, "unsupported_content")
     if not isinstance(text, str):
         raise _wrong(f"{path}.{kind}", "must be a string")
     return text

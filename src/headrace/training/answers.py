@@ -61,7 +61,9 @@ class PromptMaker:
     seed: int
 
     def check(self, count: int) -> None:
-        """Raises ConfigError if there is too little text for `count` prompts."""
+        """Raises ConfigError if `count` prompts are too few, or if there is too little text for them."""
+        if count < FEWEST:
+            raise ConfigError(f"--answers {count}: at least {FEWEST}, of which two are held out")
         if len(self.pieces) < FEWEST or count > _USES * len(self.pieces):
             raise ConfigError(
                 f"--text: it gives {len(self.pieces)} pieces, each for {_USES} prompts at most, and {count} answers "

@@ -123,6 +123,7 @@ def test_rows_give_a_line_each(file: str, fake: FakeServer, tmp_path: Path, caps
         (["run", "FILE", "country"], "give an argument as NAME=VALUE"),
         (["run", "FILE", "country=@/nowhere"], "/nowhere: No such file"),
         (["run", "FILE"], "missing a required argument: 'country'"),
+        (["run", "FILE", "contry=Italy"], "it has no input 'contry'; its inputs: country"),
         (["run", "FILE", "--rows", "/nowhere"], "/nowhere: No such file"),
         (["run", "/nowhere.py"], "/nowhere.py: no such file"),
         (["run", "/nowhere.json"], "/nowhere.json: No such file"),

@@ -289,7 +289,7 @@ def test_inputs_are_checked_before_anything_runs() -> None:
     for given, message in (
         ({}, "missing"),
         ({"question": 3}, "takes text, got 3"),
-        ({"question": "x", "q": 1}, "unexpected"),
+        ({"question": "x", "q": 1}, "has no input 'q'"),
     ):
         with pytest.raises(ProgramError, match=message):
             ask.run(**given, on=backend)

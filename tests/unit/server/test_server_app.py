@@ -30,7 +30,8 @@ def test_models():
     assert listed["object"] == "list"
     (card,) = listed["data"]
     plain = {"id": MODEL, "object": "model", "created": 123, "owned_by": "headrace", "max_model_len": CONTEXT}
-    assert card == {**plain, "type": "model", "display_name": MODEL, "created_at": "1970-01-01T00:02:03Z"}
+    limits = {"max_input_tokens": CONTEXT, "max_tokens": CONTEXT}
+    assert card == {**plain, **limits, "type": "model", "display_name": MODEL, "created_at": "1970-01-01T00:02:03Z"}
     assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, MODEL, MODEL)
     assert get(f"/v1/models/{MODEL}").json() == card
     assert get("/v1/models/fake%2Fmodel").json() == card

@@ -323,6 +323,8 @@ def test_blank_lines_and_offsets() -> None:
     content = b"\n" + jsonl(line("a")) + b"  \n" + jsonl(line("b", url="/v1/responses"))
     lines, errors = read_lines(io.BytesIO(content), None)
     assert not errors
+    _, errors = read_lines(io.BytesIO(content + b"\n{\n"), None)
+    assert [error.line for error in errors] == [6]
     assert [json.loads(content[one.start : one.start + one.size])["custom_id"] for one in lines] == ["a", "b"]
     odd = json.loads(request_of(json.dumps(line("x", priority="high")).encode())[1])
     assert odd["priority"] == "high"
@@ -478,6 +480,6 @@ def test_a_batch_from_a_file_to_a_file(tmp_path: Path) -> None:
     target.write_text("text\n")
     with pytest.raises(ConfigError, match="no output of a batch"):
         batch_file._earlier(target, True)
-    source.write_text("{\n")
-    with pytest.raises(ConfigError, match=":1: "):
+    source.write_text("{\n" * 7)
+    with pytest.raises(ConfigError, match=r"in: line 1: .*; line 5: .*; and 2 more"):
         batch_file.run_batch(Config(), tmp_path, source, target, False)

@@ -236,6 +236,8 @@ def test_kept_responses(tmp_path: Path) -> None:
         assert (kept.id, kept.output_text, kept.usage) == (second.id, "Yes.", second.usage)
         listed = await api.responses.input_items.list(second.id)
         assert [item.role for item in listed.data] == ["user", "assistant", "user"]
+        kinds = [[part.type for part in item.content] for item in listed.data]
+        assert kinds == [["input_text"], ["output_text"], ["input_text"]]
         await api.responses.delete(first.id)
         with pytest.raises(openai.NotFoundError):
             await api.responses.retrieve(first.id)
