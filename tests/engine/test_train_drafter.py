@@ -129,9 +129,12 @@ def _kernels(reference: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_signal_saves_and_resuming_gives_the_same_head(
     method: str, trained: Path, tiny_llama: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
     """Stopped twice, by each signal, and gone on with."""
+    # A shell starts what runs in the background with this signal ignored.
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, interrupt))
     step = training_view.TerminalView.step
 
     def signalling(self: training_view.TerminalView, done: int, total: int, loss: float) -> None:

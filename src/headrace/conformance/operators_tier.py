@@ -81,8 +81,9 @@ def _needs(arguments: dict[str, Any], feature: str) -> bool:
     if feature != "gqa":
         return arguments[_FEATURES[feature]] is not None
     shape = arguments["kv"].layout.layers[0]
-    heads = arguments.get("num_q_heads") or arguments["q"].shape[1] // shape.head_dim
-    return bool(heads != shape.num_kv_heads)
+    heads = arguments["num_q_heads"] if "num_q_heads" in arguments else arguments["q"].shape[1] // shape.head_dim
+    # Without queries nothing is grouped.
+    return heads not in (0, shape.num_kv_heads)
 
 
 def reference(spec: OpSpec, arguments: dict[str, Any]) -> Any:
