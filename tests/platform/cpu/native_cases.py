@@ -228,7 +228,7 @@ def cases(share: float = 1.0) -> Iterator[Case]:
 
 
 def _makers(rng: np.random.Generator) -> Iterator[Callable[[], Iterator[Case]]]:
-    for name in ("resolve_tokens", "rms_norm", "add_rms_norm", "gated_activation", "ngram", "place", "accept"):
+    for name in ("resolve_tokens", "rms_norm", "add_rms_norm", "gated_activation"):
         for _ in range(12):
             yield lambda name=name: iter([operator_case(name, rng, "float32")])
     for name in ("rotary_cache", "attention"):
@@ -248,6 +248,13 @@ def _makers(rng: np.random.Generator) -> Iterator[Callable[[], Iterator[Case]]]:
     for activation, name in ACTIVATIONS.items():
         for rows in (1, 13):
             yield lambda a=activation, n=name, rows=rows: iter([linear_case(rng, n, "int8", rows, a)])
+    yield from _draft_makers(rng)
+
+
+def _draft_makers(rng: np.random.Generator) -> Iterator[Callable[[], Iterator[Case]]]:
+    for name in ("ngram", "place", "accept"):
+        for _ in range(12):
+            yield lambda name=name: iter([operator_case(name, rng, "float32")])
 
 
 def _mlp_makers(rng: np.random.Generator) -> Iterator[Callable[[], Iterator[Case]]]:

@@ -91,11 +91,16 @@ def test_drafting_matches_the_reference(ops: NativeOps, name: str) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1000])
-def test_a_length_outside_of_the_history_is_an_error(ops: NativeOps, length: int) -> None:
+@pytest.mark.parametrize("isa", native.usable())
+def test_a_length_outside_of_the_history_is_an_error(isa: str, length: int) -> None:
+    # With a team of its own: no kernel runs after such an error.
+    team = Team(native.load(isa), 1)
+    ops = NativeOps(EagerLauncher(team))
     given = SPECS["place"].generate(np.random.default_rng(4), CPU, "float32")
     given["lengths"] = torch.full_like(given["lengths"], length)
     with pytest.raises(PlatformError):
         NativeDrafting(ops, lambda: None).place(**given)
+    team.close()
 
 
 def test_sample_matches_reference(ops: NativeOps) -> None:

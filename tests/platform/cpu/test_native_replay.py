@@ -45,7 +45,7 @@ def test_generic_kernels_and_the_team_pass(replay: Path, tmp_path: Path) -> None
 
 def test_every_operator_is_among_the_cases() -> None:
     names = {"resolve_tokens", "embedding", "rms_norm", "add_rms_norm", "linear", "rotary_cache", "attention"}
-    names |= {"gated_activation", "gated_linear", "moe", "logits", "sample"}
+    names |= {"gated_activation", "gated_linear", "moe", "logits", "sample", "ngram", "place", "accept"}
     assert {case.kernel for case in native_cases.cases(0.3)} == names
 
 
@@ -53,7 +53,9 @@ def test_a_wrong_result_is_named(replay: Path, tmp_path: Path) -> None:
     cases = [case for case in native_cases.cases(0.1) if case.checks and case.checks[0][1].numel()]
     chosen = {case.kernel: case for case in cases}
     for case in chosen.values():
-        case.checks[0][1].view(-1)[0] += 3
+        expected = case.checks[0][1]
+        # Far more than a product's rounding is allowed to be, which grows with the values.
+        expected.view(-1)[0] += 10 * (1 + expected[expected.isfinite()].abs().max())
         with (tmp_path / case.kernel).open("wb") as to:
             to.write(native_cases.MAGIC)
             native_cases.write_case(to, case)
