@@ -136,9 +136,7 @@ class CacheConfig(Frozen):
         description="Bytes of the KV cache. Default: a share of the free memory, by the device's kind.",
     )
     num_blocks: int | None = Field(default=None, ge=2, description="Number of KV blocks; overrides kv_memory.")
-    prefix_caching: bool = Field(
-        default=True, description="Reuse the cached keys and values of prompts that begin alike."
-    )
+    prefix_caching: bool = Field(default=True, description="Reuse keys and values of prompts that begin alike.")
 
 
 class SchedulerConfig(Frozen):
@@ -169,8 +167,8 @@ class SchedulerConfig(Frozen):
             form, what = WITH_CHECKPOINT[method]
             raise ValueError(f"the method {method} needs {what}: write it as {form}, with a name or a path")
         if colon and method not in WITH_CHECKPOINT and not (method == MTP and checkpoint):
-            those, given = ", ".join([*WITH_CHECKPOINT, MTP]), f"{colon}{checkpoint}"
-            raise ValueError(f"the method {method} takes no checkpoint, as {those} do: leave out {given}")
+            those = ", ".join([*WITH_CHECKPOINT, MTP])
+            raise ValueError(f"the method {method} takes no checkpoint, as {those} do: leave out :{checkpoint}")
         return text
 
     @property
