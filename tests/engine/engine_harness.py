@@ -128,7 +128,13 @@ async def together(client: GroupingClient, wanted: Sequence[GenerateRequest]) ->
     """The answers to requests that the engine gets at once."""
     with client.group():
         answers = [asyncio.ensure_future(answer(client, one)) for one in wanted]
-        await asyncio.sleep(0)  # Each runs up to its first wait, which is for its output.
+        try:
+            await asyncio.sleep(0)  # Each runs up to its first wait, which is for its output.
+        except asyncio.CancelledError:
+            for one in answers:
+                one.cancel()
+            await asyncio.wait(answers)
+            raise
     return list(await asyncio.gather(*answers))
 
 
