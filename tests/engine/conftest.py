@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,16 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.client.process_client._KILL_AFTER", 600.0)
     monkeypatch.setattr("headrace.client.base_client._STATS_TIMEOUT", 600.0)
     monkeypatch.setattr("headrace.client.base_client._FRESH_TIMEOUT", 600.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def levels_as_before() -> Iterator[None]:
+    """The command line sets the levels of the process's logs."""
+    ours, root = logging.getLogger("headrace"), logging.getLogger()
+    before = ours.level, root.level
+    yield
+    ours.setLevel(before[0])
+    root.setLevel(before[1])
 
 
 @pytest.fixture(scope="session")

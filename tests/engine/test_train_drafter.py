@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +29,6 @@ from headrace.training.target_reader import TargetReader
 METHODS = ("eagle3", "mtp", "dflash")
 SIZES = ["--answers", "32", "--answer-tokens", "12", "--epochs", "2", "--draft-vocabulary", "64", "--layers", "1"]
 ENGINE = ["--platform", "cpu", "--threads", "1", "--num-blocks", "200", "--max-num-seqs", "8", "--packed-cache", "0"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def levels_as_before() -> Iterator[None]:
-    """The command line sets the levels of the process's logs."""
-    ours, root = logging.getLogger("headrace"), logging.getLogger()
-    before = ours.level, root.level
-    yield
-    ours.setLevel(before[0])
-    root.setLevel(before[1])
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +31,6 @@ from headrace.training.training_head import Example
 METHODS = ("eagle3", "mtp", "dflash")
 ENGINE = ["--platform", "cpu", "--threads", "1", "--num-blocks", "200", "--max-num-seqs", "8", "--packed-cache", "0"]
 SIZES = "--answers 32 --answer-tokens 24 --epochs 3 --batch 2 --rate 5e-3 --draft-vocabulary 200 --layers 1".split()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def levels_as_before() -> Iterator[None]:
-    """The command line sets the levels of the process's logs."""
-    ours, root = logging.getLogger("headrace"), logging.getLogger()
-    before = ours.level, root.level
-    yield
-    ours.setLevel(before[0])
-    root.setLevel(before[1])
 
 
 @pytest.fixture(scope="module")
