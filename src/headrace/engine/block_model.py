@@ -7,7 +7,6 @@ found in the cache has its entries. Only drafts come from here, so a mistake cos
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from headrace.core.drafts import DraftRow
 from headrace.engine.block_batch import BlockPlace, block_arrays, block_batch
-from headrace.errors import DeviceLost, HeadraceError
+from headrace.engine.guarded_rounds import GuardedRounds
 from headrace.kernels.inputs import pad_arrays, sample_inputs_of
 from headrace.models.block_drafter import BlockDrafter
 from headrace.platforms.interface import KV, Device, Executable, Tensor
@@ -29,7 +28,6 @@ from headrace.types import Bucket, Request
 
 __all__ = ["BlockDraftModel", "BlockSizes", "StepCache"]
 
-_log = logging.getLogger(__name__)
 _ROWS = 64
 """Most rows of logits of one pass, unless one block has more."""
 _WARM_UP = 4
@@ -65,7 +63,7 @@ class _Known:
     allowed: frozenset[int] | None = None
 
 
-class BlockDraftModel:
+class BlockDraftModel(GuardedRounds):
     """A `speculation.model_speculator.DraftingModel`. If a round fails, the error is logged once and no more drafts are
     made; a lost device is raised."""
 
@@ -83,14 +81,12 @@ class BlockDraftModel:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`busy_seconds`: the device's counter of its working time."""
+        super().__init__(f"the drafter {name}", busy_seconds, clock)
         self.cost = StepCost()
         self.block = drafter.config.rows
         """Rows that the first draft of a sequence costs; the others of its block cost nothing."""
-        self.failures = 0
-        self.wall = self.busy = 0.0
-        """Seconds that all rounds together have taken, and in which the device worked on them."""
-        self._name, self._device, self._cache, self._drafter, self._choice = name, device, cache, drafter, choice
-        self._sizes, self._clock, self._busy_seconds = sizes, clock, busy_seconds
+        self._device, self._cache, self._drafter, self._choice = device, cache, drafter, choice
+        self._sizes = sizes
         self._sequences: dict[str, _Known] = {}
         config = drafter.config
         self.method, self.drafts = config.method, config.drafts
@@ -137,29 +133,17 @@ class BlockDraftModel:
 
     def draft(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
         """Complete blocks, however many tokens are wanted. Raises DeviceLost."""
-        start, busy = self._clock(), self._busy()
-        tokens, survival = list[list[int]](), list[list[float]]()
-        try:
-            for first in range(0, len(wanted), self._together):
-                names = [name for name, _ in wanted[first : first + self._together]]
-                found = self._guess([self._place_of(name) for name in names], [self._row(name) for name in names])
-                tokens += found.tokens
-                survival += found.survival or []
-        except DeviceLost:
-            raise
-        # Answers do not depend on drafts: whatever has failed here must not end the target's requests.
-        except Exception as error:
-            self.failures += 1
-            trace = None if isinstance(error, HeadraceError) else error
-            _log.error("the drafter %s failed, and drafts no more: %s", self._name, error, exc_info=trace)
-            tokens, survival = [[] for _ in wanted], []
-        finally:
-            self.wall += self._clock() - start
-            self.busy += self._busy() - busy
-        return ModelDrafts(tokens, self._clock() - start, [0.0] * len(wanted), survival or None)
+        return self._guarded(len(wanted), lambda: self._round([name for name, _ in wanted]))
 
-    def _busy(self) -> float:
-        return self._busy_seconds() if self._busy_seconds is not None else 0.0
+    def _round(self, names: Sequence[str]) -> ModelDrafts:
+        start = self._clock()
+        tokens, survival = list[list[int]](), list[list[float]]()
+        for first in range(0, len(names), self._together):
+            some = names[first : first + self._together]
+            found = self._guess([self._place_of(name) for name in some], [self._row(name) for name in some])
+            tokens += found.tokens
+            survival += found.survival or []
+        return ModelDrafts(tokens, self._clock() - start, [0.0] * len(names), survival or None)
 
     def _place_of(self, name: str) -> BlockPlace:
         known = self._sequences[name]

@@ -21,7 +21,8 @@ from statistics import median
 from headrace.core import Scheduler
 from headrace.core.drafts import DraftRow
 from headrace.engine.core_loop import PendingStep, StepRunner
-from headrace.errors import DeviceLost, HeadraceError
+from headrace.engine.guarded_rounds import GuardedRounds
+from headrace.errors import HeadraceError
 from headrace.speculation.model_speculator import NEAR, ModelDrafts
 from headrace.speculation.step_cost import StepCost
 from headrace.types import Request, SamplingParams, StepPlan
@@ -49,7 +50,7 @@ class _Known:
     """By the number of drafts."""
 
 
-class DraftModel:
+class DraftModel(GuardedRounds):
     """A `speculation.model_speculator.DraftingModel`. `draft` runs the model to the end, while nothing of its sequences
     is in flight in the target. If a round fails, the error is logged once and no more drafts are made; a lost device is
     raised."""
@@ -64,14 +65,11 @@ class DraftModel:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`busy_seconds`: the device's counter of its working time. `isolated`: sequences share no cached prefixes."""
+        super().__init__(f"the draft model {name}", busy_seconds, clock)
         self.cost = StepCost()
         self.block = 0
         self.scheduler = scheduler
-        self.failures = 0
-        self.wall = self.busy = 0.0
-        """Seconds that all rounds together have taken, and in which the device worked on them."""
-        self._name, self._runner, self._clock = name, runner, clock
-        self._busy_seconds = busy_seconds
+        self._runner = runner
         self._isolated = isolated
         self._sequences: dict[str, _Known] = {}
         self._overheads: deque[float] = deque(maxlen=_KEPT)
@@ -115,23 +113,7 @@ class DraftModel:
 
     def draft(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
         """Raises DeviceLost."""
-        start, busy = self._clock(), self._busy()
-        try:
-            return self._round(wanted)
-        except DeviceLost:
-            raise
-        # Answers do not depend on drafts: whatever has failed here must not end the target's requests.
-        except Exception as error:
-            self.failures += 1
-            trace = None if isinstance(error, HeadraceError) else error
-            _log.error("the draft model %s failed, and drafts no more: %s", self._name, error, exc_info=trace)
-            return ModelDrafts([[] for _ in wanted], self._clock() - start, [0.0] * len(wanted))
-        finally:
-            self.wall += self._clock() - start
-            self.busy += self._busy() - busy
-
-    def _busy(self) -> float:
-        return self._busy_seconds() if self._busy_seconds is not None else 0.0
+        return self._guarded(len(wanted), lambda: self._round(wanted))
 
     def _round(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
         caught_up = self._catch_up([name for name, _ in wanted])

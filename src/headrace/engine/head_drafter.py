@@ -8,7 +8,6 @@ right, because no known token changes.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,9 +16,9 @@ from statistics import median
 import numpy as np
 
 from headrace.core.drafts import DraftRow
+from headrace.engine.guarded_rounds import GuardedRounds
 from headrace.engine.head_passes import HeadPasses
 from headrace.engine.head_plans import Drafted, HeadPass, catch_up_pass, features_of, following_pass
-from headrace.errors import DeviceLost, HeadraceError
 from headrace.platforms.interface import Pending
 from headrace.speculation.model_speculator import NEAR, ModelDrafts
 from headrace.speculation.step_cost import StepCost
@@ -27,14 +26,13 @@ from headrace.types import Request, SamplingParams
 
 __all__ = ["HeadDrafter"]
 
-_log = logging.getLogger(__name__)
 _KEPT = 9
 """Times of which the median counts."""
 _WARM_UP, _DRAFTS = (3, 3, 3, 3, 64, 64), 8
 """Tokens of the sequences that are drafted at the start, and drafts of each."""
 
 
-class HeadDrafter:
+class HeadDrafter(GuardedRounds):
     """A `speculation.model_speculator.DraftingModel`. `draft` waits for the device, while nothing of its sequences is
     in flight in the target. If a round fails, the error is logged once and no more drafts are made; a lost device is
     raised."""
@@ -54,15 +52,12 @@ class HeadDrafter:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`most_tokens`: of one pass. `busy_seconds`: the device's counter of its working time."""
+        super().__init__(f"the drafter {name}", busy_seconds, clock)
         self.cost = StepCost()
         self.block = 0
-        self.failures = 0
-        self.wall = self.busy = 0.0
-        """Seconds that all rounds together have taken, and in which the device worked on them."""
         self.method, self.name = method, name
         self._passes, self._size, self._most_tokens = passes, block_size, most_tokens
         self._longest, self._vocab, self._zero_first = max_model_len, vocab, zero_first
-        self._busy_seconds, self._clock = busy_seconds, clock
         self._free = list(range(num_blocks - 1, 0, -1))
         self._sequences: dict[str, Drafted] = {}
         self._overheads: deque[float] = deque(maxlen=_KEPT)
@@ -120,23 +115,7 @@ class HeadDrafter:
 
     def draft(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
         """Raises DeviceLost."""
-        start, busy = self._clock(), self._busy()
-        try:
-            return self._round(wanted)
-        except DeviceLost:
-            raise
-        # Answers do not depend on drafts: whatever has failed here must not end the target's requests.
-        except Exception as error:
-            self.failures += 1
-            trace = None if isinstance(error, HeadraceError) else error
-            _log.error("the drafter %s failed, and drafts no more: %s", self.name, error, exc_info=trace)
-            return ModelDrafts([[] for _ in wanted], self._clock() - start, [0.0] * len(wanted))
-        finally:
-            self.wall += self._clock() - start
-            self.busy += self._busy() - busy
-
-    def _busy(self) -> float:
-        return self._busy_seconds() if self._busy_seconds is not None else 0.0
+        return self._guarded(len(wanted), lambda: self._round(wanted))
 
     def _round(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
         rows = [(self._sequences[name], count) for name, count in wanted]
