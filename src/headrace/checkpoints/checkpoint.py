@@ -16,7 +16,6 @@ from headrace.checkpoints.files import located, present, read_json
 from headrace.checkpoints.gguf_source import open_gguf
 from headrace.checkpoints.safetensors_source import open_safetensors
 from headrace.checkpoints.sidecar import quantization_file, with_sidecar
-from headrace.config import ModelFacts
 from headrace.errors import ModelNotFound, UnsupportedModel
 from headrace.kernels.ops import Ops
 from headrace.models.assemble import Assembly, Finish, Source
@@ -27,6 +26,7 @@ from headrace.models.registry import from_gguf, from_hf
 from headrace.models.sharding import WHOLE, Collectives, Shard, local_config
 from headrace.quant.methods import scheme_of
 from headrace.quant.weights import place
+from headrace.resolution import ModelFacts
 from headrace.settings import Settings
 
 __all__ = ["Checkpoint", "open_checkpoint"]

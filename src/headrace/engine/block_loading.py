@@ -11,7 +11,7 @@ import torch
 
 from headrace.checkpoints.block_drafts import BlockDraftCheckpoint, open_block_draft
 from headrace.checkpoints.checkpoint import Checkpoint
-from headrace.config import CacheConfig, Config, ModelFacts, Resolved, resolve
+from headrace.config import CacheConfig, Config
 from headrace.engine.block_head import block_head
 from headrace.engine.block_model import BlockDraftModel, BlockSizes, StepCache, blocks_together, spare_blocks
 from headrace.engine.ranks.rank_messages import Sizes
@@ -22,6 +22,7 @@ from headrace.models.block_draft_weights import BlockDraftWeights
 from headrace.models.block_drafter import BlockDrafter, ContextTap
 from headrace.models.decoder import DecoderWeights
 from headrace.platforms.interface import Device
+from headrace.resolution import ModelFacts, Resolved, resolve
 from headrace.speculation.block_choice import BlockChoice
 from headrace.types import KVLayout, LayerKV
 

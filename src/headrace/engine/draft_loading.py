@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from headrace.config import DRAFT, CacheConfig, Config, Resolved, resolve
+from headrace.config import DRAFT, CacheConfig, Config
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.draft_model import DraftModel
 from headrace.engine.rank_loading import LoadedRank, load_rank
@@ -17,6 +17,7 @@ from headrace.errors import ConfigError
 from headrace.grammar.loading import read_vocabulary
 from headrace.models.sharding import Shard
 from headrace.platforms.interface import Device
+from headrace.resolution import Resolved, resolve
 from headrace.types import KVLayout
 
 __all__ = ["DraftCheckpoint", "LoadedDraft", "find_draft"]

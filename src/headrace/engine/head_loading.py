@@ -13,7 +13,7 @@ import torch
 from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.checkpoints.files import located, present, read_json
 from headrace.checkpoints.safetensors_source import SafetensorsSource, open_safetensors
-from headrace.config import EAGLE3, MTP, Config, ModelFacts, Resolved, resolve
+from headrace.config import EAGLE3, MTP, Config
 from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_passes import HeadPasses
 from headrace.engine.ranks.rank_messages import Sizes
@@ -31,6 +31,7 @@ from headrace.models.features import FeatureTap, feature_layer
 from headrace.models.head_weights import HeadReader, StoredTensors
 from headrace.models.mtp import MtpNames, build_mtp, check_sizes, find_mtp, head_config, mtp_tap
 from headrace.platforms.interface import Device
+from headrace.resolution import ModelFacts, Resolved, resolve
 from headrace.types import KVLayout, LayerKV
 
 __all__ = ["HEAD_METHODS", "HeadSource", "find_head"]

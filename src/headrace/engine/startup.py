@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from headrace.config import Config, Resolved, resolve
+from headrace.config import Config
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.block_loading import BlockDraft, find_block_draft
 from headrace.engine.block_model import BlockDraftModel
@@ -29,6 +29,7 @@ from headrace.grammar.loading import find_backend, open_backend
 from headrace.models.sharding import Shard
 from headrace.platforms.interface import BusySeconds, Device, Platform
 from headrace.plugins import discover
+from headrace.resolution import Resolved, resolve
 from headrace.speculation.guarded import GuardedDrafter
 from headrace.speculation.loading import find_drafter
 from headrace.speculation.loading import make as make_drafter

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from headrace.config import Config, resolve
+from headrace.config import Config
 from headrace.engine.plans import single_sequence_plan
 from headrace.engine.rank_loading import load_rank, open_rank
 from headrace.engine.ranks.rank_messages import Sizes
@@ -20,6 +20,7 @@ from headrace.kernels.registry import bind
 from headrace.models.decoder import Decoder, DecoderWeights
 from headrace.models.sharding import Shard
 from headrace.plugins import discover
+from headrace.resolution import resolve
 from headrace.types import Bucket
 
 __all__ = ["TargetReader"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.config import Config, ModelFacts, resolve
+from headrace.config import Config
 from headrace.errors import PlatformError
 from headrace.kernels import random
 from headrace.kernels.registry import OPS, bind, binding, pack
@@ -19,6 +19,7 @@ from headrace.platforms.cpu import CpuPlatform
 from headrace.platforms.cpu.device import CpuDevice
 from headrace.platforms.cpu.float32_copies import Float32Copies
 from headrace.platforms.host import host_memory, host_name, physical_cores
+from headrace.resolution import ModelFacts, resolve
 from headrace.types import LayerKV
 
 CPU = torch.device("cpu")

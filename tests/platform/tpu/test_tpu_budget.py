@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 from fake_xla import FakeXla
 
-from headrace.config import CacheConfig, Config, ConfigError, ModelConfig, ModelFacts, resolve
+from headrace.config import CacheConfig, Config, ModelConfig
+from headrace.errors import ConfigError
 from headrace.kernels.pallaslib import torch_operators as pallas_table
 from headrace.platforms.tpu.device import TpuDevice
 from headrace.platforms.tpu.tpu_chips import CHIPS, HOST, TpuChip
 from headrace.platforms.tpu.tpu_options import TpuOptions
 from headrace.platforms.tpu.xla_step import tensors_of
+from headrace.resolution import ModelFacts, resolve
 from headrace.types import KVLayout, LayerKV
 
 LAYERS = (LayerKV(2, 64), LayerKV(2, 64))

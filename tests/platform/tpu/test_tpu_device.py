@@ -13,7 +13,7 @@ import torch
 from fake_machines import machine, torch_folder
 from fake_xla import GIB, FakeXla
 
-from headrace.config import Config, ModelFacts, resolve
+from headrace.config import Config
 from headrace.conformance import KitTarget, run
 from headrace.conformance.seeded_drafts import PlacedDrafts
 from headrace.conformance.tiny import Serving, TinyModel, requests
@@ -24,6 +24,7 @@ from headrace.kernels.registry import DRAFTING, OPS, OPTIONAL
 from headrace.platforms.cpu.device import CpuDevice
 from headrace.platforms.tpu import TpuPlatform, headrace_platforms
 from headrace.platforms.tpu.device import TpuDevice
+from headrace.resolution import ModelFacts, resolve
 from headrace.types import Bucket, KVLayout, LayerKV
 
 BUCKET = Bucket(8, 8, 8, 4)

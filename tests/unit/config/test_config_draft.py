@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import CacheConfig, Config, ModelFacts, SchedulerConfig, resolve
+from headrace.config import CacheConfig, Config, SchedulerConfig
 from headrace.errors import ConfigError
 from headrace.options import make_config
+from headrace.resolution import ModelFacts, resolve
 from headrace.types import Capabilities, KVLayout, LayerKV
 
 DEVICE = Capabilities(frozenset({"float32"}), frozenset({"float32"}), host_memory=True)

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.config import Config, ModelFacts, resolve
+from headrace.config import Config
 from headrace.errors import UnsupportedModel
 from headrace.kernels.moe.routing import Routing
 from headrace.models.config import DecoderConfig, LayerConfig, Rope
 from headrace.models.moe import MoE
+from headrace.resolution import ModelFacts, resolve
 from headrace.types import ATTENTION_FEATURES, Capabilities, LayerKV
 
 PLAIN = Capabilities(frozenset({"float32"}), frozenset({"float32"}))
