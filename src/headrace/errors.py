@@ -14,6 +14,7 @@ HeadraceError
 ├── PlatformError             a device: cannot open, out of memory, lost
 │   ├── OutOfMemory
 │   └── DeviceLost
+├── TransferError             a block from a tier or another engine that cannot be taken; it is computed instead
 ├── Overloaded                too many requests wait; `.retry_after` in seconds
 └── EngineDead                the engine process ended or hangs
 """
@@ -38,6 +39,7 @@ __all__ = [
     "PlatformError",
     "PluginError",
     "ProgramError",
+    "TransferError",
     "UnsupportedModel",
     "UserError",
     "excerpt",
@@ -161,6 +163,10 @@ class OutOfMemory(PlatformError):
 
 class DeviceLost(PlatformError):
     """The device stopped answering; the engine must be restarted."""
+
+
+class TransferError(HeadraceError):
+    """A block from a tier or from another engine cannot be taken. It is a miss: its tokens are computed."""
 
 
 class Overloaded(HeadraceError):
