@@ -13,8 +13,9 @@ import threading
 from server_fakes import ByteTokenizer, FakeClient
 
 from headrace.config import Config
-from headrace.server import lifecycle
-from headrace.server.lifecycle import _bind, serve
+from headrace.server import http_server
+from headrace.server.http_server import bind
+from headrace.server.lifecycle import serve
 
 
 class Engine(FakeClient):
@@ -30,7 +31,7 @@ if __name__ == "__main__":
     options = json.loads(sys.argv[1])
     config = Config.model_validate({"server": {"port": 0, **options.get("server", {})}})
     engine = Engine(**options.get("engine", {}))
-    lifecycle._HARD_EXIT = options.get("at_once", lifecycle._HARD_EXIT)
-    code = asyncio.run(serve(config, engine, ByteTokenizer(), _bind("127.0.0.1", 0), options.get("first_prompt")))
+    http_server.HARD_EXIT = options.get("at_once", http_server.HARD_EXIT)
+    code = asyncio.run(serve(config, engine, ByteTokenizer(), bind("127.0.0.1", 0), options.get("first_prompt")))
     print(f"stopped {engine.stopped}", flush=True)
     sys.exit(code)
