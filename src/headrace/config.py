@@ -229,7 +229,12 @@ class ServerConfig(Frozen):
     drain_timeout: float = Field(
         default=30.0, ge=0, description="Time for running requests after SIGTERM.", json_schema_extra=unit("seconds")
     )
-
+    kv_events_endpoint: str | None = Field(
+        default=None,
+        description="ZeroMQ address to publish the prefix cache's changes on, as tcp://*:5557, in the form that vLLM's "
+        "routers read; needs the extra events. headrace route needs none.",
+        json_schema_extra=unit("address"),
+    )
     state_dir: str | None = Field(
         default=None,
         description="Folder for what clients ask to keep: responses (at most 10,000, 1 GiB and 30 days), files (at "

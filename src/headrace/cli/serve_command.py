@@ -8,7 +8,9 @@ from headrace.arguments import add_engine_options, add_server_options
 from headrace.cli.command_options import build_config
 from headrace.cli.logs import set_up_logging
 from headrace.cli.model_fetch import fetch_model
+from headrace.cli.replica_serving import serve_replicas
 from headrace.engine.launch import EngineProcessHandle, launch
+from headrace.errors import ConfigError
 
 __all__ = ["configure", "prepare", "run"]
 
@@ -18,6 +20,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "model", nargs="?", default="smollm2", metavar="MODEL", help="a directory, a .gguf file or a name (see models)"
     )
     parser.add_argument("--prompt", metavar="TEXT", help="answer this in the terminal first, then go on serving")
+    parser.add_argument(
+        "--replicas", type=int, default=1, metavar="N", help="engines on this machine, behind one router (default: 1)"
+    )
     parser.add_argument("--accept-terms", action="store_true", help="accept the terms of a model that has some")
     add_server_options(parser)
     add_engine_options(parser)
@@ -35,6 +40,12 @@ def run(args: argparse.Namespace) -> int:
     path = fetch_model(args.model, args.accept_terms)
     scheduler = config.scheduler.with_draft_model(lambda name: fetch_model(name, args.accept_terms))
     config = config.model_copy(update={"scheduler": scheduler})
+    if args.replicas != 1:
+        if args.replicas < 1:
+            raise ConfigError(f"--replicas must be at least 1, got {args.replicas}")
+        if args.prompt is not None:
+            raise ConfigError("--prompt cannot be combined with --replicas: leave one of them out")
+        return serve_replicas(config, path, args.replicas)
     # Late: the server imports FastAPI, and a wrong option should be reported before that.
     from headrace import server
 

@@ -33,6 +33,8 @@ class CacheEvent:
     tokens: list[int] | None = None
     """Those of the stored blocks, if a watcher asked for tokens."""
     adapter: str = ""
+    salted: bool = False
+    """Only requests with the same salt share the blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class CacheRun:
     tier: str = DEVICE
     tokens: list[int] | None = None
     adapter: str = ""
+    salted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,8 @@ class CacheEvents:
                 last.tokens.extend(key)
             return
         tokens = list(key) if self._tokens else None
-        self._events.append(CacheEvent("stored", [name], DEVICE, parent, tokens, _namespace(node).adapter))
+        space = _namespace(node)
+        self._events.append(CacheEvent("stored", [name], DEVICE, parent, tokens, space.adapter, bool(space.salt)))
 
     def removed(self, blocks: Iterable[int]) -> None:
         names = [name for block in blocks if (name := self._names.pop(block, None)) is not None]
@@ -162,9 +166,8 @@ class CacheEvents:
         parent = self._end_of(node.parent)
         assert parent is not None, "a block has a name only if the blocks before it have one"
         tokens = [token for key in node.keys for token in key] if self._tokens else None
-        return CacheRun(
-            parent, [self._names[block] for block in node.blocks], DEVICE, tokens, _namespace(node.parent).adapter
-        )
+        names, space = [self._names[block] for block in node.blocks], _namespace(node.parent)
+        return CacheRun(parent, names, DEVICE, tokens, space.adapter, bool(space.salt))
 
 
 def _namespace(node: RadixNode) -> Namespace:

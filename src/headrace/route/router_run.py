@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from headrace import event_loop
 from headrace.errors import ConfigError
 from headrace.route.fleet import Fleet
+from headrace.route.process_group import ProcessGroup
 from headrace.route.replica import Replica
 from headrace.route.replica_watch import ReplicaWatch, WatchTimes
 from headrace.route.router_app import RouterApp, RouterState
@@ -54,14 +55,15 @@ class RouterOptions:
     """Folders by model."""
 
 
-def run_router(options: RouterOptions) -> int:
-    """Serve until a signal comes; returns the exit code. Raises ConfigError."""
+def run_router(options: RouterOptions, group: ProcessGroup | None = None) -> int:
+    """Serve until a signal comes; returns the exit code. `group`: engines that are started and ended with the router.
+    Raises ConfigError."""
     key = options.engine_api_key or options.api_key
     replicas = [Replica(number, _checked(url), key) for number, url in enumerate(options.urls)]
     if len({one.name for one in replicas}) < len(replicas):
         raise ConfigError("two of the engines' addresses are the same: give each once")
     with contextlib.closing(bind(options.host, options.port)) as listener:
-        return event_loop.run(ignoring_signals_after(_serve(options, Fleet(replicas), listener)))
+        return event_loop.run(ignoring_signals_after(_serve(options, Fleet(replicas), listener, group)))
 
 
 def _checked(url: str) -> str:
@@ -71,7 +73,9 @@ def _checked(url: str) -> str:
     return text
 
 
-async def _serve(options: RouterOptions, fleet: Fleet, listener: socket.socket) -> int:
+async def _serve(
+    options: RouterOptions, fleet: Fleet, listener: socket.socket, group: ProcessGroup | None = None
+) -> int:
     stop = StopSignals()
     descriptors = DescriptorWatch()
     asyncio.get_running_loop().set_exception_handler(descriptors.handle)
@@ -83,6 +87,9 @@ async def _serve(options: RouterOptions, fleet: Fleet, listener: socket.socket) 
     gc.freeze()
     with signals(stop):
         try:
+            if group is not None:
+                group.start()
+                await _until_one_is_ready(fleet, stop)
             await asyncio.wait(
                 [asyncio.ensure_future(one.checked.wait()) for one in watches], timeout=options.times.timeout
             )
@@ -92,7 +99,15 @@ async def _serve(options: RouterOptions, fleet: Fleet, listener: socket.socket) 
                 task.cancel()
             for one in fleet.replicas:
                 one.origin.close()
+            if group is not None:
+                await group.close()
     return 0
+
+
+async def _until_one_is_ready(fleet: Fleet, stop: StopSignals) -> None:
+    """So that a client that connects gets an answer."""
+    while not any(one.usable for one in fleet.replicas) and not stop.drain.is_set():
+        await asyncio.sleep(0.05)
 
 
 async def _serve_until(

@@ -45,6 +45,7 @@ from headrace.server.http_server import (
     wait_for_either,
 )
 from headrace.server.state_base import owned
+from headrace.server.zmq_events import ZmqPublisher
 
 __all__ = ["run", "serve"]
 
@@ -149,6 +150,7 @@ async def _serve_until(
         threading.Thread(
             target=ask, args=(url, context.model, first_prompt, config.server.api_key), daemon=True, name="first prompt"
         ).start()
+    publisher = _publisher(context, config.server.kv_events_endpoint)
     try:
         await wait_for_either(stop.drain, serving)
         await _drain(stop, server, context, config.server.drain_timeout)
@@ -160,9 +162,18 @@ async def _serve_until(
         server.force_exit = True
         await asyncio.wait({serving}, timeout=0.5)
         context.workers.close()
+        if publisher is not None:
+            publisher.close()
         for store in (context.responses, context.batches):
             if store is not None:
                 store.close()
+
+
+def _publisher(context: Context, endpoint: str | None) -> ZmqPublisher | None:
+    """Raises ConfigError for an address that cannot be used, and without the library."""
+    if endpoint is None:
+        return None
+    return ZmqPublisher(endpoint, context.client.cache_feed, context.client.info.block_size)
 
 
 async def _drain(stop: StopSignals, server: HttpServer, context: Context, timeout: float) -> None:
