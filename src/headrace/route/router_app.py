@@ -242,8 +242,8 @@ def _streams(path: str, asked: _Asked) -> bool:
 
 
 def _target(scope: Scope) -> bytes:
-    raw = scope.get("raw_path") or scope["path"].encode()
-    query = scope["query_string"]
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    query: bytes = scope["query_string"]
     return raw + b"?" + query if query else raw
 
 

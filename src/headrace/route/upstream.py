@@ -47,13 +47,8 @@ class Origin:
         if body or method == b"POST":
             head.append(b"content-length: %d" % len(body))
         data = b"\r\n".join(head) + b"\r\n\r\n" + body
-        while (connection := self._take()) is not None:
-            # The engine may have closed an idle connection: then nothing of the request was read there.
-            with contextlib.suppress(_Stale):
-                return await self._send(connection, data)
-        return await self._send(await self._connect(), data)
-
-    async def _send(self, connection: _Connection, data: bytes) -> Answer:
+        # Engines keep idle connections for longer than they are kept here: one that ends now ends with its engine.
+        connection = self._take() or await self._connect()
         self._busy.add(connection)
         answer = Answer(self, connection)
         try:
@@ -104,10 +99,6 @@ class Origin:
 
     def close(self) -> None:
         self.abort("the router shuts down")
-
-
-class _Stale(Exception):
-    """A connection that was idle has been closed by the other end."""
 
 
 class Answer:
@@ -183,18 +174,17 @@ class _Connection(asyncio.Protocol):
         self._parser: Any = None
         self._answer: Answer | None = None
         self._head: asyncio.Future[None] | None = None
-        self._used = self._began = self._paused = False
+        self._paused = False
         self._keep = True
         self.usable = True
 
     async def start(self, answer: Answer, data: bytes) -> None:
-        """Send a request; returns when the head of its answer is complete. Raises UpstreamLost, and _Stale."""
-        self._answer, self._began = answer, False
+        """Send a request; returns when the head of its answer is complete. Raises UpstreamLost."""
+        self._answer = answer
         self._parser = httptools.HttpResponseParser(self)
         self._head = asyncio.get_running_loop().create_future()
         self._transport.write(data)
         await self._head
-        self._used = True
 
     def pause(self) -> None:
         if not self._paused:
@@ -220,8 +210,7 @@ class _Connection(asyncio.Protocol):
     def _end(self, why: str) -> None:
         answer, self._answer = self._answer, None
         if self._head is not None and not self._head.done():
-            stale = self._used and not self._began and why == _CLOSED
-            self._head.set_exception(_Stale() if stale else UpstreamLost(why))
+            self._head.set_exception(UpstreamLost(why))
         elif answer is not None:
             answer.end(why)
 
@@ -234,7 +223,6 @@ class _Connection(asyncio.Protocol):
         if self._answer is None:
             self.close()  # Nothing was asked.
             return
-        self._began = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -244,7 +232,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.usable = False
-        self._end(_CLOSED)
+        self._end("its connection was closed")
 
     # httptools
 
@@ -269,6 +257,3 @@ class _Connection(asyncio.Protocol):
         self.usable = self.usable and self._keep
         if answer is not None:
             answer.end()
-
-
-_CLOSED = "its connection was closed"

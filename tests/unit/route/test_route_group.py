@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import httpx
@@ -80,10 +81,8 @@ def test_starts_that_fail_come_ever_more_seldom() -> None:
 def test_replicas_of_the_host_share_its_cores() -> None:
     one, two = replica_configs(CPU, 2)
     assert one.device.threads == two.device.threads == max(1, physical_cores() // 2)
-    assert (
-        replica_configs(CPU.model_copy(update={"device": DeviceConfig(platform="cpu", threads=3)}), 2)[0].device.threads
-        == 3
-    )
+    given = CPU.model_copy(update={"device": DeviceConfig(platform="cpu", threads=3)})
+    assert replica_configs(given, 2)[0].device.threads == 3
 
 
 def test_other_devices_are_one_for_each() -> None:
@@ -107,8 +106,6 @@ def test_other_devices_are_one_for_each() -> None:
     ],
 )
 def test_wrong_options_are_named(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
+    with pytest.raises(SystemExit) if arguments == ["route"] else nullcontext():
         assert main(arguments) == 2
-    except SystemExit as end:
-        assert end.code == 2
     assert why in capsys.readouterr().err

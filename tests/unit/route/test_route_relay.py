@@ -61,8 +61,8 @@ def test_what_shows_no_token_is_tried_once_elsewhere(mode: str, stream: bool) ->
                     assert reply.text.replace(COMMENT.decode(), "") == (PIECE * 4 + DONE).decode()
                 else:
                     assert reply.json()["choices"][0]["message"]["content"] == "xxxx"
-            assert (len(bad.posts), len(good.posts)) in ((1, 2), (2, 2))
-            assert it.figures()["headrace_router_retries_total"] == len(bad.posts)
+            assert len(good.posts) == 2, "each is answered once"
+            assert it.figures()["headrace_router_retries_total"] == len(bad.posts) in (1, 2)
             assert all(one.load.tickets == one.load.queued == one.load.running == 0 for one in it.fleet.replicas)
 
     run(check())
@@ -165,6 +165,7 @@ def test_connections_are_used_again_and_stale_ones_replaced() -> None:
             assert len(it.stubs[0].connections) <= 3, "those of the checks, and one for requests"
             for connection in list(it.stubs[0].connections):
                 connection.transport.close()
+            await until(lambda: not it.stubs[0].connections)
             assert (await it.ask()).status_code == 200
             assert it.figures()["headrace_router_retries_total"] == 0
 
@@ -211,8 +212,10 @@ def test_what_one_engine_keeps_is_not_routed() -> None:
 def test_too_large_a_body_is_refused_here() -> None:
     async def check() -> None:
         async with routed([Stub()]) as it:
-            reply = await it.http.post("/v1/completions", content=b" " * (17 * 2**20))
-            assert reply.status_code == 413
+            reader, writer = await asyncio.open_connection(it.http.base_url.host, it.http.base_url.port)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 17825792\r\n\r\n {")
+            assert b" 413 " in await reader.readline()
+            writer.close()
             assert not it.stubs[0].posts
 
     run(check())

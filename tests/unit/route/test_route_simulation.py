@@ -59,12 +59,12 @@ def test_a_cache_too_small_for_a_prompt_keeps_its_start() -> None:
 def test_recorded_requests_are_read(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text(
-        '{"timestamp": 20, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]}\n\n'
+        '{"timestamp": 20000, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]}\n\n'
         '{"timestamp": 10, "input_length": 600, "output_length": 5, "hash_ids": [1, 9]}\n'
     )
     requests, block = read_trace(trace)
     assert block == 512
-    assert [(one.arrival, len(one.chain)) for one in requests] == [(10, 1), (20, 2)]
+    assert [(one.arrival, len(one.chain)) for one in requests] == [(10, 1), (20000, 2)]
     out = simulate("headrace", SimSettings(engines=2), (requests, block))
     assert (out.requests, out.cached_tokens) == (2, 512)
 
