@@ -105,7 +105,8 @@ def create_app_for(context: Context) -> FastAPI:
     # A redirect would repeat the client's Host header, which can hold anything.
     app = FastAPI(title="Headrace", version=__version__, redirect_slashes=False, redoc_url=None)
     app.state.context = context
-    for row in _ROUTES:
+    rows = [row for row in _ROUTES if context.controls or not row.control]
+    for row in rows:
         app.add_api_route(
             row.path,
             _endpoint(context, row.route),
@@ -120,7 +121,7 @@ def create_app_for(context: Context) -> FastAPI:
     if context.batches is not None:
         context.runner = BatchRunner(context.batches, app, context.api_key, context.batch_window)
     app.add_middleware(AccessMiddleware, context=context)
-    structs = [struct for row in _ROUTES for struct in (row.request, row.reply, row.chunk) if struct is not None]
+    structs = [struct for row in rows for struct in (row.request, row.reply, row.chunk) if struct is not None]
     app.openapi = OpenApiDocument(app, structs)  # type: ignore[method-assign]
     return app
 

@@ -70,6 +70,8 @@ class Context:
     api_key: bytes | None
     max_choices: int
     """Sequences that one request may have: the queue never has room for more."""
+    controls: bool = False
+    """Whether the routes that control the engine are there."""
     cors: Cors | None = None
     """None: pages of other origins cannot read the answers."""
     responses: ResponseStore | None = None
@@ -130,6 +132,7 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
         name,
         None if key is None else key.encode(),
         config.scheduler.max_waiting,
+        config.server.enable_control_routes,
         Cors(config.server.cors_origin) if config.server.cors_origin else None,
         formats=find_formats(tokenizer, config.server),
         batch_window=min(2 * (config.scheduler.max_num_seqs or _SEQUENCES), max(1, config.scheduler.max_waiting // 2)),

@@ -33,5 +33,7 @@ class RouteSpec:
     stream_media: str = "text/event-stream"
     conflicts: bool = False
     """The state may forbid it: 409."""
+    control: bool = False
+    """It controls the engine: the route is there only with `--enable-control-routes`."""
     family: Family = "openai"
     """Decides the form of errors."""

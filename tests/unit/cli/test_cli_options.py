@@ -66,7 +66,7 @@ EVERYTHING = (
     "--kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching --chat-template t.jinja "
     "--grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 "
     "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think "
-    "--state-dir s"
+    "--state-dir s --enable-control-routes"
 )
 
 
@@ -95,6 +95,7 @@ def test_every_option_has_its_place() -> None:
             "tool_format": "hermes",
             "reasoning_format": "think",
             "state_dir": "s",
+            "enable_control_routes": True,
         },
     }
 

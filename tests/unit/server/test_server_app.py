@@ -14,9 +14,10 @@ from starlette.routing import Route
 from headrace import __version__
 from headrace.config import Config
 from headrace.errors import ConfigError
-from headrace.server import access
+from headrace.server import access, app, routes
 from headrace.server.http_errors import to_http
 from headrace.server.page_files import PAGE_PATHS
+from headrace.server.route_spec import RouteSpec
 
 KEY = "sk-secret"
 
@@ -258,6 +259,17 @@ def test_key_is_compared_in_constant_time(monkeypatch):
     monkeypatch.setattr(access.hmac, "compare_digest", compare)
     assert get("/version", serve_fake(with_key(KEY)), authorization="Bearer é".encode()).status_code == 401
     assert compared
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_control_routes_are_there_only_if_they_are_enabled(monkeypatch, enabled):
+    row = RouteSpec("POST", "/v1/engine/turn", routes.health, "Turn it", control=True)
+    monkeypatch.setattr(app, "_ROUTES", (*app._ROUTES, row))
+    base = Config()
+    server = base.server.model_copy(update={"enable_control_routes": enabled})
+    served = serve_fake(base.model_copy(update={"server": server}))
+    assert asyncio.run(served.http.post(row.path)).status_code == (200 if enabled else 404)
+    assert (row.path in served.app.openapi()["paths"]) == enabled
 
 
 def test_an_empty_key_is_an_error():

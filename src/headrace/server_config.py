@@ -1,0 +1,61 @@
+"""The options of the HTTP server, a part of the configuration."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import Field, field_validator
+
+from headrace.config_fields import Frozen, unit
+
+__all__ = ["ServerConfig"]
+
+
+class ServerConfig(Frozen):
+    """The HTTP server."""
+
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on; 0.0.0.0 is every one.",
+        json_schema_extra=unit("address"),
+    )
+    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    api_key: str | None = Field(
+        default=None,
+        description="Key that every client must send. HEADRACE_API_KEY does the same, unseen in the process list.",
+        json_schema_extra=unit("key"),
+    )
+    served_model_name: str | None = Field(
+        default=None, description="What clients call the model. Default: its own name.", json_schema_extra=unit("name")
+    )
+    cors_origin: str | None = Field(
+        default=None,
+        description="Origin of web pages that may read the answers, as https://chat.example; several are separated by "
+        "commas, and * is every origin.",
+        json_schema_extra=unit("origin"),
+    )
+    tool_format: str | None = Field(default=None, description="Format of tool calls, or none. Default: detected.")
+    reasoning_format: str | None = Field(default=None, description="Format of reasoning, or none. Default: detected.")
+    drain_timeout: float = Field(
+        default=30.0, ge=0, description="Time for running requests after SIGTERM.", json_schema_extra=unit("seconds")
+    )
+    state_dir: str | None = Field(
+        default=None,
+        description="Folder for what clients ask to keep: responses (at most 10,000, 1 GiB and 30 days), files (at "
+        "most 10,000 and 10 GiB) and batches. Default: nothing is kept.",
+        json_schema_extra=unit("path"),
+    )
+    enable_control_routes: bool = Field(
+        default=False,
+        description="Offer the routes that control the engine, which every client with the key may then call.",
+    )
+
+    @field_validator("cors_origin")
+    @classmethod
+    def _origins(cls, text: str | None) -> str | None:
+        for origin in [] if text is None else text.split(","):
+            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s,]+", origin.strip()):
+                raise ValueError(
+                    f"{origin.strip()!r} is no origin: write it as https://chat.example, without a path, or *"
+                )
+        return text
