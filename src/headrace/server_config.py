@@ -25,6 +25,11 @@ class ServerConfig(Frozen):
         description="Key that every client must send. HEADRACE_API_KEY does the same, unseen in the process list.",
         json_schema_extra=unit("key"),
     )
+    api_keys_file: str | None = Field(
+        default=None,
+        description="File of keys, each with a name and limits (docs/operations.md); read again on SIGHUP.",
+        json_schema_extra=unit("file"),
+    )
     served_model_name: str | None = Field(
         default=None, description="What clients call the model. Default: its own name.", json_schema_extra=unit("name")
     )
@@ -47,7 +52,8 @@ class ServerConfig(Frozen):
     )
     enable_control_routes: bool = Field(
         default=False,
-        description="Offer the routes that control the engine, which every client with the key may then call.",
+        description="Offer the routes that control the engine. Every client with a key may then call them; of a file's "
+        "keys, those marked admin.",
     )
 
     @field_validator("cors_origin")

@@ -31,6 +31,7 @@ from headrace.engine.launch import EngineProcessHandle
 from headrace.environment import read_environment
 from headrace.errors import ConfigError
 from headrace.hub.model_reference import display_name
+from headrace.keys.key_ring import KeyRing
 from headrace.progress import loading_bar
 from headrace.server.app import create_app_for
 from headrace.server.context import Context, ServerTokenizer, make_context
@@ -135,6 +136,21 @@ def _signals(stop: _StopSignals) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
+@contextlib.contextmanager
+def _reloading(keys: KeyRing) -> Iterator[None]:
+    """Read the file of keys again at each SIGHUP. Without a file the signal keeps its meaning."""
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none.
+    if hangup is None or not keys.has_file:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(hangup, keys.reload)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(hangup)
+
+
 class _Server(uvicorn.Server):
     """Uvicorn without its own signal handlers, which would close the port at once."""
 
@@ -176,8 +192,9 @@ async def serve(
             # Objects of the start-up stay: the garbage collector need not visit them again, so its pauses stay short.
             gc.collect()
             gc.freeze()
-            if await _run_unless(stop.drain, client.start()):
-                await _serve_until(stop, server, context, config, listener, started, first_prompt)
+            with _reloading(context.keys):
+                if await _run_unless(stop.drain, client.start()):
+                    await _serve_until(stop, server, context, config, listener, started, first_prompt)
         finally:
             await _close(client, stop)
     return 0
@@ -233,7 +250,10 @@ async def _serve_until(
     if first_prompt is not None:
         # A daemon, so that a running answer doesn't delay the exit.
         threading.Thread(
-            target=ask, args=(url, context.model, first_prompt, config.server.api_key), daemon=True, name="first prompt"
+            target=ask,
+            args=(url, context.model, first_prompt, None if context.keys.open else context.keys.internal),
+            daemon=True,
+            name="first prompt",
         ).start()
     try:
         await _wait_for_either(stop.drain, serving)

@@ -28,6 +28,10 @@ def operation(row: RouteSpec) -> dict[str, Any]:
         described["requestBody"] = {"required": True, "content": {row.request_media: {"schema": _ref(row.request)}}}
     elif row.method == "POST":
         errors.append(400)
+    if row.names_model:
+        errors.append(429)
+    if row.control:
+        errors.append(403)
     if row.conflicts:
         errors.append(409)
     if "{" in row.path:
@@ -87,7 +91,7 @@ class OpenApiDocument:
             "bearer": {"type": "http", "scheme": "bearer"},
             "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
         }
-        if self._app.state.context.api_key is not None:
+        if not self._app.state.context.keys.open:
             document["security"] = [{"bearer": []}, {"x-api-key": []}]
             # This path needs no key (`access`).
             document["paths"]["/health"]["get"]["security"] = []

@@ -14,7 +14,8 @@ from starlette.routing import Route
 from headrace import __version__
 from headrace.config import Config
 from headrace.errors import ConfigError
-from headrace.server import access, app, routes
+from headrace.keys import key_ring
+from headrace.server import app, routes
 from headrace.server.http_errors import to_http
 from headrace.server.page_files import PAGE_PATHS
 from headrace.server.route_spec import RouteSpec
@@ -256,7 +257,7 @@ def test_key_is_compared_in_constant_time(monkeypatch):
         compared.append((a, b))
         return original(a, b)
 
-    monkeypatch.setattr(access.hmac, "compare_digest", compare)
+    monkeypatch.setattr(key_ring.hmac, "compare_digest", compare)
     assert get("/version", serve_fake(with_key(KEY)), authorization="Bearer é".encode()).status_code == 401
     assert compared
 

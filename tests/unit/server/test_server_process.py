@@ -204,6 +204,30 @@ def test_a_second_signal_ends_it_at_once():
         assert reader.end()["error"]["code"] == "shutting_down"
 
 
+def test_a_hangup_reads_the_keys_again(tmp_path):
+    file = tmp_path / "keys.yaml"
+    file.write_text("keys: [{name: a, key: first}]")
+    file.chmod(0o600)
+    with server(server={"api_keys_file": str(file)}, first_prompt="Hi") as running:
+
+        def status(key: str) -> int:
+            headers = {"x-api-key": key}
+            return httpx.get(f"{running.url}/version", headers=headers, timeout=PATIENCE).status_code
+
+        assert running.process.stdout is not None
+        assert [running.process.stdout.readline() for _ in range(3)][2] == "Hello\n"
+        assert (status("first"), status("second")) == (200, 401)
+        file.write_text("keys: [")
+        running.process.send_signal(signal.SIGHUP)
+        assert running.process.stderr is not None
+        assert "the keys stay as they were" in running.process.stderr.readline()
+        assert status("first") == 200
+        file.write_text("keys: [{name: a, key: second}]")
+        running.process.send_signal(signal.SIGHUP)
+        until(lambda: status("second") == 200)
+        assert status("first") == 401
+
+
 def test_the_first_prompt_is_answered_in_the_terminal():
     with server(server={"api_key": "k"}, engine={"reply": "Blue."}, first_prompt="Which colour?") as running:
         assert running.process.stdout is not None
