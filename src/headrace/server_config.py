@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -49,6 +50,9 @@ class ServerConfig(Frozen):
         description="Folder for what clients ask to keep: responses (at most 10,000, 1 GiB and 30 days), files (at "
         "most 10,000 and 10 GiB) and batches. Default: nothing is kept.",
         json_schema_extra=unit("path"),
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="Form of the log on standard error: lines of text, or a JSON object a line."
     )
     enable_control_routes: bool = Field(
         default=False,

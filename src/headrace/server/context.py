@@ -25,6 +25,7 @@ from headrace.server.http_errors import HttpError
 from headrace.server.metrics import ServerMetrics
 from headrace.server.model_formats import ModelFormats, find_formats
 from headrace.server.renaming import renamed
+from headrace.server.request_log import log_request
 from headrace.server.request_record import RequestRecord
 from headrace.server.response_store import ResponseStore
 from headrace.server.workers import TextWorkers
@@ -123,6 +124,7 @@ class Context:
 
     def note(self, scope: Scope, record: RequestRecord) -> None:
         """A request has ended."""
+        log_request(scope, record)
 
     def refuse(self, error: HttpError, scope: Scope) -> Response:
         """The response for `error` in the form of the route's family. The metrics count it."""
