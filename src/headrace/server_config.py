@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from headrace.config_fields import Frozen, unit
 
@@ -21,6 +21,27 @@ class ServerConfig(Frozen):
         json_schema_extra=unit("address"),
     )
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    uds: str | None = Field(
+        default=None,
+        description="File of a unix socket to listen on, in place of host and port.",
+        json_schema_extra=unit("path"),
+    )
+    ssl_certfile: str | None = Field(
+        default=None,
+        description="Certificate, with those of its issuers, in the form PEM: the server speaks TLS. Read again on "
+        "SIGHUP.",
+        json_schema_extra=unit("file"),
+    )
+    ssl_keyfile: str | None = Field(
+        default=None,
+        description="The certificate's key, if it is in a file of its own.",
+        json_schema_extra=unit("file"),
+    )
+    root_path: str = Field(
+        default="",
+        description="Prefix under which a proxy shows the server, as /llm; whether the proxy removes it or not.",
+        json_schema_extra=unit("path"),
+    )
     api_key: str | None = Field(
         default=None,
         description="Key that every client must send. HEADRACE_API_KEY does the same, unseen in the process list.",
@@ -59,6 +80,21 @@ class ServerConfig(Frozen):
         description="Offer the routes that control the engine. Every client with a key may then call them; of a file's "
         "keys, those marked admin.",
     )
+
+    @field_validator("root_path")
+    @classmethod
+    def _prefix(cls, text: str) -> str:
+        prefix = text.rstrip("/")
+        if prefix and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", prefix):
+            raise ValueError("a prefix is written as /llm or /a/b, with letters, digits and . _ ~ -")
+        return prefix
+
+    @field_validator("ssl_keyfile")
+    @classmethod
+    def _certificate(cls, file: str | None, info: ValidationInfo) -> str | None:
+        if file is not None and info.data.get("ssl_certfile") is None:
+            raise ValueError("a key needs its certificate: give --ssl-certfile, too")
+        return file
 
     @field_validator("cors_origin")
     @classmethod

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.errors import RateLimited
@@ -17,14 +18,14 @@ from headrace.server.caller import CALLER
 from headrace.server.context import Context
 from headrace.server.cors import CorsSend
 from headrace.server.http_errors import HttpError, ShuttingDown, to_http
-from headrace.server.page_files import PAGE_PATHS
+from headrace.server.page_files import DOCS_PATHS, PAGE_PATHS
 from headrace.server.request_record import RequestRecord, record_of
 
 __all__ = ["OPEN_PATHS", "AccessMiddleware"]
 
-OPEN_PATHS = frozenset({"/health", *PAGE_PATHS})
+OPEN_PATHS = frozenset({"/health", *PAGE_PATHS, *DOCS_PATHS})
 """Paths that need no key: exactly these, after decoding. Every other path needs one, even a path without a route. The
-page's files hold no data; its requests need the key."""
+files of the page and of `/docs` hold no data; their requests need the key."""
 
 
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
@@ -42,6 +43,14 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        prefix = self._context.root_path
+        if prefix and scope["path"].startswith(prefix):
+            if scope["path"] == prefix:
+                # The page's addresses are relative to the slash.
+                await Response(status_code=308, headers={"location": f"{prefix}/"})(scope, receive, send)
+                return
+            if scope["path"][len(prefix)] == "/":
+                scope = {**scope, "path": scope["path"][len(prefix) :]}
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         answer = AnswerSend(send, given if _REQUEST_ID.fullmatch(given) else None)
         record = RequestRecord(time.monotonic())

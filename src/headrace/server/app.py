@@ -104,7 +104,7 @@ def create_app(client: EngineClient, tokenizer: ServerTokenizer, config: Config)
 
 def create_app_for(context: Context) -> FastAPI:
     # A redirect would repeat the client's Host header, which can hold anything.
-    app = FastAPI(title="Headrace", version=__version__, redirect_slashes=False, redoc_url=None)
+    app = FastAPI(title="Headrace", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.context = context
     context.limited_paths = frozenset(row.path for row in _ROUTES if row.names_model)
     rows = [row for row in _ROUTES if context.controls or not row.control]

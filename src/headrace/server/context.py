@@ -75,6 +75,8 @@ class Context:
     """Sequences that one request may have: the queue never has room for more."""
     limited_paths: frozenset[str] = frozenset()
     """Paths whose requests count towards the limits of a key."""
+    root_path: str = ""
+    """The prefix under which a proxy shows the server."""
     controls: bool = False
     """Whether the routes that control the engine are there."""
     cors: Cors | None = None
@@ -144,6 +146,7 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
         name,
         KeyRing(config.server.api_key, None if keys_file is None else Path(keys_file)),
         config.scheduler.max_waiting,
+        root_path=config.server.root_path,
         controls=config.server.enable_control_routes,
         cors=Cors(config.server.cors_origin) if config.server.cors_origin else None,
         formats=find_formats(tokenizer, config.server),

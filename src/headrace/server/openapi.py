@@ -85,6 +85,8 @@ class OpenApiDocument:
 
     def _make(self) -> dict[str, Any]:
         document = get_openapi(title=self._app.title, version=self._app.version, routes=self._app.routes)
+        if prefix := self._app.state.context.root_path:
+            document["servers"] = [{"url": prefix}]
         _, components = msgspec.json.schema_components([*self._structs, *ERROR_REPLIES.values()], ref_template=_REF)
         document.setdefault("components", {}).setdefault("schemas", {}).update(components)
         document["components"]["securitySchemes"] = {

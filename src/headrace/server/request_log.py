@@ -9,13 +9,13 @@ from typing import Any
 from starlette.types import Scope
 
 from headrace.log_format import FIELDS
-from headrace.server.page_files import PAGE_PATHS
+from headrace.server.page_files import DOCS_PATHS, PAGE_PATHS
 from headrace.server.request_record import RequestRecord
 
 __all__ = ["log_request"]
 
 _log = logging.getLogger("headrace.requests")
-_LEFT_OUT = frozenset({"/health", "/metrics", "/v1/engine/state", *PAGE_PATHS})
+_LEFT_OUT = frozenset({"/health", "/metrics", "/v1/engine/state", *PAGE_PATHS, *DOCS_PATHS})
 """Paths that programs ask again and again, and the page's files."""
 _LONGEST = 200
 

@@ -17,7 +17,7 @@ from server_fakes import MODEL, Served, fault, sdk_http, serve_fake
 from headrace.config import Config
 from headrace.keys.key_ring import Caller
 from headrace.server.access import OPEN_PATHS
-from headrace.server.page_files import PAGE_PATHS
+from headrace.server.page_files import DOCS_PATHS, PAGE_PATHS
 
 
 def served_with(tmp_path: Path, *keys: dict[str, Any], engine: dict[str, Any] | None = None, **server: Any) -> Served:
@@ -44,8 +44,10 @@ def sdk(served: Served, name: str, retries: int = 0) -> openai.AsyncOpenAI:
     )
 
 
-def test_what_needs_no_key_is_the_page_and_health():
-    assert {"/health", *PAGE_PATHS} == OPEN_PATHS
+def test_what_needs_no_key_is_health_and_the_files_of_the_pages():
+    assert {"/health", *PAGE_PATHS, *DOCS_PATHS} == OPEN_PATHS
+    assert all(path == "/" or path.startswith("/page/") for path in PAGE_PATHS)
+    assert {"/docs", "/docs/docs.js", "/docs/docs.css"} == DOCS_PATHS
 
 
 def test_only_the_keys_of_the_file_open_the_server(tmp_path):
