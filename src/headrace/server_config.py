@@ -75,6 +75,10 @@ class ServerConfig(Frozen):
     log_format: Literal["text", "json"] = Field(
         default="text", description="Form of the log on standard error: lines of text, or a JSON object a line."
     )
+    tracing: bool = Field(
+        default=False,
+        description="Send a trace of each request by OpenTelemetry (the extra otel), to OTEL_EXPORTER_OTLP_ENDPOINT.",
+    )
     enable_control_routes: bool = Field(
         default=False,
         description="Offer the routes that control the engine. Every client with a key may then call them; of a file's "

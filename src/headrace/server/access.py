@@ -57,6 +57,10 @@ class AccessMiddleware:
         record.put(scope)
         try:
             await self._with_cors(scope, receive, answer)
+        except Exception:
+            # The framework answers it, outside of this middleware.
+            answer.status = answer.status or 500
+            raise
         finally:
             record.status, record.ended = answer.status, time.monotonic()
             self._context.note(scope, record)

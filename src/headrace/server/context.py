@@ -25,9 +25,10 @@ from headrace.server.http_errors import HttpError
 from headrace.server.metrics import ServerMetrics
 from headrace.server.model_formats import ModelFormats, find_formats
 from headrace.server.renaming import renamed
-from headrace.server.request_log import log_request
+from headrace.server.request_log import is_noted, log_request
 from headrace.server.request_record import RequestRecord
 from headrace.server.response_store import ResponseStore
+from headrace.server.tracing import Tracing
 from headrace.server.workers import TextWorkers
 from headrace.tokenization.chat_inputs import ChatInputs
 
@@ -89,6 +90,7 @@ class Context:
     """Lines of a batch that are under way at a time."""
     runner: BatchRunner | None = None
     """Works on the batches."""
+    tracing: Tracing | None = None
     formats: ModelFormats = field(default_factory=ModelFormats)
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     workers: TextWorkers = field(default_factory=TextWorkers)
@@ -126,7 +128,10 @@ class Context:
 
     def note(self, scope: Scope, record: RequestRecord) -> None:
         """A request has ended."""
-        log_request(scope, record)
+        if is_noted(scope):
+            log_request(scope, record)
+            if self.tracing is not None:
+                self.tracing.note(scope, record)
 
     def refuse(self, error: HttpError, scope: Scope) -> Response:
         """The response for `error` in the form of the route's family. The metrics count it."""
@@ -151,6 +156,7 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
         cors=Cors(config.server.cors_origin) if config.server.cors_origin else None,
         formats=find_formats(tokenizer, config.server),
         batch_window=min(2 * (config.scheduler.max_num_seqs or _SEQUENCES), max(1, config.scheduler.max_waiting // 2)),
+        tracing=Tracing() if config.server.tracing else None,
         responses=None if folder is None else ResponseStore(folder),
         batches=None if folder is None else BatchStore(folder),
     )

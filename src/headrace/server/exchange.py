@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -90,7 +91,7 @@ class Exchange(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         admit_prompt(scope, self._run.usage.prompt_tokens)
-        outputs = self._run.outputs()
+        submitted, outputs = time.monotonic(), self._run.outputs()
         try:
             async with CancelScope(self._context.active, receive) as cancel_scope:
                 try:
@@ -111,9 +112,9 @@ class Exchange(Response):
             usage = self._run.usage
             self._meter.close(usage, self._unfinished)
             charge(scope, usage.completion_tokens)
-            self._record(scope)
+            self._record(scope, submitted)
 
-    def _record(self, scope: Scope) -> None:
+    def _record(self, scope: Scope, submitted: float) -> None:
         record = record_of(scope)
         if record is None:
             return
@@ -121,6 +122,7 @@ class Exchange(Response):
         record.id, record.model, record.stream = options.request_id, self._context.model, options.stream
         record.prompt_tokens, record.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         record.completion_tokens = usage.completion_tokens
+        record.submitted = submitted
         record.queue_seconds, record.first_token = meter.queue_seconds, meter.first_token
         record.finish, record.sampling = ",".join(meter.finishes(self._unfinished)), self._run.sampling
 

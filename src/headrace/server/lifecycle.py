@@ -264,6 +264,8 @@ async def _serve_until(
         await asyncio.wait({serving}, timeout=0.5)
         server.force_exit = True
         await asyncio.wait({serving}, timeout=0.5)
+        if context.tracing is not None:
+            await asyncio.to_thread(context.tracing.close)
         context.workers.close()
         for store in (context.responses, context.batches):
             if store is not None:

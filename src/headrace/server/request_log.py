@@ -12,16 +12,20 @@ from headrace.log_format import FIELDS
 from headrace.server.page_files import DOCS_PATHS, PAGE_PATHS
 from headrace.server.request_record import RequestRecord
 
-__all__ = ["log_request"]
+__all__ = ["is_noted", "log_request"]
 
 _log = logging.getLogger("headrace.requests")
 _LEFT_OUT = frozenset({"/health", "/metrics", "/v1/engine/state", *PAGE_PATHS, *DOCS_PATHS})
-"""Paths that programs ask again and again, and the page's files."""
 _LONGEST = 200
 
 
+def is_noted(scope: Scope) -> bool:
+    """False for what programs ask again and again, and for the pages' files."""
+    return scope["path"] not in _LEFT_OUT
+
+
 def log_request(scope: Scope, record: RequestRecord) -> None:
-    if scope["path"] in _LEFT_OUT or not _log.isEnabledFor(logging.INFO):
+    if not _log.isEnabledFor(logging.INFO):
         return
     # A path is the client's: it must not end the line, or write to a terminal.
     path = scope["path"].encode("unicode_escape").decode()[:_LONGEST]

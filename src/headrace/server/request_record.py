@@ -27,8 +27,10 @@ class RequestRecord:
     prompt_tokens: int | None = None
     cached_tokens: int = 0
     completion_tokens: int = 0
+    submitted: float | None = None
+    """When the engine got it."""
     queue_seconds: float | None = None
-    """Until the first choice was scheduled."""
+    """From then until the first choice was scheduled."""
     first_token: float | None = None
     finish: str = ""
     """Why the choices ended, in their order and separated by commas."""
