@@ -211,7 +211,7 @@ def _tls(config: Config) -> Tls | None:
     return None if certificate is None else Tls(Path(certificate), None if key is None else Path(key))
 
 
-def _server_of(context: Context, descriptors: DescriptorWatch, tls: Tls | None) -> _Server:
+def _server_of(context: Context, descriptors: DescriptorWatch, tls: Tls | None = None) -> _Server:
     config = uvicorn.Config(
         create_app_for(context),
         loop="none",
