@@ -142,7 +142,8 @@ def test_other_requests() -> None:
 
 def test_the_libraries_are_imported_only_if_they_are_asked_for() -> None:
     code = (
-        "import sys, headrace.server.app; assert not [name for name in sys.modules if name.startswith('opentelemetry.sdk')]"
+        "import sys, headrace.server.app; "
+        "assert not [name for name in sys.modules if name.startswith('opentelemetry.sdk')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
