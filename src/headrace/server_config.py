@@ -69,8 +69,8 @@ class ServerConfig(Frozen):
     max_waiting_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Prompt tokens that may wait for their first answer; a request beyond is refused with 503. Default: no "
-        "limit beside max_waiting.",
+        description="Prompt tokens that may wait for a first answer; a request beyond is refused with 503. Default: "
+        "no limit beside max_waiting.",
         json_schema_extra=unit("tokens"),
     )
     state_dir: str | None = Field(
