@@ -1,4 +1,4 @@
-"""Plans that clients have stored, by the hashes of their documents."""
+"""Plans that clients have stored, by owner and the hashes of their documents."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ class PlanStore:
 
     def __init__(self, most: int = MOST_PLANS, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes
-        self._plans: dict[str, StoredPlan] = {}
+        self._plans: dict[tuple[str, str], StoredPlan] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def put(self, name: str, stored: StoredPlan) -> None:
-        self.remove(name)
-        self._plans[name] = stored
+    def put(self, owner: str, name: str, stored: StoredPlan) -> None:
+        self.remove(owner, name)
+        self._plans[owner, name] = stored
         self._bytes += stored.size
         while len(self._plans) > self._most or (self._bytes > self._most_bytes and len(self._plans) > 1):
-            self.remove(next(iter(self._plans)))
+            self.remove(*next(iter(self._plans)))
 
-    def get(self, name: str) -> StoredPlan | None:
-        found = self._plans.pop(name, None)
+    def get(self, owner: str, name: str) -> StoredPlan | None:
+        found = self._plans.pop((owner, name), None)
         if found is not None:
-            self._plans[name] = found
+            self._plans[owner, name] = found
         return found
 
-    def remove(self, name: str) -> bool:
-        found = self._plans.pop(name, None)
+    def remove(self, owner: str, name: str) -> bool:
+        found = self._plans.pop((owner, name), None)
         if found is not None:
             self._bytes -= found.size
         return found is not None

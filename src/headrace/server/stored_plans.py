@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.server.caller import owner_of
 from headrace.server.context import Context
 from headrace.server.http_errors import HttpError
 from headrace.server.plan_store import StoredPlan
@@ -26,7 +27,7 @@ async def store_plan(context: Context, request: Request) -> Response:
         return stored_plan(body.plan)
 
     stored = await with_language(context, len(sent), read)
-    context.plans.put(stored.reply.id, stored)
+    context.plans.put(owner_of(request.scope), stored.reply.id, stored)
     return _answer(stored)
 
 
@@ -36,13 +37,13 @@ async def tell_plan(context: Context, request: Request) -> Response:
 
 async def forget_plan(context: Context, request: Request) -> Response:
     stored = _stored(context, request)
-    context.plans.remove(stored.reply.id)
+    context.plans.remove(owner_of(request.scope), stored.reply.id)
     return Response(msgspec.json.encode({"id": stored.reply.id, "deleted": True}), media_type="application/json")
 
 
 def _stored(context: Context, request: Request) -> StoredPlan:
     name = request.path_params["id"]
-    found = context.plans.get(name)
+    found = context.plans.get(owner_of(request.scope), name)
     if found is None:
         raise HttpError(404, f"no plan {name[:200]!r} is stored", param="id", code="plan_not_found")
     return found

@@ -66,17 +66,19 @@ def test_a_plan_that_is_not_stored() -> None:
         fault(asyncio.run(ask(method)), 404, "id")
 
 
-def test_the_store_is_bounded() -> None:
+def test_the_store_is_bounded_and_apart_by_owner() -> None:
     store = PlanStore(most=3, most_bytes=100)
     for at in range(4):
-        store.put(f"p{at}", StoredPlan(None, None, 10))
-        store.get("p0")
-    assert store.get("p1") is None, "it was not used for the longest time"
+        store.put("me", f"p{at}", StoredPlan(None, None, 10))
+        store.get("me", "p0")
+    assert store.get("me", "p1") is None, "it was not used for the longest time"
+    assert store.get("you", "p0") is None
+    assert not store.remove("you", "p0")
     assert len(store) == 3
-    store.put("large", StoredPlan(None, None, 95))
+    store.put("you", "large", StoredPlan(None, None, 95))
     assert len(store) == 1
-    assert store.remove("large")
-    assert not store.remove("large")
+    assert store.remove("you", "large")
+    assert not store.remove("you", "large")
 
 
 def test_a_batch_sends_its_plan_once() -> None:
