@@ -260,6 +260,7 @@ def _engine_info(
         num_blocks=resolved.num_blocks,
         max_num_seqs=resolved.max_num_seqs,
         reasons=tuple(reasons),
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
     )
 
 

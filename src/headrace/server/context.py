@@ -24,6 +24,7 @@ from headrace.server.error_forms import error_response, family_of, status_of
 from headrace.server.http_errors import HttpError
 from headrace.server.metrics import ServerMetrics
 from headrace.server.model_formats import ModelFormats, find_formats
+from headrace.server.plan_store import PlanStore
 from headrace.server.renaming import renamed
 from headrace.server.request_log import is_noted, log_request
 from headrace.server.request_record import RequestRecord
@@ -97,8 +98,11 @@ class Context:
     workers: TextWorkers = field(default_factory=TextWorkers)
     programs: dict[str, Any] = field(default_factory=dict)
     """Running programs by id (`program_run.ProgramRun`)."""
+    plans: PlanStore = field(default_factory=PlanStore)
     program_places: SequenceLimiter | None = None
     """Sequences of all programs that are in the engine at once; made with the first program."""
+    program_encoder: Any = None
+    """Makes tokens of the programs' texts (`programs.token_path.PathEncoder`); made with the first program."""
     active: set[CancelScope] = field(default_factory=set)
     """Of the requests that the engine works on."""
     inflight: int = 0
