@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from server_harness import NAME, PATIENCE, Server, running, until
+from server_harness import NAME, PATIENCE, Server, engine_of, running, until
 
 LONG = "You are a very patient assistant that answers at length, and says the same thing twice. " * 2
 TEXTS = [str(number) for number in range(8)]
@@ -125,7 +125,7 @@ def test_lost_engines_show_in_no_answer(tiny_llama: Path, engines: tuple[Server,
             row = router.rows()[1]
             return bool(row["state"] == "ready" and row["events"])
 
-        storm(lambda: victim.engine.kill())
+        storm(lambda: engine_of(victim.process.pid).kill())
         until(back, router.rows)
         storm(lambda: victim.process.send_signal(signal.SIGSTOP))
         until(lambda: router.rows()[1]["state"] == "ejected", router.rows)

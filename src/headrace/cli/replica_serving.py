@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 from headrace.config import Config
@@ -49,9 +50,17 @@ def serve_replicas(config: Config, path: Path, count: int) -> int:
 
     name = config.server.served_model_name or display_name(config.model.model)
     key = config.server.api_key or read_environment().api_key
-    server = config.server.model_copy(update={"served_model_name": name, "api_key": key})
+    # Clients meet the router alone; the engines answer nobody else.
+    inner = secrets.token_urlsafe(32)
+    server = config.server.model_copy(update={"served_model_name": name, "api_key": inner, "api_keys_file": None})
     group = ProcessGroup(replica_configs(config.model_copy(update={"server": server}), count), str(path))
     options = RouterOptions(
-        group.urls, config.server.host, config.server.port, key, drain_timeout=config.server.drain_timeout
+        group.urls,
+        config.server.host,
+        config.server.port,
+        key,
+        config.server.api_keys_file,
+        inner,
+        drain_timeout=config.server.drain_timeout,
     )
     return run_router(options, group)

@@ -16,6 +16,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8080, help="port to listen on; 0 takes a free one (default: 8080)")
     parser.add_argument("--api-key", help="key that every client must send; HEADRACE_API_KEY does the same")
+    parser.add_argument("--api-keys-file", metavar="FILE", help="more keys, with names and limits (docs/server.md)")
     parser.add_argument("--engine-api-key", help="key of the engines (default: the same)")
     parser.add_argument(
         "--tokenizer",
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
             args.host,
             args.port,
             args.api_key or read_environment().api_key,
+            args.api_keys_file,
             args.engine_api_key,
             args.drain_timeout,
             WatchTimes(args.health_interval, args.health_timeout),

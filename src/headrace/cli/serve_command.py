@@ -24,6 +24,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--replicas", type=int, default=1, metavar="N", help="engines on this machine, behind one router (default: 1)"
     )
     parser.add_argument("--accept-terms", action="store_true", help="accept the terms of a model that has some")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would happen, without loading weights; exit with 2 if it would fail",
+    )
     add_server_options(parser)
     add_engine_options(parser)
 
@@ -36,7 +41,16 @@ def prepare() -> EngineProcessHandle:
 
 def run(args: argparse.Namespace) -> int:
     config = build_config(args)
+    if args.dry_run:
+        from headrace.cli.serve_plan import show_serve_plan
+
+        set_up_logging(quiet=True)
+        return show_serve_plan(config)
     set_up_logging()
+    if config.server.log_format == "json":
+        from headrace.log_format import use_json
+
+        use_json()
     path = fetch_model(args.model, args.accept_terms)
     scheduler = config.scheduler.with_draft_model(lambda name: fetch_model(name, args.accept_terms))
     config = config.model_copy(update={"scheduler": scheduler})

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace import errors
-from headrace.core.cache_events import CacheBatch, CacheSnapshot
+from headrace.core.cache_events import CacheBatch, CacheEvent, CacheRun, CacheSnapshot
 from headrace.engine.stats import EngineStats, EngineView
 from headrace.errors import CheckpointError, EngineDead, HeadraceError, InvalidRequest, Overloaded
 from headrace.types import Delta, Request
@@ -21,8 +21,12 @@ __all__ = [
     "Add",
     "AddAll",
     "Beat",
+    "CacheBatch",
     "CacheChanged",
     "CacheContents",
+    "CacheEvent",
+    "CacheRun",
+    "CacheSnapshot",
     "Command",
     "Deltas",
     "EngineInfo",
@@ -47,6 +51,10 @@ __all__ = [
     "from_wire",
     "to_wire",
 ]
+
+
+_MOST_RIVALS = 64
+"""Each needs a row of logits."""
 
 
 class WireMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -82,11 +90,17 @@ class EngineInfo(WireMessage, frozen=True):
     """Equal for engines whose blocks hold the same bytes for the same tokens."""
     reasons: tuple[str, ...] = ()
     """The reason of each automatic choice."""
+    max_num_batched_tokens: int = 0
 
     @property
     def kv_tokens(self) -> int:
         """Capacity of the KV cache in tokens. Block 0 is padding."""
         return (self.num_blocks - 1) * self.block_size
+
+    @property
+    def most_rivals(self) -> int:
+        """The most rivals of a request: their rows must fit in a step in which all other sequences decode."""
+        return max(0, min(_MOST_RIVALS, self.max_num_batched_tokens - self.max_num_seqs - 1))
 
 
 class Add(WireMessage, frozen=True):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace.config import Config
-from headrace.server.http_server import bind
+from headrace.server.listening import bind
 
 __all__ = ["ProcessGroup"]
 

@@ -16,6 +16,7 @@ import msgspec
 from headrace.client.api import ModelInfo
 from headrace.config import ServerConfig
 from headrace.errors import HeadraceError
+from headrace.keys.key_ring import KeyRing
 from headrace.server.context import Context, ServerTokenizer
 from headrace.server.http_errors import HttpError
 from headrace.server.json_limits import SMALL, check_json_limits
@@ -50,7 +51,9 @@ class PromptReader:
 
     def __init__(self, tokenizer: ServerTokenizer, info: ModelInfo) -> None:
         client: Any = _Described(info)
-        self._context = Context(client, tokenizer, info.name, None, 1, formats=find_formats(tokenizer, ServerConfig()))
+        self._context = Context(
+            client, tokenizer, info.name, KeyRing(), 1, formats=find_formats(tokenizer, ServerConfig())
+        )
 
     async def read(self, path: str, body: bytes) -> Prompt | None:
         """None for a path without a prompt, and for a body that an engine refuses."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 from starlette.types import Message, Send
 
 from headrace.route.fleet import Choice, Fleet, Query
@@ -69,6 +70,8 @@ class Relay:
         """The head of an answer was sent."""
         self._shown = False
         """A piece of an answer was sent that cannot be taken back."""
+        self.pieces = 0
+        """Tokens of the answer, for the limits of keys: of a stream the events, otherwise as its usage says."""
 
     async def run(self) -> None:
         """Raises HttpError if nothing was sent yet."""
@@ -169,6 +172,7 @@ class Relay:
                 if not self._started:
                     await self._start(choice.replica, answer)
                 self._shown = True
+            self.pieces += piece.count(b"\ndata: {") + piece.startswith(b"data: {")
             await self._send(_body(piece))
         self._shown = True
         await self._send(_body(b"", more=False))
@@ -183,6 +187,7 @@ class Relay:
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
 
     async def _whole_answer(self, replica: Replica, answer: Answer, body: bytes) -> None:
+        self.pieces += _generated(body)
         answer.headers = [pair for pair in answer.headers if pair[0] != b"content-length"]
         if self._call.method != b"HEAD":
             answer.headers.append((b"content-length", b"%d" % len(body)))
@@ -233,6 +238,28 @@ class _Broken(Exception):
 
 def _body(data: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+    output_tokens: int = 0
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+    eval_count: int = 0
+
+
+_answer_of = msgspec.json.Decoder(_Answer).decode
+
+
+def _generated(body: bytes) -> int:
+    try:
+        answer = _answer_of(body)
+    except msgspec.MsgspecError:
+        return 0
+    usage = answer.usage or _Usage()
+    return usage.completion_tokens or usage.output_tokens or answer.eval_count
 
 
 def _is_error(piece: bytes) -> bool:

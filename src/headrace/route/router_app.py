@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from headrace import __version__
 from headrace.errors import HeadraceError
+from headrace.keys.key_ring import ANYONE, Caller, KeyRing
 from headrace.route.fleet import Fleet, Query
 from headrace.route.relay import Call, Relay
 from headrace.route.router_metrics import RouterMetrics
-from headrace.server.access import EchoSend
+from headrace.server.access import sent_keys
+from headrace.server.answer_send import AnswerSend
 from headrace.server.cancel_scope import CancelScope, ClientDisconnected
 from headrace.server.error_forms import error_response, family_of
 from headrace.server.http_errors import HttpError, ShuttingDown, to_http
@@ -28,6 +29,7 @@ from headrace.server.request_body import read_body
 __all__ = ["RouterApp", "RouterState"]
 
 _OPEN = frozenset({"/health"})
+_HOLD = "/v1/router/hold"
 _STATEFUL = ("/v1/files", "/v1/batches", "/v1/responses/", "/v1/programs/", "/v1/engine/")
 """Paths about what one engine keeps or does: they say nothing about which."""
 
@@ -50,7 +52,7 @@ class RouterState:
     """Thread: the event loop's."""
 
     fleet: Fleet
-    api_key: bytes | None = None
+    keys: KeyRing = field(default_factory=KeyRing)
     metrics: RouterMetrics = field(default_factory=RouterMetrics)
     active: set[CancelScope] = field(default_factory=set)
     inflight: int = 0
@@ -65,12 +67,14 @@ class RouterApp:
             ("GET", "/metrics"): self._metrics,
             ("GET", "/v1/models"): self._models,
             ("GET", "/v1/router/replicas"): self._replicas,
-            ("POST", "/v1/router/hold"): self._hold,
+            ("POST", _HOLD): self._hold,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
+        send = AnswerSend(send, given)
         self.state.inflight += 1
         try:
             await self._answer(scope, receive, send)
@@ -83,15 +87,13 @@ class RouterApp:
 
     async def _refuse(self, error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
         self.state.metrics.refused.labels(error.status).inc()
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        if given:
-            send = EchoSend(send, given)
         await error_response(error, family_of(scope))(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: AnswerSend) -> None:
         path = scope["path"]
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        if path not in _OPEN and not self._authorized(scope):
+        caller = self.state.keys.find(sent_keys(scope)) or (ANYONE if path in _OPEN else None)
+        if caller is None:
             raise HttpError(
                 401,
                 "a valid API key is needed: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`",
@@ -102,24 +104,21 @@ class RouterApp:
             raise ShuttingDown
         own = self._own.get((method, path))
         if own is not None:
+            if path == _HOLD and not caller.admin:
+                raise HttpError(403, "this key may not hold replicas back: it is not an admin's", code="not_allowed")
             await (await own(Request(scope, receive)))(scope, receive, send)
-        else:
-            await self._pass_on(scope, receive, send)
+            return
+        limiter = caller.limiter if method == "POST" else None
+        if limiter is not None:
+            send.more = lambda: limiter.headers(time.monotonic())
+            limiter.enter(time.monotonic())
+        try:
+            await self._pass_on(scope, receive, send, caller)
+        finally:
+            if limiter is not None:
+                limiter.leave()
 
-    def _authorized(self, scope: Scope) -> bool:
-        key = self.state.api_key
-        if key is None:
-            return True
-        for name, value in scope["headers"]:
-            if name == b"authorization":
-                scheme, _, token = value.partition(b" ")
-                if scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), key):
-                    return True
-            elif name == b"x-api-key" and hmac.compare_digest(value, key):
-                return True
-        return False
-
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
         fleet, path = self.state.fleet, scope["path"]
         if path.startswith(_STATEFUL) and len(fleet.replicas) > 1:
             message = f"{path[:200]} is about what one engine keeps: ask that engine itself, not the router"
@@ -135,7 +134,9 @@ class RouterApp:
             body,
             _streams(path, asked),
         )
-        query = await self._query(call, asked)
+        query = await self._query(call, asked, caller)
+        if caller.limiter is not None:
+            caller.limiter.admit_prompt(query.tokens, time.monotonic())
         self.state.metrics.seconds.observe(time.perf_counter() - began)
         relay = Relay(fleet, self.state.metrics, call, query, send)
         async with CancelScope(self.state.active, receive) as cancel_scope:
@@ -146,13 +147,22 @@ class RouterApp:
                 if why is None:
                     raise
                 await relay.stop(why)
+            finally:
+                if caller.limiter is not None:
+                    caller.limiter.charge(relay.pieces, time.monotonic())
 
-    async def _query(self, call: Call, asked: _Asked) -> Query:
+    async def _query(self, call: Call, asked: _Asked, caller: Caller) -> Query:
         fleet = self.state.fleet
         model = asked.model
         names = list(fleet.models())
         if model is not None and names and model not in names and model.removesuffix(":latest") in names:
             model = model.removesuffix(":latest")  # As Ollama's clients write it.
+        if model is None and caller.models is not None and len(names) > 1:
+            # One of the models that the key may use.
+            model = next((name for name in names if caller.may_use(name)), None)
+        if not caller.may_use(model or next(iter(names), "")):
+            message = f"the model {(model or '')[:200]!r} is not open to this key"
+            raise HttpError(404, message, param="model", code="model_not_found")
         if model is not None and names and model not in names:
             message = f"the model {model[:200]!r} does not exist: there are {', '.join(map(repr, names))}"
             raise HttpError(404, message, param="model", code="model_not_found")

@@ -10,9 +10,12 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from headrace import event_loop
+from headrace.config import ServerConfig
 from headrace.errors import ConfigError
+from headrace.keys.key_ring import KeyRing
 from headrace.route.fleet import Fleet
 from headrace.route.process_group import ProcessGroup
 from headrace.route.replica import Replica
@@ -23,15 +26,14 @@ from headrace.server.http_errors import ShuttingDown
 from headrace.server.http_server import (
     HttpServer,
     StopSignals,
-    bind,
     ignoring_signals_after,
     make_server,
     print_line,
     signals,
     until_started,
-    url_of,
     wait_for_either,
 )
+from headrace.server.listening import base_url, bind
 
 __all__ = ["RouterOptions", "run_router"]
 
@@ -47,6 +49,8 @@ class RouterOptions:
     port: int = 8080
     api_key: str | None = None
     """That clients must send."""
+    api_keys_file: str | None = None
+    """More of them, with names and limits."""
     engine_api_key: str | None = None
     """That the engines want; None: what the client sends is passed on."""
     drain_timeout: float = 30.0
@@ -79,7 +83,8 @@ async def _serve(
     stop = StopSignals()
     descriptors = DescriptorWatch()
     asyncio.get_running_loop().set_exception_handler(descriptors.handle)
-    state = RouterState(fleet, None if options.api_key is None else options.api_key.encode())
+    file = None if options.api_keys_file is None else Path(options.api_keys_file)
+    state = RouterState(fleet, KeyRing(options.api_key, file))
     server = make_server(RouterApp(state), descriptors)
     watches = [ReplicaWatch(fleet, one, options.times, options.tokenizers) for one in fleet.replicas]
     tasks = [asyncio.create_task(work) for one in watches for work in (one.check_health(), one.follow_events())]
@@ -115,7 +120,7 @@ async def _serve_until(
 ) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await until_started(server, serving)
-    url = url_of(options.host, listener.getsockname()[1])
+    url = base_url(ServerConfig(host=options.host), listener)
     ready = sum(one.usable for one in state.fleet.replicas)
     print_line(f"Headrace routes to {len(state.fleet.replicas)} engines, {ready} of them ready, at {url}/v1")
     try:

@@ -15,8 +15,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from headrace.core.cache_events import CacheBatch, CacheSnapshot
-from headrace.engine.wire import CacheChanged, CacheContents
+from headrace.engine.wire import CacheBatch, CacheChanged, CacheContents, CacheSnapshot
 from headrace.errors import HeadraceError
 from headrace.server.context import Context
 from headrace.server.stream_form import named_event

@@ -1,4 +1,4 @@
-"""The parts of a process that serves HTTP: its socket, its server, and the signals that end it."""
+"""The parts of a process that serves HTTP: its server, and the signals that end it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import Coroutine, Iterator
 from functools import partial
@@ -18,18 +17,17 @@ from starlette.types import ASGIApp
 from headrace.errors import ConfigError
 from headrace.server.descriptor_watch import DescriptorWatch
 from headrace.server.http_connection import HttpConnection
+from headrace.server.listening import Tls
 
 __all__ = [
     "HARD_EXIT",
     "HttpServer",
     "StopSignals",
-    "bind",
     "ignoring_signals_after",
     "make_server",
     "print_line",
     "signals",
     "until_started",
-    "url_of",
     "wait_for_either",
 ]
 
@@ -45,21 +43,6 @@ async def ignoring_signals_after(work: Coroutine[Any, Any, int]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     return code
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet. Raises ConfigError for an address that cannot be bound."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, proto)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot listen on {host}:{port}: {why}; choose another --port or --host") from None
-    return listener
 
 
 class StopSignals:
@@ -111,20 +94,21 @@ class HttpServer(uvicorn.Server):
         return [one for one in self.server_state.connections if isinstance(one, HttpConnection)]
 
 
-def make_server(app: ASGIApp, descriptors: DescriptorWatch) -> HttpServer:
-    return HttpServer(
-        uvicorn.Config(
-            app,
-            loop="none",
-            http=partial(HttpConnection, descriptors=descriptors),  # type: ignore[arg-type]
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE,
-        )
+def make_server(app: ASGIApp, descriptors: DescriptorWatch, tls: Tls | None = None) -> HttpServer:
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        http=partial(HttpConnection, descriptors=descriptors),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE,
     )
+    config.load()
+    config.ssl = None if tls is None else tls.context
+    return HttpServer(config)
 
 
 def print_line(text: str) -> None:
@@ -144,11 +128,6 @@ async def until_started(server: HttpServer, serving: asyncio.Task[None]) -> None
                 raise ConfigError(f"cannot listen: {error}; choose another --port or --host") from None
             raise ConfigError("the HTTP server ended before it had started")
         await asyncio.sleep(0.005)
-
-
-def url_of(host: str, port: int) -> str:
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
 async def wait_for_either(event: asyncio.Event, task: asyncio.Task[None]) -> None:

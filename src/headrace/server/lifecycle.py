@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import gc
 import logging
+import signal
 import socket
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from headrace.engine.launch import EngineProcessHandle
 from headrace.environment import read_environment
 from headrace.errors import ConfigError
 from headrace.hub.model_reference import display_name
+from headrace.keys.key_ring import KeyRing
 from headrace.progress import loading_bar
 from headrace.server import http_server
 from headrace.server.app import create_app_for
@@ -35,15 +37,14 @@ from headrace.server.http_errors import ShuttingDown
 from headrace.server.http_server import (
     HttpServer,
     StopSignals,
-    bind,
     ignoring_signals_after,
     make_server,
     print_line,
     signals,
     until_started,
-    url_of,
     wait_for_either,
 )
+from headrace.server.listening import Tls, base_url, bound
 from headrace.server.state_base import owned
 from headrace.server.zmq_events import ZmqPublisher
 
@@ -68,7 +69,7 @@ def run(
     from headrace.tokenization.tokenizer import load_tokenizer
 
     config = _with_path(config, model_path)
-    with contextlib.closing(bind(config.server.host, config.server.port)) as listener, loading_bar() as progress:
+    with bound(config.server) as listener, loading_bar() as progress:
         tokenizer = load_tokenizer(model_path, config.model.chat_template)
         tokenizer.warm_chat_template()
         client = ProcessClient(config, tokenizer, progress, launched=launched)
@@ -87,6 +88,27 @@ def _with_path(config: Config, model_path: Path) -> Config:
     return config.model_copy(update={"server": server, "model": model})
 
 
+@contextlib.contextmanager
+def _reloading(keys: KeyRing, tls: Tls | None) -> Iterator[None]:
+    """Read the files of keys and of the certificate again at each SIGHUP. Without them the signal keeps its meaning."""
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none.
+    if hangup is None or not (keys.has_file or tls):
+        yield
+        return
+
+    def reload() -> None:
+        keys.reload()
+        if tls is not None:
+            tls.reload()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(hangup, reload)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(hangup)
+
+
 async def serve(
     config: Config,
     client: EngineClient,
@@ -103,12 +125,14 @@ async def serve(
             context = make_context(client, tokenizer, config)
             descriptors = DescriptorWatch()
             asyncio.get_running_loop().set_exception_handler(descriptors.handle)
-            server = make_server(create_app_for(context), descriptors)
+            tls = _tls(config)
+            server = make_server(create_app_for(context), descriptors, tls)
             # Objects of the start-up stay: the garbage collector need not visit them again, so its pauses stay short.
             gc.collect()
             gc.freeze()
-            if await _run_unless(stop.drain, client.start()):
-                await _serve_until(stop, server, context, config, listener, started, first_prompt)
+            with _reloading(context.keys, tls):
+                if await _run_unless(stop.drain, client.start()):
+                    await _serve_until(stop, server, context, config, listener, started, first_prompt)
         finally:
             await _close(client, stop)
     return 0
@@ -127,6 +151,11 @@ async def _run_unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> 
     return False
 
 
+def _tls(config: Config) -> Tls | None:
+    certificate, key = config.server.ssl_certfile, config.server.ssl_keyfile
+    return None if certificate is None else Tls(Path(certificate), None if key is None else Path(key))
+
+
 async def _serve_until(
     stop: StopSignals,
     server: HttpServer,
@@ -138,7 +167,7 @@ async def _serve_until(
 ) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await until_started(server, serving)
-    url = url_of(config.server.host, listener.getsockname()[1])
+    url = base_url(config.server, listener)
     info = context.client.info
     took = time.monotonic() - started
     print_line(f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)")
@@ -148,7 +177,10 @@ async def _serve_until(
     if first_prompt is not None:
         # A daemon, so that a running answer doesn't delay the exit.
         threading.Thread(
-            target=ask, args=(url, context.model, first_prompt, config.server.api_key), daemon=True, name="first prompt"
+            target=ask,
+            args=(url, context.model, first_prompt, None if context.keys.open else context.keys.internal),
+            daemon=True,
+            name="first prompt",
         ).start()
     publisher = _publisher(context, config.server.kv_events_endpoint)
     try:
@@ -161,6 +193,8 @@ async def _serve_until(
         await asyncio.wait({serving}, timeout=0.5)
         server.force_exit = True
         await asyncio.wait({serving}, timeout=0.5)
+        if context.tracing is not None:
+            await asyncio.to_thread(context.tracing.close)
         context.workers.close()
         if publisher is not None:
             publisher.close()

@@ -16,8 +16,7 @@ from typing import Any
 import msgspec
 
 from headrace.client.cache_feed import CacheFeed
-from headrace.core.cache_events import CacheEvent, CacheRun
-from headrace.engine.wire import CacheChanged, CacheContents
+from headrace.engine.wire import CacheChanged, CacheContents, CacheEvent, CacheRun
 from headrace.errors import ConfigError
 
 __all__ = ["ZmqPublisher"]

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 from stub_engine import Stub
 
+from headrace.keys.key_ring import KeyRing
 from headrace.route.fleet import Fleet
 from headrace.route.replica import Replica
 from headrace.route.replica_watch import ReplicaWatch, WatchTimes
@@ -51,12 +53,14 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def routed(stubs: Sequence[Stub], api_key: str | None = None, watch: bool = True) -> AsyncIterator[Routed]:
+async def routed(
+    stubs: Sequence[Stub], api_key: str | None = None, watch: bool = True, keys_file: Path | None = None
+) -> AsyncIterator[Routed]:
     """All engines are ready; `watch`: they are followed from then on."""
     for stub in stubs:
         await stub.start()
     fleet = Fleet([Replica(number, stub.url, api_key) for number, stub in enumerate(stubs)])
-    state = RouterState(fleet, None if api_key is None else api_key.encode())
+    state = RouterState(fleet, KeyRing(api_key, keys_file))
     server = make_server(RouterApp(state), DescriptorWatch())
     server.config.load()
     loop = asyncio.get_running_loop()

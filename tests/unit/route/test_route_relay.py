@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -182,6 +183,36 @@ def test_the_key_is_checked_and_the_engines_get_theirs() -> None:
                 assert reply.status_code == 200
                 assert it.stubs[0].posts[-1].headers["authorization"] == "Bearer secret"
                 assert "x-api-key" not in it.stubs[0].posts[-1].headers
+
+    run(check())
+
+
+def test_keys_have_limits_models_and_rights(tmp_path: Path) -> None:
+    keys = [
+        {"name": "few", "key": "a", "tokens_per_minute": 200},
+        {"name": "one", "key": "b", "models": ["other"], "max_concurrency": 1},
+        {"name": "boss", "key": "c", "admin": True},
+    ]
+    (tmp_path / "keys.yaml").write_text(json.dumps({"keys": keys}))
+
+    async def check() -> None:
+        async with routed([Stub()], keys_file=tmp_path / "keys.yaml") as it:
+
+            def ask(key: str, text: str = "Hi") -> Coroutine[Any, Any, httpx.Response]:
+                body = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
+                headers = {"x-api-key": key}
+                return it.http.post("/v1/chat/completions", json=body, headers=headers)
+
+            first = await ask("a", "word " * 120)
+            assert first.status_code == 200
+            assert 0 < int(first.headers["x-ratelimit-remaining-tokens"]) < 200
+            assert (await ask("a", "word " * 120)).status_code == 429
+            refused = await ask("b")
+            assert (refused.status_code, "not open to this key" in refused.text) == (404, True)
+            assert (await ask("nobody")).status_code == 401
+            for key, status in (("b", 403), ("c", 200)):
+                reply = await it.http.post("/v1/router/hold", json={"replica": 0}, headers={"x-api-key": key})
+                assert reply.status_code == status
 
     run(check())
 
