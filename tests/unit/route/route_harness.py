@@ -62,7 +62,6 @@ async def routed(
     fleet = Fleet([Replica(number, stub.url, api_key) for number, stub in enumerate(stubs)])
     state = RouterState(fleet, KeyRing(api_key, keys_file))
     server = make_server(RouterApp(state), DescriptorWatch())
-    server.config.load()
     loop = asyncio.get_running_loop()
     kind: Any = server.config.http_protocol_class
     listening = await loop.create_server(lambda: kind(server.config, server.server_state, {}), "127.0.0.1", 0)
