@@ -105,6 +105,7 @@ class BaseClient:
             engine.dtype,
             self._created,
             engine.kv_tokens,
+            engine.sampling_defaults,
         )
 
     @property

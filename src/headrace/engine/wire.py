@@ -76,6 +76,8 @@ class EngineInfo(WireMessage, frozen=True):
     max_num_seqs: int
     reasons: tuple[str, ...] = ()
     """The reason of each automatic choice."""
+    sampling_defaults: dict[str, int | float] = {}
+    """Sampling parameters that the checkpoint recommends, by name."""
 
     @property
     def kv_tokens(self) -> int:
