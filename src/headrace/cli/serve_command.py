@@ -36,6 +36,10 @@ def run(args: argparse.Namespace) -> int:
 
     config = build_config(args)
     set_up_logging()
+    if config.server.log_format == "json":
+        from headrace.log_format import use_json
+
+        use_json()
     path = fetch_model(args.model, args.accept_terms)
     scheduler = config.scheduler.with_draft_model(
         lambda name, is_model: resolve_drafter(name, is_model, lambda text: fetch_model(text, args.accept_terms))
