@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ class LineInput:
         """One text for each question, until Ctrl-D."""
         while True:
             try:
-                text = self._session.prompt()
+                text = str(self._session.prompt())
             except EOFError:
                 return
             except KeyboardInterrupt:
@@ -48,17 +48,8 @@ def is_open(text: str) -> bool:
 
 def _session(commands: Mapping[str, str], history: Path | None) -> PromptSession[str]:
     from prompt_toolkit import PromptSession
-    from prompt_toolkit.completion import CompleteEvent, Completer, Completion
-    from prompt_toolkit.document import Document
+    from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.output.defaults import create_output
-
-    class Commands(Completer):
-        def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
-            typed = document.text
-            if typed.startswith("/") and " " not in typed and "\n" not in typed:
-                for name, text in commands.items():
-                    if name.startswith(typed):
-                        yield Completion(name, -len(typed), display_meta=text)
 
     return PromptSession(
         "> ",
@@ -66,7 +57,7 @@ def _session(commands: Mapping[str, str], history: Path | None) -> PromptSession
         prompt_continuation=". ",
         key_bindings=_keys(),
         history=_history(history),
-        completer=Commands(),
+        completer=WordCompleter(list(commands), meta_dict=commands, sentence=True),
         complete_while_typing=False,
         output=create_output(always_prefer_tty=True),
     )
@@ -89,7 +80,6 @@ def _keys() -> KeyBindings:
 
     keys = KeyBindings()
 
-    @keys.add("enter")
     def send(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         before = buffer.document.text_before_cursor
@@ -102,9 +92,10 @@ def _keys() -> KeyBindings:
         else:
             buffer.validate_and_handle()
 
-    @keys.add("escape", "enter")
-    @keys.add("c-j")
     def new_line(event: KeyPressEvent) -> None:
         event.current_buffer.newline(copy_margin=False)
 
+    keys.add("enter")(send)
+    keys.add("escape", "enter")(new_line)
+    keys.add("c-j")(new_line)
     return keys
