@@ -32,6 +32,10 @@ def prepare() -> EngineProcessHandle:
 def run(args: argparse.Namespace) -> int:
     config = build_config(args)
     set_up_logging()
+    if config.server.log_format == "json":
+        from headrace.log_format import use_json
+
+        use_json()
     path = fetch_model(args.model, args.accept_terms)
     scheduler = config.scheduler.with_draft_model(lambda name: fetch_model(name, args.accept_terms))
     config = config.model_copy(update={"scheduler": scheduler})
