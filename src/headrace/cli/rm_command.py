@@ -16,9 +16,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from headrace.hub.local_models import find_local
+    from headrace.hub.local_models import local_model
 
-    for model in [find_local(name) for name in args.names]:
+    for model in [local_model(name) for name in args.names]:
         if model.is_shared and not args.yes:
             _confirm(model.name)
         model.remove()

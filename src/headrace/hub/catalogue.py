@@ -19,7 +19,7 @@ from headrace.environment import read_environment
 from headrace.errors import CheckpointError, ConfigError, ModelNotFound
 from headrace.hub.fetching import Progress, download_wheel, locked
 from headrace.hub.model_reference import parse_repository
-from headrace.hub.repository import fetch_repository
+from headrace.hub.repository import cached_repository, fetch_repository
 from headrace.suggestions import did_you_mean
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Wheel",
     "cached_path",
     "find_cached",
+    "find_local",
     "pull",
     "resolve_drafter",
     "resolve_model",
@@ -200,6 +201,20 @@ def resolve_drafter(name: str, is_model: bool, resolve: Callable[[str], Path]) -
             f"drafter {name!r} is no such path: give the directory of a drafter's checkpoint, or org/name of a hub"
         )
     return resolve(name)
+
+
+def find_local(name_or_path: str) -> Path:
+    """As `resolve_model`, but nothing is fetched. Raises ModelNotFound that says how to fetch it."""
+    repository = None if os.path.exists(name_or_path) else parse_repository(name_or_path)
+    if name_or_path in CATALOGUE:
+        found = find_cached(name_or_path)
+    elif repository is not None:
+        found = cached_repository(repository)
+    else:
+        return resolve_model(name_or_path)
+    if found is None:
+        raise ModelNotFound(f"{name_or_path} is not on this machine: `headrace pull {name_or_path}` fetches it")
+    return found
 
 
 def _entry(name: str) -> CatalogueEntry:

@@ -11,7 +11,7 @@ from headrace.errors import ModelNotFound
 from headrace.hub.catalogue import CATALOGUE, find_cached
 from headrace.suggestions import did_you_mean
 
-__all__ = ["LocalModel", "find_local", "local_models"]
+__all__ = ["LocalModel", "local_model", "local_models"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def local_models() -> list[LocalModel]:
     return sorted([*_pulled(), *_of_hub()], key=lambda model: model.name)
 
 
-def find_local(name: str) -> LocalModel:
+def local_model(name: str) -> LocalModel:
     """Raises ModelNotFound that says what is here."""
     models = {model.name: model for model in local_models()}
     if name not in models:

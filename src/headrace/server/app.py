@@ -25,6 +25,7 @@ from headrace.server import (
     responses,
     routes,
     schemas,
+    stored_plans,
 )
 from headrace.server.access import AccessMiddleware
 from headrace.server.batch_runner import BatchRunner
@@ -94,6 +95,7 @@ _ROUTES = (
     *batches.ROUTES,
     *ollama.ROUTES,
     *programs.ROUTES,
+    *stored_plans.ROUTES,
 )
 
 
