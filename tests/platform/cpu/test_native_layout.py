@@ -14,7 +14,7 @@ import pytest
 
 from headrace.errors import PlatformError
 from headrace.platforms.cpu import CpuPlatform, native, native_device, native_layout
-from headrace.platforms.cpu.native_layout import DRAFTER_TWINS, TWINS, check_layouts
+from headrace.platforms.cpu.native_layout import BLOCK_TWINS, DRAFTER_TWINS, TWINS, check_layouts
 from headrace.platforms.interface import ChecksDrafting
 
 KERNELS = Path(native.__file__).parents[2] / "kernels"
@@ -33,7 +33,7 @@ def test_every_structure_of_the_sources_has_a_twin() -> None:
     arguments = {
         name for text in sources for name in re.findall(r"^(?:typedef )?struct (\w+_args) \{", text, re.MULTILINE)
     }
-    assert described == {*TWINS, *DRAFTER_TWINS}
+    assert described == {*TWINS, *BLOCK_TWINS, *DRAFTER_TWINS}
     assert arguments <= described
 
 

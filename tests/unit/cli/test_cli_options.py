@@ -64,7 +64,7 @@ EVERYTHING = (
     "m.gguf --platform p --device-index 1 --device-option a=1 --device-option b=c --threads 3 --tensor-parallel-size 2 "
     "--dtype float32 --quantize int8 --max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 "
     "--kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching --chat-template t.jinja "
-    "--generation-config none "
+    "--generation-config none --kv-host-memory 2Ki --kv-disk d:1k "
     "--grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 "
     "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think "
     "--state-dir s --api-keys-file k.yaml --log-format json --uds u --ssl-certfile c.pem --ssl-keyfile k.pem "
@@ -84,7 +84,15 @@ def test_every_option_has_its_place() -> None:
             "grammar_backend": "mill",
             "packed_cache": 3000,
         },
-        "cache": {"block_size": 32, "kv_dtype": "int8", "kv_memory": 1024, "num_blocks": 9, "prefix_caching": False},
+        "cache": {
+            "block_size": 32,
+            "kv_dtype": "int8",
+            "kv_memory": 1024,
+            "num_blocks": 9,
+            "prefix_caching": False,
+            "kv_host_memory": 2048,
+            "kv_disk": "d:1k",
+        },
         "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_waiting": 5, "speculate": "ngram"},
         "device": {"platform": "p", "index": 1, "threads": 3, "options": {"a": 1, "b": "c"}},
         "parallel": {"tensor_parallel_size": 2},
