@@ -154,7 +154,12 @@ def _keys() -> Iterator[Any]:
         import termios
         import tty
     except ImportError:  # Windows: Ctrl-C leaves.
-        yield lambda seconds: time.sleep(seconds) or ""
+
+        def rest(seconds: float) -> str:
+            time.sleep(seconds)
+            return ""
+
+        yield rest
         return
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
