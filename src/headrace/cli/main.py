@@ -16,6 +16,7 @@ VERBS = {
     "generate": ("headrace.cli.generate_command", "continue a text"),
     "chat": ("headrace.cli.chat_command", "chat with a model in the terminal"),
     "run": ("headrace.cli.run_command", "ask a model one question; without one, chat with it"),
+    "top": ("headrace.cli.top_command", "watch a running server"),
     "run-batch": ("headrace.cli.run_batch_command", "answer a file of requests"),
     "program": ("headrace.cli.program_command", "compile, check, draw and run programs of headrace.lang"),
     "train-drafter": ("headrace.cli.train_command", "train a head that drafts for a model"),
