@@ -113,6 +113,7 @@ class BaseClient:
             self._created,
             engine.kv_tokens,
             engine.most_rivals,
+            engine.sampling_defaults,
             engine.layout_id,
             engine.block_size,
             engine.max_num_seqs,
