@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from headrace.config import SIZE, Bytes, Config
 from headrace.errors import ConfigError
+from headrace.suggestions import did_you_mean
 
 __all__ = ["ENGINE", "SERVER", "Option", "make_config"]
 
@@ -38,7 +39,9 @@ class Option:
     def flag(self) -> str:
         """The command-line option."""
         flag = self.name.replace("_", "-")
-        return f"--no-{flag}" if self.is_switch else f"--{flag.removesuffix('s')}" if self.is_mapping else f"--{flag}"
+        if self.is_switch:
+            return f"--no-{flag}" if self.info.default else f"--{flag}"
+        return f"--{flag.removesuffix('s')}" if self.is_mapping else f"--{flag}"
 
     @property
     def kinds(self) -> tuple[Any, ...]:
@@ -62,7 +65,7 @@ class Option:
 
     @property
     def is_switch(self) -> bool:
-        """True for an option that is on by default and can only be turned off on the command line."""
+        """True for an option that is on or off; its flag turns it to what is not the default."""
         return self.info.annotation is bool
 
     @property
@@ -116,7 +119,9 @@ def make_config(model: str, given: Mapping[str, Any], flags: bool = False) -> Co
     for name, value in given.items():
         option = known.get(name)
         if option is None:
-            raise ConfigError(f"unknown option {name!r}; there are {', '.join(sorted(ENGINE))}")
+            raise ConfigError(
+                f"unknown option {name!r}; there are {', '.join(sorted(ENGINE))}{did_you_mean(name, known)}"
+            )
         values[option.section][option.field] = value
     try:
         return Config.model_validate(values)

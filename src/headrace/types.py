@@ -91,6 +91,11 @@ class Request:
     extends: str = ""
     """Id of an open sequence that this prompt goes on with: it takes over the slot and the blocks. If that one is not
     open any more, this is a request as any other."""
+    whole: bool = False
+    """Its caller reads the answer as a whole: one delta, at the end."""
+    rivals: tuple[int, ...] = ()
+    """Tokens whose logprobs are wanted in the place of the prompt's token `params.prompt_logprobs_start`, besides
+    its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,8 @@ class Delta:
     error: str | None = None
     request_fault: bool = False
     """The error is the request's own: what it asked for left nothing to sample."""
+    rivals: list[float] | None = None
+    """The logprobs of the request's rivals; set with `prompt_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +293,7 @@ class StepPlan:
     slots: Ints
     """[S]; row of the device's token history."""
     rows: Ints
-    """[R]; index into T of the tokens whose logits are needed, ascending."""
+    """[R]; index into T of the tokens whose logits are needed, in their order; a token may stand several times."""
     row_seq: Ints
     """[R]; index into S."""
     row_target: Ints
@@ -301,6 +308,10 @@ class StepPlan:
     history_tokens: Ints
     """[H]; known tokens that the device's history must contain and that this step does not compute (cached prefixes
     with penalties)."""
+    stores: Ints | None = None
+    """[K]; blocks whose content the result brings. They are read first: before `loads`, `copies` and the step."""
+    loads: tuple[tuple[int, Any], ...] = ()
+    """(block, its bytes), to be written before `copies`. Of two for one block, the last counts."""
     split: bool = False
     """The step is launched in two parts: the forward pass, and sampling after the core has completed the plan. Until
     then `row_target` and the constraints in `sampling` are not final."""
@@ -343,6 +354,8 @@ class StepResult:
     counts: Ints | None = None
     """[S, 2] if the device has placed sequences: how many of each one's tokens count, and how many drafts it had; 0 for
     the others."""
+    stored: npt.NDArray[np.uint8] | None = None
+    """[K, bytes]: the blocks of `StepPlan.stores`, as `gather_blocks` reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,3 +376,5 @@ class SchedulerStats:
     """Prompt tokens served from the cache, since start."""
     prompt_tokens: int
     """Prompt tokens admitted, since start."""
+    fetching: int = 0
+    """Sequences among the waiting ones whose blocks are on their way."""

@@ -72,6 +72,8 @@ class Sequence:
     """The end that follows the last token; set when that token is known."""
     keys: list[BlockKey] = field(default_factory=list)
     """Tokens of each full block, computed when first needed."""
+    names: list[bytes] = field(default_factory=list)
+    """Names of the first full blocks, as far as they were needed."""
 
     slot: int = -1
     node: RadixNode | None = None
@@ -96,8 +98,12 @@ class Sequence:
     scored: int = 0
     """The number of prompt positions whose logprobs were requested from the device."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    rivals: list[float] | None = None
+    """The logprobs of the request's rivals."""
     passed: int = 0
     """The number of times that another sequence has overtaken this one at the front of the queue."""
+    fetching: bool = False
+    """Blocks of its prefix are on their way; it waits for them."""
     estimate: int = 0
     estimated_at: int = -1
     """`estimate` is the number of cached blocks when this step was scheduled, for the order of the queue."""
@@ -157,6 +163,11 @@ class Sequence:
         if self.params.logprobs is not None and len(self.tokens) > self.emitted:
             return len(self.tokens) - 1
         return 0 if self.prompt_logprobs is None else self.prompt_len - 1
+
+    def rivals_at(self, score_from: int, end: int) -> tuple[int, ...]:
+        """The rivals that a chunk up to `end` scores, if it begins to score at `score_from`."""
+        at = self.params.prompt_logprobs_start - 1
+        return self.request.rivals if self.rivals is None and score_from == at < end else ()
 
     @property
     def reusable(self) -> int:

@@ -45,6 +45,10 @@ __all__ = [
 ]
 
 
+_MOST_RIVALS = 64
+"""Each needs a row of logits."""
+
+
 class WireMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of all messages: an array whose first entry is the name of the type."""
 
@@ -76,11 +80,19 @@ class EngineInfo(WireMessage, frozen=True):
     max_num_seqs: int
     reasons: tuple[str, ...] = ()
     """The reason of each automatic choice."""
+    max_num_batched_tokens: int = 0
+    sampling_defaults: dict[str, int | float] = {}
+    """Sampling parameters that the checkpoint recommends, by name."""
 
     @property
     def kv_tokens(self) -> int:
         """Capacity of the KV cache in tokens. Block 0 is padding."""
         return (self.num_blocks - 1) * self.block_size
+
+    @property
+    def most_rivals(self) -> int:
+        """The most rivals of a request: their rows must fit in a step in which all other sequences decode."""
+        return max(0, min(_MOST_RIVALS, self.max_num_batched_tokens - self.max_num_seqs - 1))
 
 
 class Add(WireMessage, frozen=True):

@@ -10,6 +10,7 @@ from fake_core_device import FakeDevice, choose, mark
 
 from headrace.core import CoreConfig, Scheduler
 from headrace.core.drafts import DraftSource
+from headrace.core.fetches import Tiers
 from headrace.types import Delta, Request, SamplingParams, StepPlan, StepResult, TokenLogprobs
 
 SMALL = CoreConfig(
@@ -42,6 +43,7 @@ class Record:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    rivals: list[float] | None = None
     reason: str | None = None
     cached: int = 0
     accepted: int = 0
@@ -55,7 +57,7 @@ class Record:
             assert delta.first_scheduled is not None
         if delta.prompt_logprobs is not None:
             assert self.prompt_logprobs is None
-            self.prompt_logprobs = delta.prompt_logprobs
+            self.prompt_logprobs, self.rivals = delta.prompt_logprobs, delta.rivals
         self.tokens += delta.token_ids
         self.logprobs += delta.logprobs or []
         self.reason, self.error = delta.finish_reason, delta.error
@@ -78,10 +80,11 @@ class Driver:
         eos_every: int = 0,
         check: bool = True,
         drafts: DraftSource | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         self.requests: dict[str, Request] = {}
         self.records: dict[str, Record] = {}
-        self.scheduler = Scheduler(config, drafts)
+        self.scheduler = Scheduler(config, drafts, tiers)
         self.device = FakeDevice(config, self.requests, eos_every)
         self.in_flight: deque[tuple[StepPlan, StepResult | None]] = deque()
         """None: the second part of the step is not launched yet."""
