@@ -1,11 +1,11 @@
 """The token ids of a request's prompt, read as the engine reads them, so that its cached blocks can be found.
 
-The engine's own code renders and tokenises. What it would refuse has no tokens here: the engine's answer says why.
+The engine's own code renders and tokenises. What it would refuse has no tokens here: the engine's answer says why. This
+runs in a process of its own (`prompt_process`).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +35,6 @@ from headrace.tokenization.quoting import split_quoted
 
 __all__ = ["Prompt", "PromptReader", "load_reader"]
 
-_log = logging.getLogger(__name__)
 _AT_ONCE = 1 << 13
 """Characters of a text that is tokenised in the event loop: a thread would take longer."""
 _MOST_AT_ONCE = 1 << 16
@@ -111,20 +110,12 @@ class PromptReader:
         return encode() if len(text) < _AT_ONCE else await self._context.workers.run(len(text), encode)
 
 
-def load_reader(path: str, info: ModelInfo) -> PromptReader | None:
-    """The reader of a model whose files are at `path`; None, with a line in the log, if they cannot be read here."""
+def load_reader(path: str, model: str, max_model_len: int) -> PromptReader:
+    """The reader of a model whose files are at `path`, for a process that may be killed: templates are rendered in it.
+    Raises what loading a tokenizer raises."""
     from headrace.tokenization.tokenizer import load_tokenizer
 
-    try:
-        tokenizer = load_tokenizer(Path(path))
-    except (HeadraceError, OSError) as error:
-        _log.warning(
-            "the tokenizer of %s cannot be loaded from %s (%s): its requests are placed by the beginnings of their "
-            "texts, which is approximate; give its folder with --tokenizer",
-            info.name,
-            path,
-            error,
-        )
-        return None
-    tokenizer.warm_chat_template()
+    tokenizer = load_tokenizer(Path(path))
+    tokenizer.render_here()
+    info = ModelInfo(model, path, max_model_len, 1 << 31, "", "")
     return PromptReader(tokenizer, info, map(tokenizer.token_text, tokenizer.special_ids))

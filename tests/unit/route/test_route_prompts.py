@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+from route_harness import until
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from headrace.client.api import ModelInfo
-from headrace.route.fleet import Query
+from headrace.errors import ModelNotFound
+from headrace.route import prompt_client
+from headrace.route.prompt_client import PromptClient
 from headrace.route.prompts import Prompt, load_reader
 from headrace.route.segment_encoder import SegmentEncoder
 from headrace.route.text_prefixes import TextPrefixes
 from headrace.tokenization.tokenizer import load_tokenizer
 from headrace.transfer.chain import chain, first_hash
 
-INFO = ModelInfo("tiny", "", 512, 260, "", "")
+LAYOUT = (b"layout", 4)
 TEMPLATE = (
-    "{% for m in messages %}<x>{{ m.role }}:{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<x>{% endif %}"
+    "{% if 'forever' in messages[0].content %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
+    "{% endfor %}{% endif %}{% for m in messages %}<x>{{ m.role }}:{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<x>{% endif %}"
 )
 
 
@@ -39,8 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(folder: Path, path: str, **body: Any) -> Prompt | None:
-    reader = load_reader(str(folder), INFO)
-    assert reader is not None
+    reader = load_reader(str(folder), "tiny", 512)
     try:
         return asyncio.run(reader.read(path, json.dumps({"model": "tiny", **body}).encode()))
     finally:
@@ -80,18 +84,68 @@ def test_what_an_engine_refuses_has_no_tokens(folder: Path, path: str, body: dic
     assert read(folder, path, **body) is None
 
 
-def test_without_the_files_texts_are_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert load_reader(str(tmp_path), INFO) is None
-    assert "placed by the beginnings of their texts, which is approximate" in caplog.text
+def test_without_the_files_nothing_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        load_reader(str(tmp_path / "none"), "tiny", 512)
 
 
-def test_chains_are_made_once_for_each_layout() -> None:
-    query = Query("tiny", prompt=Prompt(list(range(10)), "salt"))
-    first = first_hash(b"a", "", "salt")
-    assert query.chain(b"a", 4) == list(chain(first, [range(4), range(4, 8)]))
-    assert query.chain(b"a", 4) is query.chain(b"a", 4)
-    assert query.chain(b"b", 4) != query.chain(b"a", 4)
-    assert Query(None).chain(b"a", 4) == []
+def asked(client: PromptClient, text: str) -> Coroutine[Any, Any, tuple[int, dict[tuple[bytes, int], list[bytes]]]]:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "cache_salt": "s"}
+    return client.read("/v1/chat/completions", json.dumps(body).encode(), [LAYOUT])
+
+
+def test_a_process_names_the_blocks_of_prompts(folder: Path) -> None:
+    ids = load_tokenizer(folder).encode("<x>user:Hello there</s><x>", False)
+    blocks = [ids[at : at + 4] for at in range(0, len(ids) - 3, 4)]
+    names = list(chain(first_hash(b"layout", "", "s"), blocks))
+
+    async def check() -> None:
+        client = PromptClient(str(folder), "tiny", 512)
+        try:
+            await until(lambda: client.ready)
+            found = await asyncio.gather(*(asked(client, "Hello there") for _ in range(20)))
+            assert found == [(len(ids), {LAYOUT: names})] * 20
+            assert await client.read("/v1/chat/completions", b"{", [LAYOUT]) == (0, {})
+            assert await client.read("/v1/embeddings", b"{}", [LAYOUT]) == (0, {})
+            # A long request has a process of its own, which is started with the first.
+            assert await asked(client, "long " * 20000) == (0, {})
+            await until(lambda: client._lanes[1].ready)
+            tokens, chains = await asked(client, "long " * 20000)
+            assert (tokens, len(chains[LAYOUT])) == (100_008, 25_002)
+        finally:
+            client.close()
+
+    asyncio.run(check())
+
+
+def test_a_template_that_never_ends_stops_nobody_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_client, "_PATIENCE", 0.2)
+    monkeypatch.setattr(prompt_client, "_PAUSE", 0.0)
+
+    async def check() -> None:
+        client = PromptClient(str(folder), "tiny", 512)
+        try:
+            await until(lambda: client.ready)
+            assert await asyncio.gather(asked(client, "forever"), asked(client, "Hi")) == [(0, {}), (0, {})]
+            await until(lambda: client.ready)
+            assert (await asked(client, "Hi"))[0] > 0
+        finally:
+            client.close()
+
+    asyncio.run(check())
+
+
+def test_a_tokenizer_that_is_not_here_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        client = PromptClient(str(tmp_path / "none"), "tiny", 512)
+        try:
+            await until(lambda: client.failed)
+            assert await asked(client, "Hi") == (0, {})
+        finally:
+            client.close()
+
+    asyncio.run(check())
+    assert caplog.text.count("placed by the beginnings of their texts, which is approximate") == 1
 
 
 class Counting:
