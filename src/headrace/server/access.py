@@ -52,7 +52,7 @@ class AccessMiddleware:
             if scope["path"][len(prefix)] == "/":
                 scope = {**scope, "path": scope["path"][len(prefix) :]}
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        answer = AnswerSend(send, given if _REQUEST_ID.fullmatch(given) else None)
+        answer = AnswerSend(scope, send, given if _REQUEST_ID.fullmatch(given) else None)
         record = RequestRecord(time.monotonic())
         record.put(scope)
         try:
