@@ -12,7 +12,8 @@ from typing import Protocol
 
 from headrace.client.speculation_choice import SpeculationChoice
 from headrace.engine.stats import EngineStats, EngineView
-from headrace.types import Constraint, SamplingParams
+from headrace.engine.wire import TransferInfo
+from headrace.types import Constraint, RemoteBlocks, SamplingParams
 
 __all__ = [
     "EngineClient",
@@ -47,6 +48,10 @@ class GenerateRequest:
     extends: str = ""
     """Id of an open request whose tokens this prompt goes on with. If it is not open any more, nothing changes but
     what must be computed."""
+    gives_blocks: bool = False
+    """The full blocks of its prompt are put where other engines can fetch them."""
+    remote: RemoteBlocks | None = None
+    """Where its first blocks can be fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,10 @@ class ModelInfo:
     created: int = 0
     kv_tokens: int | None = None
     """Tokens that fit in the KV cache. A sequence with its output, except the last token, must fit. None: unknown."""
+    block_size: int = 0
+    """Tokens of a block of the KV cache; 0: unknown."""
+    transfer: TransferInfo | None = None
+    """How other engines fetch blocks from this one; None: not at all."""
 
     def room(self, prompt_tokens: int) -> int:
         """The number of tokens that may follow a prompt, by context and cache; below 1 if not even one may."""

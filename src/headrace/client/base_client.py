@@ -105,6 +105,8 @@ class BaseClient:
             engine.dtype,
             self._created,
             engine.kv_tokens,
+            engine.block_size,
+            engine.transfer,
         )
 
     @property
@@ -231,6 +233,8 @@ class BaseClient:
             predicted_only=request.speculation.method == PREDICTED,
             keep=request.keep and params.n == 1,
             extends=self._kept.get(request.extends, ""),
+            gives_blocks=request.gives_blocks,
+            remote=request.remote,
         )
         self._send_soon(Add(core, children))
 

@@ -34,6 +34,7 @@ __all__ = [
     "Refused",
     "Shutdown",
     "StatsReply",
+    "TransferInfo",
     "ViewReply",
     "WireError",
     "as_ours",
@@ -61,6 +62,19 @@ class WireError(WireMessage, frozen=True):
     tensor: str | None = None
 
 
+class TransferInfo(WireMessage, frozen=True):
+    """How other engines fetch blocks from this one."""
+
+    connector: str
+    address: str
+    epoch: int
+    """Number of this start of the engine."""
+    layout_id: bytes
+    """Part of the blocks' names (`transfer/chain.py`)."""
+    lease: float
+    """Seconds for which a block stays where it can be fetched."""
+
+
 class EngineInfo(WireMessage, frozen=True):
     """The values that the engine resolved while it loaded."""
 
@@ -76,6 +90,8 @@ class EngineInfo(WireMessage, frozen=True):
     max_num_seqs: int
     reasons: tuple[str, ...] = ()
     """The reason of each automatic choice."""
+    transfer: TransferInfo | None = None
+    """None: it exchanges no blocks with others."""
 
     @property
     def kv_tokens(self) -> int:
