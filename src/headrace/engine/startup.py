@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.config import Config
 from headrace.core import CoreConfig, Scheduler
+from headrace.core.fetches import Tiers
 from headrace.engine.block_loading import BlockDraft, find_block_draft
 from headrace.engine.block_model import BlockDraftModel
 from headrace.engine.core_loop import EngineCore
@@ -22,6 +23,7 @@ from headrace.engine.ranks.leader import COMMAND, Followers
 from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
 from headrace.engine.runner import Runner
 from headrace.engine.service import Progress
+from headrace.engine.tier_loading import check_tiers, open_tiers
 from headrace.engine.wire import EngineInfo
 from headrace.errors import ConfigError
 from headrace.grammar.compiler import GrammarCompiler
@@ -60,6 +62,8 @@ class Engine:
     """The block drafter, if any."""
     head: HeadDrafter | None = None
     """The draft head, if any."""
+    tiers: Tiers | None = None
+    """What keeps blocks beside the device, if anything."""
 
     @property
     def device(self) -> Device:
@@ -71,6 +75,8 @@ class Engine:
 
     def close(self) -> None:
         self.grammars.close()
+        if self.tiers is not None:
+            self.tiers.source.close()
         self.followers.close()
         if self.draft is not None:
             self.draft.close()
@@ -125,6 +131,7 @@ def build_on(
     block, head = find_block_draft(config, checkpoint, device), find_head(config, checkpoint, device)
     if found is None and block is None and head is None:
         find_drafter(_method(config))
+    check_tiers(config, device.capabilities(), platform)
     resolved, reasons = _resolve(
         config, checkpoint, device, f"{platform} device {config.device.index}", followers.size, found or block or head
     )
@@ -148,8 +155,9 @@ def build_on(
     blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
     heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
     drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
+    tiers = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
     core = EngineCore(
-        Scheduler(_core_config(config, resolved, vocab), drafting),
+        Scheduler(_core_config(config, resolved, vocab), drafting, tiers),
         runner,
         resolved.max_num_seqs,
         resolved.kv_layout.block_size,
@@ -159,7 +167,7 @@ def build_on(
         drafting=drafting,
     )
     info = _engine_info(checkpoint, platform, resolved, vocab, reasons)
-    return Engine(core, info, own, followers, grammars, draft, blocks, heads)
+    return Engine(core, info, own, followers, grammars, draft, blocks, heads, tiers)
 
 
 def _method(config: Config) -> str:
