@@ -24,7 +24,7 @@ from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
 from headrace.engine.runner import Runner
 from headrace.engine.service import Progress
 from headrace.engine.tier_loading import check_tiers, open_tiers
-from headrace.engine.wire import EngineInfo
+from headrace.engine.wire import EngineInfo, TransferInfo
 from headrace.errors import ConfigError
 from headrace.grammar.compiler import GrammarCompiler
 from headrace.grammar.loading import find_backend, open_backend
@@ -155,7 +155,7 @@ def build_on(
     blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
     heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
     drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
-    tiers = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
+    tiers, transfer = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
     core = EngineCore(
         Scheduler(_core_config(config, resolved, vocab), drafting, tiers),
         runner,
@@ -166,7 +166,7 @@ def build_on(
         grammars=grammars,
         drafting=drafting,
     )
-    info = _engine_info(checkpoint, platform, resolved, vocab, reasons)
+    info = _engine_info(checkpoint, platform, resolved, vocab, reasons, transfer)
     return Engine(core, info, own, followers, grammars, draft, blocks, heads, tiers)
 
 
@@ -245,7 +245,12 @@ def _core_config(config: Config, resolved: Resolved, vocab_size: int) -> CoreCon
 
 
 def _engine_info(
-    checkpoint: Checkpoint, platform: str, resolved: Resolved, vocab_size: int, reasons: Sequence[str]
+    checkpoint: Checkpoint,
+    platform: str,
+    resolved: Resolved,
+    vocab_size: int,
+    reasons: Sequence[str],
+    transfer: TransferInfo | None,
 ) -> EngineInfo:
     return EngineInfo(
         path=str(checkpoint.path),
@@ -259,6 +264,7 @@ def _engine_info(
         num_blocks=resolved.num_blocks,
         max_num_seqs=resolved.max_num_seqs,
         reasons=tuple(reasons),
+        transfer=transfer,
     )
 
 
