@@ -111,6 +111,11 @@ class Request:
     """The full blocks of its prompt are put where other engines can fetch them."""
     remote: RemoteBlocks | None = None
     """Where its first blocks can be fetched. Those that don't come in time are computed."""
+    whole: bool = False
+    """Its caller reads the answer as a whole: one delta, at the end."""
+    rivals: tuple[int, ...] = ()
+    """Tokens whose logprobs are wanted in the place of the prompt's token `params.prompt_logprobs_start`, besides
+    its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,8 @@ class Delta:
     error: str | None = None
     request_fault: bool = False
     """The error is the request's own: what it asked for left nothing to sample."""
+    rivals: list[float] | None = None
+    """The logprobs of the request's rivals; set with `prompt_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +313,7 @@ class StepPlan:
     slots: Ints
     """[S]; row of the device's token history."""
     rows: Ints
-    """[R]; index into T of the tokens whose logits are needed, ascending."""
+    """[R]; index into T of the tokens whose logits are needed, in their order; a token may stand several times."""
     row_seq: Ints
     """[R]; index into S."""
     row_target: Ints

@@ -65,7 +65,10 @@ def constrained(count: int) -> list[GenerateRequest]:
     prompt = random_prompt(70, VOCAB)
     limits = [Constraint("regex", "[a-f]{3,30}x"), None, Constraint("choice", '["abcdef", "abcxyz", "q"]')]
     return [
-        replace(request(prompt[: 40 + at], f"c{at}", max_tokens=12, **WAYS[at % 5]), constraint=limits[at % 3])
+        replace(
+            request(prompt[: 40 + at], f"c{at}", max_tokens=12, ignore_eos=limits[at % 3] is None, **WAYS[at % 5]),
+            constraint=limits[at % 3],
+        )
         for at in range(count)
     ]
 
@@ -114,7 +117,7 @@ def test_a_spoilt_disk_costs_a_computation(tiny_llama: Path, wanted: list[Answer
         assert files
         for at, file in enumerate(files):
             data = bytearray(file.read_bytes())
-            data[[70, -1, 20, 40][at % 4]] ^= 4
+            data[[70, -1, 20, 50][at % 4]] ^= 4
             file.write_bytes(data[: len(data) // 2] if at % 5 == 0 else data)
         async with engine(tiny_llama, disk=f"{tmp_path}:1GiB") as client:
             same(await together(client, mixed(COUNT)), wanted)

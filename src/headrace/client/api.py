@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headrace.client.speculation_choice import SpeculationChoice
 from headrace.engine.stats import EngineStats, EngineView
@@ -21,6 +21,7 @@ __all__ = [
     "LogprobEntry",
     "ModelInfo",
     "Output",
+    "PromptScores",
     "Usage",
 ]
 
@@ -52,6 +53,13 @@ class GenerateRequest:
     """The full blocks of its prompt are put where other engines can fetch them."""
     remote: RemoteBlocks | None = None
     """Where its first blocks can be fetched."""
+    whole: bool = False
+    """The answer comes in one piece, at its end, unless the client must look for stop strings."""
+    since: float | None = None
+    """Monotonic seconds: the place in the queue is that of a request which came then. None: now."""
+    rivals: tuple[int, ...] | None = None
+    """Tokens to score in the place of the prompt's token `prompt_logprobs_start`, besides its own: at most
+    `ModelInfo.rivals`. Not None: the output has `scores` instead of `prompt_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,14 @@ class Usage:
     """Drafts that were verified in vain; they are in no other count."""
 
 
+class PromptScores(NamedTuple):
+    """Logprobs alone, for requests that need nothing else."""
+
+    own: list[float]
+    """Of the prompt's tokens from `prompt_logprobs_start` on; 0 for the first token of all."""
+    rivals: list[float]
+
+
 @dataclass(slots=True)
 class Output:
     """A piece of one choice. The texts of all pieces together are the choice's text, independently of the chunking.
@@ -108,6 +124,8 @@ class Output:
     prompt_logprobs: list[LogprobEntry] | None = None
     """One entry per prompt token, echoed or not; set in the first piece of each choice if the request asked for
     them."""
+    scores: PromptScores | None = None
+    """Set in the first piece if the request has `rivals`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +145,8 @@ class ModelInfo:
     """Tokens of a block of the KV cache; 0: unknown."""
     transfer: TransferInfo | None = None
     """How other engines fetch blocks from this one; None: not at all."""
+    rivals: int = 0
+    """The most `rivals` of a request."""
 
     def room(self, prompt_tokens: int) -> int:
         """The number of tokens that may follow a prompt, by context and cache; below 1 if not even one may."""

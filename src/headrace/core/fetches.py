@@ -10,7 +10,7 @@ deadline, and nothing of a source can fail a request.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 _SHARE = 2
 """Fetches reserve at most one block in so many."""
-_LOADS, _STORES, _LOOKS = 32, 8, 64
+_LOADS, _STORES, _LOOKS = 32, 16, 64
 """Most blocks that a step writes while sequences run; that it reads because they were used again; and how many of those
 it looks at."""
 _ASKED = 16
@@ -137,7 +137,8 @@ class Fetches:
             return
         self._names.launched = step - 1
         self.rate.clock(now)
-        for arrival in self._safely("poll", self._source.poll, ()):
+        nothing: Iterable[Arrival] = ()
+        for arrival in self._safely("poll", self._source.poll, nothing):
             self._receive(arrival)
         room = _LOADS if running else self._cache.pool.total
         for fetch in list(self._fetches.values()):
@@ -262,7 +263,8 @@ class Fetches:
             before.waiters.append(seq)
             seq.fetching = True
             return False
-        found = self._safely("lookup", lambda: self._source.lookup(names, seq.request), Found(0))
+        missing: Found | None = Found(0)
+        found = self._safely("lookup", lambda: self._source.lookup(names, seq.request), missing)
         if found is None:
             return True
         blocks = min(found.blocks, len(names), self._room(running))
@@ -291,8 +293,12 @@ class Fetches:
         self._fetches[self._ticket] = fetch
         self._by_name |= dict.fromkeys(fetch.names, fetch)
         seq.fetching = True
-        begun = self._safely("fetch", lambda: self._source.fetch(fetch.ticket, fetch.names, seq.request) or True, False)
-        fetch.ends = not begun
+
+        def ask() -> bool:
+            self._source.fetch(fetch.ticket, fetch.names, seq.request)
+            return True
+
+        fetch.ends = not self._safely("fetch", ask, False)
 
     def _receive(self, arrival: Arrival) -> None:
         fetch = self._fetches.get(arrival.ticket)

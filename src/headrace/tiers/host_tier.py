@@ -15,7 +15,7 @@ __all__ = ["HostTier"]
 class HostTier:
     """A `BlockSource`: up to `limit` bytes, the least recently used go first, and go to the source below.
 
-    A prefix may begin here and end below: `lookup` and `fetch` go on there, and what comes from there is kept here.
+    Of one prefix some blocks may be here and the others below; what comes from there is kept here.
     """
 
     def __init__(self, limit: int, below: BlockSource | None = None) -> None:
@@ -23,45 +23,57 @@ class HostTier:
         self._blocks: OrderedDict[bytes, Buffer] = OrderedDict()
         self._bytes = 0
         self._arrivals: list[Arrival] = []
-        self._fetching: dict[int, list[bytes]] = {}
-        """Ticket → the names that the source below has not delivered yet."""
+        self._fetching: dict[int, list[tuple[bytes, Buffer | None]]] = {}
+        """Ticket → what was not delivered yet, in order; None for a block that must come from below."""
+        self._below_too: set[int] = set()
+        """Tickets that the source below has got, too."""
         self._hits = self._misses = self._stored = 0
 
     def lookup(self, hashes: Sequence[bytes], request: Request) -> Found | None:
-        here = sum(1 for _ in takewhile(self._blocks.__contains__, hashes))
-        if here == len(hashes):
-            return Found(here)
-        found = self._below.lookup(hashes[here:], request)
-        if found is None:
-            return None if not here else Found(here)
-        return found._replace(blocks=here + found.blocks)
+        known = sum(1 for _ in takewhile(self._blocks.__contains__, hashes))
+        seconds, patience = 0.0, Found(0).patience
+        while known < len(hashes):
+            found = self._below.lookup(hashes[known:], request)
+            if found is None and not known:
+                return None
+            if found is None or not found.blocks:
+                break
+            seconds, patience = seconds + found.seconds, max(patience, found.patience)
+            known += found.blocks
+            known += sum(1 for _ in takewhile(self._blocks.__contains__, hashes[known:]))
+        return Found(known, seconds, patience)
 
     def fetch(self, ticket: int, hashes: Sequence[bytes], request: Request) -> None:
-        blocks = []
-        for name in takewhile(self._blocks.__contains__, hashes):
-            self._blocks.move_to_end(name)
-            blocks.append(self._blocks[name])
-        rest = list(hashes[len(blocks) :])
-        self._hits += len(blocks)
+        wanted = [(name, self._blocks.get(name)) for name in hashes]
+        rest = [name for name, held in wanted if held is None]
+        for name, held in wanted:
+            if held is not None:
+                self._blocks.move_to_end(name)
+        self._hits += len(wanted) - len(rest)
         self._misses += len(rest)
-        self._arrivals.append(Arrival(ticket, blocks, not rest))
+        self._fetching[ticket] = wanted
+        self._arrivals.append(Arrival(ticket, self._ready(ticket), not rest))
         if rest:
-            self._fetching[ticket] = rest
+            self._below_too.add(ticket)
             self._below.fetch(ticket, rest, request)
 
     def poll(self) -> Sequence[Arrival]:
         found, self._arrivals = self._arrivals, []
         for arrival in self._below.poll():
-            names = self._fetching.get(arrival.ticket)
-            if names is not None:
-                for name, block in zip(names, arrival.blocks, strict=False):
-                    self._keep(name, block)
-                del names[: len(arrival.blocks)]
-                found.append(arrival)
+            if arrival.ticket not in self._fetching:
+                continue
+            blocks: list[Buffer] = []
+            for block in arrival.blocks:
+                name, _ = self._fetching[arrival.ticket].pop(0)
+                self._keep(name, block)
+                blocks += [block, *self._ready(arrival.ticket)]
+            found.append(Arrival(arrival.ticket, blocks, arrival.ends))
         return found
 
     def release(self, ticket: int) -> None:
-        if self._fetching.pop(ticket, None) is not None:
+        self._fetching.pop(ticket, None)
+        if ticket in self._below_too:
+            self._below_too.remove(ticket)
             self._below.release(ticket)
         self._arrivals = [arrival for arrival in self._arrivals if arrival.ticket != ticket]
 
@@ -93,6 +105,13 @@ class HostTier:
     def close(self) -> None:
         self._blocks.clear()
         self._below.close()
+
+    def _ready(self, ticket: int) -> list[Buffer]:
+        """Take the next blocks of a ticket that need not come from below."""
+        waiting, blocks = self._fetching[ticket], list[Buffer]()
+        while waiting and waiting[0][1] is not None:
+            blocks.append(waiting.pop(0)[1])
+        return blocks
 
     def _keep(self, name: bytes, block: Buffer) -> None:
         if name in self._blocks:

@@ -72,7 +72,7 @@ def test_two_engines_share_a_folder(tmp_path: Path) -> None:
     other.close()
 
 
-@pytest.mark.parametrize("at", [0, 5, 30, 40, HEADER_BYTES, HEADER_BYTES + SIZE - 1])
+@pytest.mark.parametrize("at", [0, 5, 30, 50, 57, HEADER_BYTES, HEADER_BYTES + SIZE - 1])
 def test_a_changed_byte_is_a_miss(tmp_path: Path, at: int, caplog: pytest.LogCaptureFixture) -> None:
     tier = disk(tmp_path)
     keep(tier, NAMES[:4])
