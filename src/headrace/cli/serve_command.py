@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import logging
 
 from headrace.arguments import add_engine_options, add_server_options
 from headrace.cli.command_options import build_config
 from headrace.cli.logs import set_up_logging
 from headrace.cli.model_fetch import fetch_model
 from headrace.engine.launch import EngineProcessHandle, launch
+from headrace.progress import loading_bar
 
 __all__ = ["configure", "prepare", "run"]
 
@@ -35,6 +37,8 @@ def prepare() -> EngineProcessHandle:
 
 
 def run(args: argparse.Namespace) -> int:
+    from headrace.hub.catalogue import resolve_drafter
+
     config = build_config(args)
     if args.dry_run:
         from headrace.cli.serve_plan import show_serve_plan
@@ -47,9 +51,13 @@ def run(args: argparse.Namespace) -> int:
 
         use_json()
     path = fetch_model(args.model, args.accept_terms)
-    scheduler = config.scheduler.with_draft_model(lambda name: fetch_model(name, args.accept_terms))
+    scheduler = config.scheduler.with_draft_model(
+        lambda name, is_model: resolve_drafter(name, is_model, lambda text: fetch_model(text, args.accept_terms))
+    )
     config = config.model_copy(update={"scheduler": scheduler})
-    # Late: the server imports FastAPI, and a wrong option should be reported before that.
-    from headrace import server
+    logging.getLogger(__name__).info("loading %s", args.model)
+    with loading_bar() as progress:
+        # Late: the server imports FastAPI, and a wrong option should be reported before that.
+        from headrace import server
 
-    return server.run(config, path, args.prompt, args.prepared)
+        return server.run(config, path, args.prompt, args.prepared, progress)

@@ -6,7 +6,7 @@ this process (`LLM`, `AsyncLLM`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -147,6 +147,8 @@ class ModelInfo:
     """How other engines fetch blocks from this one; None: not at all."""
     rivals: int = 0
     """The most `rivals` of a request."""
+    sampling_defaults: Mapping[str, int | float] = field(default_factory=dict)
+    """Sampling parameters of requests that state none, by name: what the checkpoint recommends."""
 
     def room(self, prompt_tokens: int) -> int:
         """The number of tokens that may follow a prompt, by context and cache; below 1 if not even one may."""

@@ -111,6 +111,7 @@ class BaseClient:
             engine.block_size,
             engine.transfer,
             engine.most_rivals,
+            engine.sampling_defaults,
         )
 
     @property

@@ -59,7 +59,7 @@ def open_peers(
     connector = open_connector(given.kv_connector, settings)
     _log.info("KV blocks for other engines at %s, up to %d", connector.address, settings.shelf_blocks)
     info = TransferInfo(connector.name, connector.address, identity.epoch, layout, given.kv_lease)
-    return PeerTier(connector, kv.block_size, block_bytes, below), info
+    return PeerTier(connector, kv.block_size, block_bytes, settings.staging_blocks, below), info
 
 
 def _secret(config: Config) -> bytes:

@@ -22,6 +22,7 @@ from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_
 from headrace.engine.ranks.leader import COMMAND, Followers
 from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
 from headrace.engine.runner import Runner
+from headrace.engine.sampling_defaults import describe, sampling_defaults
 from headrace.engine.service import Progress
 from headrace.engine.tier_loading import check_tiers, open_tiers
 from headrace.engine.wire import EngineInfo, TransferInfo
@@ -29,7 +30,7 @@ from headrace.errors import ConfigError
 from headrace.grammar.compiler import GrammarCompiler
 from headrace.grammar.loading import find_backend, open_backend
 from headrace.models.sharding import Shard
-from headrace.platforms.interface import BusySeconds, Device, Platform
+from headrace.platforms.interface import BusySeconds, ChecksDrafting, Device, Platform
 from headrace.plugins import discover
 from headrace.resolution import Resolved, resolve
 from headrace.speculation.guarded import GuardedDrafter
@@ -128,6 +129,7 @@ def build_on(
     # Unknown names are refused before anything is loaded.
     make_backend = find_backend(config.model.grammar_backend)
     found, block, head = find_drafts(config, checkpoint, device)
+    _check_drafting(config, device)
     check_tiers(config, device.capabilities(), platform)
     resolved, reasons = resolve_on(
         config, checkpoint, device, f"{platform} device {config.device.index}", followers.size, found or block or head
@@ -165,8 +167,16 @@ def build_on(
         grammars=grammars,
         drafting=drafting,
     )
-    info = _engine_info(checkpoint, platform, resolved, vocab, reasons, transfer)
+    defaults = _sampling(config, checkpoint)
+    info = _engine_info(checkpoint, platform, resolved, vocab, reasons, defaults, transfer)
     return Engine(core, info, own, followers, grammars, draft, blocks, heads, tiers)
+
+
+def _check_drafting(config: Config, device: Device) -> None:
+    """Raise PlatformError if the device's operators for drafts are out of date, not with the first request."""
+    checks = device.extension(ChecksDrafting)
+    if config.scheduler.speculate is not None and checks is not None:
+        checks.check_drafting()
 
 
 def _method(config: Config) -> str:
@@ -253,12 +263,21 @@ def _core_config(config: Config, resolved: Resolved, vocab_size: int) -> CoreCon
     )
 
 
+def _sampling(config: Config, checkpoint: Checkpoint) -> dict[str, int | float]:
+    """The sampling defaults of the checkpoint, which a log line reports."""
+    found = {} if config.model.generation_config == "none" else sampling_defaults(checkpoint.path, checkpoint.metadata)
+    if found:
+        _log.info("sampling unless a request states it: %s (the checkpoint's)", describe(found))
+    return found
+
+
 def _engine_info(
     checkpoint: Checkpoint,
     platform: str,
     resolved: Resolved,
     vocab_size: int,
     reasons: Sequence[str],
+    sampling: dict[str, int | float],
     transfer: TransferInfo | None,
 ) -> EngineInfo:
     return EngineInfo(
@@ -275,6 +294,7 @@ def _engine_info(
         reasons=tuple(reasons),
         transfer=transfer,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
+        sampling_defaults=sampling,
     )
 
 

@@ -97,6 +97,8 @@ class EngineInfo(WireMessage, frozen=True):
     transfer: TransferInfo | None = None
     """None: it exchanges no blocks with others."""
     max_num_batched_tokens: int = 0
+    sampling_defaults: dict[str, int | float] = {}
+    """Sampling parameters that the checkpoint recommends, by name."""
 
     @property
     def kv_tokens(self) -> int:

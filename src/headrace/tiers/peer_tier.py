@@ -18,6 +18,8 @@ __all__ = ["PeerTier"]
 
 _log = logging.getLogger(__name__)
 _WEIGHT = 0.3
+_MOST_UNSEALED = 512
+"""Blocks that wait for the thread that seals them."""
 _MOST_REASONS = 20
 """Different reasons of failures that are logged."""
 
@@ -39,8 +41,15 @@ class PeerTier:
     """
 
     def __init__(
-        self, connector: Connector, block_size: int, block_bytes: int, below: BlockSource | None = None
+        self,
+        connector: Connector,
+        block_size: int,
+        block_bytes: int,
+        most_blocks: int,
+        below: BlockSource | None = None,
     ) -> None:
+        """`most_blocks`: so many are fetched at a time."""
+        self._most_blocks = most_blocks
         self._connector, self._block_size, self._block_bytes = connector, block_size, block_bytes
         self._below: BlockSource = below or NoBlocks()
         self._moving: dict[int, _Moving] = {}
@@ -66,7 +75,8 @@ class PeerTier:
         remote = request.remote
         if remote is None:
             return self._below.lookup(hashes, request)
-        count = min(len(hashes), remote.tokens // self._block_size)
+        # What follows is asked for when these have arrived.
+        count = min(len(hashes), remote.tokens // self._block_size, self._most_blocks)
         return Found(count, self._seconds * count, remote.timeout)
 
     def fetch(self, ticket: int, hashes: Sequence[bytes], request: Request) -> None:
@@ -106,8 +116,10 @@ class PeerTier:
     def offer(self, hashes: Sequence[bytes], blocks: Sequence[Buffer]) -> None:
         others: list[tuple[bytes, Buffer]] = []
         for name, block in zip(hashes, blocks, strict=True):
-            if name in self._giving:
+            if name in self._giving and self._sealing.qsize() < _MOST_UNSEALED:
                 self._sealing.put((name, block))
+            elif name in self._giving:
+                self._giving.discard(name)  # It is a miss for whoever fetches it.
             else:
                 others.append((name, block))
         if others:
