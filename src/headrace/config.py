@@ -61,6 +61,11 @@ class ModelConfig(Frozen):
         description="A file that replaces the checkpoint's own chat template.",
         json_schema_extra=unit("file"),
     )
+    generation_config: Literal["auto", "none"] = Field(
+        default="auto",
+        description="Sampling of requests that state none. auto: what the checkpoint's generation_config.json (or a "
+        "GGUF's general.sampling) recommends. none: OpenAI's defaults.",
+    )
     grammar_backend: str = Field(
         default="llguidance",
         description="What enforces constraints on the output: llguidance, xgrammar (an extra), or a plugin's name.",
@@ -159,10 +164,10 @@ class SchedulerConfig(Frozen):
         """Name or path of the checkpoint that drafts; None without one."""
         return (self.speculate or "").partition(":")[2] or None
 
-    def with_draft_model(self, find: Callable[[str], Path]) -> SchedulerConfig:
-        """The same with the path of what drafts, which `find` gets from its name."""
+    def with_draft_model(self, find: Callable[[str, bool], Path]) -> SchedulerConfig:
+        """The same with the path of what drafts, which `find` gets from its name and from whether it is a model."""
         method, _, name = (self.speculate or "").partition(":")
-        return self.model_copy(update={"speculate": f"{method}:{find(name)}"}) if name else self
+        return self.model_copy(update={"speculate": f"{method}:{find(name, method == DRAFT)}"}) if name else self
 
 
 class DeviceConfig(Frozen):

@@ -22,7 +22,7 @@ from headrace.platforms.cpu.native_drafting import NativeDrafting
 from headrace.platforms.cpu.native_features import NativeFeatures
 from headrace.platforms.cpu.native_kv import NativeKV
 from headrace.platforms.cpu.native_launch import EagerLauncher, Launcher
-from headrace.platforms.cpu.native_layout import BLOCK_TWINS, DRAFTER_TWINS, check_layouts
+from headrace.platforms.cpu.native_layout import BLOCK_TWINS, DRAFTER_KERNELS, DRAFTER_TWINS, check_layouts
 from headrace.platforms.cpu.native_linear import KEY, NativeLinear
 from headrace.platforms.cpu.native_moe import NativeMoE
 from headrace.platforms.cpu.native_ops import NativeOps
@@ -172,6 +172,11 @@ class NativeDevice(TorchDevice):
     def op_reasons(self) -> Mapping[str, str]:
         """Why the reference serves some optional operators."""
         return {spec.name: _NO_KERNEL for spec in OPTIONAL if spec.name not in self._table}
+
+    def check_drafting(self) -> None:
+        check_layouts(self.team.library, DRAFTER_TWINS)
+        for kernel in DRAFTER_KERNELS:
+            self.team.library.kernel(kernel)
 
     def busy_seconds(self) -> float:
         """The time during which the team had work."""

@@ -16,7 +16,7 @@ from headrace.platforms.cpu.native_linear import EmbeddingArgs, GatedLinearArgs,
 from headrace.platforms.cpu.native_moe import MoEArgs
 from headrace.platforms.cpu.native_split import OwnArgs
 
-__all__ = ["BLOCK_TWINS", "DRAFTER_TWINS", "TWINS", "Twins", "check_layouts"]
+__all__ = ["BLOCK_TWINS", "DRAFTER_KERNELS", "DRAFTER_TWINS", "TWINS", "Twins", "check_layouts"]
 
 Twins = Mapping[str, type[ctypes.Structure]]
 """By the name of the C structure."""
@@ -48,6 +48,10 @@ TWINS: Twins = {
 }
 
 
+DRAFTER_KERNELS = (
+    "ngram", "place", "accept", "store_features", "load_features", "take_rows", "widen_logits", "block_conv"
+)  # fmt: skip
+"""Kernels that only drafters call."""
 DRAFTER_TWINS: Twins = {
     "hr_feature_args": FeatureArgs,
     "take_rows_args": TakeRowsArgs,
