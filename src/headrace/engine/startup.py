@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.config import Config
 from headrace.core import CoreConfig, Scheduler
+from headrace.core.fetches import Tiers
 from headrace.engine.block_loading import BlockDraft, find_block_draft
 from headrace.engine.block_model import BlockDraftModel
 from headrace.engine.core_loop import EngineCore
@@ -21,13 +22,15 @@ from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_
 from headrace.engine.ranks.leader import COMMAND, Followers
 from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
 from headrace.engine.runner import Runner
+from headrace.engine.sampling_defaults import describe, sampling_defaults
 from headrace.engine.service import Progress
+from headrace.engine.tier_loading import check_tiers, open_tiers
 from headrace.engine.wire import EngineInfo
 from headrace.errors import ConfigError
 from headrace.grammar.compiler import GrammarCompiler
 from headrace.grammar.loading import find_backend, open_backend
 from headrace.models.sharding import Shard
-from headrace.platforms.interface import BusySeconds, Device, Platform
+from headrace.platforms.interface import BusySeconds, ChecksDrafting, Device, Platform
 from headrace.plugins import discover
 from headrace.resolution import Resolved, resolve
 from headrace.speculation.guarded import GuardedDrafter
@@ -36,7 +39,7 @@ from headrace.speculation.loading import make as make_drafter
 from headrace.speculation.model_speculator import ModelSpeculator
 from headrace.speculation.speculator import Speculator
 
-__all__ = ["Engine", "build_engine", "build_on", "busy_seconds"]
+__all__ = ["Engine", "build_engine", "build_on", "busy_seconds", "check_devices", "find_drafts", "resolve_on"]
 
 _log = logging.getLogger(__name__)
 _NEEDED = frozenset({"all_reduce", "all_gather"})
@@ -60,6 +63,8 @@ class Engine:
     """The block drafter, if any."""
     head: HeadDrafter | None = None
     """The draft head, if any."""
+    tiers: Tiers | None = None
+    """What keeps blocks beside the device, if anything."""
 
     @property
     def device(self) -> Device:
@@ -71,6 +76,8 @@ class Engine:
 
     def close(self) -> None:
         self.grammars.close()
+        if self.tiers is not None:
+            self.tiers.source.close()
         self.followers.close()
         if self.draft is not None:
             self.draft.close()
@@ -121,13 +128,14 @@ def build_on(
     followers = followers or Followers("", 1, lambda rank: 0)
     # Unknown names are refused before anything is loaded.
     make_backend = find_backend(config.model.grammar_backend)
-    found = find_draft(config, checkpoint, device)
-    block, head = find_block_draft(config, checkpoint, device), find_head(config, checkpoint, device)
-    if found is None and block is None and head is None:
-        find_drafter(_method(config))
-    resolved, reasons = _resolve(
+    found, block, head = find_drafts(config, checkpoint, device)
+    _check_drafting(config, device)
+    check_tiers(config, device.capabilities(), platform)
+    resolved, reasons = resolve_on(
         config, checkpoint, device, f"{platform} device {config.device.index}", followers.size, found or block or head
     )
+    for reason in reasons:
+        _log.info("%s", reason)
     progress("ranks", 0.0)
     followers.await_all(Opened)
     sizes = _sizes(resolved)
@@ -148,8 +156,9 @@ def build_on(
     blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
     heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
     drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
+    tiers = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
     core = EngineCore(
-        Scheduler(_core_config(config, resolved, vocab), drafting),
+        Scheduler(_core_config(config, resolved, vocab), drafting, tiers),
         runner,
         resolved.max_num_seqs,
         resolved.kv_layout.block_size,
@@ -158,8 +167,15 @@ def build_on(
         grammars=grammars,
         drafting=drafting,
     )
-    info = _engine_info(checkpoint, platform, resolved, vocab, reasons)
-    return Engine(core, info, own, followers, grammars, draft, blocks, heads)
+    info = _engine_info(checkpoint, platform, resolved, vocab, reasons, _sampling(config, checkpoint))
+    return Engine(core, info, own, followers, grammars, draft, blocks, heads, tiers)
+
+
+def _check_drafting(config: Config, device: Device) -> None:
+    """Raise PlatformError if the device's operators for drafts are out of date, not with the first request."""
+    checks = device.extension(ChecksDrafting)
+    if config.scheduler.speculate is not None and checks is not None:
+        checks.check_drafting()
 
 
 def _method(config: Config) -> str:
@@ -186,7 +202,19 @@ def busy_seconds(device: Device) -> Callable[[], float] | None:
     return None if found is None else found.busy_seconds
 
 
-def _resolve(
+def find_drafts(
+    config: Config, checkpoint: Checkpoint, device: Device
+) -> tuple[DraftCheckpoint | None, BlockDraft | None, HeadSource | None]:
+    """What drafts: at most one of them, compared with the target; none for a drafter that works on the host. Raises
+    ConfigError for an unknown method, and what opening a checkpoint raises."""
+    found = find_draft(config, checkpoint, device)
+    block, head = find_block_draft(config, checkpoint, device), find_head(config, checkpoint, device)
+    if found is None and block is None and head is None:
+        find_drafter(_method(config))
+    return found, block, head
+
+
+def resolve_on(
     config: Config,
     checkpoint: Checkpoint,
     device: Device,
@@ -207,8 +235,6 @@ def _resolve(
     resolved, reasons = resolve(config, capabilities, checkpoint.facts(Shard(0, size)), free, name, beside)
     if size > 1:
         reasons.append(f"{size} ranks, each with its part of every layer")
-    for reason in reasons:
-        _log.info("%s", reason)
     return resolved, reasons
 
 
@@ -236,8 +262,21 @@ def _core_config(config: Config, resolved: Resolved, vocab_size: int) -> CoreCon
     )
 
 
+def _sampling(config: Config, checkpoint: Checkpoint) -> dict[str, int | float]:
+    """The sampling defaults of the checkpoint, which a log line reports."""
+    found = {} if config.model.generation_config == "none" else sampling_defaults(checkpoint.path, checkpoint.metadata)
+    if found:
+        _log.info("sampling unless a request states it: %s (the checkpoint's)", describe(found))
+    return found
+
+
 def _engine_info(
-    checkpoint: Checkpoint, platform: str, resolved: Resolved, vocab_size: int, reasons: Sequence[str]
+    checkpoint: Checkpoint,
+    platform: str,
+    resolved: Resolved,
+    vocab_size: int,
+    reasons: Sequence[str],
+    sampling: dict[str, int | float],
 ) -> EngineInfo:
     return EngineInfo(
         path=str(checkpoint.path),
@@ -252,6 +291,7 @@ def _engine_info(
         max_num_seqs=resolved.max_num_seqs,
         reasons=tuple(reasons),
         max_num_batched_tokens=resolved.max_num_batched_tokens,
+        sampling_defaults=sampling,
     )
 
 
@@ -270,6 +310,12 @@ def _check_room(platform: Platform, device: Device, config: Config) -> None:
             f"tensor_parallel_size {size}: platform {platform.name} has no {' and no '.join(missing)} between ranks: "
             "leave it out"
         )
+    check_devices(platform, device, config)
+
+
+def check_devices(platform: Platform, device: Device, config: Config) -> None:
+    """Raises ConfigError for a platform with fewer devices than ranks."""
+    size, capabilities = config.parallel.tensor_parallel_size, device.capabilities()
     first, count = config.device.index, len(platform.devices())
     if not capabilities.host_memory and first + size > count:
         raise ConfigError(

@@ -81,6 +81,8 @@ class EngineInfo(WireMessage, frozen=True):
     reasons: tuple[str, ...] = ()
     """The reason of each automatic choice."""
     max_num_batched_tokens: int = 0
+    sampling_defaults: dict[str, int | float] = {}
+    """Sampling parameters that the checkpoint recommends, by name."""
 
     @property
     def kv_tokens(self) -> int:

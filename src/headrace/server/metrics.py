@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -21,6 +21,8 @@ from headrace.client.api import Output, Usage
 from headrace.engine.stats import EngineStats
 from headrace.engine.usage_stats import peak_memory
 from headrace.server.speculation_metrics import speculation_metrics
+from headrace.server.tier_metrics import tier_metrics
+from headrace.server.waiting_tokens import WaitingTokens
 
 __all__ = ["Histogram", "RequestMeter", "ServerMetrics"]
 
@@ -67,6 +69,7 @@ class ServerMetrics(Collector):
         self.tool_calls: Counter[str] = Counter({"yes": 0, "no": 0})
         """By whether the request has a tool of that name."""
         self.programs: Counter[str] = Counter({"completed": 0, "cancelled": 0, "error": 0})
+        self.waiting = WaitingTokens()
         self.stats: EngineStats | None = None
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -92,6 +95,8 @@ class ServerMetrics(Collector):
         yield _labelled("headrace_tool_calls", "Tool calls, by whether the tool exists.", "known", self.tool_calls)
         yield _labelled("headrace_programs", "Programs by how they ended.", "result", self.programs)
         yield _labelled("headrace_http_errors", "Answers other than 200.", "status", self.errors)
+        waiting = "Prompt tokens of requests without a first token."
+        yield GaugeMetricFamily("headrace_waiting_prompt_tokens", waiting, self.waiting.total)
         yield GaugeMetricFamily("headrace_engine_up", "1 while the engine makes progress.", int(self.stats is not None))
         if self.stats is not None:
             yield from _engine(self.stats)
@@ -108,6 +113,8 @@ def _engine(stats: EngineStats) -> Iterator[Metric]:
     core = stats.scheduler
     yield GaugeMetricFamily("headrace_requests_running", "Sequences in the running batch.", core.running)
     yield GaugeMetricFamily("headrace_requests_waiting", "Sequences that wait for a place.", core.waiting)
+    about = "Those among them whose KV blocks are on their way from a tier."
+    yield GaugeMetricFamily("headrace_requests_fetching", about, core.fetching)
     blocks = GaugeMetricFamily("headrace_kv_blocks", "KV blocks by state; their sum is constant.", labels=["state"])
     for state, value in (("free", core.blocks_free), ("cached", core.blocks_cached), ("held", core.blocks_held)):
         blocks.add_metric([state], value)
@@ -120,6 +127,7 @@ def _engine(stats: EngineStats) -> Iterator[Metric]:
     yield CounterMetricFamily("headrace_engine_steps", "Steps since start.", stats.steps)
     yield from _totals(stats)
     yield from speculation_metrics(stats.speculation)
+    yield from tier_metrics(stats.tiers)
     yield CounterMetricFamily("headrace_preemptions", "Sequences set back for want of blocks.", core.preemptions)
     yield CounterMetricFamily("headrace_engine_restarts", "Times the engine was restarted.", stats.restarts)
 
@@ -168,6 +176,8 @@ class RequestMeter:
         self._finished: dict[int, str] = {}
         self.queue_seconds: float | None = None
         """Of the choice that was scheduled first."""
+        self.on_first: Callable[[], None] | None = None
+        """Called when the first token comes."""
         self.first_token: float | None = None
         """When the first token came, in monotonic seconds."""
 
@@ -194,6 +204,8 @@ class RequestMeter:
     def _first(self, now: float, output: Output) -> None:
         if len(self._last) == 1:
             self.first_token = now
+            if self.on_first is not None:
+                self.on_first()
             self._metrics.ttft.observe(now - self._arrival)
         if output.queue_time is not None:
             if self.queue_seconds is None:

@@ -41,7 +41,7 @@ CONTEXT = 100
 MODEL = "fake/model"
 TOTALS = EngineTotals(12.5, 1.75, 3.5, 9, 0.625, 5000)
 LIMITS = EngineInfo(
-    "/nowhere", CONTEXT, VOCAB, (), "fake", "float32", "float32", 16, CONTEXT // 16 + 2, 8, max_num_batched_tokens=64
+    "/nowhere",
     CONTEXT,
     VOCAB,
     (),
@@ -145,6 +145,7 @@ class FakeClient:
     dead: bool = False
     logprob: float = -0.5
     kv_tokens: int | None = None
+    sampling_defaults: dict[str, int | float] = field(default_factory=dict)
     speculate: str | None = None
     """The engine's option."""
     drafts: tuple[int, int] = (0, 0)
@@ -159,7 +160,8 @@ class FakeClient:
 
     @property
     def info(self) -> ModelInfo:
-        return ModelInfo(MODEL, "/nowhere", CONTEXT, VOCAB, "fake", "float32", 123, self.kv_tokens, LIMITS.most_rivals)
+        known = (MODEL, "/nowhere", CONTEXT, VOCAB, "fake", "float32", 123, self.kv_tokens)
+        return ModelInfo(*known, LIMITS.most_rivals, self.sampling_defaults)
 
     async def start(self) -> None: ...
 
