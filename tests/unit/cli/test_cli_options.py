@@ -69,7 +69,7 @@ EVERYTHING = (
     "--grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 "
     "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think "
     "--state-dir s --api-keys-file k.yaml --log-format json --uds u --ssl-certfile c.pem --ssl-keyfile k.pem "
-    "--root-path /llm --tracing --max-waiting-tokens 77 --enable-control-routes"
+    "--root-path /llm --tracing --max-waiting-tokens 77 --enable-control-routes --kv-events-endpoint tcp://*:1"
 )
 
 
@@ -125,6 +125,7 @@ def test_every_option_has_its_place() -> None:
             "max_waiting_tokens": 77,
             "tracing": True,
             "enable_control_routes": True,
+            "kv_events_endpoint": "tcp://*:1",
         },
     }
 
