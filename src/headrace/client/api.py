@@ -142,10 +142,6 @@ class ModelInfo:
     created: int = 0
     kv_tokens: int | None = None
     """Tokens that fit in the KV cache. A sequence with its output, except the last token, must fit. None: unknown."""
-    block_size: int = 0
-    """Tokens of a block of the KV cache; 0: unknown."""
-    transfer: TransferInfo | None = None
-    """How other engines fetch blocks from this one; None: not at all."""
     rivals: int = 0
     """The most `rivals` of a request."""
     sampling_defaults: Mapping[str, int | float] = field(default_factory=dict)
@@ -155,6 +151,8 @@ class ModelInfo:
     block_size: int = 0
     """Tokens per KV block."""
     max_num_seqs: int = 0
+    transfer: TransferInfo | None = None
+    """How other engines fetch blocks from this one; None: not at all."""
 
     def room(self, prompt_tokens: int) -> int:
         """The number of tokens that may follow a prompt, by context and cache; below 1 if not even one may."""

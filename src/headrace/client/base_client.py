@@ -112,13 +112,12 @@ class BaseClient:
             engine.dtype,
             self._created,
             engine.kv_tokens,
-            engine.block_size,
-            engine.transfer,
             engine.most_rivals,
             engine.sampling_defaults,
             engine.layout_id,
             engine.block_size,
             engine.max_num_seqs,
+            engine.transfer,
         )
 
     @property
