@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from headrace.config_fields import SIZE, Bytes, Frozen, parse_size, unit
 from headrace.server_config import ServerConfig
+from headrace.transfer_config import TransferConfig
 
 __all__ = [
     "DRAFT",
@@ -22,6 +23,7 @@ __all__ = [
     "ParallelConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "TransferConfig",
     "parse_size",
 ]
 
@@ -207,6 +209,7 @@ class Config(Frozen):
     scheduler: SchedulerConfig = SchedulerConfig()
     device: DeviceConfig = DeviceConfig()
     parallel: ParallelConfig = ParallelConfig()
+    transfer: TransferConfig = TransferConfig()
     server: ServerConfig = ServerConfig()
 
     def for_engine(self) -> str:

@@ -9,7 +9,9 @@ from headrace.arguments import add_engine_options, add_server_options
 from headrace.cli.command_options import build_config
 from headrace.cli.logs import set_up_logging
 from headrace.cli.model_fetch import fetch_model
+from headrace.cli.replica_serving import serve_replicas
 from headrace.engine.launch import EngineProcessHandle, launch
+from headrace.errors import ConfigError
 from headrace.progress import loading_bar
 
 __all__ = ["configure", "prepare", "run"]
@@ -20,6 +22,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "model", nargs="?", default="smollm2", metavar="MODEL", help="a directory, a .gguf file or a name (see models)"
     )
     parser.add_argument("--prompt", metavar="TEXT", help="answer this in the terminal first, then go on serving")
+    parser.add_argument(
+        "--replicas", type=int, default=1, metavar="N", help="engines on this machine, behind one router (default: 1)"
+    )
     parser.add_argument("--accept-terms", action="store_true", help="accept the terms of a model that has some")
     parser.add_argument(
         "--dry-run",
@@ -55,6 +60,12 @@ def run(args: argparse.Namespace) -> int:
         lambda name, is_model: resolve_drafter(name, is_model, lambda text: fetch_model(text, args.accept_terms))
     )
     config = config.model_copy(update={"scheduler": scheduler})
+    if args.replicas != 1:
+        if args.replicas < 1:
+            raise ConfigError(f"--replicas must be at least 1, got {args.replicas}")
+        if args.prompt is not None:
+            raise ConfigError("--prompt cannot be combined with --replicas: leave one of them out")
+        return serve_replicas(config, path, args.replicas)
     logging.getLogger(__name__).info("loading %s", args.model)
     with loading_bar() as progress:
         # Late: the server imports FastAPI, and a wrong option should be reported before that.

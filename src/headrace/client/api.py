@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from headrace.client.cache_feed import CacheFeed
 from headrace.client.speculation_choice import SpeculationChoice
 from headrace.engine.stats import EngineStats, EngineView
-from headrace.types import Constraint, SamplingParams
+from headrace.engine.wire import TransferInfo
+from headrace.types import Constraint, RemoteBlocks, SamplingParams
 
 __all__ = [
     "EngineClient",
@@ -48,6 +50,10 @@ class GenerateRequest:
     extends: str = ""
     """Id of an open request whose tokens this prompt goes on with. If it is not open any more, nothing changes but
     what must be computed."""
+    gives_blocks: bool = False
+    """The full blocks of its prompt are put where other engines can fetch them."""
+    remote: RemoteBlocks | None = None
+    """Where its first blocks can be fetched."""
     whole: bool = False
     """The answer comes in one piece, at its end, unless the client must look for stop strings."""
     since: float | None = None
@@ -140,6 +146,13 @@ class ModelInfo:
     """The most `rivals` of a request."""
     sampling_defaults: Mapping[str, int | float] = field(default_factory=dict)
     """Sampling parameters of requests that state none, by name: what the checkpoint recommends."""
+    layout_id: bytes = b""
+    """Equal for engines whose KV blocks hold the same bytes for the same tokens."""
+    block_size: int = 0
+    """Tokens per KV block."""
+    max_num_seqs: int = 0
+    transfer: TransferInfo | None = None
+    """How other engines fetch blocks from this one; None: not at all."""
 
     def room(self, prompt_tokens: int) -> int:
         """The number of tokens that may follow a prompt, by context and cache; below 1 if not even one may."""
@@ -152,6 +165,10 @@ class EngineClient(Protocol):
 
     @property
     def info(self) -> ModelInfo: ...
+
+    @property
+    def cache_feed(self) -> CacheFeed:
+        """The changes of the engine's prefix cache."""
 
     async def start(self) -> None:
         """Load the model; returns when ready. Raises the loading error."""

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
+from headrace.client.cache_feed import CacheFeed
 from headrace.client.inquiry import Inquiry
 from headrace.client.request_outputs import RequestOutputs, TextTokenizer
 from headrace.client.speculation_choice import PREDICTED, check_method
@@ -24,6 +25,8 @@ from headrace.engine.wire import (
     Abort,
     Add,
     AddAll,
+    CacheChanged,
+    CacheContents,
     Command,
     Deltas,
     EngineInfo,
@@ -90,6 +93,7 @@ class BaseClient:
         """The engine's ids of open and parked requests."""
         self._stats = Inquiry[EngineStats](GetStats)
         self._view = Inquiry[EngineView](GetView)
+        self.cache_feed = CacheFeed(self._send_now)
         self._numbers = itertools.count()
         self._owner_loop: asyncio.AbstractEventLoop | None = None
         self._owner_thread = ""
@@ -110,6 +114,10 @@ class BaseClient:
             engine.kv_tokens,
             engine.most_rivals,
             engine.sampling_defaults,
+            engine.layout_id,
+            engine.block_size,
+            engine.max_num_seqs,
+            engine.transfer,
         )
 
     @property
@@ -244,6 +252,8 @@ class BaseClient:
             max_drafts=request.speculation.max_tokens,
             predicted_only=request.speculation.method == PREDICTED,
             keep=request.keep and params.n == 1,
+            gives_blocks=request.gives_blocks,
+            remote=request.remote,
             extends=stream.extended,
             rivals=request.rivals or (),
             whole=request.whole and stops is not None,
@@ -286,6 +296,8 @@ class BaseClient:
             self._stats.answer(event.stats)
         elif isinstance(event, ViewReply):
             self._view.answer(event.view)
+        elif isinstance(event, (CacheContents, CacheChanged)):
+            self.cache_feed.receive(event)
 
     def _deliver(self, event: Deltas) -> None:
         for delta in event.deltas:

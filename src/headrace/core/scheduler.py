@@ -20,6 +20,7 @@ from headrace.core.open_sequences import OpenSequences
 from headrace.core.outcome import append, append_forced, emit, merged, scheduler_stats, score_prompt
 from headrace.core.plan_builder import PrefillChunk, StepExtras, StepRecord, build, complete
 from headrace.core.prefill import Prefill
+from headrace.core.radix import RadixTree
 from headrace.core.running import RunningSequences
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
@@ -118,7 +119,7 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """True if a sequence waits or runs, or a plan is in flight."""
-        return bool(self._requests or self._in_flight)
+        return bool(self._requests or self._in_flight) or self._fetches.due()
 
     # A step
 
@@ -143,7 +144,7 @@ class Scheduler:
         self._prefill.plan(step, self._committed, now, budget, chunks, extras)
         if self._verification is not None:
             self._verification.plan(step, decodes, held, chunks)
-        if not chunks and not len(decodes):
+        if not (chunks or len(decodes) or self._fetches.due()):
             return None
         plan = build(step, decodes, chunks, extras, self._slots, self._cache.table, self.config.block_size)
         self._fetches.take(plan)
@@ -241,6 +242,10 @@ class Scheduler:
     def tier_stats(self) -> tuple[TierStats, ...]:
         """Totals of what keeps blocks beside the device."""
         return self._fetches.stats()
+
+    @property
+    def tree(self) -> RadixTree:
+        return self._cache.tree
 
     def view(self) -> SchedulerView:
         return look(self._cache, self._slots, self._running.all(), self._waiting, self._open)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.config import Config
 from headrace.core import CoreConfig, Scheduler
+from headrace.core.cache_events import CacheEvents
 from headrace.core.fetches import Tiers
 from headrace.engine.block_loading import BlockDraft, find_block_draft
 from headrace.engine.block_model import BlockDraftModel
@@ -25,7 +28,7 @@ from headrace.engine.runner import Runner
 from headrace.engine.sampling_defaults import describe, sampling_defaults
 from headrace.engine.service import Progress
 from headrace.engine.tier_loading import check_tiers, open_tiers
-from headrace.engine.wire import EngineInfo
+from headrace.engine.wire import EngineInfo, TransferInfo
 from headrace.errors import ConfigError
 from headrace.grammar.compiler import GrammarCompiler
 from headrace.grammar.loading import find_backend, open_backend
@@ -38,6 +41,7 @@ from headrace.speculation.loading import find_drafter
 from headrace.speculation.loading import make as make_drafter
 from headrace.speculation.model_speculator import ModelSpeculator
 from headrace.speculation.speculator import Speculator
+from headrace.transfer.chain import first_hash, next_hash
 
 __all__ = ["Engine", "build_engine", "build_on", "busy_seconds", "check_devices", "find_drafts", "resolve_on"]
 
@@ -156,9 +160,11 @@ def build_on(
     blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
     heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
     drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
-    tiers = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
+    tiers, transfer = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
+    scheduler = Scheduler(_core_config(config, resolved, vocab), drafting, tiers)
+    layout = _layout_id(checkpoint, resolved)
     core = EngineCore(
-        Scheduler(_core_config(config, resolved, vocab), drafting, tiers),
+        scheduler,
         runner,
         resolved.max_num_seqs,
         resolved.kv_layout.block_size,
@@ -166,8 +172,10 @@ def build_on(
         lost=followers.lost,
         grammars=grammars,
         drafting=drafting,
+        cache_events=CacheEvents(scheduler.tree, partial(first_hash, layout), next_hash),
     )
-    info = _engine_info(checkpoint, platform, resolved, vocab, reasons, _sampling(config, checkpoint))
+    defaults = _sampling(config, checkpoint)
+    info = _engine_info(checkpoint, platform, resolved, vocab, layout, reasons, defaults, transfer)
     return Engine(core, info, own, followers, grammars, draft, blocks, heads, tiers)
 
 
@@ -262,6 +270,13 @@ def _core_config(config: Config, resolved: Resolved, vocab_size: int) -> CoreCon
     )
 
 
+def _layout_id(checkpoint: Checkpoint, resolved: Resolved) -> bytes:
+    """Equal for engines of one checkpoint whose blocks hold the same bytes for the same tokens."""
+    layout = resolved.kv_layout
+    text = f"{checkpoint.path}|{resolved.dtype}|{layout.dtype}|{layout.block_size}"
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
 def _sampling(config: Config, checkpoint: Checkpoint) -> dict[str, int | float]:
     """The sampling defaults of the checkpoint, which a log line reports."""
     found = {} if config.model.generation_config == "none" else sampling_defaults(checkpoint.path, checkpoint.metadata)
@@ -275,8 +290,10 @@ def _engine_info(
     platform: str,
     resolved: Resolved,
     vocab_size: int,
+    layout: bytes,
     reasons: Sequence[str],
     sampling: dict[str, int | float],
+    transfer: TransferInfo | None,
 ) -> EngineInfo:
     return EngineInfo(
         path=str(checkpoint.path),
@@ -289,7 +306,9 @@ def _engine_info(
         block_size=resolved.kv_layout.block_size,
         num_blocks=resolved.num_blocks,
         max_num_seqs=resolved.max_num_seqs,
+        layout_id=layout,
         reasons=tuple(reasons),
+        transfer=transfer,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         sampling_defaults=sampling,
     )

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace import errors
+from headrace.core.cache_events import CacheBatch, CacheEvent, CacheRun, CacheSnapshot
 from headrace.engine.stats import EngineStats, EngineView
 from headrace.errors import CheckpointError, EngineDead, HeadraceError, InvalidRequest, Overloaded
 from headrace.types import Delta, Request
@@ -20,6 +21,12 @@ __all__ = [
     "Add",
     "AddAll",
     "Beat",
+    "CacheBatch",
+    "CacheChanged",
+    "CacheContents",
+    "CacheEvent",
+    "CacheRun",
+    "CacheSnapshot",
     "Command",
     "Deltas",
     "EngineInfo",
@@ -34,7 +41,9 @@ __all__ = [
     "Refused",
     "Shutdown",
     "StatsReply",
+    "TransferInfo",
     "ViewReply",
+    "WatchCache",
     "WireError",
     "as_ours",
     "decode_command",
@@ -65,6 +74,19 @@ class WireError(WireMessage, frozen=True):
     tensor: str | None = None
 
 
+class TransferInfo(WireMessage, frozen=True):
+    """How other engines fetch blocks from this one."""
+
+    connector: str
+    address: str
+    epoch: int
+    """Number of this start of the engine."""
+    layout_id: bytes
+    """Part of the blocks' names (`transfer/chain.py`)."""
+    lease: float
+    """Seconds for which a block stays where it can be fetched."""
+
+
 class EngineInfo(WireMessage, frozen=True):
     """The values that the engine resolved while it loaded."""
 
@@ -78,8 +100,12 @@ class EngineInfo(WireMessage, frozen=True):
     block_size: int
     num_blocks: int
     max_num_seqs: int
+    layout_id: bytes = b""
+    """Equal for engines whose blocks hold the same bytes for the same tokens."""
     reasons: tuple[str, ...] = ()
     """The reason of each automatic choice."""
+    transfer: TransferInfo | None = None
+    """None: it exchanges no blocks with others."""
     max_num_batched_tokens: int = 0
     sampling_defaults: dict[str, int | float] = {}
     """Sampling parameters that the checkpoint recommends, by name."""
@@ -136,6 +162,15 @@ class GetView(WireMessage, frozen=True):
     number: int
 
 
+class WatchCache(WireMessage, frozen=True):
+    """Starts to send the changes of the prefix cache, behind its contents, or ends it. May be repeated: the contents
+    are sent again."""
+
+    on: bool
+    tokens: bool = False
+    """Stored blocks come with their tokens."""
+
+
 class Shutdown(WireMessage, frozen=True):
     """Ends the engine at once."""
 
@@ -179,6 +214,14 @@ class ViewReply(WireMessage, frozen=True):
     view: EngineView
 
 
+class CacheContents(WireMessage, frozen=True):
+    snapshot: CacheSnapshot
+
+
+class CacheChanged(WireMessage, frozen=True):
+    batch: CacheBatch
+
+
 class Beat(WireMessage, frozen=True):
     """A heartbeat. A separate thread sends it every half second, also while a step runs or the model loads."""
 
@@ -186,8 +229,8 @@ class Beat(WireMessage, frozen=True):
     """Seconds since the loop last made progress; 0 when it is idle."""
 
 
-Command = Add | AddAll | Abort | Finish | Park | GetStats | GetView | Shutdown
-Event = Loading | Ready | Failed | Deltas | Refused | StatsReply | ViewReply | Beat
+Command = Add | AddAll | Abort | Finish | Park | GetStats | GetView | WatchCache | Shutdown
+Event = Loading | Ready | Failed | Deltas | Refused | StatsReply | ViewReply | CacheContents | CacheChanged | Beat
 
 
 def _plain(value: Any) -> Any:
