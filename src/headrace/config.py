@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from headrace.config_fields import SIZE, Bytes, Frozen, parse_size, unit
+from headrace.loading_config import LoadingConfig
 from headrace.server_config import ServerConfig
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "CacheConfig",
     "Config",
     "DeviceConfig",
+    "LoadingConfig",
     "ModelConfig",
     "ParallelConfig",
     "SchedulerConfig",
@@ -87,6 +89,14 @@ class CacheConfig(Frozen):
         default=None,
         ge=1,
         description="Bytes of the KV cache. Default: a share of the free memory, by the device's kind.",
+    )
+    kv_share: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the free memory that the KV cache may take if kv_memory is not given. Default: 0.4 on the "
+        "host, 0.9 on a device with memory of its own.",
+        json_schema_extra=unit("share"),
     )
     num_blocks: int | None = Field(default=None, ge=2, description="Number of KV blocks; overrides kv_memory.")
     prefix_caching: bool = Field(default=True, description="Reuse keys and values of prompts that begin alike.")
@@ -173,3 +183,4 @@ class Config(Frozen):
     device: DeviceConfig = DeviceConfig()
     parallel: ParallelConfig = ParallelConfig()
     server: ServerConfig = ServerConfig()
+    loading: LoadingConfig = LoadingConfig()

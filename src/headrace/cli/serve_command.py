@@ -1,13 +1,14 @@
-"""Serve a model with OpenAI's API over HTTP. Ctrl-C or SIGTERM drains: running requests finish, new ones get 503."""
+"""Serve one or several models with OpenAI's API over HTTP. Ctrl-C or SIGTERM drains: running requests finish, new ones
+get 503."""
 
 from __future__ import annotations
 
 import argparse
 
 from headrace.arguments import add_engine_options, add_server_options
-from headrace.cli.command_options import build_config
 from headrace.cli.logs import set_up_logging
 from headrace.cli.model_fetch import fetch_model
+from headrace.cli.served_models import read_served
 from headrace.engine.launch import EngineProcessHandle, launch
 
 __all__ = ["configure", "prepare", "run"]
@@ -15,8 +16,13 @@ __all__ = ["configure", "prepare", "run"]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", nargs="?", default="smollm2", metavar="MODEL", help="a directory, a .gguf file or a name (see models)"
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="a directory, a .gguf file or a name (see models); several are loaded when they are asked for "
+        "(default: smollm2)",
     )
+    parser.add_argument("--config", metavar="FILE", help="options and models from a .yaml or .toml file; flags go first")
     parser.add_argument("--prompt", metavar="TEXT", help="answer this in the terminal first, then go on serving")
     parser.add_argument("--accept-terms", action="store_true", help="accept the terms of a model that has some")
     add_server_options(parser)
@@ -30,12 +36,13 @@ def prepare() -> EngineProcessHandle:
 
 
 def run(args: argparse.Namespace) -> int:
-    config = build_config(args)
+    served = read_served(args)
     set_up_logging()
-    path = fetch_model(args.model, args.accept_terms)
-    scheduler = config.scheduler.with_draft_model(lambda name: fetch_model(name, args.accept_terms))
-    config = config.model_copy(update={"scheduler": scheduler})
+    plans = served.plans(lambda name: fetch_model(name, args.accept_terms))
     # Late: the server imports FastAPI, and a wrong option should be reported before that.
     from headrace import server
 
-    return server.run(config, path, args.prompt, args.prepared)
+    if served.plain:
+        (plan,) = plans
+        return server.run(plan.config, plan.path, args.prompt, args.prepared)
+    return server.run_several(served.config, plans, args.prompt, args.prepared)

@@ -23,11 +23,13 @@ from headrace.engine.wire import (
     Abort,
     Add,
     AddAll,
+    CacheFlushed,
     Command,
     Deltas,
     EngineInfo,
     Event,
     Finish,
+    FlushCache,
     GetStats,
     GetView,
     Park,
@@ -48,6 +50,8 @@ _STATS_TIMEOUT = 1.0
 """Seconds to wait for the engine's first stats."""
 _FRESH_TIMEOUT = 0.1
 """Seconds to wait for newer stats than the last: during a long step the engine reads no commands."""
+_FLUSH_TIMEOUT = 30.0
+"""Seconds to wait until the cache has been emptied, between two steps."""
 _VIEW_TIMEOUT = 2.5
 """Seconds to wait for a view. People look at it, and an old one would mislead them."""
 
@@ -87,6 +91,7 @@ class BaseClient:
         """The engine's ids of open and parked requests."""
         self._stats = Inquiry[EngineStats](GetStats)
         self._view = Inquiry[EngineView](GetView)
+        self._flushes = Inquiry[int](FlushCache)
         self._numbers = itertools.count()
         self._owner_loop: asyncio.AbstractEventLoop | None = None
         self._owner_thread = ""
@@ -170,6 +175,15 @@ class BaseClient:
 
     async def view(self) -> EngineView:
         return await self._inquire(self._view, _VIEW_TIMEOUT)
+
+    async def flush_cache(self) -> int:
+        self._check_ready()
+        self._check_loop()
+        asked = self._flushes.ask(self._send_now)
+        await asyncio.wait({asked}, timeout=_FLUSH_TIMEOUT)
+        if not asked.done():
+            raise EngineDead(f"the engine did not answer within {_FLUSH_TIMEOUT:g} s")
+        return asked.result()
 
     async def _inquire(self, inquiry: Inquiry[T], timeout: float) -> T:
         """The engine's answer, or its last one during a long step."""
@@ -270,6 +284,8 @@ class BaseClient:
             self._stats.answer(event.stats)
         elif isinstance(event, ViewReply):
             self._view.answer(event.view)
+        elif isinstance(event, CacheFlushed):
+            self._flushes.answer(event.blocks)
 
     def _deliver(self, event: Deltas) -> None:
         for delta in event.deltas:
@@ -300,8 +316,8 @@ class BaseClient:
         for stream in self._streams.values():
             if not stream.outputs.finished:
                 stream.fail(error)
-        self._stats.fail(error)
-        self._view.fail(error)
+        for inquiry in (self._stats, self._view, self._flushes):
+            inquiry.fail(error)
 
     def _end_all(self) -> None:
         """End all open requests with `abort`, because the client closes."""

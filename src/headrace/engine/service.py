@@ -14,12 +14,14 @@ from headrace.engine.wire import (
     Abort,
     Add,
     AddAll,
+    CacheFlushed,
     Command,
     Deltas,
     EngineInfo,
     Event,
     Failed,
     Finish,
+    FlushCache,
     GetStats,
     GetView,
     Park,
@@ -122,6 +124,8 @@ def _handle(core: EngineCore, command: Command, send: Send) -> None:
         send(StatsReply(command.number, core.stats()))
     elif isinstance(command, GetView):
         send(ViewReply(command.number, core.view()))
+    elif isinstance(command, FlushCache):
+        send(CacheFlushed(command.number, core.flush_cache()))
 
 
 def _add(core: EngineCore, command: Add, send: Send) -> None:

@@ -16,6 +16,7 @@ from headrace.engine.draft_loading import DraftCheckpoint, LoadedDraft, find_dra
 from headrace.engine.drafting import Drafting
 from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_loading import HeadSource, find_head
+from headrace.engine.memory_use import MemoryUse, kv_bytes, measure_use
 from headrace.engine.plans import dummy_plan
 from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_rank
 from headrace.engine.ranks.leader import COMMAND, Followers
@@ -121,6 +122,7 @@ def build_on(
 ) -> Engine:
     """Build on an open device, which stays open if this raises. `followers` have been started; default: none."""
     followers = followers or Followers("", 1, lambda rank: 0)
+    free_before, _ = device.memory()
     # Unknown names are refused before anything is loaded.
     make_backend = find_backend(config.model.grammar_backend)
     found = find_draft(config, checkpoint, device)
@@ -160,7 +162,10 @@ def build_on(
         grammars=grammars,
         drafting=drafting,
     )
-    info = _engine_info(checkpoint, platform, resolved, vocab, reasons)
+    drafted = found or block or head
+    layouts = (resolved.kv_layout,) if drafted is None else (resolved.kv_layout, drafted.layout)
+    memory = measure_use(device, free_before, kv_bytes(device, layouts, resolved.num_blocks), followers.size)
+    info = _engine_info(checkpoint, platform, resolved, vocab, reasons, memory)
     return Engine(core, info, own, followers, grammars, draft, blocks, heads)
 
 
@@ -239,7 +244,12 @@ def _core_config(config: Config, resolved: Resolved, vocab_size: int) -> CoreCon
 
 
 def _engine_info(
-    checkpoint: Checkpoint, platform: str, resolved: Resolved, vocab_size: int, reasons: Sequence[str]
+    checkpoint: Checkpoint,
+    platform: str,
+    resolved: Resolved,
+    vocab_size: int,
+    reasons: Sequence[str],
+    memory: MemoryUse,
 ) -> EngineInfo:
     return EngineInfo(
         path=str(checkpoint.path),
@@ -253,6 +263,8 @@ def _engine_info(
         num_blocks=resolved.num_blocks,
         max_num_seqs=resolved.max_num_seqs,
         reasons=tuple(reasons),
+        memory_bytes=memory.used,
+        device_bytes=memory.device_total,
     )
 
 

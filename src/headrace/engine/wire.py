@@ -20,12 +20,14 @@ __all__ = [
     "Add",
     "AddAll",
     "Beat",
+    "CacheFlushed",
     "Command",
     "Deltas",
     "EngineInfo",
     "Event",
     "Failed",
     "Finish",
+    "FlushCache",
     "GetStats",
     "GetView",
     "Loading",
@@ -76,6 +78,10 @@ class EngineInfo(WireMessage, frozen=True):
     max_num_seqs: int
     reasons: tuple[str, ...] = ()
     """The reason of each automatic choice."""
+    memory_bytes: int = 0
+    """What the engine takes, with its whole KV cache, in the device's memory or the host's; 0: unknown."""
+    device_bytes: int = 0
+    """The device's own memory; 0 on a platform of the host."""
 
     @property
     def kv_tokens(self) -> int:
@@ -124,6 +130,12 @@ class GetView(WireMessage, frozen=True):
     number: int
 
 
+class FlushCache(WireMessage, frozen=True):
+    """Empties the prefix cache. Sequences that run keep their blocks."""
+
+    number: int
+
+
 class Shutdown(WireMessage, frozen=True):
     """Ends the engine at once."""
 
@@ -167,6 +179,12 @@ class ViewReply(WireMessage, frozen=True):
     view: EngineView
 
 
+class CacheFlushed(WireMessage, frozen=True):
+    number: int
+    blocks: int
+    """Blocks that are free now and were cached."""
+
+
 class Beat(WireMessage, frozen=True):
     """A heartbeat. A separate thread sends it every half second, also while a step runs or the model loads."""
 
@@ -174,8 +192,8 @@ class Beat(WireMessage, frozen=True):
     """Seconds since the loop last made progress; 0 when it is idle."""
 
 
-Command = Add | AddAll | Abort | Finish | Park | GetStats | GetView | Shutdown
-Event = Loading | Ready | Failed | Deltas | Refused | StatsReply | ViewReply | Beat
+Command = Add | AddAll | Abort | Finish | Park | GetStats | GetView | FlushCache | Shutdown
+Event = Loading | Ready | Failed | Deltas | Refused | StatsReply | ViewReply | CacheFlushed | Beat
 
 
 def _plain(value: Any) -> Any:

@@ -17,6 +17,7 @@ from headrace.server import (
     batches,
     chat,
     completions,
+    control,
     files,
     messages,
     ollama,
@@ -29,8 +30,10 @@ from headrace.server import (
 from headrace.server.access import AccessMiddleware
 from headrace.server.batch_runner import BatchRunner
 from headrace.server.context import Context, ServerTokenizer, make_context
+from headrace.server.dispatch import pooled_endpoint
 from headrace.server.engine_state import EngineStateReply, engine_state
 from headrace.server.http_errors import HttpError, to_http
+from headrace.server.model_pool import ModelPool
 from headrace.server.openapi import OpenApiDocument, operation
 from headrace.server.page_files import add_page
 from headrace.server.route_spec import Route, RouteSpec
@@ -93,6 +96,7 @@ _ROUTES = (
     *batches.ROUTES,
     *ollama.ROUTES,
     *programs.ROUTES,
+    *control.ROUTES,
 )
 
 
@@ -101,7 +105,8 @@ def create_app(client: EngineClient, tokenizer: ServerTokenizer, config: Config)
     return create_app_for(make_context(client, tokenizer, config))
 
 
-def create_app_for(context: Context) -> FastAPI:
+def create_app_for(context: Context, pool: ModelPool | None = None) -> FastAPI:
+    """`pool`: the models, if there are several; `context` is then the server's own state."""
     # A redirect would repeat the client's Host header, which can hold anything.
     app = FastAPI(title="Headrace", version=__version__, redirect_slashes=False, redoc_url=None)
     app.state.context = context
@@ -109,7 +114,7 @@ def create_app_for(context: Context) -> FastAPI:
     for row in rows:
         app.add_api_route(
             row.path,
-            _endpoint(context, row.route),
+            _endpoint(context, row.route) if pool is None else pooled_endpoint(pool, context, row),
             methods=[row.method],
             summary=row.summary,
             name=row.route.__name__,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +71,8 @@ class Context:
     api_key: bytes | None
     max_choices: int
     """Sequences that one request may have: the queue never has room for more."""
+    aliases: frozenset[str] = frozenset()
+    """Its other names in requests."""
     controls: bool = False
     """Whether the routes that control the engine are there."""
     cors: Cors | None = None
@@ -94,10 +97,12 @@ class Context:
     inflight: int = 0
     """HTTP requests whose answer is not complete."""
     draining: bool = False
+    started: int = field(default_factory=lambda: int(time.time()))
+    """Seconds since 1970."""
 
     def check_model(self, name: str | None) -> None:
         """Raise HttpError 404 if `name` is not the served model's; None stands for the served model."""
-        if name is not None and name != self.model:
+        if name is not None and name != self.model and name not in self.aliases:
             message = f"the model {name[:200]!r} does not exist: this server serves {self.model!r}"
             raise HttpError(404, message, param="model", code="model_not_found")
 
@@ -132,8 +137,8 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
         name,
         None if key is None else key.encode(),
         config.scheduler.max_waiting,
-        config.server.enable_control_routes,
-        Cors(config.server.cors_origin) if config.server.cors_origin else None,
+        controls=config.server.enable_control_routes,
+        cors=Cors(config.server.cors_origin) if config.server.cors_origin else None,
         formats=find_formats(tokenizer, config.server),
         batch_window=min(2 * (config.scheduler.max_num_seqs or _SEQUENCES), max(1, config.scheduler.max_waiting // 2)),
         responses=None if folder is None else ResponseStore(folder),

@@ -38,9 +38,11 @@ from headrace.server.descriptor_watch import DescriptorWatch
 from headrace.server.first_prompt import ask
 from headrace.server.http_connection import HttpConnection
 from headrace.server.http_errors import ShuttingDown
+from headrace.server.model_pool import ModelPool
+from headrace.server.pool_client import NoTokenizer, PoolClient
 from headrace.server.state_base import owned
 
-__all__ = ["run", "serve"]
+__all__ = ["run", "run_pool", "serve"]
 
 _log = logging.getLogger(__name__)
 _FINAL_EVENTS = 1.0
@@ -71,6 +73,14 @@ def run(
         tokenizer.warm_chat_template()
         client = ProcessClient(config, tokenizer, progress, launched=launched)
         return event_loop.run(_ignoring_signals_after(serve(config, client, tokenizer, listener, first_prompt)))
+
+
+def run_pool(config: Config, pool: ModelPool, first_prompt: str | None = None) -> int:
+    """As `run`, for several models."""
+    config = _with_path(config, pool.default.plan.path)
+    with contextlib.closing(_bind(config.server.host, config.server.port)) as listener:
+        serving = serve(config, PoolClient(pool), NoTokenizer(), listener, first_prompt, pool)
+        return event_loop.run(_ignoring_signals_after(serving))
 
 
 def _with_path(config: Config, model_path: Path) -> Config:
@@ -162,8 +172,10 @@ async def serve(
     tokenizer: ServerTokenizer,
     listener: socket.socket,
     first_prompt: str | None = None,
+    pool: ModelPool | None = None,
 ) -> int:
-    """Start the engine, serve on a bound socket, and stop the engine. Returns the exit code."""
+    """Start the engine, serve on a bound socket, and stop the engine. Returns the exit code. `pool`: the models, if there
+    are several; `client` is then theirs."""
     started = time.monotonic()
     stop = _StopSignals()
     with owned(config.server.state_dir), _signals(stop):
@@ -172,12 +184,14 @@ async def serve(
             context = make_context(client, tokenizer, config)
             descriptors = DescriptorWatch()
             asyncio.get_running_loop().set_exception_handler(descriptors.handle)
-            server = _server_of(context, descriptors)
+            if pool is not None:
+                pool.front = context
+            server = _server_of(context, descriptors, pool)
             # Objects of the start-up stay: the garbage collector need not visit them again, so its pauses stay short.
             gc.collect()
             gc.freeze()
             if await _run_unless(stop.drain, client.start()):
-                await _serve_until(stop, server, context, config, listener, started, first_prompt)
+                await _serve_until(stop, server, context, config, listener, started, first_prompt, pool)
         finally:
             await _close(client, stop)
     return 0
@@ -196,10 +210,10 @@ async def _run_unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> 
     return False
 
 
-def _server_of(context: Context, descriptors: DescriptorWatch) -> _Server:
+def _server_of(context: Context, descriptors: DescriptorWatch, pool: ModelPool | None) -> _Server:
     return _Server(
         uvicorn.Config(
-            create_app_for(context),
+            create_app_for(context, pool),
             loop="none",
             http=partial(HttpConnection, descriptors=descriptors),  # type: ignore[arg-type]
             ws="none",
@@ -220,13 +234,12 @@ async def _serve_until(
     listener: socket.socket,
     started: float,
     first_prompt: str | None,
+    pool: ModelPool | None,
 ) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await _until_started(server, serving)
     url = _url(config.server.host, listener.getsockname()[1])
-    info = context.client.info
-    took = time.monotonic() - started
-    _print_line(f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)")
+    _print_line(_ready_line(context, pool, url, time.monotonic() - started))
     if context.batches is not None and context.runner is not None:
         context.batches.sweep()
         context.runner.start()
@@ -249,6 +262,13 @@ async def _serve_until(
         for store in (context.responses, context.batches):
             if store is not None:
                 store.close()
+
+
+def _ready_line(context: Context, pool: ModelPool | None, url: str, took: float) -> str:
+    if pool is not None:
+        return f"Headrace serves {', '.join(pool.models)} at {url}/v1 (ready in {took:.1f} s)"
+    info = context.client.info
+    return f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)"
 
 
 def _print_line(text: str) -> None:
