@@ -94,8 +94,8 @@ class CacheConfig(Frozen):
         default=None,
         gt=0,
         le=1,
-        description="Share of the free memory that the KV cache may take if kv_memory is not given. Default: 0.4 on the "
-        "host, 0.9 on a device with memory of its own.",
+        description="Share of the free memory that the KV cache may take if kv_memory is not given. Default: 0.4 on "
+        "the host, 0.9 on a device with memory of its own.",
         json_schema_extra=unit("share"),
     )
     num_blocks: int | None = Field(default=None, ge=2, description="Number of KV blocks; overrides kv_memory.")

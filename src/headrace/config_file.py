@@ -1,14 +1,14 @@
 """The file of `headrace serve --config`: options by flat names or in parts, and the models with options of their own.
 
-    port: 8000
-    cache:
-      kv_memory: 2GiB
-    models:
-      - smollm2
-      - model: ./qwen
-        name: qwen
-        aliases: [gpt-4o]
-        threads: 4
+port: 8000
+cache:
+  kv_memory: 2GiB
+models:
+  - smollm2
+  - model: ./qwen
+    name: qwen
+    aliases: [gpt-4o]
+    threads: 4
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,14 +88,14 @@ def _note_lines(file: Path, node: Any, place: Place, lines: dict[Place, int]) ->
 
 
 def _toml(file: Path, text: str) -> WrittenConfig:
-    try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        import tomli as tomllib
+    if sys.version_info >= (3, 11):
+        import tomllib as toml
+    else:
+        import tomli as toml
 
     try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        values = toml.loads(text)
+    except toml.TOMLDecodeError as error:
         raise ConfigError(f"{file}: this is not TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{file}: this is nested too deeply") from None

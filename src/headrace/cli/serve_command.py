@@ -22,7 +22,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a directory, a .gguf file or a name (see models); several are loaded when they are asked for "
         "(default: smollm2)",
     )
-    parser.add_argument("--config", metavar="FILE", help="options and models from a .yaml or .toml file; flags go first")
+    parser.add_argument(
+        "--config", metavar="FILE", help="a .yaml or .toml file with options and models; flags go first"
+    )
     parser.add_argument("--prompt", metavar="TEXT", help="answer this in the terminal first, then go on serving")
     parser.add_argument("--accept-terms", action="store_true", help="accept the terms of a model that has some")
     add_server_options(parser)

@@ -55,9 +55,7 @@ class ServedModels:
         from headrace.hub.model_reference import display_name
         from headrace.server.model_plan import ModelPlan, check_names, with_aliases
 
-        names = [
-            self.config_of(entry).server.served_model_name or display_name(entry.model) for entry in self.entries
-        ]
+        names = [self.config_of(entry).server.served_model_name or display_name(entry.model) for entry in self.entries]
         aliases = with_aliases(self.config.loading.aliases, names)
         preload = self._preloaded(names)
         plans = []

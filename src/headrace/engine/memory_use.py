@@ -28,8 +28,8 @@ def kv_bytes(device: Device, layouts: tuple[KVLayout, ...], num_blocks: int) -> 
 
 
 def measure_use(device: Device, free_before: int, cache: int, ranks: int) -> MemoryUse:
-    """After the load. `free_before`: of the device when it had been opened. `cache`: bytes of one rank's KV cache, whose
-    pages a host only counts once they are used."""
+    """After the load. `free_before`: of the device when it had been opened. `cache`: bytes of one rank's KV cache,
+    whose pages a host only counts once they are used."""
     if device.capabilities().host_memory:
         return MemoryUse(ranks * (psutil.Process().memory_info().rss + cache), 0)
     free, total = device.memory()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -55,16 +56,26 @@ class NamingBody(Body, forbid_unknown_fields=False):
 
 def pooled_endpoint(pool: ModelPool, front: Context, row: RouteSpec) -> Endpoint:
     """The endpoint of a route, where there are several models."""
-    own = pool_routes.POOLED.get(row.route)
+    answer = _way(pool, front, row)
+
+    async def endpoint(request: Request) -> Response:
+        return await answer(request)
+
+    return endpoint
+
+
+def _way(pool: ModelPool, front: Context, row: RouteSpec) -> Endpoint:
+    route = row.route
+    own = pool_routes.POOLED.get(route)
     if own is not None:
-        return lambda request: own(pool, front, request)
+        return partial(own, pool, front)
     if row.request is not None and "model" in getattr(row.request, "__struct_fields__", ()):
-        return lambda request: _by_body(pool, front, row.route, request)
-    if row.route in _IN_QUERY:
-        return lambda request: _by_query(pool, front, row.route, request)
-    if row.route in _LOADED_IN_QUERY:
-        return lambda request: _if_loaded(pool, row.route, request)
-    return lambda request: row.route(front, request)
+        return partial(_by_body, pool, front, route)
+    if route in _IN_QUERY:
+        return partial(_by_query, pool, front, route)
+    if route in _LOADED_IN_QUERY:
+        return partial(_if_loaded, pool, route)
+    return partial(route, front)
 
 
 async def _by_query(pool: ModelPool, front: Context, route: Route, request: Request) -> Response:

@@ -174,8 +174,8 @@ async def serve(
     first_prompt: str | None = None,
     pool: ModelPool | None = None,
 ) -> int:
-    """Start the engine, serve on a bound socket, and stop the engine. Returns the exit code. `pool`: the models, if there
-    are several; `client` is then theirs."""
+    """Start the engine, serve on a bound socket, and stop the engine. Returns the exit code. `pool`: the models, if
+    there are several; `client` is then theirs."""
     started = time.monotonic()
     stop = _StopSignals()
     with owned(config.server.state_dir), _signals(stop):

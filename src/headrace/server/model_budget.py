@@ -58,13 +58,13 @@ def _growth(config: Config, files: ModelFiles) -> float:
 
 
 def kv_parts(costs: Sequence[int], memory: int, most: int | None) -> int:
-    """Bytes of each model's KV cache, from the estimates of all models and the limits of the pool. Raises ConfigError if
-    the largest model leaves no room."""
+    """Bytes of each model's KV cache, from the estimates of all models and the limits of the pool. Raises ConfigError
+    if the largest model leaves no room."""
     by_size = sorted(costs, reverse=True)
     if by_size[0] >= memory:
         raise ConfigError(
-            f"--models-memory {memory / 2**30:.2f}GiB: the largest model needs about {by_size[0] / 2**30:.2f} GiB without "
-            "its KV cache: raise the limit, or quantise the model"
+            f"--models-memory {memory / 2**30:.2f}GiB: the largest model needs about {by_size[0] / 2**30:.2f} GiB "
+            "without its KV cache: raise the limit, or quantise the model"
         )
     together = 1
     for count in range(2, min(len(costs), most or len(costs)) + 1):
@@ -74,11 +74,10 @@ def kv_parts(costs: Sequence[int], memory: int, most: int | None) -> int:
 
 
 def with_kv(config: Config, bytes_: int | None, models: int) -> Config:
-    """The model's configuration with its part for the KV cache, unless the user has given its size. `bytes_` None: of no
-    known limit, so that each of the `models` gets a share of what is free when it is loaded."""
+    """The model's configuration with its part for the KV cache, unless the user has given its size. `bytes_` None: of
+    no known limit, so that each of the `models` gets a share of what is free when it is loaded."""
     cache = config.cache
     if cache.kv_memory is not None or cache.num_blocks is not None or cache.kv_share is not None:
         return config
     part = {"kv_share": KV_SHARE / models} if bytes_ is None else {"kv_memory": bytes_}
     return config.model_copy(update={"cache": cache.model_copy(update=part)})
-

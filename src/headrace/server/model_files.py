@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ class ModelFiles:
     """Number of parameters, as a GGUF file writes it."""
 
 
-@lru_cache(maxsize=64)
 def read_files(path: str) -> ModelFiles:
     """Any thread. What cannot be read is unknown: the load of the model reports it."""
     place = Path(path)

@@ -42,33 +42,26 @@ OpenEngine = Callable[[Config, Progress], Awaitable[OpenedEngine]]
 
 
 class ProcessEngines:
-    """Opens engines in processes of their own. The first takes over the process that was `launched`, if there is one."""
+    """Opens engines in processes of their own. The first takes over the process that was `launched`, if any."""
 
     def __init__(self, launched: EngineProcessHandle | None) -> None:
         self._launched = launched
 
     async def __call__(self, config: Config, progress: Progress) -> OpenedEngine:
+        # Late, so that the application can be imported without the engine.
         from headrace.client.process_client import ProcessClient
+        from headrace.tokenization.tokenizer import load_tokenizer
 
         taken, self._launched = self._launched, None
         with contextlib.ExitStack() as stack:
             # The process imports its libraries while the tokenizer loads; it ends if that fails.
             launched = stack.enter_context(taken or launch())
-            tokenizer = await asyncio.to_thread(_tokenizer, config)
+            tokenizer = await asyncio.to_thread(load_tokenizer, config.model.model, config.model.chat_template)
+            tokenizer.warm_chat_template()
             client = ProcessClient(config, tokenizer, progress, launched=launched)
             await client.start()
         info = client.engine_info
         return OpenedEngine(client, tokenizer, info.memory_bytes, info.device_bytes, lambda: client.gave_up)
-
-
-def _tokenizer(config: Config) -> ServerTokenizer:
-    from pathlib import Path
-
-    from headrace.tokenization.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(Path(config.model.model), config.model.chat_template)
-    tokenizer.warm_chat_template()
-    return tokenizer
 
 
 class ModelLoader:

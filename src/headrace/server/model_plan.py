@@ -43,8 +43,8 @@ def check_names(plans: Iterable[ModelPlan]) -> None:
             other = taken.setdefault(name, plan)
             if other is not plan:
                 raise ConfigError(
-                    f"two models have the name {name!r}: {other.path} and {plan.path}; give each a `name` of its own in a "
-                    "file for --config"
+                    f"two models have the name {name!r}: {other.path} and {plan.path}; give each a `name` of its "
+                    "own in a file for --config"
                 )
 
 

@@ -129,8 +129,8 @@ class ModelPool:
             model.timer = loop.call_later(left, lambda: self._spawn(self._expire(model)))
 
     async def unload(self, model: ServedModel, timeout: float) -> None:
-        """Unload the model once its running requests have ended; new ones wait for it to be loaded again, or are refused
-        if it sleeps. Raises HttpError 409 if they have not ended in time: then nothing has changed."""
+        """Unload the model once its running requests have ended; new ones wait for it to be loaded again, or are
+        refused if it sleeps. Raises HttpError 409 if they have not ended in time: then nothing has changed."""
         if model.stage == STARTING and model.loading is not None:
             await asyncio.wait({model.loading})
         if model.context is None:

@@ -48,7 +48,9 @@ class PoolClient:
         """Raises EngineDead if models are loaded, or should be, and none of them works."""
         states = [await self.health_of(name) for name in self._pool.models]
         if not any(state in ("loaded", "loading", "unloaded", "asleep") for state in states):
-            raise EngineDead("no model works: " + "; ".join(map(": ".join, zip(self._pool.models, states, strict=True))))
+            raise EngineDead(
+                "no model works: " + "; ".join(map(": ".join, zip(self._pool.models, states, strict=True)))
+            )
 
     async def health_of(self, name: str) -> str:
         """The model's state; why it does not work, if so."""

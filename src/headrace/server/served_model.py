@@ -34,7 +34,7 @@ class FailedLoad:
 
     def refusal(self, name: str) -> HttpError:
         wait = max(1, math.ceil(self.retry_at - time.monotonic()))
-        message = f"the model {name!r} could not be loaded: {self.error}; the next attempt is in {wait} s at the earliest"
+        message = f"the model {name!r} could not be loaded: {self.error}; it may be tried again in {wait} s"
         headers = {"retry-after": str(wait)}
         return HttpError(503, message, kind="server_error", param="model", code="model_load_failed", headers=headers)
 

@@ -66,7 +66,8 @@ EVERYTHING = (
     "--kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching --chat-template t.jinja "
     "--grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 "
     "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think "
-    "--state-dir s --enable-control-routes"
+    "--state-dir s --enable-control-routes --kv-share 0.5 --alias x=m --alias y=1 --models-memory 2Ki --models-max 3 "
+    "--keep-alive 1m30s --load-timeout 9 --preload x"
 )
 
 
@@ -81,7 +82,14 @@ def test_every_option_has_its_place() -> None:
             "grammar_backend": "mill",
             "packed_cache": 3000,
         },
-        "cache": {"block_size": 32, "kv_dtype": "int8", "kv_memory": 1024, "num_blocks": 9, "prefix_caching": False},
+        "cache": {
+            "block_size": 32,
+            "kv_dtype": "int8",
+            "kv_memory": 1024,
+            "kv_share": 0.5,
+            "num_blocks": 9,
+            "prefix_caching": False,
+        },
         "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_waiting": 5, "speculate": "ngram"},
         "device": {"platform": "p", "index": 1, "threads": 3, "options": {"a": 1, "b": "c"}},
         "parallel": {"tensor_parallel_size": 2},
@@ -96,6 +104,14 @@ def test_every_option_has_its_place() -> None:
             "reasoning_format": "think",
             "state_dir": "s",
             "enable_control_routes": True,
+        },
+        "loading": {
+            "aliases": {"x": "m", "y": "1"},
+            "models_memory": 2048,
+            "models_max": 3,
+            "keep_alive": 90.0,
+            "load_timeout": 9.0,
+            "preload": "x",
         },
     }
 
