@@ -184,3 +184,8 @@ class Config(Frozen):
     parallel: ParallelConfig = ParallelConfig()
     server: ServerConfig = ServerConfig()
     loading: LoadingConfig = LoadingConfig()
+
+    def for_engine(self) -> str:
+        """As JSON for another process of the engine: of the server's options only those that it needs, so no key."""
+        server = ServerConfig(log_format=self.server.log_format)
+        return self.model_copy(update={"server": server}).model_dump_json()

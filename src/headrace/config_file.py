@@ -127,7 +127,10 @@ def _checked(written: WrittenConfig, option: Option, value: Any, at: Place) -> A
     try:
         section.model_validate({option.field: value})
     except ValidationError as error:
-        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        own = [one for one in error.errors() if one["loc"]]
+        if not own:  # A rule about several options, which all of them together will be checked for.
+            return value
+        why = own[0]["msg"].removeprefix("Value error, ")
         raise written.error(at, f"`{option.name}` {excerpt(value)}: {why[0].lower()}{why[1:]}") from None
     return value
 

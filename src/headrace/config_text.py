@@ -75,8 +75,9 @@ def _note_lines(file: Path, node: Any, place: Place, lines: dict[Place, int]) ->
     would take the last."""
     if node.id == "sequence":
         for index, item in enumerate(node.value):
-            lines[(*place, index)] = item.start_mark.line + 1
-            _note_lines(file, item, (*place, index), lines)
+            here = (*place, index)
+            lines[here] = item.start_mark.line + 1
+            _note_lines(file, item, here, lines)
     elif node.id == "mapping":
         for key, value in node.value:
             here = (*place, str(key.value))

@@ -40,6 +40,10 @@ def prepare() -> EngineProcessHandle:
 def run(args: argparse.Namespace) -> int:
     served = read_served(args)
     set_up_logging()
+    if served.config.server.log_format == "json":
+        from headrace.log_format import use_json
+
+        use_json()
     plans = served.plans(lambda name: fetch_model(name, args.accept_terms))
     # Late: the server imports FastAPI, and a wrong option should be reported before that.
     from headrace import server

@@ -95,9 +95,7 @@ def build_engine(config: Config, progress: Progress, follower: tuple[str, ...] =
     checkpoint.facts(Shard(0, size))
     platform, why = discover().select_platform(config.device.platform)
     _log.info("platform %s", why)
-    followers = Followers(
-        config.model_dump_json(exclude={"server"}), size, lambda rank: _device_index(platform, config, rank), follower
-    )
+    followers = Followers(config.for_engine(), size, lambda rank: _device_index(platform, config, rank), follower)
     device: Device | None = None
     try:
         device = open_rank(platform, config, config.device.index, 0, followers.rendezvous)

@@ -20,18 +20,20 @@ from starlette.types import Message, Receive, Scope, Send
 from headrace.config_fields import parse_duration
 from headrace.errors import InvalidRequest
 from headrace.server import pool_routes, routes
+from headrace.server.caller import caller_of
 from headrace.server.cancel_scope import CancelScope, ClientDisconnected
 from headrace.server.context import Context
 from headrace.server.engine_state import engine_state
 from headrace.server.error_forms import family_of
 from headrace.server.http_errors import HttpError
 from headrace.server.model_pool import ModelPool
+from headrace.server.open_models import find_open
 from headrace.server.request_body import decode_body, read_body
 from headrace.server.route_spec import Route, RouteSpec
 from headrace.server.schemas import Body
 from headrace.server.served_model import ServedModel
 
-__all__ = ["pooled_endpoint"]
+__all__ = ["not_admin", "pooled_endpoint"]
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 _IN_QUERY: frozenset[Route] = frozenset({routes.tokenizer_info})
@@ -59,9 +61,15 @@ def pooled_endpoint(pool: ModelPool, front: Context, row: RouteSpec) -> Endpoint
     answer = _way(pool, front, row)
 
     async def endpoint(request: Request) -> Response:
+        if row.control and not caller_of(request.scope).admin:
+            raise not_admin()
         return await answer(request)
 
     return endpoint
+
+
+def not_admin() -> HttpError:
+    return HttpError(403, "this key may not control the engine: its entry has no `admin`", code="not_allowed")
 
 
 def _way(pool: ModelPool, front: Context, row: RouteSpec) -> Endpoint:
@@ -69,7 +77,7 @@ def _way(pool: ModelPool, front: Context, row: RouteSpec) -> Endpoint:
     own = pool_routes.POOLED.get(route)
     if own is not None:
         return partial(own, pool, front)
-    if row.request is not None and "model" in getattr(row.request, "__struct_fields__", ()):
+    if row.names_model:
         return partial(_by_body, pool, front, route)
     if route in _IN_QUERY:
         return partial(_by_query, pool, front, route)
@@ -79,7 +87,7 @@ def _way(pool: ModelPool, front: Context, row: RouteSpec) -> Endpoint:
 
 
 async def _by_query(pool: ModelPool, front: Context, route: Route, request: Request) -> Response:
-    model = pool.find(request.query_params.get("model"))
+    model = find_open(pool, request.scope, request.query_params.get("model"))
     return await _answered(pool, front, model, route, request, request.receive)
 
 
@@ -87,7 +95,7 @@ async def _by_body(pool: ModelPool, front: Context, route: Route, request: Reque
     body, receive = await read_body(request), request.receive
     request = Request(request.scope, _again(body, receive))
     named = decode_body(body, NamingBody)
-    model = pool.find(named.model)
+    model = find_open(pool, request.scope, named.model)
     if family_of(request.scope) != "ollama":
         return await _answered(pool, front, model, route, request, receive)
     keep_alive = _seconds(named.keep_alive)
@@ -136,7 +144,7 @@ async def _acquired(pool: ModelPool, front: Context, model: ServedModel, receive
 
 
 async def _if_loaded(pool: ModelPool, route: Route, request: Request) -> Response:
-    model = pool.find(request.query_params.get("model"))
+    model = find_open(pool, request.scope, request.query_params.get("model"))
     if model.context is None:
         message = f"the model {model.name!r} is not loaded: it is {model.state}"
         raise HttpError(409, message, param="model", code="model_not_loaded")

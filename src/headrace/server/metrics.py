@@ -165,6 +165,11 @@ class RequestMeter:
         self._open = choices
         self._last: dict[int, float] = {}
         self._noted = False
+        self._finished: dict[int, str] = {}
+        self.queue_seconds: float | None = None
+        """Of the choice that was scheduled first."""
+        self.first_token: float | None = None
+        """When the first token came, in monotonic seconds."""
 
     def note(self, output: Output) -> None:
         now = time.monotonic()
@@ -179,12 +184,20 @@ class RequestMeter:
                 self._first(now, output)
         if output.finish_reason is not None:
             self._metrics.finished[output.finish_reason] += 1
+            self._finished[output.index] = output.finish_reason
             self._open -= 1
+
+    def finishes(self, how: str) -> list[str]:
+        """Why the choices ended, in their order; `how` is the reason of those that had not finished."""
+        return [reason for _, reason in sorted(self._finished.items())] + [how] * self._open
 
     def _first(self, now: float, output: Output) -> None:
         if len(self._last) == 1:
+            self.first_token = now
             self._metrics.ttft.observe(now - self._arrival)
         if output.queue_time is not None:
+            if self.queue_seconds is None:
+                self.queue_seconds = output.queue_time
             self._metrics.queue.observe(output.queue_time)
 
     def close(self, usage: Usage, how: str) -> None:

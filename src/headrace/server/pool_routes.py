@@ -20,6 +20,7 @@ from headrace.server.model_files import read_files
 from headrace.server.model_pool import ModelPool
 from headrace.server.ollama_models import local_model, running_model, show, show_files
 from headrace.server.ollama_schemas import LocalModel, LocalModels, PullReply, PullRequest, ShowRequest
+from headrace.server.open_models import find_open, open_models
 from headrace.server.pool_client import PoolClient
 from headrace.server.pool_metrics import pool_metrics
 from headrace.server.replies import HealthReply, ModelCard, ModelList
@@ -37,13 +38,14 @@ def _json(data: object) -> Response:
 
 
 async def list_models(pool: ModelPool, front: Context, request: Request) -> Response:
-    models = list(pool.models.values())
+    models = open_models(pool, request.scope)
     cards = await front.workers.run(0, lambda: [_card(front, model) for model in models])
-    return _json(ModelList("list", cards, False, cards[0].id, cards[-1].id))
+    first, last = (cards[0].id, cards[-1].id) if cards else (None, None)
+    return _json(ModelList("list", cards, False, first, last))
 
 
 async def show_model(pool: ModelPool, front: Context, request: Request) -> Response:
-    model = pool.find(request.path_params["model"])
+    model = find_open(pool, request.scope, request.path_params["model"])
     return _json(await front.workers.run(0, partial(_card, front, model)))
 
 
@@ -93,11 +95,12 @@ async def _refresh(model: ServedModel) -> None:
 
 
 async def list_local(pool: ModelPool, front: Context, request: Request) -> Response:
-    return _json(LocalModels(await front.workers.run(0, lambda: [_local(front, m) for m in pool.models.values()])))
+    models = open_models(pool, request.scope)
+    return _json(LocalModels(await front.workers.run(0, lambda: [_local(front, model) for model in models])))
 
 
 async def list_running(pool: ModelPool, front: Context, request: Request) -> Response:
-    models = pool.loaded
+    models = [model for model in open_models(pool, request.scope) if model.context is not None]
     return _json(LocalModels(await front.workers.run(0, lambda: list(_running(front, models)))))
 
 
@@ -118,7 +121,7 @@ def _local(front: Context, model: ServedModel) -> LocalModel:
 async def show_local(pool: ModelPool, front: Context, request: Request) -> Response:
     """Loads nothing: of a model that has never been loaded, only what its files tell."""
     body, _, _ = await read_lenient(request, ShowRequest)
-    model = _named(pool, body.model or body.name)
+    model = _named(pool, request, body.model or body.name)
     if model.context is not None:
         model.shown = await front.workers.run(0, partial(show, model.context))
     elif model.shown is None:
@@ -129,14 +132,14 @@ async def show_local(pool: ModelPool, front: Context, request: Request) -> Respo
 
 async def pull(pool: ModelPool, front: Context, request: Request) -> Response:
     body, _, _ = await read_lenient(request, PullRequest)
-    _named(pool, body.model or body.name)
+    _named(pool, request, body.model or body.name)
     return ollama.lines(PullReply("success"), body.stream is not False)
 
 
-def _named(pool: ModelPool, name: str | None) -> ServedModel:
+def _named(pool: ModelPool, request: Request, name: str | None) -> ServedModel:
     if name is None:
         raise InvalidRequest("`model` is required", "model", "missing_required_parameter")
-    return pool.find(name)
+    return find_open(pool, request.scope, name)
 
 
 POOLED: dict[Route, PooledRoute] = {

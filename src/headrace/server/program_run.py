@@ -64,7 +64,7 @@ class ProgramRun:
     """One run. `work` runs it; its events are read from `events`, None is the last."""
 
     def __init__(self, context: Context, name: str, plan: Plan, inputs: dict[str, Any], body: ProgramRequest) -> None:
-        self.name = name
+        self.name, self.owner = name, ""
         self.events: asyncio.Queue[ProgramEvent | None] = asyncio.Queue()
         self.task: asyncio.Task[ProgramReply] | None = None
         self._inputs = inputs

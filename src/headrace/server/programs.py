@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.errors import HeadraceError, Overloaded
+from headrace.server.caller import charge, owner_of
 from headrace.server.cancel_scope import CancelScope, ClientDisconnected
 from headrace.server.context import Context
 from headrace.server.heartbeat import COMMENT, Heartbeat
@@ -35,6 +36,7 @@ from headrace.server.program_schemas import (
 )
 from headrace.server.request_body import read_json
 from headrace.server.request_ids import new_request_id
+from headrace.server.request_record import record_of
 from headrace.server.route_spec import RouteSpec
 from headrace.server.stream_form import DONE, event
 
@@ -52,6 +54,8 @@ class RunningProgram(Protocol):
     """The members of `program_run.ProgramRun` that the routes use."""
 
     name: str
+    owner: str
+    """The name of the client's key; other clients cannot reach it."""
     events: asyncio.Queue[ProgramEvent | None]
     task: asyncio.Task[ProgramReply] | None
 
@@ -71,7 +75,9 @@ async def answer_program(context: Context, request: Request) -> Response:
     if len(context.programs) >= MOST_PROGRAMS:
         raise Overloaded(f"{MOST_PROGRAMS} programs are running, and no more may", retry_after=1.0)
     make = await _with_language(context, len(sent), partial(_read, body))
-    return _ProgramExchange(context, make(context, new_request_id("prog")), bool(body.stream))
+    run = make(context, new_request_id("prog"))
+    run.owner = owner_of(request.scope)
+    return _ProgramExchange(context, run, bool(body.stream))
 
 
 async def _with_language(context: Context, size: int, work: Callable[[], T]) -> T:
@@ -116,7 +122,7 @@ async def cancel_program(context: Context, request: Request) -> Response:
 def _running(context: Context, request: Request) -> RunningProgram:
     name = request.path_params["id"]
     run: RunningProgram | None = context.programs.get(name)
-    if run is None:
+    if run is None or run.owner != owner_of(request.scope):
         raise HttpError(404, f"no program {name[:200]!r} is running", param="id", code="not_found")
     return run
 
@@ -153,6 +159,8 @@ class _ProgramExchange(Response):
             await asyncio.gather(task, return_exceptions=True)
             context.programs.pop(run.name, None)
             context.metrics.note_program(how, run.usage)
+            charge(scope, run.usage.prompt_tokens + run.usage.completion_tokens)
+            _record(scope, context, run, how)
 
     async def _complete(self, task: asyncio.Task[ProgramReply], send: Send) -> None:
         data = msgspec.json.encode(await task)
@@ -199,6 +207,15 @@ class _ProgramExchange(Response):
 
     async def _write(self, send: Send, data: bytes) -> None:
         await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def _record(scope: Scope, context: Context, run: RunningProgram, how: str) -> None:
+    record = record_of(scope)
+    if record is not None:
+        usage = run.usage
+        record.id, record.model, record.finish = run.name, context.model, how
+        record.prompt_tokens, record.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+        record.completion_tokens = usage.completion_tokens
 
 
 ROUTES = (

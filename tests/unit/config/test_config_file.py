@@ -85,6 +85,7 @@ def test_one_model(tmp_path: Path) -> None:
     assert read(tmp_path, "").models == ()
 
 
+WRITTEN = {"speculate": "ngram", "cors_origin": "https://x.example", "root_path": "/x"}
 SAMPLES: dict[type, Any] = {int: 3, float: 0.5, str: "text", bool: True}
 
 
@@ -98,7 +99,9 @@ def test_every_option_may_stand_in_a_file_by_either_name(tmp_path: Path, name: s
     elif option.choices:
         value = option.choices[0]
     else:
-        value = {"speculate": "ngram", "cors_origin": "https://x.example"}.get(name, SAMPLES.get(option.kind, "2k"))
+        value = {"speculate": "ngram", "cors_origin": "https://x.example", "root_path": "/x"}.get(
+            name, SAMPLES.get(option.kind, "2k")
+        )
     value = "2m" if name in ("keep_alive", "load_timeout") else value
     for text in ({name: value}, {name.replace("_", "-"): value}, {option.section: {option.field: value}}):
         assert dict(read(tmp_path, json.dumps(text), "a.json").options) == {name: value}
