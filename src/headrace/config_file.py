@@ -66,7 +66,7 @@ def read_config_file(file: Path) -> ConfigFile:
     values = dict(written.values)
     entries = values.pop("models", None)
     single = values.pop("model") if isinstance(values.get("model"), str) else None
-    options = dict(_options(written, values, (), _KNOWN, ("model", "models")))
+    options = _options(written, values, (), _KNOWN, ("model", "models"))
     inner = written.values.get("model")
     if single is None and isinstance(inner, dict) and "model" in inner:
         single = _text(written, inner["model"], ("model", "model"))
@@ -79,14 +79,17 @@ def read_config_file(file: Path) -> ConfigFile:
 
 def _options(
     written: WrittenConfig, values: Mapping[str, Any], place: Place, known: Mapping[str, Option], own: tuple[str, ...]
-) -> Iterator[tuple[str, Any]]:
-    """The options of one mapping, by name, each checked alone. `own`: further keys, for the errors."""
-    seen: set[str] = set()
+) -> dict[str, Any]:
+    """The options of one mapping, by name, checked. `own`: further keys, for the errors."""
+    found: dict[str, tuple[Option, Any, Place]] = {}
     for option, value, at in _flat(written, values, place, known, own):
-        if option.name in seen:
+        if option.name in found:
             raise written.error(at, f"`{option.name}` is given twice: by its name, and in the part `{option.section}`")
-        seen.add(option.name)
-        yield option.name, _checked(written, option, value, at)
+        found[option.name] = (option, value, at)
+    for section in {option.section for option, _, _ in found.values()}:
+        part = {option.field: (value, at) for option, value, at in found.values() if option.section == section}
+        _check(written, section, part)
+    return {name: value for name, (_, value, _) in found.items()}
 
 
 def _flat(
@@ -120,19 +123,20 @@ def _unknown(written: WrittenConfig, at: Place, key: str, names: list[str], wher
     return written.error(at, f"unknown option `{truncate(key)}`{where}: {hint}")
 
 
-def _checked(written: WrittenConfig, option: Option, value: Any, at: Place) -> Any:
-    """The value, if its field takes it."""
-    section = Config.model_fields[option.section].annotation
-    assert isinstance(section, type)
+def _check(written: WrittenConfig, section: str, fields: Mapping[str, tuple[Any, Place]]) -> None:
+    """Raise ConfigError for the first value that its field does not take."""
+    model = Config.model_fields[section].annotation
+    assert isinstance(model, type)
     try:
-        section.model_validate({option.field: value})
+        model.model_validate({field: value for field, (value, _) in fields.items()})
     except ValidationError as error:
-        own = [one for one in error.errors() if one["loc"]]
-        if not own:  # A rule about several options, which all of them together will be checked for.
-            return value
-        why = own[0]["msg"].removeprefix("Value error, ")
-        raise written.error(at, f"`{option.name}` {excerpt(value)}: {why[0].lower()}{why[1:]}") from None
-    return value
+        for one in error.errors():
+            field = str(one["loc"][0]) if one["loc"] else ""
+            # A rule about several options is checked again, with the flags.
+            if field in fields:
+                value, at = fields[field]
+                why = one["msg"].removeprefix("Value error, ")
+                raise written.error(at, f"`{at[-1]}` {excerpt(value)}: {why[0].lower()}{why[1:]}") from None
 
 
 def _entries(written: WrittenConfig, entries: Any) -> Iterator[ModelEntry]:
@@ -160,7 +164,7 @@ def _entries(written: WrittenConfig, entries: Any) -> Iterator[ModelEntry]:
             name,
             tuple(_text(written, alias, (*place, "aliases", at)) for at, alias in enumerate(aliases)),
             preload,
-            dict(_options(written, others, place, known, _OWN)),
+            _options(written, others, place, known, _OWN),
         )
 
 

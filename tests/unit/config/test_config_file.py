@@ -89,7 +89,7 @@ WRITTEN = {"speculate": "ngram", "cors_origin": "https://x.example", "root_path"
 SAMPLES: dict[type, Any] = {int: 3, float: 0.5, str: "text", bool: True}
 
 
-@pytest.mark.parametrize("name", [*ENGINE, *SERVER])
+@pytest.mark.parametrize("name", [name for name in (*ENGINE, *SERVER) if name != "ssl_keyfile"])
 def test_every_option_may_stand_in_a_file_by_either_name(tmp_path: Path, name: str) -> None:
     import json
 
@@ -105,6 +105,12 @@ def test_every_option_may_stand_in_a_file_by_either_name(tmp_path: Path, name: s
     value = "2m" if name in ("keep_alive", "load_timeout") else value
     for text in ({name: value}, {name.replace("_", "-"): value}, {option.section: {option.field: value}}):
         assert dict(read(tmp_path, json.dumps(text), "a.json").options) == {name: value}
+
+
+def test_options_that_go_together(tmp_path: Path) -> None:
+    assert len(read(tmp_path, "ssl_keyfile: k.pem\nssl_certfile: c.pem\n").options) == 2
+    with pytest.raises(ConfigError, match=r"line 2: `ssl_keyfile` 'k\.pem': a key needs its certificate"):
+        read(tmp_path, "port: 1\nssl_keyfile: k.pem\n")
 
 
 @pytest.mark.parametrize(
