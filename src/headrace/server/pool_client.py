@@ -53,10 +53,10 @@ class PoolClient:
             )
 
     async def health_of(self, name: str) -> str:
-        """The model's state; why it does not work, if so."""
+        """The model's state; what is wrong with its engine, if so. Why a load failed is for clients with a key."""
         model = self._pool.models[name]
         if model.state != "loaded" or model.context is None:
-            return model.failed.error if model.state == "failed" and model.failed is not None else model.state
+            return model.state
         try:
             await model.context.client.check_health()
         except HeadraceError as error:

@@ -246,7 +246,7 @@ def test_a_load_that_fails_is_a_503_and_is_tried_again_with_growing_delays(monke
             assert await server.text("b") == "b"
             health = (await server.http.get("/health")).json()
             assert health["status"] == "degraded"
-            assert health["models"] == {"a": "no weights", "b": "loaded"}
+            assert health["models"] == {"a": "failed", "b": "loaded"}
             del engines.fail["a"]
             assert await server.text("a") == "a"
             assert server.pool.models["a"].failed is None
