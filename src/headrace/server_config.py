@@ -66,6 +66,13 @@ class ServerConfig(Frozen):
     drain_timeout: float = Field(
         default=30.0, ge=0, description="Time for running requests after SIGTERM.", json_schema_extra=unit("seconds")
     )
+    max_waiting_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Prompt tokens that may wait for a first answer; a request beyond is refused with 503. Default: "
+        "no limit beside max_waiting.",
+        json_schema_extra=unit("tokens"),
+    )
     state_dir: str | None = Field(
         default=None,
         description="Folder for what clients ask to keep: responses (at most 10,000, 1 GiB and 30 days), files (at "

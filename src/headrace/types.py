@@ -91,6 +91,11 @@ class Request:
     extends: str = ""
     """Id of an open sequence that this prompt goes on with: it takes over the slot and the blocks. If that one is not
     open any more, this is a request as any other."""
+    whole: bool = False
+    """Its caller reads the answer as a whole: one delta, at the end."""
+    rivals: tuple[int, ...] = ()
+    """Tokens whose logprobs are wanted in the place of the prompt's token `params.prompt_logprobs_start`, besides
+    its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,8 @@ class Delta:
     error: str | None = None
     request_fault: bool = False
     """The error is the request's own: what it asked for left nothing to sample."""
+    rivals: list[float] | None = None
+    """The logprobs of the request's rivals; set with `prompt_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +293,7 @@ class StepPlan:
     slots: Ints
     """[S]; row of the device's token history."""
     rows: Ints
-    """[R]; index into T of the tokens whose logits are needed, ascending."""
+    """[R]; index into T of the tokens whose logits are needed, in their order; a token may stand several times."""
     row_seq: Ints
     """[R]; index into S."""
     row_target: Ints

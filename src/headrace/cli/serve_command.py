@@ -27,6 +27,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt", metavar="TEXT", help="answer this in the terminal first, then go on serving")
     parser.add_argument("--accept-terms", action="store_true", help="accept the terms of a model that has some")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would happen, without loading weights; exit with 2 if it would fail",
+    )
     add_server_options(parser)
     add_engine_options(parser)
 
@@ -39,6 +44,11 @@ def prepare() -> EngineProcessHandle:
 
 def run(args: argparse.Namespace) -> int:
     served = read_served(args)
+    if args.dry_run:
+        from headrace.cli.serve_plan import show_serve_plan
+
+        set_up_logging(quiet=True)
+        return max(show_serve_plan(served.config_of(entry)) for entry in served.entries)
     set_up_logging()
     if served.config.server.log_format == "json":
         from headrace.log_format import use_json

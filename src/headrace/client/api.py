@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headrace.client.speculation_choice import SpeculationChoice
 from headrace.engine.stats import EngineStats, EngineView
@@ -20,6 +20,7 @@ __all__ = [
     "LogprobEntry",
     "ModelInfo",
     "Output",
+    "PromptScores",
     "Usage",
 ]
 
@@ -47,6 +48,13 @@ class GenerateRequest:
     extends: str = ""
     """Id of an open request whose tokens this prompt goes on with. If it is not open any more, nothing changes but
     what must be computed."""
+    whole: bool = False
+    """The answer comes in one piece, at its end, unless the client must look for stop strings."""
+    since: float | None = None
+    """Monotonic seconds: the place in the queue is that of a request which came then. None: now."""
+    rivals: tuple[int, ...] | None = None
+    """Tokens to score in the place of the prompt's token `prompt_logprobs_start`, besides its own: at most
+    `ModelInfo.rivals`. Not None: the output has `scores` instead of `prompt_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,14 @@ class Usage:
     """Drafts that were verified in vain; they are in no other count."""
 
 
+class PromptScores(NamedTuple):
+    """Logprobs alone, for requests that need nothing else."""
+
+    own: list[float]
+    """Of the prompt's tokens from `prompt_logprobs_start` on; 0 for the first token of all."""
+    rivals: list[float]
+
+
 @dataclass(slots=True)
 class Output:
     """A piece of one choice. The texts of all pieces together are the choice's text, independently of the chunking.
@@ -103,6 +119,8 @@ class Output:
     prompt_logprobs: list[LogprobEntry] | None = None
     """One entry per prompt token, echoed or not; set in the first piece of each choice if the request asked for
     them."""
+    scores: PromptScores | None = None
+    """Set in the first piece if the request has `rivals`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +136,8 @@ class ModelInfo:
     created: int = 0
     kv_tokens: int | None = None
     """Tokens that fit in the KV cache. A sequence with its output, except the last token, must fit. None: unknown."""
+    rivals: int = 0
+    """The most `rivals` of a request."""
 
     def room(self, prompt_tokens: int) -> int:
         """The number of tokens that may follow a prompt, by context and cache; below 1 if not even one may."""

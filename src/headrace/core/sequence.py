@@ -96,6 +96,8 @@ class Sequence:
     scored: int = 0
     """The number of prompt positions whose logprobs were requested from the device."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    rivals: list[float] | None = None
+    """The logprobs of the request's rivals."""
     passed: int = 0
     """The number of times that another sequence has overtaken this one at the front of the queue."""
     estimate: int = 0
@@ -157,6 +159,11 @@ class Sequence:
         if self.params.logprobs is not None and len(self.tokens) > self.emitted:
             return len(self.tokens) - 1
         return 0 if self.prompt_logprobs is None else self.prompt_len - 1
+
+    def rivals_at(self, score_from: int, end: int) -> tuple[int, ...]:
+        """The rivals that a chunk up to `end` scores, if it begins to score at `score_from`."""
+        at = self.params.prompt_logprobs_start - 1
+        return self.request.rivals if self.rivals is None and score_from == at < end else ()
 
     @property
     def reusable(self) -> int:

@@ -47,6 +47,10 @@ __all__ = [
 ]
 
 
+_MOST_RIVALS = 64
+"""Each needs a row of logits."""
+
+
 class WireMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of all messages: an array whose first entry is the name of the type."""
 
@@ -78,6 +82,7 @@ class EngineInfo(WireMessage, frozen=True):
     max_num_seqs: int
     reasons: tuple[str, ...] = ()
     """The reason of each automatic choice."""
+    max_num_batched_tokens: int = 0
     memory_bytes: int = 0
     """What the engine takes, with its whole KV cache, in the device's memory or the host's; 0: unknown."""
     device_bytes: int = 0
@@ -87,6 +92,11 @@ class EngineInfo(WireMessage, frozen=True):
     def kv_tokens(self) -> int:
         """Capacity of the KV cache in tokens. Block 0 is padding."""
         return (self.num_blocks - 1) * self.block_size
+
+    @property
+    def most_rivals(self) -> int:
+        """The most rivals of a request: their rows must fit in a step in which all other sequences decode."""
+        return max(0, min(_MOST_RIVALS, self.max_num_batched_tokens - self.max_num_seqs - 1))
 
 
 class Add(WireMessage, frozen=True):

@@ -26,6 +26,7 @@ from headrace.server import (
     responses,
     routes,
     schemas,
+    stored_plans,
 )
 from headrace.server.access import AccessMiddleware
 from headrace.server.batch_runner import BatchRunner
@@ -97,6 +98,7 @@ _ROUTES = (
     *batches.ROUTES,
     *ollama.ROUTES,
     *programs.ROUTES,
+    *stored_plans.ROUTES,
     *control.ROUTES,
 )
 

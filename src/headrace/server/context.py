@@ -25,11 +25,13 @@ from headrace.server.error_forms import error_response, family_of, status_of
 from headrace.server.http_errors import HttpError
 from headrace.server.metrics import ServerMetrics
 from headrace.server.model_formats import ModelFormats, find_formats
+from headrace.server.plan_store import PlanStore
 from headrace.server.renaming import renamed
 from headrace.server.request_log import is_noted, log_request
 from headrace.server.request_record import RequestRecord
 from headrace.server.response_store import ResponseStore
 from headrace.server.tracing import Tracing
+from headrace.server.waiting_tokens import WaitingTokens
 from headrace.server.workers import TextWorkers
 from headrace.tokenization.chat_inputs import ChatInputs
 
@@ -99,8 +101,11 @@ class Context:
     workers: TextWorkers = field(default_factory=TextWorkers)
     programs: dict[str, Any] = field(default_factory=dict)
     """Running programs by id (`program_run.ProgramRun`)."""
+    plans: PlanStore = field(default_factory=PlanStore)
     program_places: SequenceLimiter | None = None
     """Sequences of all programs that are in the engine at once; made with the first program."""
+    program_encoder: Any = None
+    """Makes tokens of the programs' texts (`programs.token_path.PathEncoder`); made with the first program."""
     active: set[CancelScope] = field(default_factory=set)
     """Of the requests that the engine works on."""
     inflight: int = 0
@@ -108,6 +113,10 @@ class Context:
     draining: bool = False
     started: int = field(default_factory=lambda: int(time.time()))
     """Seconds since 1970."""
+
+    @property
+    def waiting(self) -> WaitingTokens:
+        return self.metrics.waiting
 
     def check_model(self, name: str | None) -> None:
         """Raise HttpError 404 if `name` is not the served model's; None stands for the served model."""
@@ -150,7 +159,7 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
     for an unknown name of a format, and for a folder of state that cannot be written."""
     folder = None if config.server.state_dir is None else Path(config.server.state_dir)
     name, keys_file = config.server.served_model_name or client.info.name, config.server.api_keys_file
-    return Context(
+    context = Context(
         client,
         tokenizer,
         name,
@@ -165,3 +174,5 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
         responses=None if folder is None else ResponseStore(folder),
         batches=None if folder is None else BatchStore(folder),
     )
+    context.metrics.waiting = WaitingTokens(config.server.max_waiting_tokens)
+    return context

@@ -90,7 +90,13 @@ class Exchange(Response):
         self._unfinished = "error"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        admit_prompt(scope, self._run.usage.prompt_tokens)
+        place = self._context.waiting.enter(self._run.usage.prompt_tokens)
+        self._meter.on_first = place.leave
+        try:
+            admit_prompt(scope, self._run.usage.prompt_tokens)
+        except BaseException:
+            place.leave()
+            raise
         submitted, outputs = time.monotonic(), self._run.outputs()
         try:
             async with CancelScope(self._context.active, receive) as cancel_scope:
@@ -108,6 +114,7 @@ class Exchange(Response):
                 except Exception as error:
                     await self._fail(error, send)
         finally:
+            place.leave()
             await close_stream(outputs)
             usage = self._run.usage
             self._meter.close(usage, self._unfinished)

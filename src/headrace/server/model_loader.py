@@ -90,6 +90,7 @@ class ModelLoader:
                 formats=find_formats(opened.tokenizer, plan.config.server),
                 metrics=model.metrics,
                 program_places=None,
+                program_encoder=None,
             )
             model.info, model.lost = opened.client.info, opened.gave_up
             model.cost = opened.memory or model.cost

@@ -67,8 +67,8 @@ EVERYTHING = (
     "--grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 "
     "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think "
     "--state-dir s --api-keys-file k.yaml --log-format json --uds u --ssl-certfile c.pem --ssl-keyfile k.pem "
-    "--root-path /llm --tracing --enable-control-routes --kv-share 0.5 --alias x=m --alias y=1 --models-memory 2Ki "
-    "--models-max 3 --keep-alive 1m30s --load-timeout 9 --preload x"
+    "--root-path /llm --tracing --enable-control-routes --kv-share 0.5 --alias x=m --alias y=1 --max-waiting-tokens 77 "
+    "--models-memory 2Ki --models-max 3 --keep-alive 1m30s --load-timeout 9 --preload x"
 )
 
 
@@ -110,6 +110,7 @@ def test_every_option_has_its_place() -> None:
             "ssl_keyfile": "k.pem",
             "root_path": "/llm",
             "log_format": "json",
+            "max_waiting_tokens": 77,
             "tracing": True,
             "enable_control_routes": True,
         },
