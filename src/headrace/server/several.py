@@ -12,6 +12,7 @@ from headrace.server.model_loader import ModelLoader, OpenEngine, ProcessEngines
 from headrace.server.model_plan import ModelPlan
 from headrace.server.model_pool import ModelPool, PoolLimits
 from headrace.server.served_model import ServedModel
+from headrace.server.waiting_tokens import WaitingTokens
 
 __all__ = ["make_pool", "run_several"]
 
@@ -50,6 +51,8 @@ def make_pool(config: Config, plans: Sequence[ModelPlan], open_engine: OpenEngin
         ServedModel(plan, cost + _cache(plan, kv), keep_alive=plan.keep_alive)
         for plan, cost in zip(plans, costs, strict=True)
     ]
+    for model in models:
+        model.metrics.waiting = WaitingTokens(model.plan.config.server.max_waiting_tokens)
     together = min(len(plans), loading.models_max or len(plans))
     return ModelPool(models, limits, ModelLoader(open_engine, limits, kv, together), loading.load_timeout)
 
