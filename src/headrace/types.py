@@ -308,6 +308,10 @@ class StepPlan:
     history_tokens: Ints
     """[H]; known tokens that the device's history must contain and that this step does not compute (cached prefixes
     with penalties)."""
+    stores: Ints | None = None
+    """[K]; blocks whose content the result brings. They are read first: before `loads`, `copies` and the step."""
+    loads: tuple[tuple[int, Any], ...] = ()
+    """(block, its bytes), to be written before `copies`. Of two for one block, the last counts."""
     split: bool = False
     """The step is launched in two parts: the forward pass, and sampling after the core has completed the plan. Until
     then `row_target` and the constraints in `sampling` are not final."""
@@ -350,6 +354,8 @@ class StepResult:
     counts: Ints | None = None
     """[S, 2] if the device has placed sequences: how many of each one's tokens count, and how many drafts it had; 0 for
     the others."""
+    stored: npt.NDArray[np.uint8] | None = None
+    """[K, bytes]: the blocks of `StepPlan.stores`, as `gather_blocks` reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,3 +376,5 @@ class SchedulerStats:
     """Prompt tokens served from the cache, since start."""
     prompt_tokens: int
     """Prompt tokens admitted, since start."""
+    fetching: int = 0
+    """Sequences among the waiting ones whose blocks are on their way."""

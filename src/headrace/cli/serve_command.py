@@ -4,12 +4,14 @@ get 503."""
 from __future__ import annotations
 
 import argparse
+import logging
 
 from headrace.arguments import add_engine_options, add_server_options
 from headrace.cli.logs import set_up_logging
 from headrace.cli.model_fetch import fetch_model
 from headrace.cli.served_models import read_served
 from headrace.engine.launch import EngineProcessHandle, launch
+from headrace.progress import loading_bar
 
 __all__ = ["configure", "prepare", "run"]
 
@@ -43,6 +45,8 @@ def prepare() -> EngineProcessHandle:
 
 
 def run(args: argparse.Namespace) -> int:
+    from headrace.hub.catalogue import resolve_drafter
+
     served = read_served(args)
     if args.dry_run:
         from headrace.cli.serve_plan import show_serve_plan
@@ -54,11 +58,16 @@ def run(args: argparse.Namespace) -> int:
         from headrace.log_format import use_json
 
         use_json()
-    plans = served.plans(lambda name: fetch_model(name, args.accept_terms))
-    # Late: the server imports FastAPI, and a wrong option should be reported before that.
-    from headrace import server
+    plans = served.plans(
+        lambda name: fetch_model(name, args.accept_terms),
+        lambda name, is_model: resolve_drafter(name, is_model, lambda text: fetch_model(text, args.accept_terms)),
+    )
+    logging.getLogger(__name__).info("loading %s", ", ".join(plan.name for plan in plans if plan.preload) or "nothing")
+    with loading_bar() as progress:
+        # Late: the server imports FastAPI, and a wrong option should be reported before that.
+        from headrace import server
 
-    if served.plain:
-        (plan,) = plans
-        return server.run(plan.config, plan.path, args.prompt, args.prepared)
-    return server.run_several(served.config, plans, args.prompt, args.prepared)
+        if served.plain:
+            (plan,) = plans
+            return server.run(plan.config, plan.path, args.prompt, args.prepared, progress)
+        return server.run_several(served.config, plans, args.prompt, args.prepared, progress)

@@ -49,9 +49,9 @@ class ServedModels:
         name = entry.name if entry.name is not None else given.get("served_model_name")
         return make_config(entry.model, {**given, "served_model_name": name}, flags=True)
 
-    def plans(self, find: Callable[[str], Path]) -> list[ModelPlan]:
-        """The models with their files, which `find` gets from a name. Raises what `find` raises, and ConfigError for
-        names that clash."""
+    def plans(self, find: Callable[[str], Path], find_drafter: Callable[[str, bool], Path]) -> list[ModelPlan]:
+        """The models with their files, which `find` gets from a name, and `find_drafter` those of what drafts. Raises
+        what these raise, and ConfigError for names that clash."""
         from headrace.hub.model_reference import display_name
         from headrace.server.model_plan import ModelPlan, check_names, with_aliases
 
@@ -62,7 +62,7 @@ class ServedModels:
         for entry, name in zip(self.entries, names, strict=True):
             path = find(entry.model)
             config = self.config_of(entry)
-            scheduler = config.scheduler.with_draft_model(find)
+            scheduler = config.scheduler.with_draft_model(find_drafter)
             server = config.server.model_copy(update={"served_model_name": name})
             model = config.model.model_copy(update={"model": str(path)})
             config = config.model_copy(update={"scheduler": scheduler, "server": server, "model": model})

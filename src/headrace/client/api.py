@@ -6,7 +6,7 @@ this process (`LLM`, `AsyncLLM`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -138,6 +138,8 @@ class ModelInfo:
     """Tokens that fit in the KV cache. A sequence with its output, except the last token, must fit. None: unknown."""
     rivals: int = 0
     """The most `rivals` of a request."""
+    sampling_defaults: Mapping[str, int | float] = field(default_factory=dict)
+    """Sampling parameters of requests that state none, by name: what the checkpoint recommends."""
 
     def room(self, prompt_tokens: int) -> int:
         """The number of tokens that may follow a prompt, by context and cache; below 1 if not even one may."""

@@ -114,6 +114,7 @@ class BaseClient:
             self._created,
             engine.kv_tokens,
             engine.most_rivals,
+            engine.sampling_defaults,
         )
 
     @property

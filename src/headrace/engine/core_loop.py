@@ -12,7 +12,7 @@ from typing import Protocol
 
 from headrace.core.inspection import SchedulerView
 from headrace.core.matcher import Matcher
-from headrace.engine.stats import EngineStats, EngineView, SpeculationTotals
+from headrace.engine.stats import EngineStats, EngineView, SpeculationTotals, TierStats
 from headrace.engine.usage_stats import UsageStats
 from headrace.errors import DeviceLost, HeadraceError, InvalidRequest, PlatformError
 from headrace.types import Constraint, Delta, Request, SchedulerStats, StepPlan, StepResult
@@ -74,6 +74,8 @@ class StepScheduler(Protocol):
     def has_work(self) -> bool: ...
 
     def stats(self) -> SchedulerStats: ...
+
+    def tier_stats(self) -> tuple[TierStats, ...]: ...
 
     def view(self) -> SchedulerView: ...
 
@@ -253,6 +255,7 @@ class EngineCore:
             kv_utilization=self._usage.kv_utilization(now),
             totals=self._usage.totals(time.thread_time()),
             speculation=SpeculationTotals() if self._drafting is None else self._drafting.totals(),
+            tiers=self._scheduler.tier_stats(),
         )
 
     def view(self) -> EngineView:

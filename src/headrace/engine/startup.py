@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.config import Config
 from headrace.core import CoreConfig, Scheduler
+from headrace.core.fetches import Tiers
 from headrace.engine.block_loading import BlockDraft, find_block_draft
 from headrace.engine.block_model import BlockDraftModel
 from headrace.engine.core_loop import EngineCore
@@ -22,13 +23,15 @@ from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_
 from headrace.engine.ranks.leader import COMMAND, Followers
 from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
 from headrace.engine.runner import Runner
+from headrace.engine.sampling_defaults import describe, sampling_defaults
 from headrace.engine.service import Progress
+from headrace.engine.tier_loading import check_tiers, open_tiers
 from headrace.engine.wire import EngineInfo
 from headrace.errors import ConfigError
 from headrace.grammar.compiler import GrammarCompiler
 from headrace.grammar.loading import find_backend, open_backend
 from headrace.models.sharding import Shard
-from headrace.platforms.interface import BusySeconds, Device, Platform
+from headrace.platforms.interface import BusySeconds, ChecksDrafting, Device, Platform
 from headrace.plugins import discover
 from headrace.resolution import Resolved, resolve
 from headrace.speculation.guarded import GuardedDrafter
@@ -61,6 +64,8 @@ class Engine:
     """The block drafter, if any."""
     head: HeadDrafter | None = None
     """The draft head, if any."""
+    tiers: Tiers | None = None
+    """What keeps blocks beside the device, if anything."""
 
     @property
     def device(self) -> Device:
@@ -72,6 +77,8 @@ class Engine:
 
     def close(self) -> None:
         self.grammars.close()
+        if self.tiers is not None:
+            self.tiers.source.close()
         self.followers.close()
         if self.draft is not None:
             self.draft.close()
@@ -124,6 +131,8 @@ def build_on(
     # Unknown names are refused before anything is loaded.
     make_backend = find_backend(config.model.grammar_backend)
     found, block, head = find_drafts(config, checkpoint, device)
+    _check_drafting(config, device)
+    check_tiers(config, device.capabilities(), platform)
     resolved, reasons = resolve_on(
         config, checkpoint, device, f"{platform} device {config.device.index}", followers.size, found or block or head
     )
@@ -149,8 +158,9 @@ def build_on(
     blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
     heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
     drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
+    tiers = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
     core = EngineCore(
-        Scheduler(_core_config(config, resolved, vocab), drafting),
+        Scheduler(_core_config(config, resolved, vocab), drafting, tiers),
         runner,
         resolved.max_num_seqs,
         resolved.kv_layout.block_size,
@@ -162,8 +172,15 @@ def build_on(
     drafted = found or block or head
     layouts = (resolved.kv_layout,) if drafted is None else (resolved.kv_layout, drafted.layout)
     memory = measure_use(device, free_before, kv_bytes(device, layouts, resolved.num_blocks), followers.size)
-    info = _engine_info(checkpoint, platform, resolved, vocab, reasons, memory)
-    return Engine(core, info, own, followers, grammars, draft, blocks, heads)
+    info = _engine_info(checkpoint, platform, resolved, vocab, reasons, _sampling(config, checkpoint), memory)
+    return Engine(core, info, own, followers, grammars, draft, blocks, heads, tiers)
+
+
+def _check_drafting(config: Config, device: Device) -> None:
+    """Raise PlatformError if the device's operators for drafts are out of date, not with the first request."""
+    checks = device.extension(ChecksDrafting)
+    if config.scheduler.speculate is not None and checks is not None:
+        checks.check_drafting()
 
 
 def _method(config: Config) -> str:
@@ -250,12 +267,21 @@ def _core_config(config: Config, resolved: Resolved, vocab_size: int) -> CoreCon
     )
 
 
+def _sampling(config: Config, checkpoint: Checkpoint) -> dict[str, int | float]:
+    """The sampling defaults of the checkpoint, which a log line reports."""
+    found = {} if config.model.generation_config == "none" else sampling_defaults(checkpoint.path, checkpoint.metadata)
+    if found:
+        _log.info("sampling unless a request states it: %s (the checkpoint's)", describe(found))
+    return found
+
+
 def _engine_info(
     checkpoint: Checkpoint,
     platform: str,
     resolved: Resolved,
     vocab_size: int,
     reasons: Sequence[str],
+    sampling: dict[str, int | float],
     memory: MemoryUse,
 ) -> EngineInfo:
     return EngineInfo(
@@ -271,6 +297,7 @@ def _engine_info(
         max_num_seqs=resolved.max_num_seqs,
         reasons=tuple(reasons),
         max_num_batched_tokens=resolved.max_num_batched_tokens,
+        sampling_defaults=sampling,
         memory_bytes=memory.used,
         device_bytes=memory.device_total,
     )

@@ -83,6 +83,8 @@ class EngineInfo(WireMessage, frozen=True):
     reasons: tuple[str, ...] = ()
     """The reason of each automatic choice."""
     max_num_batched_tokens: int = 0
+    sampling_defaults: dict[str, int | float] = {}
+    """Sampling parameters that the checkpoint recommends, by name."""
     memory_bytes: int = 0
     """What the engine takes, with its whole KV cache, in the device's memory or the host's; 0: unknown."""
     device_bytes: int = 0

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from headrace.environment import read_environment
 from headrace.errors import ConfigError
 from headrace.hub.model_reference import display_name
 from headrace.keys.key_ring import KeyRing
-from headrace.progress import loading_bar
 from headrace.server.app import create_app_for
 from headrace.server.context import Context, ServerTokenizer, make_context
 from headrace.server.descriptor_watch import DescriptorWatch
@@ -57,10 +56,14 @@ just closed."""
 
 
 def run(
-    config: Config, model_path: Path, first_prompt: str | None = None, launched: EngineProcessHandle | None = None
+    config: Config,
+    model_path: Path,
+    first_prompt: str | None = None,
+    launched: EngineProcessHandle | None = None,
+    progress: Callable[[str, float], None] | None = None,
 ) -> int:
     """Serve until a signal comes; returns the exit code. Raises what the engine raises while it loads, and ConfigError.
-    `launched`: the engine's process, if it has been started already.
+    `launched`: the engine's process, if it has been started already. `progress(stage, done)`: as for `ProcessClient`.
 
     The process must end after this call: once a signal has ended the server, later signals are ignored, so that they
     don't change the exit code.
@@ -70,7 +73,7 @@ def run(
     from headrace.tokenization.tokenizer import load_tokenizer
 
     config = _with_path(config, model_path)
-    with bound(config.server) as listener, loading_bar() as progress:
+    with bound(config.server) as listener:
         tokenizer = load_tokenizer(model_path, config.model.chat_template)
         tokenizer.warm_chat_template()
         client = ProcessClient(config, tokenizer, progress, launched=launched)

@@ -16,7 +16,7 @@ from headrace.server.model_formats import find_formats
 from headrace.server.model_pool import PoolLimits
 from headrace.server.served_model import ServedModel
 
-__all__ = ["ModelLoader", "OpenEngine", "OpenedEngine", "ProcessEngines"]
+__all__ = ["ModelLoader", "OpenEngine", "OpenedEngine", "ProcessEngines", "Progress"]
 
 _DEVICE_SHARE = 0.9
 """Of the device's memory, for all models together if the user gives no limit."""
@@ -44,8 +44,9 @@ OpenEngine = Callable[[Config, Progress], Awaitable[OpenedEngine]]
 class ProcessEngines:
     """Opens engines in processes of their own. The first takes over the process that was `launched`, if any."""
 
-    def __init__(self, launched: EngineProcessHandle | None) -> None:
-        self._launched = launched
+    def __init__(self, launched: EngineProcessHandle | None, progress: Progress | None = None) -> None:
+        """`progress(stage, done)` is called for every load, beside the model's own."""
+        self._launched, self._progress = launched, progress
 
     async def __call__(self, config: Config, progress: Progress) -> OpenedEngine:
         # Late, so that the application can be imported without the engine.
@@ -53,12 +54,18 @@ class ProcessEngines:
         from headrace.tokenization.tokenizer import load_tokenizer
 
         taken, self._launched = self._launched, None
+
+        def told(stage: str, done: float) -> None:
+            progress(stage, done)
+            if self._progress is not None:
+                self._progress(stage, done)
+
         with contextlib.ExitStack() as stack:
             # The process imports its libraries while the tokenizer loads; it ends if that fails.
             launched = stack.enter_context(taken or launch())
             tokenizer = await asyncio.to_thread(load_tokenizer, config.model.model, config.model.chat_template)
             tokenizer.warm_chat_template()
-            client = ProcessClient(config, tokenizer, progress, launched=launched)
+            client = ProcessClient(config, tokenizer, told, launched=launched)
             await client.start()
         info = client.engine_info
         return OpenedEngine(client, tokenizer, info.memory_bytes, info.device_bytes, lambda: client.gave_up)

@@ -8,7 +8,7 @@ from headrace.config import Config
 from headrace.engine.launch import EngineProcessHandle
 from headrace.server.lifecycle import run_pool
 from headrace.server.model_budget import default_memory, estimate, kv_parts
-from headrace.server.model_loader import ModelLoader, OpenEngine, ProcessEngines
+from headrace.server.model_loader import ModelLoader, OpenEngine, ProcessEngines, Progress
 from headrace.server.model_plan import ModelPlan
 from headrace.server.model_pool import ModelPool, PoolLimits
 from headrace.server.served_model import ServedModel
@@ -22,6 +22,7 @@ def run_several(
     plans: Sequence[ModelPlan],
     first_prompt: str | None = None,
     launched: EngineProcessHandle | None = None,
+    progress: Progress | None = None,
 ) -> int:
     """Serve the models until a signal comes; returns the exit code. Raises ConfigError for models that cannot fit, and
     what engines raise while those load that are loaded at the start. `launched`: as in `lifecycle.run`; it is ended if
@@ -29,7 +30,7 @@ def run_several(
     taken = launched if any(plan.preload for plan in plans) else None
     if taken is None and launched is not None:
         launched.discard()
-    pool = make_pool(config, plans, ProcessEngines(taken))
+    pool = make_pool(config, plans, ProcessEngines(taken, progress))
     first = plans[0].name
     server = config.server.model_copy(update={"served_model_name": first})
     return run_pool(config.model_copy(update={"server": server}), pool, first_prompt)

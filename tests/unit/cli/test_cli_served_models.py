@@ -37,7 +37,7 @@ def served(*arguments: str) -> ServedModels:
 
 
 def plans(*arguments: str) -> list[ModelPlan]:
-    return served(*arguments).plans(lambda name: Path("/models") / name)
+    return served(*arguments).plans(lambda name: Path("/models") / name, lambda name, is_model: Path("/drafts") / name)
 
 
 @pytest.fixture

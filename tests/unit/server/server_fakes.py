@@ -133,6 +133,7 @@ class FakeClient:
     dead: bool = False
     logprob: float = -0.5
     kv_tokens: int | None = None
+    sampling_defaults: dict[str, int | float] = field(default_factory=dict)
     speculate: str | None = None
     """The engine's option."""
     drafts: tuple[int, int] = (0, 0)
@@ -147,7 +148,9 @@ class FakeClient:
 
     @property
     def info(self) -> ModelInfo:
-        return ModelInfo(MODEL, "/nowhere", CONTEXT, VOCAB, "fake", "float32", 123, self.kv_tokens)
+        return ModelInfo(
+            MODEL, "/nowhere", CONTEXT, VOCAB, "fake", "float32", 123, self.kv_tokens, 0, self.sampling_defaults
+        )
 
     async def start(self) -> None: ...
 
