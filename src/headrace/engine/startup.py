@@ -171,7 +171,8 @@ def build_on(
     )
     drafted = found or block or head
     layouts = (resolved.kv_layout,) if drafted is None else (resolved.kv_layout, drafted.layout)
-    memory = measure_use(device, free_before, kv_bytes(device, layouts, resolved.num_blocks), followers.size)
+    cache = kv_bytes(device, layouts, resolved.num_blocks) + (config.cache.kv_host_memory or 0)
+    memory = measure_use(device, free_before, cache, followers.size)
     info = _engine_info(checkpoint, platform, resolved, vocab, reasons, _sampling(config, checkpoint), memory)
     return Engine(core, info, own, followers, grammars, draft, blocks, heads, tiers)
 

@@ -61,6 +61,7 @@ def make_pool(config: Config, plans: Sequence[ModelPlan], open_engine: OpenEngin
 def _cache(plan: ModelPlan, part: int | None) -> int:
     """Bytes of the KV cache, as far as they are known before the load."""
     cache = plan.config.cache
+    tier = cache.kv_host_memory or 0
     if cache.kv_memory is not None:
-        return cache.kv_memory
-    return 0 if cache.num_blocks is not None or cache.kv_share is not None else part or 0
+        return cache.kv_memory + tier
+    return tier if cache.num_blocks is not None or cache.kv_share is not None else tier + (part or 0)
