@@ -15,6 +15,8 @@ VERBS = {
     "serve": ("headrace.cli.serve_command", "serve a model with OpenAI's API over HTTP"),
     "generate": ("headrace.cli.generate_command", "continue a text"),
     "chat": ("headrace.cli.chat_command", "chat with a model in the terminal"),
+    "route": ("headrace.cli.route_command", "one endpoint before several engines"),
+    "simulate": ("headrace.cli.simulate_command", "compare ways to place requests over simulated engines"),
     "run": ("headrace.cli.run_command", "ask a model one question; without one, chat with it"),
     "top": ("headrace.cli.top_command", "watch a running server"),
     "run-batch": ("headrace.cli.run_batch_command", "answer a file of requests"),

@@ -9,8 +9,10 @@ import logging
 from headrace.arguments import add_engine_options, add_server_options
 from headrace.cli.logs import set_up_logging
 from headrace.cli.model_fetch import fetch_model
+from headrace.cli.replica_serving import serve_replicas
 from headrace.cli.served_models import read_served
 from headrace.engine.launch import EngineProcessHandle, launch
+from headrace.errors import ConfigError
 from headrace.progress import loading_bar
 
 __all__ = ["configure", "prepare", "run"]
@@ -28,6 +30,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE", help="a .yaml or .toml file with options and models; flags go first"
     )
     parser.add_argument("--prompt", metavar="TEXT", help="answer this in the terminal first, then go on serving")
+    parser.add_argument(
+        "--replicas", type=int, default=1, metavar="N", help="engines on this machine, behind one router (default: 1)"
+    )
     parser.add_argument("--accept-terms", action="store_true", help="accept the terms of a model that has some")
     parser.add_argument(
         "--dry-run",
@@ -62,6 +67,14 @@ def run(args: argparse.Namespace) -> int:
         lambda name: fetch_model(name, args.accept_terms),
         lambda name, is_model: resolve_drafter(name, is_model, lambda text: fetch_model(text, args.accept_terms)),
     )
+    if args.replicas != 1:
+        if args.replicas < 1:
+            raise ConfigError(f"--replicas must be at least 1, got {args.replicas}")
+        if args.prompt is not None:
+            raise ConfigError("--prompt cannot be combined with --replicas: leave one of them out")
+        if not served.plain:
+            raise ConfigError("--replicas is for one model that stays loaded: leave it out, or the other models")
+        return serve_replicas(plans[0].config, plans[0].path, args.replicas)
     logging.getLogger(__name__).info("loading %s", ", ".join(plan.name for plan in plans if plan.preload) or "nothing")
     with loading_bar() as progress:
         # Late: the server imports FastAPI, and a wrong option should be reported before that.

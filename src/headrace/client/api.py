@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from headrace.client.cache_feed import CacheFeed
 from headrace.client.speculation_choice import SpeculationChoice
 from headrace.engine.stats import EngineStats, EngineView
 from headrace.types import Constraint, SamplingParams
@@ -140,6 +141,11 @@ class ModelInfo:
     """The most `rivals` of a request."""
     sampling_defaults: Mapping[str, int | float] = field(default_factory=dict)
     """Sampling parameters of requests that state none, by name: what the checkpoint recommends."""
+    layout_id: bytes = b""
+    """Equal for engines whose KV blocks hold the same bytes for the same tokens."""
+    block_size: int = 0
+    """Tokens per KV block."""
+    max_num_seqs: int = 0
 
     def room(self, prompt_tokens: int) -> int:
         """The number of tokens that may follow a prompt, by context and cache; below 1 if not even one may."""
@@ -152,6 +158,10 @@ class EngineClient(Protocol):
 
     @property
     def info(self) -> ModelInfo: ...
+
+    @property
+    def cache_feed(self) -> CacheFeed:
+        """The changes of the engine's prefix cache."""
 
     async def start(self) -> None:
         """Load the model; returns when ready. Raises the loading error."""

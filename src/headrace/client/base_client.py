@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
+from headrace.client.cache_feed import CacheFeed
 from headrace.client.inquiry import Inquiry
 from headrace.client.request_outputs import RequestOutputs, TextTokenizer
 from headrace.client.speculation_choice import PREDICTED, check_method
@@ -24,6 +25,8 @@ from headrace.engine.wire import (
     Abort,
     Add,
     AddAll,
+    CacheChanged,
+    CacheContents,
     CacheFlushed,
     Command,
     Deltas,
@@ -95,6 +98,7 @@ class BaseClient:
         self._stats = Inquiry[EngineStats](GetStats)
         self._view = Inquiry[EngineView](GetView)
         self._flushes = Inquiry[int](FlushCache)
+        self.cache_feed = CacheFeed(self._send_now)
         self._numbers = itertools.count()
         self._owner_loop: asyncio.AbstractEventLoop | None = None
         self._owner_thread = ""
@@ -115,6 +119,9 @@ class BaseClient:
             engine.kv_tokens,
             engine.most_rivals,
             engine.sampling_defaults,
+            engine.layout_id,
+            engine.block_size,
+            engine.max_num_seqs,
         )
 
     @property
@@ -302,6 +309,8 @@ class BaseClient:
             self._view.answer(event.view)
         elif isinstance(event, CacheFlushed):
             self._flushes.answer(event.blocks)
+        elif isinstance(event, (CacheContents, CacheChanged)):
+            self.cache_feed.receive(event)
 
     def _deliver(self, event: Deltas) -> None:
         for delta in event.deltas:

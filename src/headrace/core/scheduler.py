@@ -20,6 +20,7 @@ from headrace.core.open_sequences import OpenSequences
 from headrace.core.outcome import append, append_forced, emit, merged, scheduler_stats, score_prompt
 from headrace.core.plan_builder import PrefillChunk, StepExtras, StepRecord, build, complete
 from headrace.core.prefill import Prefill
+from headrace.core.radix import RadixTree
 from headrace.core.running import RunningSequences
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
@@ -241,6 +242,10 @@ class Scheduler:
     def tier_stats(self) -> tuple[TierStats, ...]:
         """Totals of what keeps blocks beside the device."""
         return self._fetches.stats()
+
+    @property
+    def tree(self) -> RadixTree:
+        return self._cache.tree
 
     def view(self) -> SchedulerView:
         return look(self._cache, self._slots, self._running.all(), self._waiting, self._open)

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.core.cache_events import CacheEvents
 from headrace.core.inspection import SchedulerView
 from headrace.core.matcher import Matcher
 from headrace.engine.stats import EngineStats, EngineView, SpeculationTotals, TierStats
@@ -135,10 +136,12 @@ class EngineCore:
         lost: Callable[[], DeviceLost | None] | None = None,
         grammars: GrammarSource | None = None,
         drafting: StepLearner | None = None,
+        cache_events: CacheEvents | None = None,
     ) -> None:
         """`busy_seconds`: the device's counter of its working time; without it the time is estimated from the launch
         and the end of steps. `lost`: why no step can be launched any more, for an engine that can lose a rank while it
-        is idle. `grammars`: makes matchers for constraints. `drafting`: learns from each step how many drafts pay."""
+        is idle. `grammars`: makes matchers for constraints. `drafting`: learns from each step how many drafts pay.
+        `cache_events`: what others may watch of the prefix cache."""
         self._scheduler = scheduler
         self._runner = runner
         self._block_size = block_size
@@ -154,6 +157,7 @@ class EngineCore:
         self._lost = lost or _never
         self._grammars = grammars
         self._drafting = drafting
+        self.cache_events = cache_events
         self._compiling: list[_Compiling] = []
         self._refused: list[tuple[list[str], HeadraceError]] = []
         self._busy_seconds = busy_seconds

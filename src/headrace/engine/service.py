@@ -15,6 +15,8 @@ from headrace.engine.wire import (
     Abort,
     Add,
     AddAll,
+    CacheChanged,
+    CacheContents,
     CacheFlushed,
     Command,
     Deltas,
@@ -30,6 +32,7 @@ from headrace.engine.wire import (
     Shutdown,
     StatsReply,
     ViewReply,
+    WatchCache,
     WireError,
     to_wire,
 )
@@ -90,6 +93,7 @@ def serve(core: EngineCore, receive: Receive, send: Send, pulse: StallClock) -> 
             if isinstance(command, Shutdown):
                 return
             _handle(core, command, send, whole)
+        _send_changes(core, send)
         busy = core.has_work()
         pulse.beat(busy)
         if not busy:
@@ -101,6 +105,7 @@ def serve(core: EngineCore, receive: Receive, send: Send, pulse: StallClock) -> 
             send(Failed(to_wire(error)))
             raise
         pulse.beat(busy)
+        _send_changes(core, send)
         for ids, reason in core.take_refused():
             whole.forget(ids)
             send(Refused(ids, to_wire(reason)))
@@ -131,6 +136,25 @@ def _handle(core: EngineCore, command: Command, send: Send, whole: WholeAnswers)
         send(ViewReply(command.number, core.view()))
     elif isinstance(command, FlushCache):
         send(CacheFlushed(command.number, core.flush_cache()))
+    elif isinstance(command, WatchCache):
+        _watch(core, command, send)
+
+
+def _watch(core: EngineCore, command: WatchCache, send: Send) -> None:
+    events = core.cache_events
+    if events is None:
+        return
+    if command.on:
+        _send_changes(core, send)
+        send(CacheContents(events.watch(command.tokens)))
+    else:
+        events.unwatch()
+
+
+def _send_changes(core: EngineCore, send: Send) -> None:
+    """Send what has changed in the prefix cache, if someone watches it."""
+    if core.cache_events is not None and (batch := core.cache_events.take()) is not None:
+        send(CacheChanged(batch))
 
 
 def _add(core: EngineCore, command: Add, send: Send, whole: WholeAnswers) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.config import Config
 from headrace.core import CoreConfig, Scheduler
+from headrace.core.cache_events import CacheEvents
 from headrace.core.fetches import Tiers
 from headrace.engine.block_loading import BlockDraft, find_block_draft
 from headrace.engine.block_model import BlockDraftModel
@@ -39,6 +42,7 @@ from headrace.speculation.loading import find_drafter
 from headrace.speculation.loading import make as make_drafter
 from headrace.speculation.model_speculator import ModelSpeculator
 from headrace.speculation.speculator import Speculator
+from headrace.transfer.chain import first_hash, next_hash
 
 __all__ = ["Engine", "build_engine", "build_on", "busy_seconds", "check_devices", "find_drafts", "resolve_on"]
 
@@ -159,8 +163,10 @@ def build_on(
     heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
     drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
     tiers = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
+    scheduler = Scheduler(_core_config(config, resolved, vocab), drafting, tiers)
+    layout = _layout_id(checkpoint, resolved)
     core = EngineCore(
-        Scheduler(_core_config(config, resolved, vocab), drafting, tiers),
+        scheduler,
         runner,
         resolved.max_num_seqs,
         resolved.kv_layout.block_size,
@@ -168,12 +174,14 @@ def build_on(
         lost=followers.lost,
         grammars=grammars,
         drafting=drafting,
+        cache_events=CacheEvents(scheduler.tree, partial(first_hash, layout), next_hash),
     )
     drafted = found or block or head
     layouts = (resolved.kv_layout,) if drafted is None else (resolved.kv_layout, drafted.layout)
     cache = kv_bytes(device, layouts, resolved.num_blocks) + (config.cache.kv_host_memory or 0)
     memory = measure_use(device, free_before, cache, followers.size)
-    info = _engine_info(checkpoint, platform, resolved, vocab, reasons, _sampling(config, checkpoint), memory)
+    sampling = _sampling(config, checkpoint)
+    info = _engine_info(checkpoint, platform, resolved, vocab, layout, reasons, sampling, memory)
     return Engine(core, info, own, followers, grammars, draft, blocks, heads, tiers)
 
 
@@ -268,6 +276,13 @@ def _core_config(config: Config, resolved: Resolved, vocab_size: int) -> CoreCon
     )
 
 
+def _layout_id(checkpoint: Checkpoint, resolved: Resolved) -> bytes:
+    """Equal for engines of one checkpoint whose blocks hold the same bytes for the same tokens."""
+    layout = resolved.kv_layout
+    text = f"{checkpoint.path}|{resolved.dtype}|{layout.dtype}|{layout.block_size}"
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
 def _sampling(config: Config, checkpoint: Checkpoint) -> dict[str, int | float]:
     """The sampling defaults of the checkpoint, which a log line reports."""
     found = {} if config.model.generation_config == "none" else sampling_defaults(checkpoint.path, checkpoint.metadata)
@@ -281,6 +296,7 @@ def _engine_info(
     platform: str,
     resolved: Resolved,
     vocab_size: int,
+    layout: bytes,
     reasons: Sequence[str],
     sampling: dict[str, int | float],
     memory: MemoryUse,
@@ -296,6 +312,7 @@ def _engine_info(
         block_size=resolved.kv_layout.block_size,
         num_blocks=resolved.num_blocks,
         max_num_seqs=resolved.max_num_seqs,
+        layout_id=layout,
         reasons=tuple(reasons),
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         sampling_defaults=sampling,

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace import errors
+from headrace.core.cache_events import CacheBatch, CacheEvent, CacheRun, CacheSnapshot
 from headrace.engine.stats import EngineStats, EngineView
 from headrace.errors import CheckpointError, EngineDead, HeadraceError, InvalidRequest, Overloaded
 from headrace.types import Delta, Request
@@ -20,7 +21,13 @@ __all__ = [
     "Add",
     "AddAll",
     "Beat",
+    "CacheBatch",
+    "CacheChanged",
+    "CacheContents",
+    "CacheEvent",
     "CacheFlushed",
+    "CacheRun",
+    "CacheSnapshot",
     "Command",
     "Deltas",
     "EngineInfo",
@@ -37,6 +44,7 @@ __all__ = [
     "Shutdown",
     "StatsReply",
     "ViewReply",
+    "WatchCache",
     "WireError",
     "as_ours",
     "decode_command",
@@ -80,6 +88,8 @@ class EngineInfo(WireMessage, frozen=True):
     block_size: int
     num_blocks: int
     max_num_seqs: int
+    layout_id: bytes = b""
+    """Equal for engines whose blocks hold the same bytes for the same tokens."""
     reasons: tuple[str, ...] = ()
     """The reason of each automatic choice."""
     max_num_batched_tokens: int = 0
@@ -142,6 +152,15 @@ class GetView(WireMessage, frozen=True):
     number: int
 
 
+class WatchCache(WireMessage, frozen=True):
+    """Starts to send the changes of the prefix cache, behind its contents, or ends it. May be repeated: the contents
+    are sent again."""
+
+    on: bool
+    tokens: bool = False
+    """Stored blocks come with their tokens."""
+
+
 class FlushCache(WireMessage, frozen=True):
     """Empties the prefix cache. Sequences that run keep their blocks."""
 
@@ -191,6 +210,14 @@ class ViewReply(WireMessage, frozen=True):
     view: EngineView
 
 
+class CacheContents(WireMessage, frozen=True):
+    snapshot: CacheSnapshot
+
+
+class CacheChanged(WireMessage, frozen=True):
+    batch: CacheBatch
+
+
 class CacheFlushed(WireMessage, frozen=True):
     number: int
     blocks: int
@@ -204,8 +231,20 @@ class Beat(WireMessage, frozen=True):
     """Seconds since the loop last made progress; 0 when it is idle."""
 
 
-Command = Add | AddAll | Abort | Finish | Park | GetStats | GetView | FlushCache | Shutdown
-Event = Loading | Ready | Failed | Deltas | Refused | StatsReply | ViewReply | CacheFlushed | Beat
+Command = Add | AddAll | Abort | Finish | Park | GetStats | GetView | WatchCache | FlushCache | Shutdown
+Event = (
+    Loading
+    | Ready
+    | Failed
+    | Deltas
+    | Refused
+    | StatsReply
+    | ViewReply
+    | CacheContents
+    | CacheChanged
+    | CacheFlushed
+    | Beat
+)
 
 
 def _plain(value: Any) -> Any:

@@ -20,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from headrace.config_fields import parse_duration
 from headrace.errors import InvalidRequest
 from headrace.server import pool_routes, routes
+from headrace.server.cache_stream import cache_events
 from headrace.server.caller import caller_of
 from headrace.server.cancel_scope import CancelScope, ClientDisconnected
 from headrace.server.context import Context
@@ -37,7 +38,7 @@ __all__ = ["not_admin", "pooled_endpoint"]
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 _IN_QUERY: frozenset[Route] = frozenset({routes.tokenizer_info})
-_LOADED_IN_QUERY: frozenset[Route] = frozenset({engine_state})
+_LOADED_IN_QUERY: frozenset[Route] = frozenset({engine_state, cache_events})
 """Those that look at a model, and do not load it."""
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
+from headrace.client.cache_feed import CacheFeed
 from headrace.client.request_outputs import TextStream
 from headrace.engine.stats import EngineStats, EngineView
 from headrace.errors import EngineDead, HeadraceError
@@ -34,6 +35,10 @@ class PoolClient:
         """Of the first model; of one that has not been loaded, its name alone."""
         first = self._pool.default
         return first.info or ModelInfo(first.name, str(first.plan.path), 0, 0, "", "")
+
+    @property
+    def cache_feed(self) -> CacheFeed:
+        _none()
 
     async def start(self) -> None:
         """Load the models that are to be loaded at the start. Raises the first error."""

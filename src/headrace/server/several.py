@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from headrace.config import Config
 from headrace.engine.launch import EngineProcessHandle
+from headrace.errors import ConfigError
 from headrace.server.lifecycle import run_pool
 from headrace.server.model_budget import default_memory, estimate, kv_parts
 from headrace.server.model_loader import ModelLoader, OpenEngine, ProcessEngines, Progress
@@ -27,6 +28,10 @@ def run_several(
     """Serve the models until a signal comes; returns the exit code. Raises ConfigError for models that cannot fit, and
     what engines raise while those load that are loaded at the start. `launched`: as in `lifecycle.run`; it is ended if
     no model is loaded at the start, since it would take memory until one is."""
+    if config.server.kv_events_endpoint is not None:
+        raise ConfigError(
+            "--kv-events-endpoint tells of one engine: serve one model that stays loaded, or leave it out"
+        )
     taken = launched if any(plan.preload for plan in plans) else None
     if taken is None and launched is not None:
         launched.discard()

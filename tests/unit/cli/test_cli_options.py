@@ -69,7 +69,7 @@ EVERYTHING = (
     "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think "
     "--state-dir s --api-keys-file k.yaml --log-format json --uds u --ssl-certfile c.pem --ssl-keyfile k.pem "
     "--root-path /llm --tracing --enable-control-routes --kv-share 0.5 --alias x=m --alias y=1 --max-waiting-tokens 77 "
-    "--models-memory 2Ki --models-max 3 --keep-alive 1m30s --load-timeout 9 --preload x"
+    "--models-memory 2Ki --models-max 3 --keep-alive 1m30s --load-timeout 9 --preload x --kv-events-endpoint tcp://*:1"
 )
 
 
@@ -117,6 +117,7 @@ def test_every_option_has_its_place() -> None:
             "max_waiting_tokens": 77,
             "tracing": True,
             "enable_control_routes": True,
+            "kv_events_endpoint": "tcp://*:1",
         },
         "loading": {
             "aliases": {"x": "m", "y": "1"},

@@ -57,6 +57,8 @@ MODULES = [
     (["plugin", "new", "some_name"], "importlib.metadata", signal.SIGTERM),
     (["program", "schema"], "headrace.lang.plan", signal.SIGTERM),
     (["program", "run", "x.py"], "headrace.cli.program_files", signal.SIGINT),
+    (["route", "http://x:1"], "fastapi", signal.SIGTERM),
+    (["simulate"], "headrace.route.simulation", signal.SIGINT),
     (["bench", "scheduler"], "headrace.bench.verb_scheduler", signal.SIGINT),
     (["bench", "offline", "{model}"], "headrace.bench.verb_offline", signal.SIGTERM),
 ]
