@@ -9,7 +9,6 @@ import logging
 from headrace.arguments import add_engine_options, add_server_options
 from headrace.cli.logs import set_up_logging
 from headrace.cli.model_fetch import fetch_model
-from headrace.cli.replica_serving import serve_replicas
 from headrace.cli.served_models import read_served
 from headrace.engine.launch import EngineProcessHandle, launch
 from headrace.errors import ConfigError
@@ -74,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError("--prompt cannot be combined with --replicas: leave one of them out")
         if not served.plain:
             raise ConfigError("--replicas is for one model that stays loaded: leave it out, or the other models")
+        from headrace.cli.replica_serving import serve_replicas
+
         return serve_replicas(plans[0].config, plans[0].path, args.replicas)
     logging.getLogger(__name__).info("loading %s", ", ".join(plan.name for plan in plans if plan.preload) or "nothing")
     with loading_bar() as progress:
