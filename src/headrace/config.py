@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from headrace.config_fields import SIZE, Bytes, Frozen, parse_size, unit
 from headrace.loading_config import LoadingConfig
 from headrace.server_config import ServerConfig
+from headrace.transfer_config import TransferConfig
 
 __all__ = [
     "DRAFT",
@@ -24,6 +25,7 @@ __all__ = [
     "ParallelConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "TransferConfig",
     "parse_size",
 ]
 
@@ -217,6 +219,7 @@ class Config(Frozen):
     scheduler: SchedulerConfig = SchedulerConfig()
     device: DeviceConfig = DeviceConfig()
     parallel: ParallelConfig = ParallelConfig()
+    transfer: TransferConfig = TransferConfig()
     server: ServerConfig = ServerConfig()
     loading: LoadingConfig = LoadingConfig()
 

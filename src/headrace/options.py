@@ -106,7 +106,7 @@ def _options(*sections: str) -> Iterator[Option]:
 
 
 ENGINE: Mapping[str, Option] = {
-    option.name: option for option in _options("device", "parallel", "model", "scheduler", "cache")
+    option.name: option for option in _options("device", "parallel", "model", "scheduler", "cache", "transfer")
 }
 """Options of every verb that loads a model, and of `LLM`."""
 SERVER: Mapping[str, Option] = {option.name: option for option in _options("server", "loading")}

@@ -122,6 +122,7 @@ class BaseClient:
             engine.layout_id,
             engine.block_size,
             engine.max_num_seqs,
+            engine.transfer,
         )
 
     @property
@@ -265,6 +266,8 @@ class BaseClient:
             max_drafts=request.speculation.max_tokens,
             predicted_only=request.speculation.method == PREDICTED,
             keep=request.keep and params.n == 1,
+            gives_blocks=request.gives_blocks,
+            remote=request.remote,
             extends=stream.extended,
             rivals=request.rivals or (),
             whole=request.whole and stops is not None,

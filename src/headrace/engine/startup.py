@@ -29,7 +29,7 @@ from headrace.engine.runner import Runner
 from headrace.engine.sampling_defaults import describe, sampling_defaults
 from headrace.engine.service import Progress
 from headrace.engine.tier_loading import check_tiers, open_tiers
-from headrace.engine.wire import EngineInfo
+from headrace.engine.wire import EngineInfo, TransferInfo
 from headrace.errors import ConfigError
 from headrace.grammar.compiler import GrammarCompiler
 from headrace.grammar.loading import find_backend, open_backend
@@ -162,7 +162,7 @@ def build_on(
     blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
     heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
     drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
-    tiers = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
+    tiers, transfer = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
     scheduler = Scheduler(_core_config(config, resolved, vocab), drafting, tiers)
     layout = _layout_id(checkpoint, resolved)
     core = EngineCore(
@@ -180,8 +180,8 @@ def build_on(
     layouts = (resolved.kv_layout,) if drafted is None else (resolved.kv_layout, drafted.layout)
     cache = kv_bytes(device, layouts, resolved.num_blocks) + (config.cache.kv_host_memory or 0)
     memory = measure_use(device, free_before, cache, followers.size)
-    sampling = _sampling(config, checkpoint)
-    info = _engine_info(checkpoint, platform, resolved, vocab, layout, reasons, sampling, memory)
+    defaults = _sampling(config, checkpoint)
+    info = _engine_info(checkpoint, platform, resolved, vocab, layout, reasons, defaults, transfer, memory)
     return Engine(core, info, own, followers, grammars, draft, blocks, heads, tiers)
 
 
@@ -299,6 +299,7 @@ def _engine_info(
     layout: bytes,
     reasons: Sequence[str],
     sampling: dict[str, int | float],
+    transfer: TransferInfo | None,
     memory: MemoryUse,
 ) -> EngineInfo:
     return EngineInfo(
@@ -314,6 +315,7 @@ def _engine_info(
         max_num_seqs=resolved.max_num_seqs,
         layout_id=layout,
         reasons=tuple(reasons),
+        transfer=transfer,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         sampling_defaults=sampling,
         memory_bytes=memory.used,

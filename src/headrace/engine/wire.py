@@ -43,6 +43,7 @@ __all__ = [
     "Refused",
     "Shutdown",
     "StatsReply",
+    "TransferInfo",
     "ViewReply",
     "WatchCache",
     "WireError",
@@ -75,6 +76,19 @@ class WireError(WireMessage, frozen=True):
     tensor: str | None = None
 
 
+class TransferInfo(WireMessage, frozen=True):
+    """How other engines fetch blocks from this one."""
+
+    connector: str
+    address: str
+    epoch: int
+    """Number of this start of the engine."""
+    layout_id: bytes
+    """Part of the blocks' names (`transfer/chain.py`)."""
+    lease: float
+    """Seconds for which a block stays where it can be fetched."""
+
+
 class EngineInfo(WireMessage, frozen=True):
     """The values that the engine resolved while it loaded."""
 
@@ -92,6 +106,8 @@ class EngineInfo(WireMessage, frozen=True):
     """Equal for engines whose blocks hold the same bytes for the same tokens."""
     reasons: tuple[str, ...] = ()
     """The reason of each automatic choice."""
+    transfer: TransferInfo | None = None
+    """None: it exchanges no blocks with others."""
     max_num_batched_tokens: int = 0
     sampling_defaults: dict[str, int | float] = {}
     """Sampling parameters that the checkpoint recommends, by name."""

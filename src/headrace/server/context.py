@@ -23,6 +23,7 @@ from headrace.server.cancel_scope import CancelScope
 from headrace.server.cors import Cors
 from headrace.server.error_forms import error_response, family_of, status_of
 from headrace.server.http_errors import HttpError
+from headrace.server.kv_transfer import EngineRole
 from headrace.server.metrics import ServerMetrics
 from headrace.server.model_formats import ModelFormats, find_formats
 from headrace.server.plan_store import PlanStore
@@ -96,6 +97,8 @@ class Context:
     runner: BatchRunner | None = None
     """Works on the batches."""
     tracing: Tracing | None = None
+    role: EngineRole | None = None
+    """The engine's part in a group; None: it exchanges no blocks with others."""
     formats: ModelFormats = field(default_factory=ModelFormats)
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     workers: TextWorkers = field(default_factory=TextWorkers)
@@ -173,6 +176,7 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
         tracing=Tracing() if config.server.tracing else None,
         responses=None if folder is None else ResponseStore(folder),
         batches=None if folder is None else BatchStore(folder),
+        role=EngineRole.of(config.transfer),
     )
     context.metrics.waiting = WaitingTokens(config.server.max_waiting_tokens)
     return context

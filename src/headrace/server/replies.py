@@ -22,6 +22,7 @@ __all__ = [
     "ChatToolCall",
     "CompletionDetails",
     "DetokenizeReply",
+    "EngineRoleReply",
     "ErrorDetail",
     "ErrorReply",
     "HealthReply",
@@ -130,6 +131,7 @@ class ChatCompletion(Struct):
     usage: UsageReply
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
 class ChatDelta(Struct):
@@ -191,6 +193,18 @@ class TextCompletion(Struct):
     model: str
     choices: list[TextChoice]
     usage: UsageReply | UnsetType | None = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
+
+
+class EngineRoleReply(Struct):
+    """The part of an engine in its group."""
+
+    role: str
+    connector: str
+    address: str
+    """Where other engines fetch blocks."""
+    epoch: int
+    """Number of this start of the engine."""
 
 
 class ModelCard(Struct):

@@ -64,7 +64,8 @@ EVERYTHING = (
     "m.gguf --platform p --device-index 1 --device-option a=1 --device-option b=c --threads 3 --tensor-parallel-size 2 "
     "--dtype float32 --quantize int8 --max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 "
     "--kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching --chat-template t.jinja "
-    "--generation-config none --kv-host-memory 2Ki --kv-disk d:1k "
+    "--generation-config none --kv-host-memory 2Ki --kv-disk d:1k --role both --kv-connector shm --kv-listen a:1 "
+    "--kv-secret-file f --kv-shelf 4k --kv-lease 9 --kv-timeout 8 "
     "--grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 "
     "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think "
     "--state-dir s --api-keys-file k.yaml --log-format json --uds u --ssl-certfile c.pem --ssl-keyfile k.pem "
@@ -98,6 +99,15 @@ def test_every_option_has_its_place() -> None:
         "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_waiting": 5, "speculate": "ngram"},
         "device": {"platform": "p", "index": 1, "threads": 3, "options": {"a": 1, "b": "c"}},
         "parallel": {"tensor_parallel_size": 2},
+        "transfer": {
+            "role": "both",
+            "kv_connector": "shm",
+            "kv_listen": "a:1",
+            "kv_secret_file": "f",
+            "kv_shelf": 4000,
+            "kv_lease": 9.0,
+            "kv_timeout": 8.0,
+        },
         "server": {
             "host": "h",
             "port": 1,
