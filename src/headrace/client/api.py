@@ -194,6 +194,10 @@ class EngineClient(Protocol):
     async def view(self) -> EngineView:
         """A look into the engine, made for this call; as `stats` in all else."""
 
+    async def flush_cache(self) -> int:
+        """Empty the prefix cache; returns how many of its blocks are free now. Those that running requests use stay
+        with them. Raises as `stats`."""
+
     async def check_health(self) -> None:
         """Raises EngineDead if the engine is dead, restarting or has made no progress for seconds."""
 

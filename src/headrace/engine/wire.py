@@ -25,6 +25,7 @@ __all__ = [
     "CacheChanged",
     "CacheContents",
     "CacheEvent",
+    "CacheFlushed",
     "CacheRun",
     "CacheSnapshot",
     "Command",
@@ -33,6 +34,7 @@ __all__ = [
     "Event",
     "Failed",
     "Finish",
+    "FlushCache",
     "GetStats",
     "GetView",
     "Loading",
@@ -109,6 +111,10 @@ class EngineInfo(WireMessage, frozen=True):
     max_num_batched_tokens: int = 0
     sampling_defaults: dict[str, int | float] = {}
     """Sampling parameters that the checkpoint recommends, by name."""
+    memory_bytes: int = 0
+    """What the engine takes, with its whole KV cache, in the device's memory or the host's; 0: unknown."""
+    device_bytes: int = 0
+    """The device's own memory; 0 on a platform of the host."""
 
     @property
     def kv_tokens(self) -> int:
@@ -171,6 +177,12 @@ class WatchCache(WireMessage, frozen=True):
     """Stored blocks come with their tokens."""
 
 
+class FlushCache(WireMessage, frozen=True):
+    """Empties the prefix cache. Sequences that run keep their blocks."""
+
+    number: int
+
+
 class Shutdown(WireMessage, frozen=True):
     """Ends the engine at once."""
 
@@ -222,6 +234,12 @@ class CacheChanged(WireMessage, frozen=True):
     batch: CacheBatch
 
 
+class CacheFlushed(WireMessage, frozen=True):
+    number: int
+    blocks: int
+    """Blocks that are free now and were cached."""
+
+
 class Beat(WireMessage, frozen=True):
     """A heartbeat. A separate thread sends it every half second, also while a step runs or the model loads."""
 
@@ -229,8 +247,20 @@ class Beat(WireMessage, frozen=True):
     """Seconds since the loop last made progress; 0 when it is idle."""
 
 
-Command = Add | AddAll | Abort | Finish | Park | GetStats | GetView | WatchCache | Shutdown
-Event = Loading | Ready | Failed | Deltas | Refused | StatsReply | ViewReply | CacheContents | CacheChanged | Beat
+Command = Add | AddAll | Abort | Finish | Park | GetStats | GetView | WatchCache | FlushCache | Shutdown
+Event = (
+    Loading
+    | Ready
+    | Failed
+    | Deltas
+    | Refused
+    | StatsReply
+    | ViewReply
+    | CacheContents
+    | CacheChanged
+    | CacheFlushed
+    | Beat
+)
 
 
 def _plain(value: Any) -> Any:

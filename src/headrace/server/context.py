@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +78,8 @@ class Context:
     keys: KeyRing
     max_choices: int
     """Sequences that one request may have: the queue never has room for more."""
+    aliases: frozenset[str] = frozenset()
+    """Its other names in requests."""
     limited_paths: frozenset[str] = frozenset()
     """Paths whose requests count towards the limits of a key."""
     root_path: str = ""
@@ -111,6 +114,8 @@ class Context:
     inflight: int = 0
     """HTTP requests whose answer is not complete."""
     draining: bool = False
+    started: int = field(default_factory=lambda: int(time.time()))
+    """Seconds since 1970."""
 
     @property
     def waiting(self) -> WaitingTokens:
@@ -118,7 +123,7 @@ class Context:
 
     def check_model(self, name: str | None) -> None:
         """Raise HttpError 404 if `name` is not the served model's; None stands for the served model."""
-        if name is not None and name != self.model:
+        if name is not None and name != self.model and name not in self.aliases:
             raise self.no_model(name)
 
     def no_model(self, name: str) -> HttpError:

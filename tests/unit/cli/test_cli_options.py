@@ -69,7 +69,8 @@ EVERYTHING = (
     "--grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 "
     "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think "
     "--state-dir s --api-keys-file k.yaml --log-format json --uds u --ssl-certfile c.pem --ssl-keyfile k.pem "
-    "--root-path /llm --tracing --max-waiting-tokens 77 --enable-control-routes --kv-events-endpoint tcp://*:1"
+    "--root-path /llm --tracing --enable-control-routes --kv-share 0.5 --alias x=m --alias y=1 --max-waiting-tokens 77 "
+    "--models-memory 2Ki --models-max 3 --keep-alive 1m30s --load-timeout 9 --preload x --kv-events-endpoint tcp://*:1"
 )
 
 
@@ -89,6 +90,7 @@ def test_every_option_has_its_place() -> None:
             "block_size": 32,
             "kv_dtype": "int8",
             "kv_memory": 1024,
+            "kv_share": 0.5,
             "num_blocks": 9,
             "prefix_caching": False,
             "kv_host_memory": 2048,
@@ -126,6 +128,14 @@ def test_every_option_has_its_place() -> None:
             "tracing": True,
             "enable_control_routes": True,
             "kv_events_endpoint": "tcp://*:1",
+        },
+        "loading": {
+            "aliases": {"x": "m", "y": "1"},
+            "models_memory": 2048,
+            "models_max": 3,
+            "keep_alive": 90.0,
+            "load_timeout": 9.0,
+            "preload": "x",
         },
     }
 
