@@ -7,9 +7,10 @@ from typing import Any
 
 from starlette.types import Scope, Send
 
-__all__ = ["AnswerSend", "body_send"]
+__all__ = ["BODY_SEND", "AnswerSend", "body_send"]
 
-_BODY_SEND = "headrace.body_send"
+BODY_SEND = "headrace.body_send"
+"""The scope's entry with the `send` beneath what looks at heads alone."""
 
 Header = tuple[bytes, bytes]
 
@@ -17,14 +18,13 @@ Header = tuple[bytes, bytes]
 def body_send(scope: Scope, send: Send) -> Send:
     """What sends the body of an answer whose head `send` has sent: it leaves out all that looks at heads alone, which
     would cost something for every token of a stream."""
-    found: Send = scope.get(_BODY_SEND, send)
+    found: Send = scope.get(BODY_SEND, send)
     return found
 
 
 class AnswerSend:
-    def __init__(self, scope: Scope, send: Send, request_id: bytes | None) -> None:
+    def __init__(self, send: Send, request_id: bytes | None) -> None:
         """`request_id`: the client's own, which stands in place of ours."""
-        scope[_BODY_SEND] = send
         self._send, self._request_id = send, request_id
         self.status = 0
         """0 until the answer begins."""
