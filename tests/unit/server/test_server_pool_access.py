@@ -101,14 +101,10 @@ def test_a_batch_over_several_models(tmp_path: Path) -> None:
         engines = FakeEngines()
         state = {"state_dir": str(tmp_path / "state")}
         async with pool_server(plan("a"), plan("b"), server=state, engines=engines, models_max=1) as server:
+            bodies = [{"model": name, "prompt": "Hi"} for name in "babac"]
             lines = [
-                {
-                    "custom_id": str(n),
-                    "method": "POST",
-                    "url": "/v1/completions",
-                    "body": {"model": name, "prompt": "Hi"},
-                }
-                for n, name in enumerate("babac")
+                {"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": body}
+                for n, body in enumerate(bodies)
             ]
             sent = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
             file = await server.http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", sent)})
