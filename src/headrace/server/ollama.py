@@ -185,6 +185,16 @@ ROUTES = (
     RouteSpec("GET", "/api/tags", list_local, "List the models", reply=LocalModels, family="ollama"),
     RouteSpec("GET", "/api/ps", list_running, "List the loaded models", reply=LocalModels, family="ollama"),
     RouteSpec("POST", "/api/show", show_local, "Describe a model", ShowRequest, ShowReply, family="ollama"),
-    RouteSpec("POST", "/api/pull", pull, "Tell that the model is there", PullRequest, PullReply, family="ollama"),
+    RouteSpec(
+        "POST",
+        "/api/pull",
+        pull,
+        "Tell that the model is there",
+        PullRequest,
+        PullReply,
+        PullReply,
+        stream_media=_LINES_MEDIA,
+        family="ollama",
+    ),
     RouteSpec("GET", "/api/version", tell_version, "Report the version", reply=OllamaVersion, family="ollama"),
 )
