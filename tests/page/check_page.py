@@ -532,7 +532,7 @@ def test_by_keyboard_alone(open_page: Open) -> None:
 
 
 def test_the_page_of_the_api(open_page: Open) -> None:
-    """Every route opens, with its example, bodies and errors; a filter finds some of them; a wrong key is asked again."""
+    """Every route opens, with its example, bodies and errors; a filter finds some; a wrong key is asked again."""
     with served(key="sk-docs") as server:
         page = open_page(server, ready=False)
         page.goto(f"{server.url.rstrip('/')}/docs")
