@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,3 +141,66 @@ def test_salts_are_apart(tiny_llama: Path) -> None:
             same([mine], [other])
 
     asyncio.run(main())
+
+
+def test_two_requests_share_a_prefix_that_does_not_come(tiny_llama: Path) -> None:
+    shared = random_prompt(5 * BLOCK, VOCAB)
+    asked = [request([*shared, at], f"r{at}", max_tokens=9) for at in (7, 8, 9)]
+    expected = alone(tiny_llama, asked)
+
+    async def main() -> None:
+        async with engine(tiny_llama, connector="tcp") as giver, engine(tiny_llama, connector="tcp") as taker:
+            same(await together(taker, [taken(one, giver, patience=0.3) for one in asked]), expected)
+            await idle(taker)
+
+    asyncio.run(main())
+
+
+def test_an_abort_while_blocks_are_awaited(tiny_llama: Path) -> None:
+    one = request(random_prompt(5 * BLOCK, VOCAB))
+    (expected,) = alone(tiny_llama, [one])
+
+    async def main() -> None:
+        async with engine(tiny_llama, connector="shm") as giver, engine(tiny_llama, connector="shm") as taker:
+            waits = asyncio.create_task(answer(taker, taken(one, giver, patience=60.0)))
+            while not (await taker.stats()).scheduler.fetching:
+                await asyncio.sleep(0.005)
+            waits.cancel()
+            await idle(taker)
+            same([await answer(taker, one)], [expected])
+            await idle(giver)
+
+    asyncio.run(main())
+
+
+def test_two_hundred_requests_of_all_kinds(tiny_llama: Path) -> None:
+    """Given or not, partly cached, with another epoch, an address where nobody is, a short deadline."""
+    rng = random.Random(9)
+    kinds = [request(random_prompt(rng.randrange(10, 90), VOCAB), f"k{at}", max_tokens=4) for at in range(10)]
+    expected = alone(tiny_llama, kinds)
+
+    async def main() -> None:
+        async with (
+            engine(tiny_llama, connector="shm", chunk=64) as giver,
+            engine(tiny_llama, connector="shm", chunk=64, blocks=60) as taker,
+        ):
+            for turn in range(20):
+                chosen = [rng.randrange(len(kinds)) for _ in range(10)]
+                salts = [f"{turn % 7}-{rng.randrange(2)}" for _ in chosen]
+                asked = [
+                    replace(kinds[at], id=f"{turn}-{place}", salt=salt)
+                    for place, (at, salt) in enumerate(zip(chosen, salts, strict=True))
+                ]
+                await together(giver, [given(one) for one in asked if rng.random() < 0.7])
+                found = await together(taker, [spoilt(taken(one, giver, patience=0.05), rng) for one in asked])
+                same(found, [expected[at] for at in chosen])
+            assert figures(await idle(taker), "shm").hits > 0
+            await idle(giver)
+
+    asyncio.run(main())
+
+
+def spoilt(one: GenerateRequest, rng: random.Random) -> GenerateRequest:
+    assert one.remote is not None
+    changes = [{}, {}, {}, {"epoch": 1}, {"address": "shm:/nowhere"}, {"timeout": 1e-6}, {"tokens": 33}]
+    return replace(one, remote=replace(one.remote, **rng.choice(changes)))  # type: ignore[arg-type]

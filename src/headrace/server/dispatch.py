@@ -62,7 +62,7 @@ def pooled_endpoint(pool: ModelPool, front: Context, row: RouteSpec) -> Endpoint
     answer = _way(pool, front, row)
 
     async def endpoint(request: Request) -> Response:
-        if row.control and not caller_of(request.scope).admin:
+        if row.needs_admin and not caller_of(request.scope).admin:
             raise not_admin()
         return await answer(request)
 
