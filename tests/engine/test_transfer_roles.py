@@ -55,8 +55,7 @@ def _ask(server: Server, salt: str, given: dict[str, Any] | None = None, **body:
 def _handed(prefill: Server, salt: str, **body: Any) -> dict[str, Any]:
     answer = _ask(prefill, salt, {"do_remote_decode": True}, **{**body, "max_tokens": 1})
     params: dict[str, Any] = answer["kv_transfer_params"]
-    # The last blocks are sealed behind the answer.
-    return {**params, "patience": 1.0}
+    return params
 
 
 def _words(answer: dict[str, Any]) -> object:
