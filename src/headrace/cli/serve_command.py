@@ -76,7 +76,9 @@ def run(args: argparse.Namespace) -> int:
         from headrace.cli.replica_serving import serve_replicas
 
         return serve_replicas(plans[0].config, plans[0].path, args.replicas)
-    logging.getLogger(__name__).info("loading %s", ", ".join(plan.name for plan in plans if plan.preload) or "nothing")
+    loaded = [plan.name for plan in plans if plan.preload]
+    if loaded:
+        logging.getLogger(__name__).info("loading %s", ", ".join(loaded))
     with loading_bar() as progress:
         # Late: the server imports FastAPI, and a wrong option should be reported before that.
         from headrace import server
