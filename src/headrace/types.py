@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from headrace.embedding_facts import Pooling
 from headrace.sampling import SamplingParams
 from headrace.structured_outputs import Constraint, ConstraintKind
 
@@ -91,6 +92,10 @@ class Request:
     extends: str = ""
     """Id of an open sequence that this prompt goes on with: it takes over the slot and the blocks. If that one is not
     open any more, this is a request as any other."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Tokens that the output may not hold one behind the other: `params.bad_words`, encoded."""
+    pooling: Pooling | None = None
+    """The answer is the prompt's hidden states, pooled; nothing is generated (`params.max_tokens` is 0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,8 @@ class Delta:
     error: str | None = None
     request_fault: bool = False
     """The error is the request's own: what it asked for left nothing to sample."""
+    embedding: bytes | None = None
+    """With the end of a request with `pooling`: float32 [hidden], little-endian."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +316,8 @@ class StepPlan:
     ON_DEVICE if earlier steps in flight decide it; GIVEN for the others. Every token of a placed sequence has a row.
     The first is its last known token, the others are drafts of the device. Its positions, slots, lengths of context and
     positions of samples in this plan are upper bounds."""
+    hidden: bool = False
+    """The result must have the hidden states of all tokens."""
     request_ids: tuple[str, ...] = ()
     """[S]; for logs and errors."""
     tag: Any = None
@@ -343,6 +352,8 @@ class StepResult:
     counts: Ints | None = None
     """[S, 2] if the device has placed sequences: how many of each one's tokens count, and how many drafts it had; 0 for
     the others."""
+    hidden: Floats | None = None
+    """[T, hidden] if the plan asks for them: the outputs of the final norm."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
+from headrace.client.bad_words import bad_word_ids
 from headrace.client.inquiry import Inquiry
 from headrace.client.request_outputs import RequestOutputs, TextTokenizer
 from headrace.client.speculation_choice import PREDICTED, check_method
@@ -105,6 +106,7 @@ class BaseClient:
             engine.dtype,
             self._created,
             engine.kv_tokens,
+            engine.embedding,
         )
 
     @property
@@ -126,6 +128,9 @@ class BaseClient:
         """The request as it will be served. May be called from any thread. Raises InvalidRequest and its subclasses,
         and EngineDead before `start`."""
         check_method(request.speculation, self.config.scheduler.speculate, bool(request.predicted))
+        if request.params.bad_words:
+            words = bad_word_ids(request.params.bad_words, self._tokenizer, self.engine_info.vocab_size)
+            request = replace(request, bad_words=words)
         return validated(request, self.engine_info, self._end_token_ids)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
@@ -207,7 +212,7 @@ class BaseClient:
     def _open(self, stream: _Stream) -> None:
         request, params = stream.request, stream.request.params
         self._streams[request.id] = stream
-        if params.max_tokens == 0 and params.prompt_logprobs is None:
+        if params.max_tokens == 0 and params.prompt_logprobs is None and request.pooling is None:
             stream.outputs.echo_only()
             return
         seed = secrets.randbits(64) if params.seed is None else params.seed
@@ -215,7 +220,7 @@ class BaseClient:
         for index, (child, _) in enumerate(children):
             self._children[child] = (stream, index)
         # The client finds stop strings, not the engine.
-        alone = replace(params, n=1, stop=())
+        alone = replace(params, n=1, stop=(), bad_words=())
         core = Request(
             id=request.id,
             prompt=request.prompt,
@@ -227,10 +232,12 @@ class BaseClient:
             adapter=request.adapter,
             constraint=request.constraint,
             predicted=request.predicted,
-            max_drafts=request.speculation.max_tokens,
+            max_drafts=0 if request.pooling else request.speculation.max_tokens,
             predicted_only=request.speculation.method == PREDICTED,
             keep=request.keep and params.n == 1,
             extends=self._kept.get(request.extends, ""),
+            bad_words=request.bad_words,
+            pooling=request.pooling,
         )
         self._send_soon(Add(core, children))
 

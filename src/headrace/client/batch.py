@@ -33,6 +33,8 @@ class Completion:
     parsed: Any = None
     """The value of the text if `structured_outputs` was given: an instance of the type, the value of other JSON,
     otherwise the text itself. None if the text was truncated."""
+    pooled: bytes | None = None
+    """The pooled hidden states of a request with `pooling`."""
 
 
 @dataclass(slots=True)
@@ -170,5 +172,6 @@ def _extend(answer: RequestOutput, output: Output) -> None:
     if output.logprobs is not None:
         choice.logprobs = [*(choice.logprobs or []), *output.logprobs]
     choice.finish_reason, choice.stop_reason, choice.error = output.finish_reason, output.stop_reason, output.error
+    choice.pooled = output.embedding or choice.pooled
     answer.prompt_logprobs = answer.prompt_logprobs or output.prompt_logprobs
     answer.usage = output.usage or answer.usage

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.config import Config
 from headrace.core import CoreConfig, Scheduler
@@ -161,6 +163,8 @@ def build_on(
         drafting=drafting,
     )
     info = _engine_info(checkpoint, platform, resolved, vocab, reasons)
+    if device.capabilities().computes:
+        info = msgspec.structs.replace(info, embedding=checkpoint.embedding)
     return Engine(core, info, own, followers, grammars, draft, blocks, heads)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace import errors
+from headrace.embedding_facts import NO_EMBEDDINGS, EmbeddingFacts
 from headrace.engine.stats import EngineStats, EngineView
 from headrace.errors import CheckpointError, EngineDead, HeadraceError, InvalidRequest, Overloaded
 from headrace.types import Delta, Request
@@ -76,6 +77,7 @@ class EngineInfo(WireMessage, frozen=True):
     max_num_seqs: int
     reasons: tuple[str, ...] = ()
     """The reason of each automatic choice."""
+    embedding: EmbeddingFacts = NO_EMBEDDINGS
 
     @property
     def kv_tokens(self) -> int:

@@ -17,6 +17,7 @@ from headrace.server import (
     batches,
     chat,
     completions,
+    embeddings,
     files,
     messages,
     ollama,
@@ -25,6 +26,7 @@ from headrace.server import (
     responses,
     routes,
     schemas,
+    scores,
 )
 from headrace.server.access import AccessMiddleware
 from headrace.server.batch_runner import BatchRunner
@@ -89,6 +91,8 @@ _ROUTES = (
     RouteSpec("GET", "/version", routes.version, "Report the version", reply=replies.VersionReply),
     *messages.ROUTES,
     *responses.ROUTES,
+    *embeddings.ROUTES,
+    *scores.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
     *ollama.ROUTES,

@@ -48,7 +48,8 @@ def show(context: Context) -> ShowReply:
     family = _files(info.path).architecture
     known: dict[str, Any] = {"general.architecture": family, f"{family}.context_length": info.max_model_len}
     known[f"{family}.vocab_size"] = info.vocab_size
-    capabilities = ["completion"]
+    facts = info.embedding
+    capabilities = ["completion"] * facts.generates + ["embedding"] * (facts.pooling is not None)
     capabilities += ["tools"] * (formats.tools is not None) + ["thinking"] * (formats.reasoning is not None)
     modelfile = f"FROM {context.model}\n"
     template = context.tokenizer.template_source

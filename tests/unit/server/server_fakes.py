@@ -10,13 +10,16 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 import httpx
+import numpy as np
 from fastapi import FastAPI
+from msgspec.structs import replace
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
 from headrace.client.request_outputs import TextStream
 from headrace.client.speculation_choice import check_method
 from headrace.client.validate import validated
 from headrace.config import Config
+from headrace.embedding_facts import EmbeddingFacts
 from headrace.engine.stats import (
     EngineStats,
     EngineTotals,
@@ -40,6 +43,7 @@ BOS = 256
 CONTEXT = 100
 MODEL = "fake/model"
 TOTALS = EngineTotals(12.5, 1.75, 3.5, 9, 0.625, 5000)
+FACTS = EmbeddingFacts(4, prompts={"query": "Q:"})
 LIMITS = EngineInfo("/nowhere", CONTEXT, VOCAB, (), "fake", "float32", "float32", 16, 1 + CONTEXT // 16 + 1, 8)
 DRAFTS = SpeculationTotals(0.375, (MethodTotals("ngram", 4, (4, 3), (3, 1)), MethodTotals("predicted", 1, (1,), (0,))))
 STATS = EngineStats(
@@ -98,6 +102,9 @@ class ByteTokenizer:
     def encode_chat(self, text: str, add_special_tokens: bool = False) -> list[int]:
         return self.encode(text, add_special_tokens)
 
+    def encode_plain(self, text: str) -> list[int]:
+        return self.encode(text, False)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         text = bytes(i for i in ids if i < 256).decode(errors="replace")
         return text if skip_special_tokens or BOS not in ids else f"<s>{text}"
@@ -110,7 +117,8 @@ class ByteTokenizer:
 
     async def apply_chat_template_async(self, inputs: ChatInputs) -> str:
         messages = normalize_messages(inputs.messages, TemplateForms())
-        call = {"messages": messages, "tools": inputs.tools, "generate": inputs.add_generation_prompt}
+        call = {"messages": messages, "tools": inputs.tools, "documents": inputs.documents}
+        call["generate"] = inputs.add_generation_prompt
         self.rendered.append({**call, "continue": inputs.continue_final_message, "kwargs": inputs.kwargs})
         return "|".join(m["content"] for m in messages) + ">" * inputs.add_generation_prompt
 
@@ -135,6 +143,7 @@ class FakeClient:
     kv_tokens: int | None = None
     speculate: str | None = None
     """The engine's option."""
+    embedding: EmbeddingFacts = FACTS
     drafts: tuple[int, int] = (0, 0)
     """Accepted and rejected ones of every request, from its first token on."""
     requests: list[GenerateRequest] = field(default_factory=list)
@@ -147,13 +156,13 @@ class FakeClient:
 
     @property
     def info(self) -> ModelInfo:
-        return ModelInfo(MODEL, "/nowhere", CONTEXT, VOCAB, "fake", "float32", 123, self.kv_tokens)
+        return ModelInfo(MODEL, "/nowhere", CONTEXT, VOCAB, "fake", "float32", 123, self.kv_tokens, self.embedding)
 
     async def start(self) -> None: ...
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
         check_method(request.speculation, self.speculate, bool(request.predicted))
-        validated(request, LIMITS)
+        validated(request, replace(LIMITS, embedding=self.embedding))
         self.requests.append(request)
         if self.refuse is not None:
             raise self.refuse
@@ -201,6 +210,7 @@ class FakeClient:
             Usage(len(request.prompt), total, 3, *self.drafts),
             queue_time=0.01 if first else None,
             prompt_logprobs=scored,
+            embedding=None if request.pooling is None else pooled_bytes(request.prompt, request.pooling),
         )
 
     def _entry(self, token: int, first: bool) -> LogprobEntry:
@@ -230,6 +240,12 @@ class FakeClient:
 
     async def close(self) -> None:
         self.stopped = True
+
+
+def pooled_bytes(prompt: Sequence[int], pooling: str) -> bytes:
+    """The fake hidden states: the sum of the ids, their number, the last one, and the way of pooling."""
+    values = [sum(prompt), len(prompt), prompt[-1], 1.0 if pooling == "mean" else 0.0]
+    return np.array(values, "<f4").tobytes()
 
 
 @dataclass
