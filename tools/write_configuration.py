@@ -58,7 +58,7 @@ def _value(option: Option) -> str:
 
 def _default(option: Option) -> str:
     if option.is_switch:
-        return "on"
+        return "on" if option.info.default else "off"
     return f"`{option.default_text}`" if option.default_text else "`auto`" if option.info.default == "auto" else ""
 
 

@@ -46,7 +46,11 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
         add_device_option(group, argparse.SUPPRESS)
     elif option.is_switch:
         group.add_argument(
-            option.flag, dest=option.name, action="store_false", default=argparse.SUPPRESS, help=_help(option)
+            option.flag,
+            dest=option.name,
+            action="store_false" if option.info.default else "store_true",
+            default=argparse.SUPPRESS,
+            help=_help(option),
         )
     else:
         group.add_argument(
@@ -62,7 +66,7 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
 def _help(option: Option) -> str:
     """The field's description in argparse's syntax, with the default if there is one."""
     text = str(option.info.description).rstrip(".")
-    text = f"do not {text[0].lower()}{text[1:]}" if option.is_switch else text
+    text = f"do not {text[0].lower()}{text[1:]}" if option.is_switch and option.info.default else text
     default = option.default_text
     return (f"{text} (default: {default})" if default and not option.is_switch else text).replace("%", "%%")
 

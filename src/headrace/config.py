@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationInfo, field_validator
+from pydantic import Field, field_validator
+
+from headrace.config_fields import SIZE, Bytes, Frozen, parse_size, unit
+from headrace.server_config import ServerConfig
 
 __all__ = [
     "DRAFT",
@@ -36,43 +38,6 @@ WITH_CHECKPOINT = {
 """Methods that load a checkpoint: how they are written, and what they need."""
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "float8_e4m3"]
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
-
-
-def parse_size(value: object) -> object:
-    """The number of bytes that a text names: a number with an optional unit (k, M, G, or Ki, Mi, Gi; a B may follow).
-    Values of other types are returned unchanged. Raises ValueError."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?i?)b?", value.strip().lower())
-    if match is None or match[2] == "i":
-        raise ValueError(f"{value!r} is no size: write it as 2GiB, 500M or 1000000")
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
-SIZE = BeforeValidator(parse_size)
-Bytes = Annotated[int, SIZE]
-"""A number of bytes, or a text that `parse_size` reads."""
-
-
-def unit(name: str) -> dict[str, JsonValue]:
-    """The unit of a field's number, or the kind of its text, for help texts and the documentation."""
-    return {"unit": name}
-
-
-class Frozen(BaseModel):
-    """Base class of all parts. A field's description is its help text and its row of docs/configuration.md."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_booleans(cls, value: object, info: ValidationInfo) -> object:
-        """Pydantic would take True for the number 1."""
-        annotation = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
-            raise ValueError("this option takes a value, not True or False")
-        return value
 
 
 class ModelConfig(Frozen):
@@ -201,53 +166,6 @@ class ParallelConfig(Frozen):
     )
 
 
-class ServerConfig(Frozen):
-    """The HTTP server."""
-
-    host: str = Field(
-        default="127.0.0.1",
-        description="Address to listen on; 0.0.0.0 is every one.",
-        json_schema_extra=unit("address"),
-    )
-    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    api_key: str | None = Field(
-        default=None,
-        description="Key that every client must send. HEADRACE_API_KEY does the same, unseen in the process list.",
-        json_schema_extra=unit("key"),
-    )
-    served_model_name: str | None = Field(
-        default=None, description="What clients call the model. Default: its own name.", json_schema_extra=unit("name")
-    )
-    cors_origin: str | None = Field(
-        default=None,
-        description="Origin of web pages that may read the answers, as https://chat.example; several are separated by "
-        "commas, and * is every origin.",
-        json_schema_extra=unit("origin"),
-    )
-    tool_format: str | None = Field(default=None, description="Format of tool calls, or none. Default: detected.")
-    reasoning_format: str | None = Field(default=None, description="Format of reasoning, or none. Default: detected.")
-    drain_timeout: float = Field(
-        default=30.0, ge=0, description="Time for running requests after SIGTERM.", json_schema_extra=unit("seconds")
-    )
-
-    state_dir: str | None = Field(
-        default=None,
-        description="Folder for what clients ask to keep: responses (at most 10,000, 1 GiB and 30 days), files (at "
-        "most 10,000 and 10 GiB) and batches. Default: nothing is kept.",
-        json_schema_extra=unit("path"),
-    )
-
-    @field_validator("cors_origin")
-    @classmethod
-    def _origins(cls, text: str | None) -> str | None:
-        for origin in [] if text is None else text.split(","):
-            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s,]+", origin.strip()):
-                raise ValueError(
-                    f"{origin.strip()!r} is no origin: write it as https://chat.example, without a path, or *"
-                )
-        return text
-
-
 class Config(Frozen):
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
@@ -255,3 +173,8 @@ class Config(Frozen):
     device: DeviceConfig = DeviceConfig()
     parallel: ParallelConfig = ParallelConfig()
     server: ServerConfig = ServerConfig()
+
+    def for_engine(self) -> str:
+        """As JSON for another process of the engine: of the server's options only those that it needs, so no key."""
+        server = ServerConfig(log_format=self.server.log_format)
+        return self.model_copy(update={"server": server}).model_dump_json()

@@ -14,7 +14,9 @@ HeadraceError
 ├── PlatformError             a device: cannot open, out of memory, lost
 │   ├── OutOfMemory
 │   └── DeviceLost
+├── TransferError             a block from a tier or another engine that cannot be taken; it is computed instead
 ├── Overloaded                too many requests wait; `.retry_after` in seconds
+├── RateLimited               a limit of the client's key; `.kind` names it, `.retry_after` in seconds
 └── EngineDead                the engine process ended or hangs
 """
 
@@ -38,6 +40,8 @@ __all__ = [
     "PlatformError",
     "PluginError",
     "ProgramError",
+    "RateLimited",
+    "TransferError",
     "UnsupportedModel",
     "UserError",
     "excerpt",
@@ -163,12 +167,25 @@ class DeviceLost(PlatformError):
     """The device stopped answering; the engine must be restarted."""
 
 
+class TransferError(HeadraceError):
+    """A block from a tier or from another engine cannot be taken. It is a miss: its tokens are computed."""
+
+
 class Overloaded(HeadraceError):
     """The waiting queue is full."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class RateLimited(HeadraceError):
+    """A client's key has used up one of its limits: `kind` is `requests`, `tokens` or `concurrency`. An infinite
+    `retry_after` says that the request is larger than the limit ever allows."""
+
+    def __init__(self, message: str, kind: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.kind, self.retry_after = kind, retry_after
 
 
 class EngineDead(HeadraceError):

@@ -221,7 +221,7 @@ class LLM:
         encoders = Encoders(self.tokenizer.encode, self.tokenizer.encode_plain)
         job = score_job(pairs, self._name(), ScoreOptions(method, instruction, prompts=True), self.info, encoders)
         answers = self._answer_jobs(job.requests, "documents", progress)
-        return job.scores([PairAnswer.of(one.outputs[0].pooled, one.prompt_logprobs) for one in answers])
+        return job.scores([PairAnswer(one.outputs[0].pooled, one.scores) for one in answers])
 
     def run(
         self,

@@ -38,7 +38,9 @@ class Option:
     def flag(self) -> str:
         """The command-line option."""
         flag = self.name.replace("_", "-")
-        return f"--no-{flag}" if self.is_switch else f"--{flag.removesuffix('s')}" if self.is_mapping else f"--{flag}"
+        if self.is_switch:
+            return f"--no-{flag}" if self.info.default else f"--{flag}"
+        return f"--{flag.removesuffix('s')}" if self.is_mapping else f"--{flag}"
 
     @property
     def kinds(self) -> tuple[Any, ...]:
@@ -62,7 +64,7 @@ class Option:
 
     @property
     def is_switch(self) -> bool:
-        """True for an option that is on by default and can only be turned off on the command line."""
+        """True for an option that is on or off; its flag turns it to what is not the default."""
         return self.info.annotation is bool
 
     @property

@@ -96,6 +96,11 @@ class Request:
     """Tokens that the output may not hold one behind the other: `params.bad_words`, encoded."""
     pooling: Pooling | None = None
     """The answer is the prompt's hidden states, pooled; nothing is generated (`params.max_tokens` is 0)."""
+    whole: bool = False
+    """Its caller reads the answer as a whole: one delta, at the end."""
+    rivals: tuple[int, ...] = ()
+    """Tokens whose logprobs are wanted in the place of the prompt's token `params.prompt_logprobs_start`, besides
+    its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,8 @@ class Delta:
     """The error is the request's own: what it asked for left nothing to sample."""
     embedding: bytes | None = None
     """With the end of a request with `pooling`: float32 [hidden], little-endian."""
+    rivals: list[float] | None = None
+    """The logprobs of the request's rivals; set with `prompt_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +300,7 @@ class StepPlan:
     slots: Ints
     """[S]; row of the device's token history."""
     rows: Ints
-    """[R]; index into T of the tokens whose logits are needed, ascending."""
+    """[R]; index into T of the tokens whose logits are needed, in their order; a token may stand several times."""
     row_seq: Ints
     """[R]; index into S."""
     row_target: Ints

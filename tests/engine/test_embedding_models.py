@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from embedding_harness import reference
 from gguf import GGMLQuantizationType
 from gguf_export import export
 from server_harness import VOCAB, make_model
-from tiny_models import make
+from tiny_models import make, reference_logits, save
+from tokenizers import AddedToken, Tokenizer
 from transformers import AutoModelForSequenceClassification
 
 from headrace import LLM, SamplingParams
@@ -144,10 +146,34 @@ def test_a_head_of_classes(tmp_path: Path, tokenizer: Path, labels: int) -> None
 
 
 def test_yes_or_no_by_the_next_token(tmp_path: Path) -> None:
-    """Two letters stand for the words: a byte vocabulary has no word of one token."""
     make_model(tmp_path)
     with LLM(str(tmp_path), **OPTIONS) as llm, pytest.raises(InvalidRequest, match="'yes' is 3 tokens"):
         llm.score("a", "b", method="yes_no")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in ("yes", "no")])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    documents = [*TEXTS[:2], "</s>"]
+    model = save("llama", tmp_path, vocab_size=VOCAB + 2, max_position_embeddings=1024)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        found = llm.score("who?", documents, method="yes_no", instruction="Find.")
+        assert llm.score("who?", TEXTS[0], method="yes_no", instruction="Find.") == found[:1]
+        whole = list(map(partial(asked, llm, "Find.", "who?"), documents))
+    rows = [reference_logits(model, ids)[-1] for ids in whole]
+    assert found == pytest.approx([float((row[VOCAB] - row[VOCAB + 1]).sigmoid()) for row in rows], abs=1e-3)
+    assert len(set(found)) == len(found)
+
+
+def asked(llm: LLM, instruction: str, query: str, document: str) -> list[int]:
+    """The prompt of Qwen3-Reranker's model card. What the document holds is text, special tokens too."""
+    head = (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    )
+    body = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: "
+    tail = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    letters = [token for letter in document for token in llm.tokenizer.encode(letter, add_special_tokens=False)]
+    first, last = (llm.tokenizer.encode(part, add_special_tokens=False) for part in (head + body, tail))
+    return [*first, *letters, *last]
 
 
 def test_gguf_pooling(tmp_path: Path) -> None:

@@ -19,6 +19,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt", metavar="TEXT", help="answer this in the terminal first, then go on serving")
     parser.add_argument("--accept-terms", action="store_true", help="accept the terms of a model that has some")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would happen, without loading weights; exit with 2 if it would fail",
+    )
     add_server_options(parser)
     add_engine_options(parser)
 
@@ -31,7 +36,16 @@ def prepare() -> EngineProcessHandle:
 
 def run(args: argparse.Namespace) -> int:
     config = build_config(args)
+    if args.dry_run:
+        from headrace.cli.serve_plan import show_serve_plan
+
+        set_up_logging(quiet=True)
+        return show_serve_plan(config)
     set_up_logging()
+    if config.server.log_format == "json":
+        from headrace.log_format import use_json
+
+        use_json()
     path = fetch_model(args.model, args.accept_terms)
     scheduler = config.scheduler.with_draft_model(lambda name: fetch_model(name, args.accept_terms))
     config = config.model_copy(update={"scheduler": scheduler})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headrace.client.speculation_choice import SpeculationChoice
 from headrace.embedding_facts import NO_EMBEDDINGS, EmbeddingFacts, Pooling
@@ -21,6 +21,7 @@ __all__ = [
     "LogprobEntry",
     "ModelInfo",
     "Output",
+    "PromptScores",
     "Usage",
 ]
 
@@ -52,6 +53,13 @@ class GenerateRequest:
     extends: str = ""
     """Id of an open request whose tokens this prompt goes on with. If it is not open any more, nothing changes but
     what must be computed."""
+    whole: bool = False
+    """The answer comes in one piece, at its end, unless the client must look for stop strings."""
+    since: float | None = None
+    """Monotonic seconds: the place in the queue is that of a request which came then. None: now."""
+    rivals: tuple[int, ...] | None = None
+    """Tokens to score in the place of the prompt's token `prompt_logprobs_start`, besides its own: at most
+    `ModelInfo.rivals`. Not None: the output has `scores` instead of `prompt_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,14 @@ class Usage:
     """Drafts of speculative decoding that became tokens of the output, so far and for all choices."""
     rejected_drafts: int = 0
     """Drafts that were verified in vain; they are in no other count."""
+
+
+class PromptScores(NamedTuple):
+    """Logprobs alone, for requests that need nothing else."""
+
+    own: list[float]
+    """Of the prompt's tokens from `prompt_logprobs_start` on; 0 for the first token of all."""
+    rivals: list[float]
 
 
 @dataclass(slots=True)
@@ -110,6 +126,8 @@ class Output:
     them."""
     embedding: bytes | None = None
     """The pooled hidden states of a request with `pooling`: float32 [hidden], little-endian."""
+    scores: PromptScores | None = None
+    """Set in the first piece if the request has `rivals`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +144,8 @@ class ModelInfo:
     kv_tokens: int | None = None
     """Tokens that fit in the KV cache. A sequence with its output, except the last token, must fit. None: unknown."""
     embedding: EmbeddingFacts = NO_EMBEDDINGS
+    rivals: int = 0
+    """The most `rivals` of a request."""
 
     def room(self, prompt_tokens: int) -> int:
         """The number of tokens that may follow a prompt, by context and cache; below 1 if not even one may."""

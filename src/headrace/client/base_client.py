@@ -17,6 +17,7 @@ from headrace.client.bad_words import bad_word_ids
 from headrace.client.inquiry import Inquiry
 from headrace.client.request_outputs import RequestOutputs, TextTokenizer
 from headrace.client.speculation_choice import PREDICTED, check_method
+from headrace.client.stop_tokens import StopTokens
 from headrace.client.validate import validated
 from headrace.config import Config
 from headrace.engine.stats import EngineStats, EngineView
@@ -63,6 +64,8 @@ class _Stream:
         self.outputs = RequestOutputs(request, tokenizer, arrival)
         self.changed = asyncio.Event()
         self.error: HeadraceError | None = None
+        self.extended = ""
+        """The engine's id of the request that it extends."""
 
     def child(self, index: int) -> str:
         # The number distinguishes a request from an earlier one with the same id, whose last tokens may still arrive.
@@ -107,6 +110,7 @@ class BaseClient:
             self._created,
             engine.kv_tokens,
             engine.embedding,
+            engine.most_rivals,
         )
 
     @property
@@ -115,6 +119,10 @@ class BaseClient:
         if self._engine is None:
             raise EngineDead("the engine has not been started")
         return self._engine
+
+    @cached_property
+    def _stop_tokens(self) -> StopTokens:
+        return StopTokens(self._tokenizer, self.engine_info.vocab_size)
 
     @cached_property
     def _end_token_ids(self) -> tuple[int, ...]:
@@ -215,19 +223,24 @@ class BaseClient:
         if params.max_tokens == 0 and params.prompt_logprobs is None and request.pooling is None:
             stream.outputs.echo_only()
             return
+        # The engine closes it in any case, once it has the request.
+        stream.extended = self._kept.pop(request.extends, "")
         seed = secrets.randbits(64) if params.seed is None else params.seed
         children = [(stream.child(i), (seed + i) % 2**64) for i in range(params.n)]
         for index, (child, _) in enumerate(children):
             self._children[child] = (stream, index)
-        # The client finds stop strings, not the engine.
-        alone = replace(params, n=1, stop=(), bad_words=())
+        # The client finds stop strings; where the engine can, it ends the sequence at the same token.
+        stops = self._stop_tokens.of(params)
+        for choice in stream.outputs.choices:
+            choice.completing = frozenset(stops or ()).difference(params.stop_token_ids, self._end_token_ids)
+        alone = replace(params, n=1, stop=(), bad_words=(), stop_token_ids=params.stop_token_ids + (stops or ()))
         core = Request(
             id=request.id,
             prompt=request.prompt,
             params=alone,
             eos_token_ids=self._end_token_ids,
             priority=request.priority,
-            arrival=stream.arrival,
+            arrival=stream.arrival if request.since is None else min(request.since, stream.arrival),
             salt=request.salt,
             adapter=request.adapter,
             constraint=request.constraint,
@@ -235,9 +248,11 @@ class BaseClient:
             max_drafts=0 if request.pooling else request.speculation.max_tokens,
             predicted_only=request.speculation.method == PREDICTED,
             keep=request.keep and params.n == 1,
-            extends=self._kept.get(request.extends, ""),
             bad_words=request.bad_words,
             pooling=request.pooling,
+            extends=stream.extended,
+            rivals=request.rivals or (),
+            whole=request.whole and stops is not None,
         )
         self._send_soon(Add(core, children))
 
@@ -265,7 +280,7 @@ class BaseClient:
     def _abort_choices(self, stream: _Stream, indices: list[int]) -> None:
         ids = [child for i in indices if self._children.pop(child := stream.child(i), None)]
         if ids:
-            self._send_now(Abort(ids))
+            self._send_now(Abort([*ids, stream.extended] if stream.extended else ids))
 
     def _receive(self, event: Event) -> None:
         """Handle events about requests and stats. Subclasses handle the other events."""
@@ -298,6 +313,8 @@ class BaseClient:
             found = self._children.pop(child, None)
             if found is not None:
                 found[0].fail(from_wire(event.error))
+                if found[0].extended:
+                    self._send_now(Abort([found[0].extended]))
 
     def _fail_all(self, error: HeadraceError) -> None:
         """Fail all open requests with `error`, because the engine was lost."""

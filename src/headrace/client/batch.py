@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.client.api import EngineClient, GenerateRequest, LogprobEntry, Output, Usage
+from headrace.client.api import EngineClient, GenerateRequest, LogprobEntry, Output, PromptScores, Usage
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest
 from headrace.structured_outputs import StructuredOutputs
 
@@ -47,6 +47,8 @@ class RequestOutput:
     outputs: list[Completion]
     prompt_logprobs: list[LogprobEntry] | None = None
     usage: Usage | None = None
+    scores: PromptScores | None = None
+    """Of a request with `rivals`."""
 
 
 class SequenceLimiter:
@@ -174,4 +176,5 @@ def _extend(answer: RequestOutput, output: Output) -> None:
     choice.finish_reason, choice.stop_reason, choice.error = output.finish_reason, output.stop_reason, output.error
     choice.pooled = output.embedding or choice.pooled
     answer.prompt_logprobs = answer.prompt_logprobs or output.prompt_logprobs
+    answer.scores = answer.scores or output.scores
     answer.usage = output.usage or answer.usage

@@ -39,7 +39,7 @@ class EngineProcess:
         self._process, self._channel = started.process, Channel(started.link)
         self._ready = False
         self._open = True
-        started.configure(config.model_dump_json(exclude={"server"}))
+        started.configure(config.for_engine())
         self._loop.add_reader(self._channel.fileno(), self.drain)
         # Also if no caller has closed it.
         self._discard = weakref.finalize(self, _discard, self._process, self._channel)

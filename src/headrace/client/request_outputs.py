@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from headrace.client.api import GenerateRequest, LogprobEntry, Output, Usage
+from headrace.client.api import GenerateRequest, LogprobEntry, Output, PromptScores, Usage
 from headrace.client.stops import StopFinder, StopMatch
 from headrace.types import Delta, FinishReason, TokenLogprobs
 
@@ -58,6 +58,8 @@ class ChoiceBuilder:
         """Generated tokens, including the one that completed a stop."""
         self.accepted = self.rejected = 0
         """Drafts."""
+        self.completing: frozenset[int] = frozenset()
+        """Tokens at which the engine ends the sequence because their text completes a stop string."""
         self._index = index
         self._request = request
         self._params = params
@@ -107,7 +109,11 @@ class ChoiceBuilder:
     def _start(self, out: Output, delta: Delta) -> None:
         self._started = True
         count = self._params.prompt_logprobs
-        if count is not None and delta.prompt_logprobs is not None:
+        if self._request.rivals is not None and delta.prompt_logprobs is not None:
+            scored = delta.prompt_logprobs[self._params.prompt_logprobs_start :]
+            own = [0.0 if entry is None else _finite(entry.logprob) for entry in scored]
+            out.scores = PromptScores(own, [_finite(value) for value in delta.rivals or ()])
+        elif count is not None and delta.prompt_logprobs is not None:
             prompt = self._request.prompt
             out.prompt_logprobs = [
                 self._unscored(token) if entry is None else self._entry(entry, count)
@@ -122,7 +128,8 @@ class ChoiceBuilder:
     def _text(self, token: int, ends: bool) -> str:
         """The text of a token. A token that ended the sequence has none, unless the caller includes stops in the
         output."""
-        return self._stream.push(token) if not ends or self._params.include_stop_str_in_output else ""
+        hidden = ends and token not in self.completing and not self._params.include_stop_str_in_output
+        return "" if hidden else self._stream.push(token)
 
     def _push_text(self, out: Output, piece: str) -> bool:
         """Add text. True if a stop string ended the choice. Stops are ignored before min_tokens."""
@@ -252,3 +259,5 @@ def _merge(into: Output, out: Output) -> None:
         into.queue_time = out.queue_time
     if into.prompt_logprobs is None:
         into.prompt_logprobs = out.prompt_logprobs
+    if into.scores is None:
+        into.scores = out.scores

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
-from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo
+from headrace.client.api import GenerateRequest, ModelInfo, PromptScores
 from headrace.client.embedding_jobs import EmbeddingOptions, Encode, embedding_request, vector_of
 from headrace.embedding_facts import EmbeddingFacts, cosine, head_outputs
 from headrace.errors import ContextOverflow, InvalidRequest
@@ -62,12 +62,7 @@ class PairAnswer(NamedTuple):
     """The parts of an engine's answer that scores are made of."""
 
     embedding: bytes | None
-    logprob: float | None
-    """Of the last token of the prompt."""
-
-    @staticmethod
-    def of(embedding: bytes | None, entries: Sequence[LogprobEntry] | None) -> PairAnswer:
-        return PairAnswer(embedding, entries[-1].logprob if entries else None)
+    scores: PromptScores | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +75,8 @@ class ScoreJob:
 
     @property
     def tokens(self) -> int:
-        """The tokens of all texts; a prompt that is scored with two answers counts once."""
-        return sum(len(request.prompt) for request in self.requests[:: 2 if self.method == "yes_no" else 1])
+        """The tokens of all texts."""
+        return sum(len(request.prompt) for request in self.requests)
 
 
 Pairs = Sequence[tuple[str, str]]
@@ -179,17 +174,20 @@ def _head_score(pooled: bytes, facts: EmbeddingFacts, labels: Sequence[str]) -> 
 
 
 def _by_answer(pairs: Pairs, options: ScoreOptions, info: ModelInfo, encoders: Encoders) -> ScoreJob:
-    """The probability of yes against no. Both are scored behind one prompt, which is computed once."""
+    """The probability of yes against no: both are scored behind one prompt."""
+    if not info.rivals:
+        message = "`method` yes_no needs steps of two tokens: serve with a larger --max-num-batched-tokens"
+        raise InvalidRequest(message, "method", "unsupported_value")
     yes, no = (_word(encoders.encode, word) for word in (_YES, _NO))
     requests = []
     for pair in pairs:
         prompt = _asked(options, info, encoders, *pair)
         params = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=len(prompt))
-        requests += [GenerateRequest("", (*prompt, word), params) for word in (yes, no)]
+        requests.append(GenerateRequest("", (*prompt, yes), params, rivals=(no,)))
 
     def scores(answers: Sequence[PairAnswer]) -> list[float]:
-        values = [answer.logprob or 0.0 for answer in answers]
-        return [_sigmoid(a - b) for a, b in zip(values[::2], values[1::2], strict=True)]
+        found = [answer.scores for answer in answers if answer.scores is not None]
+        return [_sigmoid(one.own[0] - one.rivals[0]) for one in found]
 
     return ScoreJob("yes_no", requests, scores)
 

@@ -35,6 +35,7 @@ class EngineLimits(Protocol):
 
     @property
     def embedding(self) -> EmbeddingFacts: ...
+    def most_rivals(self) -> int: ...
 
 
 def validated(request: GenerateRequest, limits: EngineLimits, ends: Collection[int] = ()) -> GenerateRequest:
@@ -48,6 +49,7 @@ def validated(request: GenerateRequest, limits: EngineLimits, ends: Collection[i
     params = request.params
     _check_tokens(params, limits.vocab_size)
     _check_scored(params, len(request.prompt))
+    _check_rivals(request, limits)
     if params.max_tokens is None:
         room = min(limits.max_model_len - len(request.prompt), limits.kv_tokens + 1 - len(request.prompt))
         params = replace(params, max_tokens=max(1, room))
@@ -123,6 +125,18 @@ def _check_scored(params: SamplingParams, prompt: int) -> None:
     if start >= prompt:
         message = f"`{name}` {start} must be below the number of prompt tokens, which is {prompt}"
         raise InvalidRequest(message, name, "invalid_value")
+
+
+def _check_rivals(request: GenerateRequest, limits: EngineLimits) -> None:
+    if request.rivals is None:
+        return
+    if request.params.prompt_logprobs is None or (request.rivals and not request.params.prompt_logprobs_start):
+        message = "`rivals` needs `prompt_logprobs`, and `prompt_logprobs_start` as their place"
+        raise InvalidRequest(message, "rivals", "invalid_value")
+    if len(request.rivals) > limits.most_rivals:
+        message = f"`rivals` has {len(request.rivals)} tokens, but a request may have at most {limits.most_rivals}"
+        raise InvalidRequest(message, "rivals", "invalid_value")
+    check_ids(request.rivals, limits.vocab_size, "rivals")
 
 
 def _check_min_tokens(params: SamplingParams, ends: Collection[int]) -> None:

@@ -10,7 +10,16 @@ from headrace.core.sequence import Ending, Sequence
 from headrace.core.slots import Slots
 from headrace.types import Delta, SchedulerStats, StepResult, TokenLogprobs
 
-__all__ = ["about_prompt", "append", "append_forced", "emit", "merged", "scheduler_stats", "token_logprobs"]
+__all__ = [
+    "about_prompt",
+    "append",
+    "append_forced",
+    "emit",
+    "merged",
+    "scheduler_stats",
+    "score_prompt",
+    "token_logprobs",
+]
 
 
 def scheduler_stats(
@@ -50,6 +59,19 @@ def token_logprobs(result: StepResult, row: int, token: int, count: int) -> Toke
         ids, values = result.top_ids[row, :count].tolist(), result.top_logprobs[row, :count].tolist()
         top = tuple(zip(ids, values, strict=True))
     return TokenLogprobs(token, float(result.logprobs[row]), int(result.ranks[row]), top)
+
+
+def score_prompt(seq: Sequence, position: int, rivals: Collection[int], row: int, result: StepResult) -> int:
+    """Keep the logprob of the prompt's token behind a position, and those of its rivals, whose rows are the next.
+    Returns the row behind them."""
+    assert seq.prompt_logprobs is not None
+    assert result.logprobs is not None
+    count = seq.params.prompt_logprobs or 0
+    seq.prompt_logprobs.append(token_logprobs(result, row, seq.tokens[position + 1], count))
+    end = row + 1 + len(rivals)
+    if rivals:
+        seq.rivals = [float(value) for value in result.logprobs[row + 1 : end]]
+    return end
 
 
 def append(seq: Sequence, token: int) -> None:
@@ -107,7 +129,7 @@ def emit(seq: Sequence, index: int, row: int, result: StepResult) -> Delta:
 def about_prompt(delta: Delta, seq: Sequence) -> None:
     """Add to the first delta of a sequence what it tells of its prompt."""
     delta.first_scheduled = seq.first_scheduled
-    delta.prompt_logprobs = seq.prompt_logprobs
+    delta.prompt_logprobs, delta.rivals = seq.prompt_logprobs, seq.rivals
     if seq.pool is not None and delta.error is None:
         delta.embedding = seq.pool.embedding
 

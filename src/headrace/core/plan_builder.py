@@ -98,6 +98,8 @@ class PrefillChunk:
     """The number of drafts for which the device had room."""
     token: int = 0
     """Its first token in the plan."""
+    rivals: tuple[int, ...] = ()
+    """Tokens that are scored in the place of the first one that this chunk scores, in rows behind that one's."""
 
     @property
     def stop(self) -> int:
@@ -119,7 +121,16 @@ class PrefillChunk:
 
     @property
     def num_rows(self) -> int:
-        return self.score_to - self.score_from + self.samples * (1 + len(self.drafts))
+        return self.score_to - self.score_from + len(self.rivals) + self.samples * (1 + len(self.drafts))
+
+    def scored(self) -> tuple[Ints, Ints]:
+        """Of each row that scores a known token: the position, and the token after it."""
+        places = np.arange(self.score_from, self.score_to, dtype=np.int32)
+        targets = self.seq.array(self.score_from + 1, self.score_to + 1)
+        if self.rivals:
+            places = np.insert(places, 1, [self.score_from] * len(self.rivals))
+            targets = np.insert(targets, 1, self.rivals)
+        return places, targets
 
 
 class ConstrainedRow(NamedTuple):
@@ -260,7 +271,7 @@ def _special_chunks(chunks: list[PrefillChunk], slots: Slots) -> list[Constraine
     for chunk in chunks:
         own = slots.constraints[chunk.seq.slot]
         if chunk.samples and own is not None:
-            first = chunk.row + chunk.score_to - chunk.score_from
+            first = chunk.row + chunk.score_to - chunk.score_from + len(chunk.rivals)
             states = chunk.draft_states or [(own, NO_TOKEN)] * (1 + len(chunk.drafts))
             found += [
                 ConstrainedRow(first + at, chunk.end + at, state, chunk.seq, chunk.epoch, target)
@@ -305,9 +316,9 @@ def _add_chunks(
         positions.append(where)
         mapping.append(table[seq.slot, where // block_size] * block_size + where % block_size)
         chunk.row, chunk.token = row, at
-        scored = np.arange(chunk.score_from, chunk.score_to, dtype=np.int32)
+        scored, wanted = chunk.scored()
         rows.append(scored + (at - start))
-        targets.append(seq.array(chunk.score_from + 1, chunk.score_to + 1))
+        targets.append(wanted)
         sampled.append(scored + 1)
         if chunk.samples:
             after = np.arange(chunk.end, stop + 1, dtype=np.int32)

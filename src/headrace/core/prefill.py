@@ -105,13 +105,20 @@ class Prefill:
         known = seq.to_compute
         end = min(known, start + budget)
         score_from = max(start, seq.unscored)
+        rivals = seq.rivals_at(score_from, end)
+        if len(rivals) > budget - (end - start):
+            # Their rows need as much room as tokens: they come with the next step's chunk, which begins with them.
+            end, rivals = max(start, min(end, score_from)), ()
+            if end == start:
+                self._slots.computed[seq.slot] = start
+                return 0
         score_to = max(score_from, min(end, seq.to_score))
         if score_to > score_from:
             seq.scored = score_to
         if seq.pool is not None:
             seq.pool.planned = max(seq.pool.planned, end)
         samples = end == known < seq.end and seq.ending is None
-        chunks.append(PrefillChunk(seq, seq.epoch, start, end, score_from, score_to, samples))
+        chunks.append(PrefillChunk(seq, seq.epoch, start, end, score_from, score_to, samples, rivals=rivals))
         self._slots.computed[seq.slot] = end
         self._cache.publish(seq, end, step)
-        return end - start
+        return end - start + len(rivals)

@@ -15,7 +15,7 @@ from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import Matcher
 from headrace.core.open_sequences import OpenSequences
-from headrace.core.outcome import about_prompt, append, append_forced, emit, merged, scheduler_stats, token_logprobs
+from headrace.core.outcome import about_prompt, append, append_forced, emit, merged, scheduler_stats, score_prompt
 from headrace.core.plan_builder import Decodes, PrefillChunk, StepExtras, StepRecord, build, complete
 from headrace.core.prefill import Prefill
 from headrace.core.running import RunningSequences
@@ -334,12 +334,10 @@ class Scheduler:
             if tokens[row] == NOT_FINITE:
                 return [self._without_token(seq, NOT_FINITE)]
             if position < seq.prompt_len - 1:
-                assert seq.prompt_logprobs is not None
-                count = seq.params.prompt_logprobs or 0
-                seq.prompt_logprobs.append(token_logprobs(result, row, seq.tokens[position + 1], count))
+                row = score_prompt(seq, position, chunk.rivals if position == chunk.score_from else (), row, result)
             else:
                 found.append(self._take_row(seq, position + 1, row, tokens[row], result))
-            row += 1
+                row += 1
         if chunk.samples:
             found += self._take_sampled(chunk, row, tokens, result)
         elif chunk.end == seq.end:

@@ -100,6 +100,8 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     pool: Pool | None = None
     """The pooled hidden states, if they are the answer."""
+    rivals: list[float] | None = None
+    """The logprobs of the request's rivals."""
     passed: int = 0
     """The number of times that another sequence has overtaken this one at the front of the queue."""
     estimate: int = 0
@@ -164,6 +166,11 @@ class Sequence:
         if self.params.logprobs is not None and len(self.tokens) > self.emitted:
             return len(self.tokens) - 1
         return 0 if self.prompt_logprobs is None else self.prompt_len - 1
+
+    def rivals_at(self, score_from: int, end: int) -> tuple[int, ...]:
+        """The rivals that a chunk up to `end` scores, if it begins to score at `score_from`."""
+        at = self.params.prompt_logprobs_start - 1
+        return self.request.rivals if self.rivals is None and score_from == at < end else ()
 
     @property
     def reusable(self) -> int:

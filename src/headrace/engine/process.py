@@ -37,6 +37,7 @@ from headrace.engine.wire import (
 )
 from headrace.environment import read_environment
 from headrace.errors import ConfigError, HeadraceError
+from headrace.log_format import use_json
 
 __all__ = ["BEAT_INTERVAL", "main"]
 
@@ -80,7 +81,10 @@ def _run(channel: Channel, pulse: StallClock, build: Build | None) -> int:
         text = sys.stdin.buffer.read()
         if not text:  # The parent doesn't need the engine any more, or has exited.
             return 0
-        engine = chosen(Config.model_validate_json(text), _throttled(send))
+        config = Config.model_validate_json(text)
+        if config.server.log_format == "json":
+            use_json("engine")
+        engine = chosen(config, _throttled(send))
     except Exception as error:
         if not isinstance(as_ours(error), HeadraceError):
             _log.exception("the engine could not load")

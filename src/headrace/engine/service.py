@@ -10,6 +10,7 @@ from typing import Protocol
 
 from headrace.config import Config
 from headrace.engine.core_loop import EngineCore
+from headrace.engine.whole_answers import WholeAnswers
 from headrace.engine.wire import (
     Abort,
     Add,
@@ -81,12 +82,12 @@ class StallClock:
 
 def serve(core: EngineCore, receive: Receive, send: Send, pulse: StallClock) -> None:
     """Run until Shutdown. Raises DeviceLost after a Failed event has been sent."""
-    wait = 0.0
+    wait, whole = 0.0, WholeAnswers()
     while True:
         for command in receive(wait):
             if isinstance(command, Shutdown):
                 return
-            _handle(core, command, send)
+            _handle(core, command, send, whole)
         busy = core.has_work()
         pulse.beat(busy)
         if not busy:
@@ -99,22 +100,26 @@ def serve(core: EngineCore, receive: Receive, send: Send, pulse: StallClock) -> 
             raise
         pulse.beat(busy)
         for ids, reason in core.take_refused():
+            whole.forget(ids)
             send(Refused(ids, to_wire(reason)))
-        if deltas:
-            send(Deltas(deltas))
+        passed = whole.pass_on(deltas)
+        if passed:
+            send(Deltas(passed))
         # If nothing runs and no work can be scheduled, wait for a command instead of using the processor.
         wait = 0.0 if core.in_flight or deltas else _STUCK
 
 
-def _handle(core: EngineCore, command: Command, send: Send) -> None:
+def _handle(core: EngineCore, command: Command, send: Send, whole: WholeAnswers) -> None:
     if isinstance(command, Add):
-        _add(core, command, send)
+        _add(core, command, send, whole)
     elif isinstance(command, AddAll):
         for one in command.adds:
-            _add(core, one, send)
+            _add(core, one, send, whole)
     elif isinstance(command, Abort):
+        whole.forget(command.ids)
         core.abort(command.ids)
     elif isinstance(command, Finish):
+        whole.forget([command.id])
         core.finish(command.id)
     elif isinstance(command, Park):
         core.park(command.id)
@@ -124,11 +129,13 @@ def _handle(core: EngineCore, command: Command, send: Send) -> None:
         send(ViewReply(command.number, core.view()))
 
 
-def _add(core: EngineCore, command: Add, send: Send) -> None:
+def _add(core: EngineCore, command: Add, send: Send, whole: WholeAnswers) -> None:
     request = command.request
     children = [replace(request, id=i, params=replace(request.params, seed=s)) for i, s in command.children]
     try:
         core.add(children)
+        if request.whole:
+            whole.begin(child.id for child in children)
     except HeadraceError as error:
         send(Refused([child.id for child in children], to_wire(error)))
     except Exception as error:

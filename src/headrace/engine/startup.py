@@ -38,7 +38,7 @@ from headrace.speculation.loading import make as make_drafter
 from headrace.speculation.model_speculator import ModelSpeculator
 from headrace.speculation.speculator import Speculator
 
-__all__ = ["Engine", "build_engine", "build_on", "busy_seconds"]
+__all__ = ["Engine", "build_engine", "build_on", "busy_seconds", "check_devices", "find_drafts", "resolve_on"]
 
 _log = logging.getLogger(__name__)
 _NEEDED = frozenset({"all_reduce", "all_gather"})
@@ -96,9 +96,7 @@ def build_engine(config: Config, progress: Progress, follower: tuple[str, ...] =
     checkpoint.facts(Shard(0, size))
     platform, why = discover().select_platform(config.device.platform)
     _log.info("platform %s", why)
-    followers = Followers(
-        config.model_dump_json(exclude={"server"}), size, lambda rank: _device_index(platform, config, rank), follower
-    )
+    followers = Followers(config.for_engine(), size, lambda rank: _device_index(platform, config, rank), follower)
     device: Device | None = None
     try:
         device = open_rank(platform, config, config.device.index, 0, followers.rendezvous)
@@ -125,13 +123,12 @@ def build_on(
     followers = followers or Followers("", 1, lambda rank: 0)
     # Unknown names are refused before anything is loaded.
     make_backend = find_backend(config.model.grammar_backend)
-    found = find_draft(config, checkpoint, device)
-    block, head = find_block_draft(config, checkpoint, device), find_head(config, checkpoint, device)
-    if found is None and block is None and head is None:
-        find_drafter(_method(config))
-    resolved, reasons = _resolve(
+    found, block, head = find_drafts(config, checkpoint, device)
+    resolved, reasons = resolve_on(
         config, checkpoint, device, f"{platform} device {config.device.index}", followers.size, found or block or head
     )
+    for reason in reasons:
+        _log.info("%s", reason)
     progress("ranks", 0.0)
     followers.await_all(Opened)
     sizes = _sizes(resolved)
@@ -192,7 +189,19 @@ def busy_seconds(device: Device) -> Callable[[], float] | None:
     return None if found is None else found.busy_seconds
 
 
-def _resolve(
+def find_drafts(
+    config: Config, checkpoint: Checkpoint, device: Device
+) -> tuple[DraftCheckpoint | None, BlockDraft | None, HeadSource | None]:
+    """What drafts: at most one of them, compared with the target; none for a drafter that works on the host. Raises
+    ConfigError for an unknown method, and what opening a checkpoint raises."""
+    found = find_draft(config, checkpoint, device)
+    block, head = find_block_draft(config, checkpoint, device), find_head(config, checkpoint, device)
+    if found is None and block is None and head is None:
+        find_drafter(_method(config))
+    return found, block, head
+
+
+def resolve_on(
     config: Config,
     checkpoint: Checkpoint,
     device: Device,
@@ -213,8 +222,6 @@ def _resolve(
     resolved, reasons = resolve(config, capabilities, checkpoint.facts(Shard(0, size)), free, name, beside)
     if size > 1:
         reasons.append(f"{size} ranks, each with its part of every layer")
-    for reason in reasons:
-        _log.info("%s", reason)
     return resolved, reasons
 
 
@@ -257,6 +264,7 @@ def _engine_info(
         num_blocks=resolved.num_blocks,
         max_num_seqs=resolved.max_num_seqs,
         reasons=tuple(reasons),
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
     )
 
 
@@ -275,6 +283,12 @@ def _check_room(platform: Platform, device: Device, config: Config) -> None:
             f"tensor_parallel_size {size}: platform {platform.name} has no {' and no '.join(missing)} between ranks: "
             "leave it out"
         )
+    check_devices(platform, device, config)
+
+
+def check_devices(platform: Platform, device: Device, config: Config) -> None:
+    """Raises ConfigError for a platform with fewer devices than ranks."""
+    size, capabilities = config.parallel.tensor_parallel_size, device.capabilities()
     first, count = config.device.index, len(platform.devices())
     if not capabilities.host_memory and first + size > count:
         raise ConfigError(

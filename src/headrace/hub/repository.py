@@ -18,7 +18,7 @@ from headrace.errors import ModelNotFound
 from headrace.hub.fetching import Progress
 from headrace.hub.model_reference import Repository
 
-__all__ = ["fetch_repository"]
+__all__ = ["cached_repository", "fetch_repository"]
 
 _log = logging.getLogger(__name__)
 _SETTINGS = frozenset(
@@ -49,7 +49,7 @@ def fetch_repository(wanted: Repository, progress: Progress, endpoint: str | Non
         try:
             return _fetch(wanted, progress, endpoint)
         except unreachable as error:
-            found = _cached(wanted)
+            found = cached_repository(wanted)
             if found is None:
                 raise
             _log.warning("%s: the hub cannot be reached (%s); the cached copy is used", wanted.id, _first_line(error))
@@ -142,7 +142,7 @@ def _store_revision(wanted: Repository, folder: Path) -> None:
     reference.write_text(folder.name)
 
 
-def _cached(wanted: Repository) -> Path | None:
+def cached_repository(wanted: Repository) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     name = wanted.file or "config.json"

@@ -114,7 +114,11 @@ class PlanReply:
 class PlanRunner(Protocol):
     """A backend that may run whole plans."""
 
-    runs_plans: bool
+    runs_plans: bool | None
+    """None: that is not known yet."""
+
+    async def find_plans(self) -> bool:
+        """Find out whether it does."""
 
     async def run_plan(
         self,
@@ -124,8 +128,8 @@ class PlanRunner(Protocol):
         seed: int | None,
         on_text: Callable[[str, tuple[int, ...], str], None] | None,
         on_value: Callable[[str, tuple[int, ...], Any], None] | None,
-    ) -> PlanReply:
-        """Run a checked plan. Cancelling ends the run."""
+    ) -> PlanReply | None:
+        """Run a checked plan. None: it runs no plans. Cancelling ends the run."""
 
 
 class ModelSource(Protocol):

@@ -1,21 +1,34 @@
-"""Runs plans: operation by operation, the branches of a fork at the same time."""
+"""Runs plans: operation by operation; at the same time the branches of a fork, and what does not depend on one
+another."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
-import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from headrace.errors import HeadraceError, ProgramError, excerpt
-from headrace.lang.backend import Backend, Generated, RunScope, TokenCounts
+from headrace.lang.backend import Backend, RunScope, TokenCounts
 from headrace.lang.choice_scores import best_choice
 from headrace.lang.conversation import Conversation
-from headrace.lang.operators import MOST_BITS, MOST_NESTING, MOST_SIZE, OPERATORS, as_text, is_deep, is_large
+from headrace.lang.data_flow import DataFlow, run_flow
+from headrace.lang.evaluating import (
+    Path,
+    Scope,
+    entries_to_run,
+    evaluate,
+    holds,
+    name_place,
+    operands_of,
+    parsed,
+    within,
+    written,
+)
+from headrace.lang.operators import MOST_NESTING, MOST_SIZE, is_deep, is_large
 from headrace.lang.plan import (
     CallOp,
     ExprOp,
@@ -23,9 +36,7 @@ from headrace.lang.plan import (
     ForOp,
     GenOp,
     IfOp,
-    Lit,
     NewStateOp,
-    Operand,
     Plan,
     PlanOp,
     Region,
@@ -37,7 +48,6 @@ from headrace.lang.plan import (
     WhileOp,
 )
 from headrace.lang.run_meter import RunMeter
-from headrace.lang.strict_json import parse_json
 from headrace.lang.tool_calls import call_tool
 
 __all__ = ["Interpreter", "NodeReport", "Path", "derived_seed"]
@@ -48,8 +58,6 @@ MOST_OUTPUT = 4 * MOST_SIZE
 _IN_LOOP = 1 << 16
 """Characters and entries. An operator that reads more runs in a thread: others run in the meantime."""
 
-Path = tuple[int, ...]
-"""Numbers of the branches and passes around an operation, outermost first."""
 OnText = Callable[[str, Path, str], None]
 OnValue = Callable[[str, Path, Any], None]
 OnCall = Callable[[str, Path, dict[str, Any]], Awaitable[Any]]
@@ -66,27 +74,6 @@ class NodeReport:
     logprobs: Any = None
     scores: dict[str, float] | None = None
     """Of a select: each choice's score, by the method."""
-
-
-class Scope:
-    """Values by number, in front of those of the region around it."""
-
-    __slots__ = ("outer", "values")
-
-    def __init__(self, outer: Scope | None = None) -> None:
-        self.values: dict[int, Any] = {}
-        self.outer = outer
-
-    def __getitem__(self, number: int) -> Any:
-        scope: Scope | None = self
-        while scope is not None:
-            if number in scope.values:
-                return scope.values[number]
-            scope = scope.outer
-        raise KeyError(number)
-
-    def read(self, operand: Operand) -> Any:
-        return operand.value if isinstance(operand, Lit) else self[operand.id]
 
 
 class Interpreter:
@@ -112,6 +99,7 @@ class Interpreter:
         self._seed = seed
         self._on_text, self._on_value = on_text, on_value
         self._left = plan.limits.tokens
+        self._flow = DataFlow(plan)
         self.usage = TokenCounts()
         self.nodes: list[NodeReport] = []
 
@@ -137,8 +125,12 @@ class Interpreter:
 
     async def _region(self, region: Region, scope: Scope, args: list[Any], path: Path) -> list[Any]:
         scope.values.update(zip(region.args, args, strict=True))
-        for op in region.ops:
-            await self._placed(op, scope, path)
+        flow = self._flow.of(region)
+        if flow is None:
+            for op in region.ops:
+                await self._placed(op, scope, path)
+        else:
+            await run_flow(region.ops, flow, lambda op: self._placed(op, scope, path))
         found = [scope.read(operand) for operand in region.yields]
         if self._keeps is not None:
             ends = {id(one.known) for one in found if isinstance(one, Conversation)}
@@ -151,15 +143,15 @@ class Interpreter:
         try:
             await self._run(op, scope, path)
         except HeadraceError as error:
-            _name_place(error, op, path)
+            name_place(error, op, path)
             raise
 
     async def _run(self, op: PlanOp, scope: Scope, path: Path) -> None:
         values = scope.values
         if isinstance(op, (TextOp, ExprOp, RequireOp, SelectOp, CallOp)):
-            size = await self._meter.add(_read(op, scope))
+            size = await self._meter.add(operands_of(op, scope))
         if isinstance(op, TextOp):
-            values[op.out] = scope[op.state.id].add("".join(_written(scope.read(part)) for part in op.parts))
+            values[op.out] = scope[op.state.id].add("".join(written(scope.read(part)) for part in op.parts))
         elif isinstance(op, RoleBeginOp):
             values[op.out] = scope[op.state.id].begin(op.role)
         elif isinstance(op, RoleEndOp):
@@ -167,29 +159,29 @@ class Interpreter:
         elif isinstance(op, NewStateOp):
             values[op.out] = Conversation()
         elif isinstance(op, ExprOp):
-            work = partial(_evaluate, op, [scope.read(one) for one in op.args])
+            work = partial(evaluate, op, [scope.read(one) for one in op.args])
             values[op.out] = await asyncio.to_thread(work) if size > _IN_LOOP else work()
         elif isinstance(op, RequireOp):
-            if not _holds(scope.read(op.cond)):
+            if not holds(scope.read(op.cond)):
                 raise ProgramError(op.message)
         elif isinstance(op, GenOp):
-            await _within(op.timeout, self._gen(op, scope, path))
+            await within(op.timeout, self._gen(op, scope, path))
         elif isinstance(op, SelectOp):
-            await _within(op.timeout, self._select(op, scope, path))
+            await within(op.timeout, self._select(op, scope, path))
         elif isinstance(op, CallOp):
-            values[op.out] = await _within(op.timeout, self._call(op, scope, path))
+            values[op.out] = await within(op.timeout, self._call(op, scope, path))
         else:
             await self._control(op, scope, path)
 
     async def _control(self, op: ForkOp | IfOp | WhileOp | ForOp, scope: Scope, path: Path) -> None:
         if isinstance(op, IfOp):
-            chosen = op.then if _holds(scope.read(op.cond)) else op.orelse
+            chosen = op.then if holds(scope.read(op.cond)) else op.orelse
             found = await self._region(chosen, Scope(scope), [], path)
         elif isinstance(op, ForkOp):
             found = await self._fork(op, scope, path)
         elif isinstance(op, ForOp):
             found = [scope.read(one) for one in op.init]
-            for index, entry in enumerate(_entries(op, scope)):
+            for index, entry in enumerate(entries_to_run(op, scope)):
                 await self._meter.add(())
                 found = await self._region(op.body, Scope(scope), [entry, index, *found], (*path, index))
         else:
@@ -200,8 +192,8 @@ class Interpreter:
         found = [scope.read(one) for one in op.init]
         for index in range(op.max):
             await self._meter.add(())
-            (holds,) = await self._region(op.cond, Scope(scope), found, (*path, index))
-            if not _holds(holds):
+            (cond,) = await self._region(op.cond, Scope(scope), found, (*path, index))
+            if not holds(cond):
                 break
             found = await self._region(op.body, Scope(scope), found, (*path, index))
         return found
@@ -212,7 +204,7 @@ class Interpreter:
             self._keeps.share(state)
         tasks = [
             asyncio.ensure_future(self._region(op.body, Scope(scope), [state, entry, index], (*path, index)))
-            for index, entry in enumerate(_entries(op, scope))
+            for index, entry in enumerate(entries_to_run(op, scope))
         ]
         try:
             rows = await asyncio.gather(*tasks)
@@ -244,7 +236,7 @@ class Interpreter:
             self._left += granted - min(granted, made.usage.completion_tokens)
         self.usage.add(made.usage)
         self.nodes.append(NodeReport(op.name, path, made.finish_reason, made.usage, made.logprobs))
-        value = _parsed(op, made, granted)
+        value = parsed(op, made, granted)
         scope.values[op.out_state] = state.add(made.text).knowing(made.known)
         scope.values[op.out] = value
         self._tell(op.name, path, value)
@@ -295,7 +287,7 @@ class Interpreter:
 def _made_states(region: Region, scope: Scope) -> Iterator[Conversation]:
     """The states that the generations and the blocks of a region have made."""
     for op in region.ops:
-        outs = [op.out_state] if isinstance(op, GenOp) else getattr(op, "outs", ())
+        outs = [op.out_state] if isinstance(op, (GenOp, SelectOp)) else getattr(op, "outs", ())
         for number in outs:
             value = scope.values.get(number)
             if isinstance(value, Conversation):
@@ -306,92 +298,3 @@ def derived_seed(seed: int, number: int, path: Path) -> int:
     """The seed of one generation: the same in every run, and another for each operation, branch and pass."""
     key = json.dumps([seed, number, list(path)]).encode()
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") >> 1
-
-
-def _read(op: TextOp | ExprOp | RequireOp | SelectOp | CallOp, scope: Scope) -> list[Any]:
-    """The values that an operation reads; a text is written anew with what is added to it."""
-    if isinstance(op, SelectOp):
-        return [scope.read(op.choices)]
-    if isinstance(op, CallOp):
-        return [scope.read(one) for one in op.args.values()]
-    if isinstance(op, ExprOp):
-        return [scope.read(one) for one in op.args]
-    if isinstance(op, RequireOp):
-        return [scope.read(op.cond)]
-    return [scope[op.state.id].text, *(scope.read(part) for part in op.parts)]
-
-
-async def _within(seconds: float | None, work: Any) -> Any:
-    if seconds is None:
-        return await work
-    try:
-        return await asyncio.wait_for(work, seconds)
-    except asyncio.TimeoutError:
-        raise ProgramError(f"took longer than {seconds:g} s") from None
-
-
-def _name_place(error: HeadraceError, op: PlanOp, path: Path) -> None:
-    """Put the program's line before an error's message, once: the innermost operation is the first to see it."""
-    if getattr(error, "_placed", False):
-        return
-    what = f"gen {op.name!r}" if isinstance(op, GenOp) else f"select {op.name!r}" if isinstance(op, SelectOp) else ""
-    if isinstance(op, CallOp):
-        what = f"call {op.tool!r}"
-    where = f" in branch or pass {'.'.join(map(str, path))}" if path else ""
-    line = f"{op.at}: " if op.at else ""
-    error.args = (f"{line}{what or type(op).__name__.removesuffix('Op').lower()}{where}: {error}",)
-    error._placed = True  # type: ignore[attr-defined]
-    if isinstance(error, ProgramError):
-        error.node = error.node or op.at
-
-
-def _evaluate(op: ExprOp, operands: list[Any]) -> Any:
-    try:
-        found = OPERATORS[op.fn].run(*operands)
-    except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
-        shown = ", ".join(excerpt(one, 60) for one in operands)
-        raise ProgramError(f"`{op.fn}` of {shown}: {excerpt(str(error))}") from None
-    if isinstance(found, (str, list, dict)) and is_large(found):
-        raise ProgramError(f"`{op.fn}` makes a value larger than {MOST_SIZE}, or deeper than {MOST_NESTING}")
-    if isinstance(found, int) and found.bit_length() > MOST_BITS:
-        raise ProgramError(f"`{op.fn}` makes a whole number of more than {MOST_BITS} bits")
-    if isinstance(found, float) and not math.isfinite(found):
-        raise ProgramError(f"`{op.fn}` makes {found}, which is no number of JSON")
-    return found
-
-
-def _written(value: Any) -> str:
-    """A value as part of a text. Raises ProgramError before a text that is too long is made."""
-    if is_large(value):
-        raise ProgramError(f"a value that is written is larger than {MOST_SIZE}, or deeper than {MOST_NESTING}")
-    return as_text(value)
-
-
-def _holds(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ProgramError(f"a condition is true or false, got {excerpt(value, 60)}")
-    return value
-
-
-def _entries(op: ForOp | ForkOp, scope: Scope) -> list[Any]:
-    over = scope.read(op.over)
-    if isinstance(over, int) and not isinstance(over, bool):
-        over = range(over) if over <= op.max else [None] * (op.max + 1)
-    if not isinstance(over, (list, range)):
-        raise ProgramError(f"runs over a list or a number, got {excerpt(over, 60)}")
-    if len(over) > op.max:
-        raise ProgramError(f"has more entries than its `max` of {op.max}")
-    return list(over)
-
-
-def _parsed(op: GenOp, made: Generated, granted: int) -> Any:
-    if op.type == "text":
-        return made.text
-    try:
-        value = parse_json(made.text)
-        if is_deep(value):
-            raise RecursionError
-        return value
-    except (ValueError, RecursionError):
-        cut = f"; it was cut at {granted} tokens (max_tokens)" if made.finish_reason == "length" else ""
-        raise ProgramError(f"the text is no {op.type}: {excerpt(made.text)}{cut}") from None

@@ -25,13 +25,15 @@ _TRIES, _LONGEST_PAUSE = 5, 10.0
 class HttpBackend:
     """A `backend.Backend`."""
 
-    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+    def __init__(self, client: httpx.AsyncClient, url: str, model: str | None = None, kind: str | None = None) -> None:
         self._client, self.url = client, url
-        self._model = ""
+        self._given = model, kind
+        self._model = model or ""
         self.kind: ServerKind = KINDS["openai"]
 
-    async def connect(self, model: str | None, kind: str | None) -> None:
+    async def connect(self) -> None:
         """Find out the model and the kind of the server, as far as they are not given."""
+        model, kind = self._given
         if model is None or kind is None:
             with self.reading():
                 listed = (await self._json("GET", "/v1/models", None))["data"]
@@ -137,7 +139,7 @@ class HttpBackend:
         return await self._json("POST", "/v1/completions", self.named(body))
 
     def named(self, body: dict[str, Any]) -> dict[str, Any]:
-        return {"model": self._model, **body}
+        return {"model": self._model, **body} if self._model else body
 
     async def _streamed(self, path: str, body: dict[str, Any], chat: bool, on_text: Callable[[str], None]) -> Generated:
         made = Generated("", None)

@@ -7,17 +7,20 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import httpx
 import msgspec
 
-from headrace.errors import EngineDead, HeadraceError, InvalidRequest, Overloaded, ProgramError
+from headrace.errors import ConfigError, EngineDead, HeadraceError, InvalidRequest, Overloaded, ProgramError
 from headrace.lang.backend import PlanReply, TokenCounts
 from headrace.lang.interpreter import NodeReport, OnText, OnValue
+from headrace.lang.openai_bodies import KINDS
 from headrace.lang.openai_endpoint import HttpBackend, events_of
 from headrace.lang.plan import Plan, tool_names
 from headrace.lang.tool_calls import call_tool
 
 __all__ = ["PlanBackend"]
 
+Tools = Mapping[str, Callable[..., Any]]
 _PATH = "/v1/programs"
 _OF_PROGRAMS = (None, "invalid_plan")
 """Codes of the errors that an interpreter raises as ProgramErrors."""
@@ -26,21 +29,42 @@ _LONGEST = 3600
 
 
 class PlanBackend(HttpBackend):
-    """A `backend.PlanRunner`, if the server takes plans."""
+    """A `backend.PlanRunner`, if the server takes plans. A single run finds that out by sending its plan."""
 
-    runs_plans = False
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        url: str,
+        model: str | None = None,
+        kind: str | None = None,
+        plans: bool | None = None,
+    ) -> None:
+        """`plans`: whether it runs plans must be (True), must not be (False) or may be."""
+        super().__init__(client, url, model, kind)
+        self._wanted, self._asking = plans, asyncio.Lock()
+        no = plans is False or (plans is None and kind is not None and not KINDS[kind].plans)
+        self.runs_plans: bool | None = False if no else None
+        self._stored: dict[int, tuple[Plan, asyncio.Future[str | None]]] = {}
+        """Plans that were sent to be kept, and the server's ids of them."""
 
-    async def find_plans(self) -> None:
-        """Find out whether the server takes plans of this version."""
-        if not self.kind.plans:
-            return
+    async def find_plans(self) -> bool:
+        """Find out what the server is, and whether it takes plans of this version. Raises ConfigError if it must."""
+        async with self._asking:
+            if self.runs_plans is None:
+                await self.connect()
+                self.runs_plans = self.kind.plans and await self._has_plans()
+        if self._wanted and not self.runs_plans:
+            raise ConfigError(f"{self.url} runs no plans: leave `plans` out, and they are run from here")
+        return self.runs_plans
+
+    async def _has_plans(self) -> bool:
         try:
             with self.reading():
                 async with self.sending("GET", _PATH, None) as response:
                     major, _ = json.loads(await response.aread())["version"]
-                    self.runs_plans = major == 1
+                    return bool(major == 1)
         except InvalidRequest:
-            return  # No such route.
+            return False  # No such route.
 
     async def run_plan(
         self,
@@ -50,25 +74,71 @@ class PlanBackend(HttpBackend):
         seed: int | None,
         on_text: OnText | None,
         on_value: OnValue | None,
+    ) -> PlanReply | None:
+        """The result; None if the server takes no plans. Cancelling closes the connection, which ends the run. Raises
+        ProgramError and the model's errors."""
+        try:
+            reply = await self._sent(plan, inputs, tools, seed, on_text, on_value)
+        except HeadraceError:
+            if self.runs_plans is None and not await self.find_plans():
+                return None
+            raise
+        self.runs_plans = True
+        return reply
+
+    async def _sent(
+        self,
+        plan: Plan,
+        inputs: Mapping[str, Any],
+        tools: Mapping[str, Callable[..., Any]],
+        seed: int | None,
+        on_text: OnText | None,
+        on_value: OnValue | None,
     ) -> PlanReply:
-        """The result. Cancelling closes the connection, which ends the run. Raises ProgramError and the model's
-        errors."""
         called = tool_names(plan)
         for name in sorted(called - tools.keys()):
             raise ProgramError(f"no function {name!r} was given; there are: {', '.join(sorted(tools)) or 'none'}")
-        body = self.named({"plan": msgspec.to_builtins(plan), "inputs": inputs, "timeout": _LONGEST})
+        body = self.named({"inputs": inputs, "timeout": _LONGEST})
         body |= {} if seed is None else {"seed": seed}
+        body |= {"stream": True} if called or on_text or on_value else {}
         try:
-            with self.reading():
-                if not (called or on_text or on_value):
-                    async with self.sending("POST", _PATH, body) as response:
-                        return _reply(json.loads(await response.aread()))
-                async with self.sending("POST", _PATH, {**body, "stream": True}) as response:
-                    return await _Stream(self, tools, on_text, on_value).read(response)
+            kept = await self._kept(plan)
+            if kept is not None:
+                try:
+                    return await self._answer({**body, "plan_id": kept}, tools, on_text, on_value)
+                except InvalidRequest as error:
+                    if error.code != "plan_not_found":
+                        raise
+            return await self._answer({**body, "plan": msgspec.to_builtins(plan)}, tools, on_text, on_value)
         except InvalidRequest as error:
             if error.code in _OF_PROGRAMS:
                 raise ProgramError(str(error)) from None
             raise
+
+    async def _answer(
+        self, body: Mapping[str, Any], tools: Tools, on_text: OnText | None, on_value: OnValue | None
+    ) -> PlanReply:
+        with self.reading():
+            async with self.sending("POST", _PATH, dict(body)) as response:
+                if "stream" in body:
+                    return await _Stream(self, tools, on_text, on_value).read(response)
+                return _reply(json.loads(await response.aread()))
+
+    async def _kept(self, plan: Plan) -> str | None:
+        """The id of a plan that the server keeps; None: send it. Plans are kept by batches, which run them often."""
+        if self.runs_plans is None:
+            return None
+        if id(plan) not in self._stored:
+            self._stored[id(plan)] = plan, asyncio.ensure_future(self._store(plan))
+        return await asyncio.shield(self._stored[id(plan)][1])
+
+    async def _store(self, plan: Plan) -> str | None:
+        try:
+            with self.reading():
+                async with self.sending("PUT", "/v1/plans", {"plan": msgspec.to_builtins(plan)}) as response:
+                    return str(json.loads(await response.aread())["id"])
+        except HeadraceError:
+            return None  # What is wrong shows when it is sent to run.
 
 
 class _Stream:

@@ -265,8 +265,10 @@ class _Job:
 
     async def __call__(self, backend: Backend, seed: int | None, on_text: Any, on_value: Any) -> RunResult:
         plan = self.compiled.plan
-        if isinstance(backend, PlanRunner) and backend.runs_plans:
+        there = None
+        if isinstance(backend, PlanRunner) and backend.runs_plans is not False:
             there = await backend.run_plan(plan, self.inputs, self.tools, seed, on_text, on_value)
+        if there is not None:
             result = RunResult(there.outputs, there.messages, there.text, there.usage, there.nodes)
         else:
             run = Interpreter(plan, backend, self.tools, seed=seed, on_text=on_text, on_value=on_value)
@@ -292,6 +294,8 @@ async def _all(
     jobs: list[_Job], backend: Backend, seed: int | None, concurrency: int, report: Callable[[int], None] | None
 ) -> list[RunResult]:
     places = asyncio.Semaphore(max(1, concurrency))
+    if len(jobs) > 1 and isinstance(backend, PlanRunner) and backend.runs_plans is None:
+        await backend.find_plans()
 
     async def one(index: int, job: _Job) -> RunResult:
         async with places:

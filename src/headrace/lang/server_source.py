@@ -45,12 +45,9 @@ class Server:
         async with httpx.AsyncClient(
             headers=headers, timeout=timeout, limits=limits, transport=self._transport, base_url=self._base
         ) as client:
-            backend = PlanBackend(client, self._base)
-            await backend.connect(self._model, self._kind)
-            if self._plans is not False:
-                await backend.find_plans()
-            if self._plans and not backend.runs_plans:
-                raise ConfigError(f"{self._base} runs no plans: leave `plans` out, and they are run from here")
+            backend = PlanBackend(client, self._base, self._model, self._kind, self._plans)
+            if backend.runs_plans is False:
+                await backend.connect()
             yield backend
 
 

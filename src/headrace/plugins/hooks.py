@@ -49,3 +49,7 @@ class Hooks:
     @hookspec
     def headrace_drafters(self) -> Mapping[str, str]:  # type: ignore[empty-body]
         """Name for `--speculate` → `module:attribute` of a `speculation.drafter.MakeHostDrafter`."""
+
+    @hookspec
+    def headrace_kv_connectors(self) -> Mapping[str, str]:  # type: ignore[empty-body]
+        """Name for `--kv-connector` → `module:attribute` of a `transfer.connectors.connector.MakeConnector`."""

@@ -110,6 +110,10 @@ class PluginSet:
         """Name of a speculation method → `module:attribute`."""
         return self._merged("headrace_drafters")
 
+    def kv_connectors(self) -> dict[str, str]:
+        """Name of a connector → `module:attribute`."""
+        return self._merged("headrace_kv_connectors")
+
     def find(self, hook: str, key: str) -> object | None:
         """The object that a plugin provides for a key of one of the hooks above; None if no plugin does.
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from headrace.client.api import EngineClient, GenerateRequest, Output
+from headrace.client.api import EngineClient, GenerateRequest, Output, PromptScores
 from headrace.client.batch import SequenceLimiter
 from headrace.client.stops import special_stops
 from headrace.errors import ContextOverflow, EngineDead, InvalidRequest
 from headrace.lang.backend import Generated, Scores, TokenCounts
 from headrace.lang.conversation import Conversation
+from headrace.programs.choice_requests import ChoiceRequest, choice_requests, choice_rows
+from headrace.programs.rendering import Rendered
 from headrace.programs.token_path import PathEncoder, PathTokenizer, TokenPath
 from headrace.structured_outputs import StructuredOutputs
 from headrace.tokenization.chat_inputs import ChatInputs
@@ -51,12 +54,14 @@ class EngineBackend:
         priority: int = 0,
         salt: str = "",
         in_thread: InThread | None = None,
+        encoder: PathEncoder | None = None,
     ) -> None:
         """`priority` and `salt` are those of every request. `in_thread` runs work on a text of so many characters in a
-        thread, so that long ones don't block the event loop."""
+        thread, so that long ones don't block the event loop. `encoder`: one that several backends use."""
         self.client, self.tokenizer, self.places = client, tokenizer, places
         self.priority, self.salt = priority, salt
-        self.encoder, self._in_thread = PathEncoder(tokenizer), in_thread
+        self.encoder, self._in_thread = encoder or PathEncoder(tokenizer), in_thread
+        self.rendered = Rendered(tokenizer.apply_chat_template_async)
         self._numbers = itertools.count()
 
     def new_id(self) -> str:
@@ -94,7 +99,11 @@ class EngineBackend:
             run.close()
 
     async def score(self, conversation: Conversation, choices: Sequence[str], alone: bool) -> Scores:
-        return await self.begin_run().score(conversation, choices, alone)
+        run = self.begin_run()
+        try:
+            return await run.score(conversation, choices, alone)
+        finally:
+            run.close()
 
 
 class EngineRun:
@@ -106,6 +115,8 @@ class EngineRun:
         self._open: set[str] = set()
         self._parked: set[str] = set()
         self._closed = False
+        self._since = time.monotonic()
+        """All requests of a run queue as if they had come with it: a program that has begun goes before later ones."""
 
     async def generate(
         self,
@@ -117,8 +128,8 @@ class EngineRun:
         form = None if constraint is None else StructuredOutputs.of(constraint)
         params = self._with_special_stops(SamplingParams(**sampling, structured_outputs=form))
         path = await self._prompt(conversation)
-        extends = path.open if path.open in self._open - self._parked else ""
-        request = self._request(path.ids, params, keep=True, extends=extends)
+        extends = self._extendable(path)
+        request = self._request(path.ids, params, keep=True, extends=extends, whole=on_text is None)
         self._open.add(request.id)
         made, ids, stop = Generated("", None), list[int](), None
         for output in await self._outputs(request, on_text):
@@ -133,23 +144,30 @@ class EngineRun:
             ids = ids[:-1]
         cut, skips = isinstance(stop, str), params.skip_special_tokens
         made.known = self._backend.encoder.generated(path, ids, made.text, skips, cut, request.id)
-        self._release([extends])
+        self._release([request.extends])
         return made
 
     async def score(self, conversation: Conversation, choices: Sequence[str], alone: bool) -> Scores:
         prefix = await self._prompt(conversation)
-        if prefix.open in self._open:
-            self._park(prefix.open)
         ids = [self._backend.encoder.encoded(choice) for choice in choices]
-        usage = TokenCounts()
-        scored = [self._logprobs([*prefix.ids, *one], len(prefix.ids), usage) for one in ids]
-        scored += [self._logprobs(one, 0, usage) for one in ids if alone]
-        rows = await asyncio.gather(*scored)
-        usage.encoded_tokens += prefix.encoded + sum(map(len, ids))
+        for choice, one in zip(choices, ids, strict=True):
+            if not one:
+                raise InvalidRequest(f"the choice {choice!r} has no tokens in this model's vocabulary")
+        if not prefix.ids:
+            requests = [ChoiceRequest(one, 0) for one in dict.fromkeys(ids)]
+        else:
+            requests = choice_requests(ids, self._backend.client.info.rivals)
+        made = self._scorings(prefix, requests)
+        bare = [self._scoring((), ChoiceRequest(one, 0)) for one in ids if alone]
+        usage = TokenCounts(encoded_tokens=prefix.encoded + sum(map(len, ids)))
+        scores = await asyncio.gather(*(self._scores(one, usage) for one in [*made, *bare]))
+        self._release([one.extends for one in made])
+        here = choice_rows(ids, requests, scores[: len(made)])
+        name = made[0].id if made[0].keep else ""
         known = [
-            TokenPath(prefix.text + choice, prefix.ids + tuple(one)) for choice, one in zip(choices, ids, strict=True)
+            TokenPath(prefix.text + choice, prefix.ids + one, name) for choice, one in zip(choices, ids, strict=True)
         ]
-        return Scores(rows[: len(ids)], rows[len(ids) :], usage, known)
+        return Scores(here, [one.own for one in scores[len(made) :]], usage, known)
 
     def share(self, conversation: Conversation) -> None:
         known = conversation.known
@@ -170,24 +188,36 @@ class EngineRun:
         known = conversation.known if isinstance(conversation.known, TokenPath) else None
         if not conversation.is_chat:
             return await self._backend.path(conversation.text, False, known)
-        going_on = bool(conversation.text)
-        inputs = ChatInputs(conversation.as_messages(), None, not going_on, going_on)
-        text = await self._backend.tokenizer.apply_chat_template_async(inputs)
-        return await self._backend.path(text, True, known)
+        return await self._backend.path(await self._backend.rendered.text(conversation), True, known)
 
-    async def _logprobs(self, ids: Sequence[int], start: int, usage: TokenCounts) -> list[float]:
-        """The log-probability of each token from `start` on, behind those before it; 0 for the first of all."""
+    def _extendable(self, path: TokenPath) -> str:
+        return path.open if path.open in self._open - self._parked else ""
+
+    def _scorings(self, prefix: TokenPath, requests: Sequence[ChoiceRequest]) -> list[GenerateRequest]:
+        """The requests of a `select`. If one is enough, it goes on in the open sequence; several share the prefix."""
+        if len(requests) > 1:
+            if prefix.open in self._open:
+                self._park(prefix.open)
+            return [self._scoring(prefix.ids, one) for one in requests]
+        only = self._scoring(prefix.ids, requests[0], keep=True, extends=self._extendable(prefix))
+        self._open.add(only.id)
+        return [only]
+
+    def _scoring(self, prefix: Sequence[int], wanted: ChoiceRequest, **more: Any) -> GenerateRequest:
+        start = len(prefix) + wanted.start
         params = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=start)
-        found: list[float] = []
-        for output in await self._outputs(self._request(ids, params), None):
-            found += [entry.logprob or 0.0 for entry in (output.prompt_logprobs or ())[start:]]
+        return self._request([*prefix, *wanted.ids], params, rivals=wanted.rivals, **more)
+
+    async def _scores(self, request: GenerateRequest, usage: TokenCounts) -> PromptScores:
+        found: PromptScores | None = None
+        for output in await self._outputs(request, None):
+            found = output.scores or found
             if output.finish_reason is not None:
                 usage.add(_counts(output, 0))
+        assert found is not None
         return found
 
-    def _request(
-        self, ids: Sequence[int], params: SamplingParams, keep: bool = False, extends: str = ""
-    ) -> GenerateRequest:
+    def _request(self, ids: Sequence[int], params: SamplingParams, **more: Any) -> GenerateRequest:
         backend = self._backend
         return GenerateRequest(
             backend.new_id(),
@@ -195,8 +225,8 @@ class EngineRun:
             params,
             priority=backend.priority,
             salt=backend.salt,
-            keep=keep,
-            extends=extends,
+            since=self._since,
+            **more,
         )
 
     async def _outputs(self, request: GenerateRequest, on_text: Callable[[str], None] | None) -> list[Output]:

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.client.request_outputs import TextStream
+from headrace.programs.text_cache import TextCache
 from headrace.tokenization.quoting import without_marks
 
 __all__ = ["PathEncoder", "PathTokenizer", "TokenPath"]
 
 _TAIL = 8
 """Tokens before a text that decide whether it begins with a space."""
-_MOST_TEXTS = 1024
-"""Texts whose tokens are remembered, of at most so many characters."""
 
 
 class PathTokenizer(Protocol):
@@ -44,41 +43,35 @@ class TokenPath(NamedTuple):
 
 
 class PathEncoder:
-    """Makes tokens of texts, each once."""
+    """Makes tokens of texts, each once. One serves all runs on a model; it may be used by several threads."""
 
     def __init__(self, tokenizer: PathTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._texts: dict[tuple[str, bool], list[int]] = {}
+        self._texts = TextCache()
 
     def path(self, text: str, chat: bool, known: TokenPath | None) -> TokenPath:
         """The tokens of a text that may begin with one whose tokens are known."""
         if known is not None and text.startswith(known.text):
             added = self.behind(known.ids, text[len(known.text) :], chat)
             if added is not None:
-                return TokenPath(text, known.ids + tuple(added), known.open, len(added))
+                return TokenPath(text, known.ids + added, known.open, len(added))
         encode = self._tokenizer.encode_chat if chat else self._tokenizer.encode
-        ids = tuple(encode(text)) if text else ()
+        ids = self._texts.ids(text, ("whole", chat), lambda: encode(text)) if text else ()
         return TokenPath(text, ids, encoded=len(ids))
 
-    def behind(self, ids: Sequence[int], text: str, chat: bool = False) -> list[int] | None:
+    def behind(self, ids: Sequence[int], text: str, chat: bool = False) -> tuple[int, ...] | None:
         """The tokens of a text behind others. None: on its own the vocabulary writes it in another way."""
         if not text:
-            return []
+            return ()
         found = self.encoded(text, chat)
         stream = self._tokenizer.stream(False, ids[-_TAIL:])
         written = "".join(map(stream.push, found)) + stream.flush()
         return found if written == without_marks(text) else None
 
-    def encoded(self, text: str, chat: bool = False) -> list[int]:
+    def encoded(self, text: str, chat: bool = False) -> tuple[int, ...]:
         """The tokens of a text on its own, without special tokens around it."""
-        key = text, chat
-        found = self._texts.get(key)
-        if found is None:
-            encode = self._tokenizer.encode_chat if chat else self._tokenizer.encode
-            found = encode(text, False)
-            if len(text) <= _MOST_TEXTS and len(self._texts) < _MOST_TEXTS:
-                self._texts[key] = found
-        return found
+        encode = self._tokenizer.encode_chat if chat else self._tokenizer.encode
+        return self._texts.ids(text, ("part", chat), lambda: encode(text, False))
 
     def generated(
         self, prompt: TokenPath, ids: Sequence[int], text: str, skips_special: bool, cut: bool, name: str
@@ -91,7 +84,7 @@ class PathEncoder:
             rest = self.behind(prompt.ids + tuple(ids[:count]), text[length:])
             if rest is None:
                 return None
-            kept = prompt.ids + tuple(ids[:count]) + tuple(rest)
+            kept = prompt.ids + tuple(ids[:count]) + rest
         return TokenPath(prompt.text + text, kept, name)
 
     def _whole_tokens(self, before: Sequence[int], ids: Sequence[int], text: str, skips: bool) -> tuple[int, int]:

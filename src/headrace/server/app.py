@@ -27,15 +27,17 @@ from headrace.server import (
     routes,
     schemas,
     scores,
+    stored_plans,
 )
 from headrace.server.access import AccessMiddleware
 from headrace.server.batch_runner import BatchRunner
+from headrace.server.caller import caller_of
 from headrace.server.context import Context, ServerTokenizer, make_context
 from headrace.server.engine_state import EngineStateReply, engine_state
 from headrace.server.http_errors import HttpError, to_http
 from headrace.server.openapi import OpenApiDocument, operation
 from headrace.server.page_files import add_page
-from headrace.server.route_spec import Route, RouteSpec
+from headrace.server.route_spec import RouteSpec
 
 __all__ = ["create_app", "create_app_for"]
 
@@ -97,6 +99,7 @@ _ROUTES = (
     *batches.ROUTES,
     *ollama.ROUTES,
     *programs.ROUTES,
+    *stored_plans.ROUTES,
 )
 
 
@@ -107,12 +110,14 @@ def create_app(client: EngineClient, tokenizer: ServerTokenizer, config: Config)
 
 def create_app_for(context: Context) -> FastAPI:
     # A redirect would repeat the client's Host header, which can hold anything.
-    app = FastAPI(title="Headrace", version=__version__, redirect_slashes=False, redoc_url=None)
+    app = FastAPI(title="Headrace", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.context = context
-    for row in _ROUTES:
+    context.limited_paths = frozenset(row.path for row in _ROUTES if row.names_model)
+    rows = [row for row in _ROUTES if context.controls or not row.control]
+    for row in rows:
         app.add_api_route(
             row.path,
-            _endpoint(context, row.route),
+            _endpoint(context, row),
             methods=[row.method],
             summary=row.summary,
             name=row.route.__name__,
@@ -122,16 +127,21 @@ def create_app_for(context: Context) -> FastAPI:
     add_page(app)
     _handle_errors(app, context)
     if context.batches is not None:
-        context.runner = BatchRunner(context.batches, app, context.api_key, context.batch_window)
+        context.runner = BatchRunner(context.batches, app, context.keys, context.batch_window)
     app.add_middleware(AccessMiddleware, context=context)
-    structs = [struct for row in _ROUTES for struct in (row.request, row.reply, row.chunk) if struct is not None]
+    structs = [struct for row in rows for struct in (row.request, row.reply, row.chunk) if struct is not None]
     app.openapi = OpenApiDocument(app, structs)  # type: ignore[method-assign]
     return app
 
 
-def _endpoint(context: Context, route: Route) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(context: Context, row: RouteSpec) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        return await route(context, request)
+        caller = caller_of(request.scope)
+        if row.control and not caller.admin:
+            raise HttpError(403, "this key may not control the engine: its entry has no `admin`", code="not_allowed")
+        if row.names_model and not caller.may_use(context.model):
+            raise context.no_model(context.model)
+        return await row.route(context, request)
 
     return endpoint
 

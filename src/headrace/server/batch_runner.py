@@ -10,6 +10,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
+from headrace.keys.key_ring import Caller, KeyRing
 from headrace.server.batch_lines import check_lines, request_of
 from headrace.server.batch_output import answer_of, write_results
 from headrace.server.batch_schemas import BatchErrors, BatchObject
@@ -28,9 +29,9 @@ _RETRY = 1.0
 class BatchRunner:
     """Thread: the event loop's. A line that is under way when the process ends, however it ends, is computed again."""
 
-    def __init__(self, store: BatchStore, app: ASGIApp, key: bytes | None, window: int) -> None:
+    def __init__(self, store: BatchStore, app: ASGIApp, keys: KeyRing, window: int) -> None:
         """`window`: lines under way at a time."""
-        self._store, self._app, self._key, self._window = store, app, key, window
+        self._store, self._app, self._keys, self._window = store, app, keys, window
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
 
@@ -134,11 +135,16 @@ class BatchRunner:
 
     async def _answer(self, batch: BatchObject, path: Path, line: Line) -> None:
         url, body = request_of(await asyncio.to_thread(_read, path, line))
-        while (reply := await call_route(self._app, url, body, self._key)).status == 503:
+        while (reply := await call_route(self._app, url, body, self._caller(batch.id))).status == 503:
             # No room, or the engine starts again: the line is as good as new.
             await asyncio.sleep(_RETRY)
         encoded = answer_of(reply)
         await asyncio.to_thread(self._store.answer, batch.id, line.n, reply.status, encoded)
+
+    def _caller(self, batch_id: str) -> Caller | None:
+        """The client that began the batch; None if its key is there no longer, and then its lines are refused."""
+        owner = self._store.owner(batch_id)
+        return None if owner is None else self._keys.named(owner)
 
 
 def _read(path: Path, line: Line) -> bytes:

@@ -17,13 +17,17 @@ import msgspec
 from headrace.server.batch_schemas import BatchObject, FileObject
 from headrace.server.http_errors import HttpError
 from headrace.server.request_ids import new_request_id
-from headrace.server.state_base import open_base
+from headrace.server.state_base import add_column, open_base
 
 __all__ = ["OPEN_STATES", "Answer", "BatchStore", "Line"]
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS files (id TEXT PRIMARY KEY, made REAL NOT NULL, size INTEGER NOT NULL, file BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, made REAL NOT NULL, status TEXT NOT NULL, batch BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS files (
+    id TEXT PRIMARY KEY, made REAL NOT NULL, size INTEGER NOT NULL, file BLOB NOT NULL, owner TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE IF NOT EXISTS batches (
+    id TEXT PRIMARY KEY, made REAL NOT NULL, status TEXT NOT NULL, batch BLOB NOT NULL, owner TEXT NOT NULL DEFAULT ''
+);
 CREATE TABLE IF NOT EXISTS lines (
     batch TEXT NOT NULL, n INTEGER NOT NULL, custom_id TEXT NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL,
     status INTEGER, answer BLOB, PRIMARY KEY (batch, n)
@@ -31,6 +35,8 @@ CREATE TABLE IF NOT EXISTS lines (
 CREATE INDEX IF NOT EXISTS open_lines ON lines (batch, n) WHERE status IS NULL;
 """
 OPEN_STATES = ("validating", "in_progress", "finalizing", "cancelling")
+_OPEN = ",".join("?" * len(OPEN_STATES))
+_SUM = "SELECT count(*), coalesce(sum(size), 0) FROM files WHERE owner = ?"
 _MOST_BYTES = 10 * 2**30
 _MOST_FILES = 10_000
 
@@ -58,6 +64,8 @@ class BatchStore:
         """Raises ConfigError for a folder that cannot be written."""
         self._lock = threading.RLock()
         self._base = open_base(folder, "batches.sqlite", _SCHEMA)
+        for table in ("files", "batches"):
+            add_column(self._base, table, "owner", "TEXT NOT NULL DEFAULT ''")
         self._folder = folder / "files"
         self._folder.mkdir(exist_ok=True, mode=0o700)
         self._most_bytes, self._most_files = most_bytes, most_files
@@ -77,26 +85,26 @@ class BatchStore:
         """Of a file that is there."""
         return self._folder / file_id
 
-    def add_file(self, file: FileObject) -> None:
-        """Raises HttpError 413 beyond the limits of all files together."""
+    def add_file(self, file: FileObject, owner: str = "") -> None:
+        """Raises HttpError 413 beyond the limits of all files of an owner together."""
         with self._lock, self._base:
             self._drop_expired()
-            count, size = self._base.execute("SELECT count(*), coalesce(sum(size), 0) FROM files").fetchone()
+            count, size = self._base.execute(_SUM, (owner,)).fetchone()
             if count >= self._most_files or size + file.bytes > self._most_bytes:
                 message = (
                     f"{count} files with {size} bytes are kept, and at most {self._most_files} with {self._most_bytes} "
                     "may be: delete some"
                 )
                 raise HttpError(413, message, param="file", code="quota_exceeded")
-            self._insert(file)
+            self._insert(file, owner)
 
-    def _insert(self, file: FileObject) -> None:
-        row = (file.id, time.time(), file.bytes, msgspec.json.encode(file))
-        self._base.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)", row)
+    def _insert(self, file: FileObject, owner: str) -> None:
+        row = (file.id, time.time(), file.bytes, msgspec.json.encode(file), owner)
+        self._base.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", row)
 
     def _drop_expired(self) -> None:
         now, used = time.time(), self.in_use()
-        for file in self._files():
+        for file in self._files("", ()):
             if file.expires_at is not None and file.expires_at < now and file.id not in used:
                 self._remove(file.id)
 
@@ -106,27 +114,29 @@ class BatchStore:
             self.path(file_id).unlink(missing_ok=True)
         return found
 
-    def _files(self) -> list[FileObject]:
-        rows = self._base.execute("SELECT file FROM files ORDER BY made, id").fetchall()
+    def _files(self, where: str, values: Sequence[str]) -> list[FileObject]:
+        rows = self._base.execute(f"SELECT file FROM files {where} ORDER BY made, id", values).fetchall()
         return [msgspec.json.decode(row[0], type=FileObject) for row in rows]
 
-    def files(self) -> list[FileObject]:
-        """Oldest first."""
+    def files(self, owner: str = "") -> list[FileObject]:
+        """Of one owner, oldest first."""
         with self._lock, self._base:
             self._drop_expired()
-            return self._files()
+            return self._files("WHERE owner = ?", (owner,))
 
-    def file(self, file_id: str) -> FileObject | None:
-        return next((file for file in self.files() if file.id == file_id), None)
+    def file(self, file_id: str, owner: str = "") -> FileObject | None:
+        return next((file for file in self.files(owner) if file.id == file_id), None)
 
-    def delete_file(self, file_id: str) -> bool:
+    def delete_file(self, file_id: str, owner: str = "") -> bool:
         """Whether it was there."""
         with self._lock, self._base:
-            return self._remove(file_id)
+            return bool(self._files("WHERE id = ? AND owner = ?", (file_id, owner))) and self._remove(file_id)
 
     def in_use(self) -> set[str]:
         """The ids of files that a batch still reads."""
-        return {batch.input_file_id for batch in self.batches() if batch.status in OPEN_STATES}
+        with self._lock:
+            rows = self._base.execute(f"SELECT batch FROM batches WHERE status IN ({_OPEN})", OPEN_STATES).fetchall()
+        return {msgspec.json.decode(row[0], type=BatchObject).input_file_id for row in rows}
 
     def sweep(self) -> None:
         """Delete what a process that was killed left half-written. For the start, while nothing is written."""
@@ -138,10 +148,16 @@ class BatchStore:
 
     # Batches
 
-    def add(self, batch: BatchObject) -> None:
-        row = (batch.id, time.time(), batch.status, msgspec.json.encode(batch))
+    def add(self, batch: BatchObject, owner: str = "") -> None:
+        row = (batch.id, time.time(), batch.status, msgspec.json.encode(batch), owner)
         with self._lock:
-            self._base.execute("INSERT INTO batches VALUES (?, ?, ?, ?)", row)
+            self._base.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?)", row)
+
+    def owner(self, batch_id: str) -> str | None:
+        """None: there is no such batch."""
+        with self._lock:
+            row = self._base.execute("SELECT owner FROM batches WHERE id = ?", (batch_id,)).fetchone()
+            return None if row is None else str(row[0])
 
     def get(self, batch_id: str) -> BatchObject | None:
         with self._lock:
@@ -153,15 +169,16 @@ class BatchStore:
             row = self._base.execute("SELECT status FROM batches WHERE id = ?", (batch_id,)).fetchone()
             return None if row is None else str(row[0])
 
-    def batches(self) -> list[BatchObject]:
-        """Newest first."""
+    def batches(self, owner: str = "") -> list[BatchObject]:
+        """Of one owner, newest first."""
         with self._lock:
-            rows = self._base.execute("SELECT batch FROM batches ORDER BY made DESC, id").fetchall()
+            query = "SELECT batch FROM batches WHERE owner = ? ORDER BY made DESC, id"
+            rows = self._base.execute(query, (owner,)).fetchall()
             return [self._counted(row[0]) for row in rows]
 
     def next_open(self) -> BatchObject | None:
         """The oldest batch that has not ended."""
-        query = f"SELECT batch FROM batches WHERE status IN ({','.join('?' * len(OPEN_STATES))}) ORDER BY made LIMIT 1"
+        query = f"SELECT batch FROM batches WHERE status IN ({_OPEN}) ORDER BY made LIMIT 1"
         with self._lock:
             row = self._base.execute(query, OPEN_STATES).fetchone()
             return None if row is None else self._counted(row[0])
@@ -250,6 +267,8 @@ class BatchStore:
             fields["request_counts"] = counted.request_counts
             if self._move(batch_id, OPEN_STATES, state, fields) is None:
                 return
+            owner = self.owner(batch_id)
+            assert owner is not None
             for file in files:
-                self._insert(file)
+                self._insert(file, owner)
             self._base.execute("DELETE FROM lines WHERE batch = ?", (batch_id,))

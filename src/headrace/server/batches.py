@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from headrace.errors import InvalidRequest
 from headrace.server.batch_schemas import BatchList, BatchObject, BatchRequest
+from headrace.server.caller import caller_of, owner_of
 from headrace.server.context import Context
 from headrace.server.files import batch_store, page
 from headrace.server.http_errors import HttpError
@@ -26,7 +27,10 @@ _WINDOW = 86400
 async def add_batch(context: Context, request: Request) -> Response:
     store = batch_store(context)
     body, _ = await read_json(request, BatchRequest)
-    file = await context.workers.run(0, partial(store.file, body.input_file_id))
+    caller = caller_of(request.scope)
+    if not caller.batches:
+        raise HttpError(403, "this key may not begin batches: its entry has `batches: false`", code="not_allowed")
+    file = await context.workers.run(0, partial(store.file, body.input_file_id, caller.name))
     if file is None or file.purpose != "batch":
         message = f"`input_file_id`: there is no file {body.input_file_id!r:.100} of the purpose batch"
         raise InvalidRequest(message, "input_file_id", "invalid_value")
@@ -42,7 +46,7 @@ async def add_batch(context: Context, request: Request) -> Response:
         metadata=body.metadata,
         output_seconds=None if expires is None else expires.seconds,
     )
-    await context.workers.run(0, partial(store.add, batch))
+    await context.workers.run(0, partial(store.add, batch, caller.name))
     _wake(context)
     return _json(batch)
 
@@ -53,7 +57,7 @@ def _wake(context: Context) -> None:
 
 
 async def list_batches(context: Context, request: Request) -> Response:
-    batches = await context.workers.run(0, batch_store(context).batches)
+    batches = await context.workers.run(0, partial(batch_store(context).batches, owner_of(request.scope)))
     shown, more = page(batches, [batch.id for batch in batches], request, 100)
     return _json(BatchList(shown, more, shown[0].id if shown else None, shown[-1].id if shown else None))
 
@@ -64,8 +68,9 @@ async def show_batch(context: Context, request: Request) -> Response:
 
 async def _found(context: Context, request: Request) -> BatchObject:
     name = request.path_params["batch_id"]
-    batch = await context.workers.run(0, partial(batch_store(context).get, name))
-    if batch is None:
+    store = batch_store(context)
+    batch = await context.workers.run(0, partial(store.get, name))
+    if batch is None or await context.workers.run(0, partial(store.owner, name)) != owner_of(request.scope):
         raise HttpError(404, f"there is no batch {name[:100]!r}", code="not_found")
     return batch
 

@@ -14,7 +14,8 @@ from headrace.client.api import EngineClient
 from headrace.client.batch import SequenceLimiter
 from headrace.client.request_outputs import TextStream
 from headrace.config import Config
-from headrace.errors import ConfigError, InvalidRequest
+from headrace.errors import InvalidRequest
+from headrace.keys.key_ring import KeyRing
 from headrace.server.batch_runner import BatchRunner
 from headrace.server.batch_store import BatchStore
 from headrace.server.cancel_scope import CancelScope
@@ -23,8 +24,13 @@ from headrace.server.error_forms import error_response, family_of, status_of
 from headrace.server.http_errors import HttpError
 from headrace.server.metrics import ServerMetrics
 from headrace.server.model_formats import ModelFormats, find_formats
+from headrace.server.plan_store import PlanStore
 from headrace.server.renaming import renamed
+from headrace.server.request_log import is_noted, log_request
+from headrace.server.request_record import RequestRecord
 from headrace.server.response_store import ResponseStore
+from headrace.server.tracing import Tracing
+from headrace.server.waiting_tokens import WaitingTokens
 from headrace.server.workers import TextWorkers
 from headrace.tokenization.chat_inputs import ChatInputs
 
@@ -69,9 +75,15 @@ class Context:
     tokenizer: ServerTokenizer
     model: str
     """The model's name in requests."""
-    api_key: bytes | None
+    keys: KeyRing
     max_choices: int
     """Sequences that one request may have: the queue never has room for more."""
+    limited_paths: frozenset[str] = frozenset()
+    """Paths whose requests count towards the limits of a key."""
+    root_path: str = ""
+    """The prefix under which a proxy shows the server."""
+    controls: bool = False
+    """Whether the routes that control the engine are there."""
     cors: Cors | None = None
     """None: pages of other origins cannot read the answers."""
     responses: ResponseStore | None = None
@@ -82,24 +94,39 @@ class Context:
     """Lines of a batch that are under way at a time."""
     runner: BatchRunner | None = None
     """Works on the batches."""
+    tracing: Tracing | None = None
     formats: ModelFormats = field(default_factory=ModelFormats)
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     workers: TextWorkers = field(default_factory=TextWorkers)
     programs: dict[str, Any] = field(default_factory=dict)
     """Running programs by id (`program_run.ProgramRun`)."""
+    plans: PlanStore = field(default_factory=PlanStore)
     program_places: SequenceLimiter | None = None
     """Sequences of all programs that are in the engine at once; made with the first program."""
+    program_encoder: Any = None
+    """Makes tokens of the programs' texts (`programs.token_path.PathEncoder`); made with the first program."""
     active: set[CancelScope] = field(default_factory=set)
     """Of the requests that the engine works on."""
     inflight: int = 0
     """HTTP requests whose answer is not complete."""
     draining: bool = False
 
+    @property
+    def waiting(self) -> WaitingTokens:
+        return self.metrics.waiting
+
     def check_model(self, name: str | None) -> None:
         """Raise HttpError 404 if `name` is not the served model's; None stands for the served model."""
         if name is not None and name != self.model:
+            raise self.no_model(name)
+
+    def no_model(self, name: str) -> HttpError:
+        """The error for a model that is not there, or that this client may not use."""
+        if name == self.model:
+            message = f"the model {name[:200]!r} is not open to this key"
+        else:
             message = f"the model {name[:200]!r} does not exist: this server serves {self.model!r}"
-            raise HttpError(404, message, param="model", code="model_not_found")
+        return HttpError(404, message, param="model", code="model_not_found")
 
     def check_choices(self, prompts: int, n: int) -> None:
         """Raise InvalidRequest for a request that even an idle server could not queue."""
@@ -109,6 +136,13 @@ class Context:
                 "send fewer, or serve with a larger --max-waiting"
             )
             raise InvalidRequest(message, "n" if prompts == 1 else "prompt", "too_many_choices")
+
+    def note(self, scope: Scope, record: RequestRecord) -> None:
+        """A request has ended."""
+        if is_noted(scope):
+            log_request(scope, record)
+            if self.tracing is not None:
+                self.tracing.note(scope, record)
 
     def refuse(self, error: HttpError, scope: Scope) -> Response:
         """The response for `error` in the form of the route's family. The metrics count it."""
@@ -120,31 +154,22 @@ class Context:
 def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Config) -> Context:
     """The state of a new server. Raises ConfigError for an API key that is empty or cannot stand in an HTTP header,
     for an unknown name of a format, and for a folder of state that cannot be written."""
-    key = config.server.api_key
-    if key is not None:
-        key = key.strip()
-        _check_key(key)
     folder = None if config.server.state_dir is None else Path(config.server.state_dir)
-    name = config.server.served_model_name or client.info.name
-    return Context(
+    name, keys_file = config.server.served_model_name or client.info.name, config.server.api_keys_file
+    context = Context(
         client,
         tokenizer,
         name,
-        None if key is None else key.encode(),
+        KeyRing(config.server.api_key, None if keys_file is None else Path(keys_file)),
         config.scheduler.max_waiting,
-        Cors(config.server.cors_origin) if config.server.cors_origin else None,
+        root_path=config.server.root_path,
+        controls=config.server.enable_control_routes,
+        cors=Cors(config.server.cors_origin) if config.server.cors_origin else None,
         formats=find_formats(tokenizer, config.server),
         batch_window=min(2 * (config.scheduler.max_num_seqs or _SEQUENCES), max(1, config.scheduler.max_waiting // 2)),
+        tracing=Tracing() if config.server.tracing else None,
         responses=None if folder is None else ResponseStore(folder),
         batches=None if folder is None else BatchStore(folder),
     )
-
-
-def _check_key(key: str) -> None:
-    if not key:
-        raise ConfigError("the API key is empty: give one, or leave the option out to serve without a key")
-    for at, letter in enumerate(key, 1):
-        if not " " <= letter <= "~":
-            raise ConfigError(
-                f"character {at} of the API key, {letter!a}, cannot be sent in an HTTP header: use printable ASCII"
-            )
+    context.metrics.waiting = WaitingTokens(config.server.max_waiting_tokens)
+    return context

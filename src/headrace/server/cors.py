@@ -10,8 +10,17 @@ from starlette.types import Scope, Send
 __all__ = ["Cors", "CorsSend"]
 
 _NAMES = re.compile(rb"[\w!#$%&'*+.^`|~-]+(?: *, *[\w!#$%&'*+.^`|~-]+)*")
+_LIMITED = (b"requests", b"tokens")
 _MOST_NAMES = 2000
 """Bytes of header names that a preflight may ask for."""
+
+_EXPOSED = b", ".join(
+    [
+        *(b"request-id", b"x-request-id", b"retry-after", b"retry-after-ms", b"x-headrace-ignored"),
+        *(b"x-ratelimit-%s-%s" % (what, kind) for what in (b"limit", b"remaining", b"reset") for kind in _LIMITED),
+    ]
+)
+"""Headers that pages may read."""
 
 Header = tuple[bytes, bytes]
 
@@ -58,7 +67,7 @@ class CorsSend:
     async def __call__(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self.started = True
-            exposed = (b"access-control-expose-headers", b"request-id, x-request-id, retry-after, x-headrace-ignored")
+            exposed = (b"access-control-expose-headers", _EXPOSED)
             headers = [*message.get("headers", ()), *_common(self._origin), exposed]
             message = {**message, "headers": headers}
         await self._send(message)

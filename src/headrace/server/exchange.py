@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from headrace.client.api import Output
+from headrace.server.caller import admit_prompt, charge
 from headrace.server.cancel_scope import CancelScope, ClientDisconnected
 from headrace.server.context import Context
 from headrace.server.generation import GenerationRun, close_stream, usage_reply
@@ -24,6 +26,7 @@ from headrace.server.heartbeat import Heartbeat
 from headrace.server.http_errors import HttpError, to_http
 from headrace.server.metrics import RequestMeter
 from headrace.server.replies import UsageReply
+from headrace.server.request_record import record_of
 from headrace.server.stream_form import OPENAI, StreamForm
 
 __all__ = ["Dialect", "Exchange", "ExchangeOptions"]
@@ -87,7 +90,14 @@ class Exchange(Response):
         self._unfinished = "error"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        outputs = self._run.outputs()
+        place = self._context.waiting.enter(self._run.usage.prompt_tokens)
+        self._meter.on_first = place.leave
+        try:
+            admit_prompt(scope, self._run.usage.prompt_tokens)
+        except BaseException:
+            place.leave()
+            raise
+        submitted, outputs = time.monotonic(), self._run.outputs()
         try:
             async with CancelScope(self._context.active, receive) as cancel_scope:
                 try:
@@ -104,8 +114,24 @@ class Exchange(Response):
                 except Exception as error:
                     await self._fail(error, send)
         finally:
+            place.leave()
             await close_stream(outputs)
-            self._meter.close(self._run.usage, self._unfinished)
+            usage = self._run.usage
+            self._meter.close(usage, self._unfinished)
+            charge(scope, usage.completion_tokens)
+            self._record(scope, submitted)
+
+    def _record(self, scope: Scope, submitted: float) -> None:
+        record = record_of(scope)
+        if record is None:
+            return
+        usage, meter, options = self._run.usage, self._meter, self._options
+        record.id, record.model, record.stream = options.request_id, self._context.model, options.stream
+        record.prompt_tokens, record.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+        record.completion_tokens = usage.completion_tokens
+        record.submitted = submitted
+        record.queue_seconds, record.first_token = meter.queue_seconds, meter.first_token
+        record.finish, record.sampling = ",".join(meter.finishes(self._unfinished)), self._run.sampling
 
     async def _fail(self, error: Exception, send: Send) -> None:
         """Raise the error before the first byte, for the application's handlers; after it, send it as an event."""

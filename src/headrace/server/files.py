@@ -14,6 +14,7 @@ from starlette.responses import FileResponse, Response
 from headrace.errors import InvalidRequest
 from headrace.server.batch_schemas import BatchObject, DeletedFile, FileForm, FileList, FileObject
 from headrace.server.batch_store import BatchStore
+from headrace.server.caller import owner_of
 from headrace.server.context import Context
 from headrace.server.http_errors import HttpError
 from headrace.server.multipart_form import FormReader, boundary_of
@@ -52,7 +53,7 @@ async def add_file(context: Context, request: Request) -> Response:
                 form.feed(piece)
             form.finish()
         file = _described(file_id, form)
-        await context.workers.run(0, partial(store.add_file, file))
+        await context.workers.run(0, partial(store.add_file, file, owner_of(request.scope)))
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -75,7 +76,7 @@ def _described(file_id: str, form: FormReader) -> FileObject:
 
 
 async def list_files(context: Context, request: Request) -> Response:
-    files = await context.workers.run(0, batch_store(context).files)
+    files = await context.workers.run(0, partial(batch_store(context).files, owner_of(request.scope)))
     query = request.query_params
     if query.get("purpose"):
         files = [file for file in files if file.purpose == query["purpose"]]
@@ -97,7 +98,7 @@ def page(items: Sequence[P], ids: Sequence[str], request: Request, most: int) ->
 
 async def _found(context: Context, request: Request) -> FileObject:
     name = request.path_params["file_id"]
-    file = await context.workers.run(0, partial(batch_store(context).file, name))
+    file = await context.workers.run(0, partial(batch_store(context).file, name, owner_of(request.scope)))
     if file is None:
         raise _missing(name)
     return file
@@ -117,10 +118,10 @@ async def show_content(context: Context, request: Request) -> Response:
 
 
 async def delete_file(context: Context, request: Request) -> Response:
-    name = request.path_params["file_id"]
+    name = (await _found(context, request)).id
     if name in await context.workers.run(0, batch_store(context).in_use):
         raise HttpError(409, "a batch reads this file: cancel it first", code="file_in_use")
-    if not await context.workers.run(0, partial(batch_store(context).delete_file, name)):
+    if not await context.workers.run(0, partial(batch_store(context).delete_file, name, owner_of(request.scope))):
         raise _missing(name)
     return _json(DeletedFile(name))
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.client.api import EngineClient, GenerateRequest, LogprobEntry, Output, Usage
 from headrace.server.http_errors import HttpError
@@ -97,6 +98,12 @@ class GenerationRun:
                 yield output
         finally:
             await close_stream(self._stream)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The parameters of sampling that a trace shows."""
+        params = self._requests[0].params
+        return {"max_tokens": params.max_tokens, "temperature": params.temperature, "top_p": params.top_p, "n": self.n}
 
     @property
     def usage(self) -> Usage:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import math
 
-from headrace.errors import EngineDead, InvalidRequest, Overloaded, UserError, shortened, truncate
+from headrace.errors import (
+    EngineDead,
+    InvalidRequest,
+    Overloaded,
+    RateLimited,
+    UserError,
+    shortened,
+    truncate,
+)
 from headrace.server.replies import ErrorDetail, ErrorReply
 
 __all__ = ["HttpError", "ShuttingDown", "error_body", "to_http"]
@@ -31,7 +39,7 @@ class HttpError(Exception):
         self.code = code
         self.headers = dict(headers or {})
         if "retry-after" in self.headers:
-            self.headers["retry-after-ms"] = str(1000 * int(self.headers["retry-after"]))
+            self.headers.setdefault("retry-after-ms", str(1000 * int(self.headers["retry-after"])))
         elif status == 500:
             # OpenAI's and Anthropic's clients try a 500 again, which would fail again.
             self.headers["x-should-retry"] = "false"
@@ -54,18 +62,28 @@ def to_http(error: Exception) -> HttpError:
     """The HTTP error for an exception. An unexpected one becomes a 500 that shows no internals."""
     if isinstance(error, HttpError):
         return error
-    if isinstance(error, InvalidRequest):
-        return HttpError(400, str(error), param=error.param, code=error.code)
     if isinstance(error, UserError):
-        return HttpError(400, str(error))
+        param, code = (error.param, error.code) if isinstance(error, InvalidRequest) else (None, None)
+        return HttpError(400, str(error), param=param, code=code)
     if isinstance(error, Overloaded):
         wait = str(max(1, math.ceil(error.retry_after)))
         return HttpError(503, str(error), kind="server_error", code="overloaded", headers={"retry-after": wait})
+    if isinstance(error, RateLimited):
+        return _rate_limited(error)
     if isinstance(error, EngineDead):
         return HttpError(503, str(error), kind="server_error", code="engine_unavailable", headers={"retry-after": "5"})
     return HttpError(
         500, "internal error: the server's log has the details", kind="server_error", code="internal_error"
     )
+
+
+def _rate_limited(error: RateLimited) -> HttpError:
+    if math.isinf(error.retry_after):
+        headers = {"x-should-retry": "false"}
+    else:
+        milliseconds = max(1, math.ceil(error.retry_after * 1000))
+        headers = {"retry-after": str(math.ceil(milliseconds / 1000)), "retry-after-ms": str(milliseconds)}
+    return HttpError(429, str(error), kind=error.kind, code="rate_limit_exceeded", headers=headers)
 
 
 def error_body(error: HttpError) -> ErrorReply:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp
+
+from headrace.keys.key_ring import Caller
+from headrace.server.caller import CALLER
 
 __all__ = ["InternalReply", "call_route"]
 
@@ -16,11 +20,10 @@ class InternalReply(NamedTuple):
     body: bytes
 
 
-async def call_route(app: ASGIApp, path: str, body: bytes, key: bytes | None = None) -> InternalReply:
-    """POST `body` as JSON. Cancelling it cancels the request."""
+async def call_route(app: ASGIApp, path: str, body: bytes, caller: Caller | None) -> InternalReply:
+    """POST `body` as JSON, for a client that counts towards no limit; None: for one without a key. Cancelling it
+    cancels the request."""
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if key is not None:
-        headers.append((b"authorization", b"Bearer " + key))
     scope: dict[str, Any] = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -35,6 +38,8 @@ async def call_route(app: ASGIApp, path: str, body: bytes, key: bytes | None = N
         "server": None,
         "client": None,
     }
+    if caller is not None:
+        scope[CALLER] = replace(caller, limiter=None)
     sent = False
     status, answered, pieces = 500, dict[bytes, bytes](), list[bytes]()
 

@@ -31,6 +31,7 @@ from headrace.engine.launch import EngineProcessHandle
 from headrace.environment import read_environment
 from headrace.errors import ConfigError
 from headrace.hub.model_reference import display_name
+from headrace.keys.key_ring import KeyRing
 from headrace.progress import loading_bar
 from headrace.server.app import create_app_for
 from headrace.server.context import Context, ServerTokenizer, make_context
@@ -38,6 +39,7 @@ from headrace.server.descriptor_watch import DescriptorWatch
 from headrace.server.first_prompt import ask
 from headrace.server.http_connection import HttpConnection
 from headrace.server.http_errors import ShuttingDown
+from headrace.server.listening import Tls, base_url, bound
 from headrace.server.state_base import owned
 
 __all__ = ["run", "serve"]
@@ -66,7 +68,7 @@ def run(
     from headrace.tokenization.tokenizer import load_tokenizer
 
     config = _with_path(config, model_path)
-    with contextlib.closing(_bind(config.server.host, config.server.port)) as listener, loading_bar() as progress:
+    with bound(config.server) as listener, loading_bar() as progress:
         tokenizer = load_tokenizer(model_path, config.model.chat_template)
         tokenizer.warm_chat_template()
         client = ProcessClient(config, tokenizer, progress, launched=launched)
@@ -90,21 +92,6 @@ async def _ignoring_signals_after(work: Coroutine[Any, Any, int]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     return code
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet. Raises ConfigError for an address that cannot be bound."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, proto)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot listen on {host}:{port}: {why}; choose another --port or --host") from None
-    return listener
 
 
 class _StopSignals:
@@ -133,6 +120,27 @@ def _signals(stop: _StopSignals) -> Iterator[None]:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def _reloading(keys: KeyRing, tls: Tls | None) -> Iterator[None]:
+    """Read the files of keys and of the certificate again at each SIGHUP. Without them the signal keeps its meaning."""
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none.
+    if hangup is None or not (keys.has_file or tls):
+        yield
+        return
+
+    def reload() -> None:
+        keys.reload()
+        if tls is not None:
+            tls.reload()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(hangup, reload)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(hangup)
 
 
 class _Server(uvicorn.Server):
@@ -172,12 +180,14 @@ async def serve(
             context = make_context(client, tokenizer, config)
             descriptors = DescriptorWatch()
             asyncio.get_running_loop().set_exception_handler(descriptors.handle)
-            server = _server_of(context, descriptors)
+            tls = _tls(config)
+            server = _server_of(context, descriptors, tls)
             # Objects of the start-up stay: the garbage collector need not visit them again, so its pauses stay short.
             gc.collect()
             gc.freeze()
-            if await _run_unless(stop.drain, client.start()):
-                await _serve_until(stop, server, context, config, listener, started, first_prompt)
+            with _reloading(context.keys, tls):
+                if await _run_unless(stop.drain, client.start()):
+                    await _serve_until(stop, server, context, config, listener, started, first_prompt)
         finally:
             await _close(client, stop)
     return 0
@@ -196,20 +206,26 @@ async def _run_unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> 
     return False
 
 
-def _server_of(context: Context, descriptors: DescriptorWatch) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            create_app_for(context),
-            loop="none",
-            http=partial(HttpConnection, descriptors=descriptors),  # type: ignore[arg-type]
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE,
-        )
+def _tls(config: Config) -> Tls | None:
+    certificate, key = config.server.ssl_certfile, config.server.ssl_keyfile
+    return None if certificate is None else Tls(Path(certificate), None if key is None else Path(key))
+
+
+def _server_of(context: Context, descriptors: DescriptorWatch, tls: Tls | None = None) -> _Server:
+    config = uvicorn.Config(
+        create_app_for(context),
+        loop="none",
+        http=partial(HttpConnection, descriptors=descriptors),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE,
     )
+    config.load()
+    config.ssl = None if tls is None else tls.context
+    return _Server(config)
 
 
 async def _serve_until(
@@ -223,7 +239,7 @@ async def _serve_until(
 ) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await _until_started(server, serving)
-    url = _url(config.server.host, listener.getsockname()[1])
+    url = base_url(config.server, listener)
     info = context.client.info
     took = time.monotonic() - started
     _print_line(f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)")
@@ -233,7 +249,10 @@ async def _serve_until(
     if first_prompt is not None:
         # A daemon, so that a running answer doesn't delay the exit.
         threading.Thread(
-            target=ask, args=(url, context.model, first_prompt, config.server.api_key), daemon=True, name="first prompt"
+            target=ask,
+            args=(url, context.model, first_prompt, None if context.keys.open else context.keys.internal),
+            daemon=True,
+            name="first prompt",
         ).start()
     try:
         await _wait_for_either(stop.drain, serving)
@@ -245,6 +264,8 @@ async def _serve_until(
         await asyncio.wait({serving}, timeout=0.5)
         server.force_exit = True
         await asyncio.wait({serving}, timeout=0.5)
+        if context.tracing is not None:
+            await asyncio.to_thread(context.tracing.close)
         context.workers.close()
         for store in (context.responses, context.batches):
             if store is not None:
@@ -268,11 +289,6 @@ async def _until_started(server: _Server, serving: asyncio.Task[None]) -> None:
                 raise ConfigError(f"cannot listen: {error}; choose another --port or --host") from None
             raise ConfigError("the HTTP server ended before it had started")
         await asyncio.sleep(0.005)
-
-
-def _url(host: str, port: int) -> str:
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
 async def _wait_for_either(event: asyncio.Event, task: asyncio.Task[None]) -> None:

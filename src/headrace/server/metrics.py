@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -21,6 +21,7 @@ from headrace.client.api import Output, Usage
 from headrace.engine.stats import EngineStats
 from headrace.engine.usage_stats import peak_memory
 from headrace.server.speculation_metrics import speculation_metrics
+from headrace.server.waiting_tokens import WaitingTokens
 
 __all__ = ["Histogram", "RequestMeter", "ServerMetrics"]
 
@@ -67,6 +68,7 @@ class ServerMetrics(Collector):
         self.tool_calls: Counter[str] = Counter({"yes": 0, "no": 0})
         """By whether the request has a tool of that name."""
         self.programs: Counter[str] = Counter({"completed": 0, "cancelled": 0, "error": 0})
+        self.waiting = WaitingTokens()
         self.stats: EngineStats | None = None
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -92,6 +94,8 @@ class ServerMetrics(Collector):
         yield _labelled("headrace_tool_calls", "Tool calls, by whether the tool exists.", "known", self.tool_calls)
         yield _labelled("headrace_programs", "Programs by how they ended.", "result", self.programs)
         yield _labelled("headrace_http_errors", "Answers other than 200.", "status", self.errors)
+        waiting = "Prompt tokens of requests without a first token."
+        yield GaugeMetricFamily("headrace_waiting_prompt_tokens", waiting, self.waiting.total)
         yield GaugeMetricFamily("headrace_engine_up", "1 while the engine makes progress.", int(self.stats is not None))
         if self.stats is not None:
             yield from _engine(self.stats)
@@ -165,6 +169,13 @@ class RequestMeter:
         self._open = choices
         self._last: dict[int, float] = {}
         self._noted = False
+        self._finished: dict[int, str] = {}
+        self.queue_seconds: float | None = None
+        """Of the choice that was scheduled first."""
+        self.on_first: Callable[[], None] | None = None
+        """Called when the first token comes."""
+        self.first_token: float | None = None
+        """When the first token came, in monotonic seconds."""
 
     def note(self, output: Output) -> None:
         now = time.monotonic()
@@ -179,12 +190,22 @@ class RequestMeter:
                 self._first(now, output)
         if output.finish_reason is not None:
             self._metrics.finished[output.finish_reason] += 1
+            self._finished[output.index] = output.finish_reason
             self._open -= 1
+
+    def finishes(self, how: str) -> list[str]:
+        """Why the choices ended, in their order; `how` is the reason of those that had not finished."""
+        return [reason for _, reason in sorted(self._finished.items())] + [how] * self._open
 
     def _first(self, now: float, output: Output) -> None:
         if len(self._last) == 1:
+            self.first_token = now
+            if self.on_first is not None:
+                self.on_first()
             self._metrics.ttft.observe(now - self._arrival)
         if output.queue_time is not None:
+            if self.queue_seconds is None:
+                self.queue_seconds = output.queue_time
             self._metrics.queue.observe(output.queue_time)
 
     def close(self, usage: Usage, how: str) -> None:

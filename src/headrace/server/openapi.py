@@ -28,6 +28,10 @@ def operation(row: RouteSpec) -> dict[str, Any]:
         described["requestBody"] = {"required": True, "content": {row.request_media: {"schema": _ref(row.request)}}}
     elif row.method == "POST":
         errors.append(400)
+    if row.names_model:
+        errors.append(429)
+    if row.control:
+        errors.append(403)
     if row.conflicts:
         errors.append(409)
     if "{" in row.path:
@@ -81,13 +85,15 @@ class OpenApiDocument:
 
     def _make(self) -> dict[str, Any]:
         document = get_openapi(title=self._app.title, version=self._app.version, routes=self._app.routes)
+        if prefix := self._app.state.context.root_path:
+            document["servers"] = [{"url": prefix}]
         _, components = msgspec.json.schema_components([*self._structs, *ERROR_REPLIES.values()], ref_template=_REF)
         document.setdefault("components", {}).setdefault("schemas", {}).update(components)
         document["components"]["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
             "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
         }
-        if self._app.state.context.api_key is not None:
+        if not self._app.state.context.keys.open:
             document["security"] = [{"bearer": []}, {"x-api-key": []}]
             # This path needs no key (`access`).
             document["paths"]["/health"]["get"]["security"] = []

@@ -1,4 +1,4 @@
-"""The page at `/`: files of the package, read once, sent with headers that keep everything foreign out."""
+"""The pages at `/` and `/docs`: files of the package, read once, sent with headers that keep everything foreign out."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-__all__ = ["PAGE_PATHS", "PageFile", "add_page", "page_files"]
+__all__ = ["DOCS_PATHS", "PAGE_PATHS", "PageFile", "add_page", "page_files"]
 
-_FOLDER = files("headrace.server") / "page"
+_FOLDERS = {"page": "/", "docs_page": "/docs"}
+"""Folder → the path of its index.html. Its other files are at `/page/…` and `/docs/…`."""
 _INDEX = "index.html"
 _MEDIA = {
     ".html": "text/html; charset=utf-8",
@@ -61,30 +62,32 @@ class PageFile:
         return Response(self.content, media_type=self.media, headers=headers)
 
 
-def _names() -> list[str]:
-    return sorted(entry.name for entry in _FOLDER.iterdir() if entry.is_file())
+def _paths(folder: str) -> dict[str, str]:
+    """Path → file name."""
+    names = sorted(entry.name for entry in (files("headrace.server") / folder).iterdir() if entry.is_file())
+    start = folder.removesuffix("_page")
+    return {_FOLDERS[folder] if name == _INDEX else f"/{start}/{name}": name for name in names}
 
 
-def _path(name: str) -> str:
-    return "/" if name == _INDEX else f"/page/{name}"
-
-
-PAGE_PATHS = frozenset(map(_path, _names()))
-"""The paths of all files; they need no key."""
+PAGE_PATHS = frozenset(_paths("page"))
+"""The paths of the page's files; they need no key."""
+DOCS_PATHS = frozenset(_paths("docs_page"))
+"""The same of the page that shows the OpenAPI document."""
 
 
 def page_files() -> dict[str, PageFile]:
-    """Path → file. Files refer to each other by relative paths, so that the page also works behind a proxy's prefix."""
+    """Path → file. Files refer to each other by relative paths, so that the pages also work behind a proxy's prefix."""
     found: dict[str, PageFile] = {}
-    for name in _names():
-        content = (_FOLDER / name).read_bytes()
-        media = _MEDIA["." + name.rpartition(".")[2]]
-        found[_path(name)] = PageFile(content, media, f'"{hashlib.sha256(content).hexdigest()[:24]}"')
+    for folder in _FOLDERS:
+        for path, name in _paths(folder).items():
+            content = (files("headrace.server") / folder / name).read_bytes()
+            media = _MEDIA["." + name.rpartition(".")[2]]
+            found[path] = PageFile(content, media, f'"{hashlib.sha256(content).hexdigest()[:24]}"')
     return found
 
 
 def add_page(app: FastAPI) -> None:
-    """Add the routes of the page's files, which the OpenAPI document leaves out."""
+    """Add the routes of the pages' files, which the OpenAPI document leaves out."""
     for path, file in page_files().items():
         app.add_api_route(path, _endpoint(file), methods=["GET"], include_in_schema=False, response_class=Response)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,16 +12,21 @@ import msgspec
 from headrace.client.batch import SequenceLimiter
 from headrace.errors import InvalidRequest, ProgramError
 from headrace.lang.backend import TokenCounts
-from headrace.lang.check import RunLimits, check
+from headrace.lang.check import CheckReport, RunLimits, check
 from headrace.lang.interpreter import Interpreter, NodeReport, Path
-from headrace.lang.plan import Limits, Plan, decode_plan, tool_names
+from headrace.lang.plan import Limits, Plan, decode_plan, plan_id, tool_names
 from headrace.lang.run_meter import RunMeter
 from headrace.lang.running import read_inputs
 from headrace.programs import EngineBackend
+from headrace.programs.token_path import PathEncoder
 from headrace.server.context import Context
 from headrace.server.logprobs import chat_logprobs
+from headrace.server.plan_store import StoredPlan
 from headrace.server.program_schemas import (
     DEFAULT_TIMEOUT,
+    PlanBounds,
+    PlanInput,
+    PlanReply,
     ProgramEvent,
     ProgramLimits,
     ProgramNode,
@@ -29,7 +35,7 @@ from headrace.server.program_schemas import (
     ProgramUsage,
 )
 
-__all__ = ["LIMITS", "ProgramRun", "limits_reply", "read_program"]
+__all__ = ["LIMITS", "ProgramRun", "limits_reply", "read_program", "stored_plan"]
 
 LIMITS = RunLimits(work=200_000, branches=256, requests=4096, tokens=1_000_000)
 MOST_READ = 64 << 20
@@ -41,15 +47,34 @@ def limits_reply() -> ProgramLimits:
     return ProgramLimits(LIMITS.work, LIMITS.branches, LIMITS.requests or 0, LIMITS.tokens or 0, MOST_READ)
 
 
-def read_program(body: ProgramRequest) -> tuple[Plan, dict[str, Any]]:
-    """The plan, which may run, and its inputs. Raises InvalidRequest that names the node. Runs in any thread."""
+def _checked(document: Mapping[str, Any]) -> tuple[Plan, CheckReport, bytes]:
+    """A plan that may run, its bounds and its document. Raises InvalidRequest that names the node."""
     try:
-        plan = decode_plan(msgspec.json.encode(body.plan))
-        check(plan, LIMITS).raise_first()
+        data = msgspec.json.encode(document)
+        plan = decode_plan(data)
+        report = check(plan, LIMITS)
+        report.raise_first()
     except ProgramError as error:
         raise InvalidRequest(str(error), f"plan.{error.node.split(' ')[0]}".rstrip("."), "invalid_plan") from None
     except RecursionError:
         raise InvalidRequest("the plan is nested too deeply", "plan", "invalid_plan") from None
+    return plan, report, data
+
+
+def stored_plan(document: Mapping[str, Any]) -> StoredPlan:
+    """A plan to be stored. Raises InvalidRequest that names the node. Runs in any thread."""
+    plan, report, data = _checked(document)
+    inputs = [PlanInput(one.name, one.type, one.required) for one in plan.inputs]
+    bounds = PlanBounds(report.work, report.branches, report.requests, report.tokens)
+    tools = sorted(tool_names(plan))
+    return StoredPlan(
+        plan, PlanReply(plan_id(plan), "plan", plan.name, inputs, list(plan.outputs), tools, bounds), len(data)
+    )
+
+
+def read_program(body: ProgramRequest, stored: StoredPlan | None) -> tuple[Plan, dict[str, Any]]:
+    """The plan, which may run, and its inputs. Raises InvalidRequest that names the node. Runs in any thread."""
+    plan: Plan = _checked(body.plan or {})[0] if stored is None else stored.plan
     if not body.stream and (tools := tool_names(plan)):
         raise InvalidRequest(f"the plan calls {min(tools)!r}, which you answer: it needs `stream: true`", "stream")
     seconds = min(plan.limits.seconds or DEFAULT_TIMEOUT, body.timeout or DEFAULT_TIMEOUT)
@@ -64,7 +89,7 @@ class ProgramRun:
     """One run. `work` runs it; its events are read from `events`, None is the last."""
 
     def __init__(self, context: Context, name: str, plan: Plan, inputs: dict[str, Any], body: ProgramRequest) -> None:
-        self.name = name
+        self.name, self.owner = name, ""
         self.events: asyncio.Queue[ProgramEvent | None] = asyncio.Queue()
         self.task: asyncio.Task[ProgramReply] | None = None
         self._inputs = inputs
@@ -73,6 +98,7 @@ class ProgramRun:
         places = context.program_places
         if places is None:
             places = context.program_places = SequenceLimiter(context.max_choices)
+            context.program_encoder = PathEncoder(context.tokenizer)
         backend = EngineBackend(
             context.client,
             context.tokenizer,
@@ -80,6 +106,7 @@ class ProgramRun:
             priority=body.priority or 0,
             salt=body.cache_salt or "",
             in_thread=context.workers.run,
+            encoder=context.program_encoder,
         )
         tell = self._tell
         self._run = Interpreter(

@@ -10,6 +10,10 @@ from headrace.server.replies import ErrorDetail
 from headrace.server.schemas import Body
 
 __all__ = [
+    "PlanBounds",
+    "PlanInput",
+    "PlanReply",
+    "PlanRequest",
     "ProgramEvent",
     "ProgramLimits",
     "ProgramNode",
@@ -28,8 +32,10 @@ class ProgramRequest(Body):
     MOST_PARTS: ClassVar[int] = 2**19
     MOST_VALUES: ClassVar[int] = 2**19
 
-    plan: dict[str, Any]
+    plan: dict[str, Any] | None = None
     """The document of a plan: `headrace program compile` writes it."""
+    plan_id: Annotated[str, Meta(max_length=200)] | None = None
+    """A stored plan, instead."""
     model: str | None = None
     inputs: dict[str, Any] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -37,6 +43,40 @@ class ProgramRequest(Body):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, description="Lower runs first.")] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     timeout: Annotated[float, Meta(gt=0, le=MOST_TIMEOUT, description="Seconds; 600 if left out.")] | None = None
+
+
+class PlanRequest(Body):
+    MOST_PARTS: ClassVar[int] = 2**19
+    MOST_VALUES: ClassVar[int] = 2**19
+
+    plan: dict[str, Any]
+
+
+class PlanInput(Struct):
+    name: str
+    type: str
+    required: bool
+
+
+class PlanBounds(Struct):
+    """The most that a run does."""
+
+    operations: int
+    branches: int
+    generations: int
+    tokens: int
+
+
+class PlanReply(Struct):
+    id: str
+    """The SHA-256 of the document."""
+    object: Literal["plan"]
+    name: str
+    inputs: list[PlanInput]
+    outputs: list[str]
+    tools: list[str]
+    """Functions that the client must answer for."""
+    bounds: PlanBounds
 
 
 class ToolOutputRequest(Body):

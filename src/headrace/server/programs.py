@@ -19,12 +19,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace.errors import HeadraceError, Overloaded
+from headrace.errors import HeadraceError, InvalidRequest, Overloaded
+from headrace.server.caller import charge, owner_of
 from headrace.server.cancel_scope import CancelScope, ClientDisconnected
 from headrace.server.context import Context
 from headrace.server.heartbeat import COMMENT, Heartbeat
 from headrace.server.http_errors import HttpError, error_body, to_http
 from headrace.server.metrics import ProgramCounts
+from headrace.server.plan_store import StoredPlan
 from headrace.server.program_schemas import (
     ProgramEvent,
     ProgramReply,
@@ -35,10 +37,11 @@ from headrace.server.program_schemas import (
 )
 from headrace.server.request_body import read_json
 from headrace.server.request_ids import new_request_id
+from headrace.server.request_record import record_of
 from headrace.server.route_spec import RouteSpec
 from headrace.server.stream_form import DONE, event
 
-__all__ = ["ROUTES", "answer_program", "answer_tool_call", "cancel_program", "tell_limits"]
+__all__ = ["ROUTES", "answer_program", "answer_tool_call", "cancel_program", "tell_limits", "with_language"]
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,6 +55,8 @@ class RunningProgram(Protocol):
     """The members of `program_run.ProgramRun` that the routes use."""
 
     name: str
+    owner: str
+    """The name of the client's key; other clients cannot reach it."""
     events: asyncio.Queue[ProgramEvent | None]
     task: asyncio.Task[ProgramReply] | None
 
@@ -70,22 +75,38 @@ async def answer_program(context: Context, request: Request) -> Response:
     context.check_model(body.model)
     if len(context.programs) >= MOST_PROGRAMS:
         raise Overloaded(f"{MOST_PROGRAMS} programs are running, and no more may", retry_after=1.0)
-    make = await _with_language(context, len(sent), partial(_read, body))
-    return _ProgramExchange(context, make(context, new_request_id("prog")), bool(body.stream))
+    owner = owner_of(request.scope)
+    make = await with_language(context, len(sent), partial(_read, body, _stored(context, owner, body)))
+    run = make(context, new_request_id("prog"))
+    run.owner = owner
+    return _ProgramExchange(context, run, bool(body.stream))
 
 
-async def _with_language(context: Context, size: int, work: Callable[[], T]) -> T:
+async def with_language(context: Context, size: int, work: Callable[[], T]) -> T:
     """Call `work`, which needs the language: in a thread if it imports it or reads a body of many bytes."""
     if "headrace.server.program_run" in sys.modules and size <= _INLINE:
         return work()
     return await context.workers.run(size, work)
 
 
-def _read(body: ProgramRequest) -> Callable[[Context, str], RunningProgram]:
+def _stored(context: Context, owner: str, body: ProgramRequest) -> StoredPlan | None:
+    """The stored plan that a program runs. Raises InvalidRequest and HttpError."""
+    if (body.plan is None) == (body.plan_id is None):
+        raise InvalidRequest("give a plan: `plan`, or the `plan_id` of a stored one", "plan", "invalid_value")
+    if body.plan_id is None:
+        return None
+    found = context.plans.get(owner, body.plan_id)
+    if found is None:
+        message = f"no plan {body.plan_id!r} is stored: store it again by PUT /v1/plans, or send it as `plan`"
+        raise HttpError(404, message, param="plan_id", code="plan_not_found")
+    return found
+
+
+def _read(body: ProgramRequest, stored: StoredPlan | None) -> Callable[[Context, str], RunningProgram]:
     """Import the language with the first program, and read the body: what makes its run. Runs in any thread."""
     from headrace.server.program_run import ProgramRun, read_program
 
-    plan, inputs = read_program(body)
+    plan, inputs = read_program(body, stored)
     return lambda context, name: ProgramRun(context, name, plan, inputs, body)
 
 
@@ -95,7 +116,7 @@ async def tell_limits(context: Context, request: Request) -> Response:
 
         return msgspec.json.encode(ProgramsReply("programs", (1, 0), len(context.programs), limits_reply()))
 
-    return Response(await _with_language(context, 0, reply), media_type="application/json")
+    return Response(await with_language(context, 0, reply), media_type="application/json")
 
 
 async def answer_tool_call(context: Context, request: Request) -> Response:
@@ -116,7 +137,7 @@ async def cancel_program(context: Context, request: Request) -> Response:
 def _running(context: Context, request: Request) -> RunningProgram:
     name = request.path_params["id"]
     run: RunningProgram | None = context.programs.get(name)
-    if run is None:
+    if run is None or run.owner != owner_of(request.scope):
         raise HttpError(404, f"no program {name[:200]!r} is running", param="id", code="not_found")
     return run
 
@@ -153,6 +174,8 @@ class _ProgramExchange(Response):
             await asyncio.gather(task, return_exceptions=True)
             context.programs.pop(run.name, None)
             context.metrics.note_program(how, run.usage)
+            charge(scope, run.usage.prompt_tokens + run.usage.completion_tokens)
+            _record(scope, context, run, how)
 
     async def _complete(self, task: asyncio.Task[ProgramReply], send: Send) -> None:
         data = msgspec.json.encode(await task)
@@ -199,6 +222,15 @@ class _ProgramExchange(Response):
 
     async def _write(self, send: Send, data: bytes) -> None:
         await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def _record(scope: Scope, context: Context, run: RunningProgram, how: str) -> None:
+    record = record_of(scope)
+    if record is not None:
+        usage = run.usage
+        record.id, record.model, record.finish = run.name, context.model, how
+        record.prompt_tokens, record.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+        record.completion_tokens = usage.completion_tokens
 
 
 ROUTES = (

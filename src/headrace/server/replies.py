@@ -212,8 +212,8 @@ class ModelList(Struct):
     object: str
     data: list[ModelCard]
     has_more: bool
-    first_id: str
-    last_id: str
+    first_id: str | None
+    last_id: str | None
 
 
 class TokenizeReply(Struct):

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from headrace.errors import InvalidRequest
 from headrace.server.answer_blocks import AnswerBlocks
+from headrace.server.caller import owner_of
 from headrace.server.context import Context
 from headrace.server.exchange import Exchange, ExchangeOptions
 from headrace.server.generation import GenerationRun
@@ -58,7 +59,8 @@ async def answer_response(context: Context, request: Request) -> Response:
     arrival = time.monotonic()
     rename_fields(request.scope, _NAMES)
     body, unknown, sent = await read_lenient(request, ResponsesRequest)
-    items = [*await _earlier(context, body.previous_response_id), *_own_items(sent)]
+    owner = owner_of(request.scope)
+    items = [*await _earlier(context, body.previous_response_id, owner), *_own_items(sent)]
     encoded = msgspec.json.encode(items)
     fields, ignored = chat_fields(body, _items_of(encoded))
     chat, chat_sent = as_chat(fields, body.headrace)
@@ -80,16 +82,16 @@ async def answer_response(context: Context, request: Request) -> Response:
         include_usage=True,
         form=replace(RESPONSES, error=dialect.fail),
         headers=ignored_header([*unknown, *ignored]),
-        finish=_keeper(context, dialect, encoded) if keeps else None,
+        finish=_keeper(context, dialect, encoded, owner) if keeps else None,
     )
     return Exchange(context, run, dialect, options)
 
 
-def _keeper(context: Context, dialect: ResponsesDialect, items: bytes) -> Callable[[], Awaitable[None]]:
+def _keeper(context: Context, dialect: ResponsesDialect, items: bytes, owner: str) -> Callable[[], Awaitable[None]]:
     async def keep() -> None:
         assert context.responses is not None
         kept = KeptResponse(msgspec.json.encode(dialect.response), items)
-        await context.workers.run(0, partial(context.responses.put, dialect.response.id, kept))
+        await context.workers.run(0, partial(context.responses.put, dialect.response.id, kept, owner))
 
     return keep
 
@@ -100,7 +102,7 @@ def _own_items(sent: bytes) -> list[Any]:
     return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else list(given)
 
 
-async def _earlier(context: Context, response_id: str | None) -> list[Any]:
+async def _earlier(context: Context, response_id: str | None, owner: str) -> list[Any]:
     """The items of the conversation up to an earlier response, with its output."""
     if response_id is None:
         return []
@@ -108,7 +110,7 @@ async def _earlier(context: Context, response_id: str | None) -> list[Any]:
     if context.responses is None:
         message = f"`{param}`: this server keeps no responses: send the items, or serve with --state-dir"
         raise InvalidRequest(message, param, "unsupported_value")
-    kept = await context.workers.run(0, partial(context.responses.get, response_id))
+    kept = await context.workers.run(0, partial(context.responses.get, response_id, owner))
     if kept is None:
         message = f"`{param}`: there is no response {response_id!r:.100}, or no longer"
         raise InvalidRequest(message, param, "previous_response_not_found")
@@ -178,7 +180,7 @@ def _store(context: Context) -> ResponseStore:
 
 async def _kept(context: Context, request: Request) -> KeptResponse:
     name = request.path_params["response_id"]
-    kept = await context.workers.run(0, partial(_store(context).get, name))
+    kept = await context.workers.run(0, partial(_store(context).get, name, owner_of(request.scope)))
     if kept is None:
         raise _missing(name)
     return kept
@@ -211,7 +213,7 @@ def _in_parts(item: Any) -> Any:
 
 async def delete_response(context: Context, request: Request) -> Response:
     name = request.path_params["response_id"]
-    if not await context.workers.run(0, partial(_store(context).delete, name)):
+    if not await context.workers.run(0, partial(_store(context).delete, name, owner_of(request.scope))):
         raise _missing(name)
     return _json(DeletedResponse(name, "response", True))
 

@@ -33,5 +33,12 @@ class RouteSpec:
     stream_media: str = "text/event-stream"
     conflicts: bool = False
     """The state may forbid it: 409."""
+    control: bool = False
+    """It controls the engine: the route is there only with `--enable-control-routes`."""
     family: Family = "openai"
     """Decides the form of errors."""
+
+    @property
+    def names_model(self) -> bool:
+        """True if the body names the model. Such requests count towards the limits of a key."""
+        return "model" in getattr(self.request, "__struct_fields__", ())

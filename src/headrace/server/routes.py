@@ -16,6 +16,7 @@ from starlette.responses import Response
 from headrace import __version__
 from headrace.client.validate import check_ids
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest
+from headrace.server.caller import caller_of
 from headrace.server.context import Context
 from headrace.server.http_errors import HttpError
 from headrace.server.prepared_chat import render_chat, rendered_prompt
@@ -62,11 +63,15 @@ def _card(context: Context) -> ModelCard:
 
 
 async def list_models(context: Context, request: Request) -> Response:
-    return _json(ModelList("list", [_card(context)], False, context.model, context.model))
+    shown = [context.model] if caller_of(request.scope).may_use(context.model) else []
+    first = shown[0] if shown else None
+    return _json(ModelList("list", [_card(context) for _ in shown], False, first, first))
 
 
 async def show_model(context: Context, request: Request) -> Response:
     context.check_model(request.path_params["model"])
+    if not caller_of(request.scope).may_use(context.model):
+        raise context.no_model(context.model)
     return _json(_card(context))
 
 

@@ -128,7 +128,7 @@ async def _answer(
     job = await context.workers.run(size, partial(_job, context, pairs, name, options))
 
     def body_of(outputs: list[Output], usage: UsageReply) -> bytes:
-        scores = job.scores([PairAnswer.of(one.embedding, one.prompt_logprobs) for one in outputs])
+        scores = job.scores([PairAnswer(one.embedding, one.scores) for one in outputs])
         return write(name, scores, EmbeddingUsage(job.tokens, job.tokens, PromptDetails(_cached(usage, job))))
 
     return pooled_exchange(context, job.requests, name, arrival, body_of)

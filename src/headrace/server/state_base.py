@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 
 from headrace.errors import ConfigError
 
-__all__ = ["open_base", "owned"]
+__all__ = ["add_column", "open_base", "owned"]
 
 
 @contextmanager
@@ -48,3 +48,9 @@ def open_base(folder: Path, name: str, schema: str) -> sqlite3.Connection:
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"--state-dir: {file} cannot be opened: {error}") from None
     return base
+
+
+def add_column(base: sqlite3.Connection, table: str, column: str, definition: str) -> None:
+    """Add a column to a table that an earlier version made without it."""
+    if column not in (row[1] for row in base.execute(f"PRAGMA table_info({table})")):
+        base.execute(f"ALTER TABLE {table} ADD COLUMN {column} {definition}")

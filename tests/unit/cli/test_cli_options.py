@@ -66,7 +66,8 @@ EVERYTHING = (
     "--kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching --chat-template t.jinja "
     "--grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 "
     "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think "
-    "--state-dir s"
+    "--state-dir s --api-keys-file k.yaml --log-format json --uds u --ssl-certfile c.pem --ssl-keyfile k.pem "
+    "--root-path /llm --tracing --max-waiting-tokens 77 --enable-control-routes"
 )
 
 
@@ -89,12 +90,21 @@ def test_every_option_has_its_place() -> None:
             "host": "h",
             "port": 1,
             "api_key": "k",
+            "api_keys_file": "k.yaml",
             "served_model_name": "n",
             "drain_timeout": 2.5,
             "cors_origin": "https://c.example",
             "tool_format": "hermes",
             "reasoning_format": "think",
             "state_dir": "s",
+            "uds": "u",
+            "ssl_certfile": "c.pem",
+            "ssl_keyfile": "k.pem",
+            "root_path": "/llm",
+            "log_format": "json",
+            "max_waiting_tokens": 77,
+            "tracing": True,
+            "enable_control_routes": True,
         },
     }
 

@@ -42,6 +42,7 @@ class Record:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    rivals: list[float] | None = None
     reason: str | None = None
     cached: int = 0
     accepted: int = 0
@@ -55,7 +56,7 @@ class Record:
             assert delta.first_scheduled is not None
         if delta.prompt_logprobs is not None:
             assert self.prompt_logprobs is None
-            self.prompt_logprobs = delta.prompt_logprobs
+            self.prompt_logprobs, self.rivals = delta.prompt_logprobs, delta.rivals
         self.tokens += delta.token_ids
         self.logprobs += delta.logprobs or []
         self.reason, self.error = delta.finish_reason, delta.error

@@ -112,6 +112,7 @@ class FakeDevice:
         if plan.lengths is not None:
             found = self.placed.pop(plan.step)
             plan = replace(found, row_target=plan.row_target, sampling=plan.sampling)
+        assert plan.num_rows <= self.config.max_num_batched_tokens
         whose = [self.requests[id] for id in plan.request_ids]
         owners = np.array([zlib.crc32(f"{r.adapter}|{r.salt}".encode()) << 20 for r in whose])
         rows = [self.row(plan, r, owners) for r in range(plan.num_rows)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from core_driver import Driver, request
 
-from headrace.core import outcome, scheduler
+from headrace.core import outcome
 from headrace.core.constraints import Constraints
 from headrace.types import NO_CHOICE, NOT_FINITE, StepPlan, StepResult, TokenLogprobs
 
@@ -28,8 +28,7 @@ def test_a_fault_while_a_result_is_taken_in(
             raise ZeroDivisionError("planted")
         return intact(result, row, token, count)
 
-    for module in (scheduler, outcome):
-        monkeypatch.setattr(module, "token_logprobs", broken)
+    monkeypatch.setattr(outcome, "token_logprobs", broken)
     driver = Driver(depth=depth)
     driver.add(request("a", [3, 4, 5, 6, 7, 8], 6, **asked), request("b", [3, 4, 5], 6))
     records = driver.run()

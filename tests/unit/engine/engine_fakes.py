@@ -198,7 +198,8 @@ def make_engine(runner: FakeRunner | None = None, drafting: Drafting | None = No
     runner = runner or FakeRunner(config.max_num_seqs, config.max_model_len)
     scheduler = Scheduler(config, drafting)
     core = EngineCore(scheduler, runner, config.max_num_seqs, config.block_size, drafting=drafting)
-    info = msgspec.structs.replace(INFO, max_model_len=config.max_model_len, num_blocks=config.num_blocks)
+    shared = ("max_model_len", "num_blocks", "max_num_seqs", "max_num_batched_tokens")
+    info = msgspec.structs.replace(INFO, **{name: getattr(config, name) for name in shared})
     return FakeEngine(core, info, runner, scheduler)
 
 

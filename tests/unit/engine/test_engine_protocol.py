@@ -46,7 +46,9 @@ EVENTS = [
     protocol.Loading("weights", 0.5),
     protocol.Ready(INFO),
     protocol.Failed(protocol.WireError("OutOfMemory", "no room")),
-    protocol.Deltas([Delta("a#0", [1, 2], [scored(1), scored(2)], [None, scored(3)], "stop", 2, 4, 1.5)]),
+    protocol.Deltas(
+        [Delta("a#0", [1, 2], [scored(1), scored(2)], [None, scored(3)], "stop", 2, 4, 1.5, rivals=[-0.5])]
+    ),
     protocol.Refused(["a#0"], protocol.WireError("Overloaded", "full", retry_after=2.0)),
     protocol.StatsReply(3, STATS),
     protocol.ViewReply(4, VIEW),

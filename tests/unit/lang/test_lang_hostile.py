@@ -167,13 +167,13 @@ def test_choices_that_are_made_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_long_operation_runs_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[bool] = []
-    evaluate = interpreter._evaluate
+    evaluate = interpreter.evaluate
 
     def noted(op: Any, operands: list[Any]) -> Any:
         ran.append(threading.current_thread() is threading.main_thread())
         return evaluate(op, operands)
 
-    monkeypatch.setattr(interpreter, "_evaluate", noted)
+    monkeypatch.setattr(interpreter, "evaluate", noted)
 
     @hl.program
     def vote(s: hl.State, votes: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from fastapi import FastAPI
 from msgspec.structs import replace
 
-from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, Usage
+from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, PromptScores, Usage
 from headrace.client.request_outputs import TextStream
 from headrace.client.speculation_choice import check_method
 from headrace.client.validate import validated
@@ -196,6 +196,10 @@ class FakeClient:
         scored = None
         if first and request.params.prompt_logprobs is not None:
             scored = [self._entry(t, i == 0) for i, t in enumerate(request.prompt)]
+        scores = None
+        if scored is not None and request.rivals is not None:
+            own = len(request.prompt) - request.params.prompt_logprobs_start
+            scores, scored = PromptScores([self.logprob] * own, [self.logprob] * len(request.rivals)), None
         entries = list(scored or ()) if request.echo else []
         if request.params.logprobs is not None:
             entries += [self._entry(t, False) for t in so_far[-1:]]
@@ -211,6 +215,7 @@ class FakeClient:
             queue_time=0.01 if first else None,
             prompt_logprobs=scored,
             embedding=None if request.pooling is None else pooled_bytes(request.prompt, request.pooling),
+            scores=scores,
         )
 
     def _entry(self, token: int, first: bool) -> LogprobEntry:

@@ -14,7 +14,8 @@ from server_fakes import ByteTokenizer, FakeClient
 
 from headrace.config import Config
 from headrace.server import lifecycle
-from headrace.server.lifecycle import _bind, serve
+from headrace.server.lifecycle import serve
+from headrace.server.listening import bound
 
 
 class Engine(FakeClient):
@@ -31,6 +32,7 @@ if __name__ == "__main__":
     config = Config.model_validate({"server": {"port": 0, **options.get("server", {})}})
     engine = Engine(**options.get("engine", {}))
     lifecycle._HARD_EXIT = options.get("at_once", lifecycle._HARD_EXIT)
-    code = asyncio.run(serve(config, engine, ByteTokenizer(), _bind("127.0.0.1", 0), options.get("first_prompt")))
+    with bound(config.server) as listener:
+        code = asyncio.run(serve(config, engine, ByteTokenizer(), listener, options.get("first_prompt")))
     print(f"stopped {engine.stopped}", flush=True)
     sys.exit(code)

@@ -103,7 +103,6 @@ async def wired(config: Config | None = None, **engine: Any) -> AsyncIterator[Wi
     served = serve_fake(config, **engine)
     context: Context = served.app.state.context
     server = _server_of(context, DescriptorWatch())
-    server.config.load()
     loop = asyncio.get_running_loop()
     kind: Any = server.config.http_protocol_class
     listening = await loop.create_server(lambda: kind(server.config, server.server_state, {}), "127.0.0.1", 0)

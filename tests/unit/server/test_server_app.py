@@ -14,9 +14,11 @@ from starlette.routing import Route
 from headrace import __version__
 from headrace.config import Config
 from headrace.errors import ConfigError
-from headrace.server import access
+from headrace.keys import key_ring
+from headrace.server import app, routes
+from headrace.server.access import OPEN_PATHS
 from headrace.server.http_errors import to_http
-from headrace.server.page_files import PAGE_PATHS
+from headrace.server.route_spec import RouteSpec
 
 KEY = "sk-secret"
 
@@ -206,7 +208,7 @@ def test_every_route_needs_the_key():
     for method, path in routes:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": KEY}, {"x-api-key": ""}):
             response = asyncio.run(served.http.request(method, path, headers=headers))
-            if path == "/health" or path in PAGE_PATHS:
+            if path in OPEN_PATHS:
                 assert response.status_code == 200
                 continue
             assert response.status_code == 401, (method, path)
@@ -236,7 +238,9 @@ def test_every_route_needs_the_key():
         "/HEALTH",
         "/nothing",
         "/openapi.json",
-        "/docs",
+        "/docs/",
+        "/docs/index.html",
+        "/docs/oauth2-redirect",
         "/metrics",
     ],
 )
@@ -255,9 +259,20 @@ def test_key_is_compared_in_constant_time(monkeypatch):
         compared.append((a, b))
         return original(a, b)
 
-    monkeypatch.setattr(access.hmac, "compare_digest", compare)
+    monkeypatch.setattr(key_ring.hmac, "compare_digest", compare)
     assert get("/version", serve_fake(with_key(KEY)), authorization="Bearer é".encode()).status_code == 401
     assert compared
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_control_routes_are_there_only_if_they_are_enabled(monkeypatch, enabled):
+    row = RouteSpec("POST", "/v1/engine/turn", routes.health, "Turn it", control=True)
+    monkeypatch.setattr(app, "_ROUTES", (*app._ROUTES, row))
+    base = Config()
+    server = base.server.model_copy(update={"enable_control_routes": enabled})
+    served = serve_fake(base.model_copy(update={"server": server}))
+    assert asyncio.run(served.http.post(row.path)).status_code == (200 if enabled else 404)
+    assert (row.path in served.app.openapi()["paths"]) == enabled
 
 
 def test_an_empty_key_is_an_error():

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from server_fakes import MODEL, VIEW, Served, fault, serve_fake, with_key
 
-from headrace.server.page_files import PAGE_PATHS, page_files
+from headrace.server.page_files import DOCS_PATHS, PAGE_PATHS, page_files
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "src" / "headrace" / "server" / "page"
@@ -56,7 +56,7 @@ def test_a_browser_that_has_a_file_does_not_get_it_again() -> None:
     assert again.headers["etag"] == first.headers["etag"]
     assert "content-security-policy" in again.headers
     assert get("/page/main.js", **{"if-none-match": '"other"'}).status_code == 200
-    assert len({file.etag for file in page_files().values()}) == len(PAGE_PATHS)
+    assert len({file.etag for file in page_files().values()}) == len(PAGE_PATHS | DOCS_PATHS)
 
 
 def test_head_and_other_methods() -> None:

@@ -25,7 +25,8 @@ from server_fakes import MODEL, ByteTokenizer, FakeClient
 
 from headrace.config import Config
 from headrace.errors import CheckpointError, ConfigError
-from headrace.server.lifecycle import _bind, _url, serve
+from headrace.server.lifecycle import serve
+from headrace.server.listening import bind
 
 SCRIPT = Path(__file__).with_name("server_process.py")
 PATIENCE = 300.0
@@ -49,7 +50,7 @@ class Server:
     def started(self) -> None:
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()
-        match = re.search(r"http://127\.0\.0\.1:\d+", self.line)
+        match = re.search(r"(https?://[^/\s]+|unix:\S+)(?=\S*/v1 )", self.line)
         assert match, (self.line, self.process.stderr and self.process.stderr.read())
         self.url = match[0]
 
@@ -204,6 +205,30 @@ def test_a_second_signal_ends_it_at_once():
         assert reader.end()["error"]["code"] == "shutting_down"
 
 
+def test_a_hangup_reads_the_keys_again(tmp_path):
+    file = tmp_path / "keys.yaml"
+    file.write_text("keys: [{name: a, key: first}]")
+    file.chmod(0o600)
+    with server(server={"api_keys_file": str(file)}, first_prompt="Hi") as running:
+
+        def status(key: str) -> int:
+            headers = {"x-api-key": key}
+            return httpx.get(f"{running.url}/version", headers=headers, timeout=PATIENCE).status_code
+
+        assert running.process.stdout is not None
+        assert [running.process.stdout.readline() for _ in range(3)][2] == "Hello\n"
+        assert (status("first"), status("second")) == (200, 401)
+        file.write_text("keys: [")
+        running.process.send_signal(signal.SIGHUP)
+        assert running.process.stderr is not None
+        assert "the keys stay as they were" in running.process.stderr.readline()
+        assert status("first") == 200
+        file.write_text("keys: [{name: a, key: second}]")
+        running.process.send_signal(signal.SIGHUP)
+        until(lambda: status("second") == 200)
+        assert status("first") == 401
+
+
 def test_the_first_prompt_is_answered_in_the_terminal():
     with server(server={"api_key": "k"}, engine={"reply": "Blue."}, first_prompt="Which colour?") as running:
         assert running.process.stdout is not None
@@ -214,11 +239,11 @@ def test_the_first_prompt_is_answered_in_the_terminal():
 
 def test_a_taken_port_is_an_error_before_anything_loads():
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="cannot listen"):
-        _bind("127.0.0.1", taken.getsockname()[1])
+        bind("127.0.0.1", taken.getsockname()[1])
 
 
 def test_a_port_that_another_takes_while_the_model_loads():
-    with _bind("127.0.0.1", 0) as mine, socket.socket() as other:
+    with bind("127.0.0.1", 0) as mine, socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(mine.getsockname())
         other.listen()
@@ -232,7 +257,7 @@ def test_an_engine_that_cannot_load_is_the_error():
             raise CheckpointError("truncated", "m.gguf", "w")
 
     engine = Broken()
-    with _bind("127.0.0.1", 0) as listener, pytest.raises(CheckpointError, match="truncated"):
+    with bind("127.0.0.1", 0) as listener, pytest.raises(CheckpointError, match="truncated"):
         asyncio.run(serve(Config(), engine, ByteTokenizer(), listener))
     assert engine.stopped
 
@@ -244,17 +269,11 @@ def test_a_signal_while_the_model_loads_ends_it():
             await asyncio.Event().wait()
 
     engine = Slow()
-    with _bind("127.0.0.1", 0) as listener:
+    with bind("127.0.0.1", 0) as listener:
         assert asyncio.run(serve(Config(), engine, ByteTokenizer(), listener)) == 0
     assert engine.stopped
 
 
 def test_a_port_that_is_bound_does_not_answer_yet():
-    with _bind("127.0.0.1", 0) as bound, pytest.raises(ConnectionRefusedError):
+    with bind("127.0.0.1", 0) as bound, pytest.raises(ConnectionRefusedError):
         socket.create_connection(bound.getsockname(), PATIENCE)
-
-
-def test_urls():
-    assert _url("0.0.0.0", 1) == "http://127.0.0.1:1"
-    assert _url("::", 1) == "http://[::1]:1"
-    assert _url("host", 1) == "http://host:1"

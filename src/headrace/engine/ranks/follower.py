@@ -34,6 +34,7 @@ from headrace.engine.runner import LaunchedStep, Runner
 from headrace.engine.spawn import ignore_terminal_signals
 from headrace.engine.wire import as_ours, to_wire
 from headrace.errors import HeadraceError
+from headrace.log_format import use_json
 
 __all__ = ["follow", "main"]
 
@@ -67,11 +68,14 @@ def main(arguments: list[str]) -> int:
 
 def _run(link: Channel, messages: queue.SimpleQueue[RankMessage]) -> None:
     # The heavy imports come late, and their failure is reported like any other.
+    from headrace.config import Config
     from headrace.engine.rank_loading import load_follower
 
     start = messages.get()
     assert isinstance(start, Start)
     logging.getLogger().setLevel(start.log_level)
+    if Config.model_validate_json(start.config).server.log_format == "json":
+        use_json("rank")
     loaded = load_follower(start, lambda message: _send(link, message), messages.get)
     try:
         follow(loaded.runner, messages)

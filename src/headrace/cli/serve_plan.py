@@ -1,0 +1,162 @@
+"""`headrace serve --dry-run`: what would happen, with the reasons, and everything that would make it fail."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.config import Config, ServerConfig
+from headrace.errors import ConfigError, HeadraceError
+from headrace.options import ENGINE, SERVER, Option
+
+if TYPE_CHECKING:
+    from headrace.engine.dry_run import EnginePlan
+
+__all__ = ["show_serve_plan"]
+
+_FAILS = 2
+_SECRET = frozenset({"api_key"})
+
+
+def show_serve_plan(config: Config) -> int:
+    """Print it. Returns the exit code: 0, or 2 if serving would fail."""
+    faults: list[str] = []
+
+    def tried(work: Callable[[], Iterator[str]]) -> None:
+        """Print the lines of one part, or note why it fails."""
+        try:
+            for line in work():
+                print(line)
+        except HeadraceError as error:
+            faults.append(" ".join(str(error).split()))
+
+    engine: dict[str, Any] = {}
+    path: list[Path] = []
+    tried(lambda: _model(config, engine, path))
+    if path:
+        tried(lambda: _formats(config, path[0]))
+    tried(lambda: _server(config.server))
+    print("options")
+    for line in _options(config, engine):
+        print(line)
+    for fault in faults:
+        print(f"error: {fault}")
+    print("This would fail." if faults else "This would serve.")
+    return _FAILS if faults else 0
+
+
+def _model(config: Config, engine: dict[str, Any], found: list[Path]) -> Iterator[str]:
+    """`engine` gets the values that the engine would choose, `found` the model's path."""
+    from headrace.engine.dry_run import plan_engine
+    from headrace.hub.catalogue import find_local
+
+    path = find_local(config.model.model)
+    found.append(path)
+    scheduler = config.scheduler.with_draft_model(find_local)
+    model = config.model.model_copy(update={"model": str(path)})
+    plan = plan_engine(config.model_copy(update={"model": model, "scheduler": scheduler}))
+    yield "model"
+    yield f"  {path}: {plan.layers} layers, {plan.vocab_size} tokens, weights of {plan.weight_dtype}"
+    yield "platform"
+    yield f"  {plan.platform}"
+    yield "choices"
+    yield from (f"  {reason}" for reason in plan.reasons)
+    yield from _memory(plan)
+    resolved = plan.resolved
+    engine |= {
+        "dtype": resolved.dtype,
+        "kv_dtype": resolved.kv_layout.dtype,
+        "block_size": resolved.kv_layout.block_size,
+        "num_blocks": resolved.num_blocks,
+        "max_model_len": resolved.max_model_len,
+        "max_num_seqs": resolved.max_num_seqs,
+        "max_num_batched_tokens": resolved.max_num_batched_tokens,
+    }
+
+
+def _memory(plan: EnginePlan) -> Iterator[str]:
+    tokens = (plan.resolved.num_blocks - 1) * plan.resolved.kv_layout.block_size
+    yield "memory"
+    yield f"  weights   {_size(plan.weight_bytes)} as stored"
+    if plan.draft_bytes:
+        yield f"  drafter   {_size(plan.draft_bytes)} as stored"
+    yield f"  KV cache  {_size(plan.cache_bytes)}: {plan.resolved.num_blocks} blocks, {tokens} tokens"
+    yield f"  device    {_size(plan.free_bytes)} free of {_size(plan.total_bytes)}"
+    needed = plan.weight_bytes + plan.draft_bytes + plan.cache_bytes
+    if needed > plan.free_bytes:
+        raise ConfigError(
+            f"weights and KV cache need {_size(needed)}, but {_size(plan.free_bytes)} are free: choose a smaller "
+            "model, --quantize, or less --kv-memory"
+        )
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"
+
+
+def _formats(config: Config, path: Path) -> Iterator[str]:
+    from headrace.server.model_formats import find_formats
+    from headrace.tokenization.tokenizer import load_tokenizer
+
+    formats = find_formats(load_tokenizer(path, config.model.chat_template), config.server)
+    tools, reasoning = formats.tools, formats.reasoning
+    yield "answers"
+    yield f"  tool calls: {'none' if tools is None else tools.name}"
+    yield f"  reasoning: {'none' if reasoning is None else reasoning.name}"
+
+
+def _server(config: ServerConfig) -> Iterator[str]:
+    """Each part is tried as serving would use it, and given back."""
+    from headrace.keys.key_file import read_keys
+    from headrace.keys.key_ring import KeyRing
+    from headrace.server.listening import Tls, base_url, bound
+
+    KeyRing(config.api_key)
+    with bound(config) as listener:
+        url = base_url(config, listener)
+    yield "server"
+    yield f"  listens at {url}"
+    if config.ssl_certfile is not None:
+        Tls(Path(config.ssl_certfile), None if config.ssl_keyfile is None else Path(config.ssl_keyfile))
+        yield f"  certificate {config.ssl_certfile}"
+    if config.api_keys_file is not None:
+        names = [entry.name for entry in read_keys(Path(config.api_keys_file))]
+        yield f"  keys of {', '.join(names)}"
+    if config.api_key is None and config.api_keys_file is None:
+        yield "  no key is needed"
+    if config.tracing:
+        from headrace.server.tracing import Tracing
+
+        Tracing()
+        yield "  traces are sent"
+    if config.state_dir is not None:
+        _check_folder(Path(config.state_dir))
+        yield f"  keeps what clients ask for in {config.state_dir}"
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises ConfigError for a folder that cannot be written, or made."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"--state-dir: {folder} cannot be used: {there} is no folder that this user may write to")
+
+
+def _options(config: Config, engine: Mapping[str, Any]) -> Iterator[str]:
+    """Every option with its value: given, chosen by the engine, or the default."""
+    for option in (*ENGINE.values(), *SERVER.values()):
+        section: Any = getattr(config, option.section)
+        value = getattr(section, option.field)
+        how = "given" if option.field in section.model_fields_set else "default"
+        chosen = engine.get(option.field)
+        if chosen is not None and chosen != value:
+            how = "chosen" if value in (None, "auto") else f"instead of {value}"
+            value = chosen
+        yield f"  {option.name:<24} {_shown(option, value):<20} {how}"
+
+
+def _shown(option: Option, value: object) -> str:
+    if value is None or value == {}:
+        return "-"
+    return "(hidden)" if option.name in _SECRET else str(value)

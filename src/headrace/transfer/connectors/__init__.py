@@ -1,0 +1,1 @@
+"""Connectors: they move sealed blocks of the KV cache from one process to another."""

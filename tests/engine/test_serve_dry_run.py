@@ -1,0 +1,131 @@
+"""`headrace serve --dry-run`: what it prints, what it refuses, and that it loads nothing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.cli.command_options import build_config
+from headrace.cli.serve_plan import show_serve_plan
+from headrace.options import ENGINE, SERVER
+
+Plan = Callable[..., tuple[int, str]]
+TLS = Path(__file__).parents[1] / "data" / "tls"
+
+
+@pytest.fixture
+def plan(tiny_llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Plan:
+    def unread(*arguments: object, **named: object) -> None:
+        raise AssertionError("weights are loaded")
+
+    monkeypatch.setattr(Checkpoint, "build", unread)
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+
+    def run(*options: str, model: str | None = None) -> tuple[int, str]:
+        import argparse
+
+        from headrace.arguments import add_engine_options, add_server_options
+
+        parser = argparse.ArgumentParser()
+        parser.add_argument("model")
+        add_engine_options(parser)
+        add_server_options(parser)
+        given = ["--platform", "cpu", "--threads", "1", "--port", "0", *options]
+        code = show_serve_plan(build_config(parser.parse_args([model or str(tiny_llama), *given])))
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def test_what_would_happen(plan: Plan, tiny_llama: Path) -> None:
+    code, text = plan("--kv-memory", "1MiB", "--api-key", "sk-secret", "--max-num-seqs", "4")
+    assert code == 0
+    lines = text.splitlines()
+    assert f"  {tiny_llama}: " in text
+    for part in ("model", "platform", "choices", "memory", "answers", "server", "options"):
+        assert part in lines
+    assert lines[-1] == "This would serve."
+    shown = {line.split()[0]: line.split()[1:] for line in lines[lines.index("options") + 1 : -1]}
+    assert set(shown) == {option.name for option in (*ENGINE.values(), *SERVER.values())}
+    assert shown["max_num_seqs"] == ["4", "given"]
+    assert shown["block_size"][1] == "chosen"
+    assert shown["dtype"][1] == "chosen"
+    assert shown["kv_memory"] == [str(1 << 20), "given"]
+    assert shown["host"] == ["127.0.0.1", "default"]
+    assert "dtype float32" in text or "dtype bfloat16" in text
+    assert "sk-secret" not in text
+
+
+def test_every_fault_is_named_at_once(plan: Plan, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: []")
+    code, text = plan("--block-size", "17", "--tool-format", "morse", "--api-keys-file", str(keys))
+    assert code == 2
+    faults = [line for line in text.splitlines() if line.startswith("error: ")]
+    assert len(faults) == 3
+    assert "block_size 17" in faults[0]
+    assert "tool_format 'morse'" in faults[1]
+    assert "has none" in faults[2]
+    assert text.endswith("This would fail.\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--max-model-len 100000", "max_model_len 100000 exceeds"),
+        ("--num-blocks 900000000", "weights and KV cache need"),
+        ("--speculate nothing", "nothing"),
+        ("--speculate draft:/nowhere", "model '/nowhere' is no such path"),
+        ("--grammar-backend nothing", "nothing"),
+        ("--ssl-certfile /nowhere.pem", "--ssl-certfile: /nowhere.pem cannot be read"),
+        ("--state-dir /dev/null/here", "--state-dir: /dev/null/here cannot be used"),
+        ("--host 203.0.113.1", "cannot listen on 203.0.113.1"),
+    ],
+)
+def test_what_would_fail(plan: Plan, options: str, message: str) -> None:
+    code, text = plan(*options.split())
+    (fault,) = [line for line in text.splitlines() if line.startswith("error: ")]
+    assert code == 2
+    assert message in fault
+
+
+def test_a_port_that_is_taken(plan: Plan) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, text = plan("--port", str(taken.getsockname()[1]))
+    assert code == 2
+    assert "cannot listen on" in text
+
+
+def test_the_servers_part(plan: Plan, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: [{name: alice, key: sk-private}]")
+    path = tmp_path / "s"
+    options = ("--ssl-certfile", TLS / "cert.pem", "--ssl-keyfile", TLS / "key.pem", "--api-keys-file", keys)
+    code, text = plan(*map(str, options), "--uds", str(path), "--tracing", "--state-dir", str(tmp_path / "state"))
+    assert code == 0
+    for line in (f"listens at unix:{path}", "keys of alice", "traces are sent", "certificate "):
+        assert line in text
+    assert "sk-private" not in text
+    assert "no key is needed" not in text
+    # Nothing is left behind.
+    assert not path.exists()
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("name", ["smollm2", "some-org/some-model"])
+def test_a_model_that_is_not_here_is_not_fetched(plan: Plan, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.hub.catalogue.pull", None)
+    monkeypatch.setattr("headrace.hub.catalogue.fetch_repository", None)
+    code, text = plan(model=name)
+    assert code == 2
+    assert f"{name} is not on this machine: `headrace pull {name}` fetches it" in text
+
+
+def test_two_ranks_share_the_hosts_memory(plan: Plan) -> None:
+    code, text = plan("--tensor-parallel-size", "2", "--kv-memory", "1MiB")
+    assert code == 0, text
+    assert "2 ranks, each with its part of every layer" in text
