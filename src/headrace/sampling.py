@@ -138,8 +138,8 @@ class SamplingParams:
         Field(
             "texts",
             "Texts that the output does not hold, as the tokenizer writes them, with a space before and without one.",
-            longest=256,
-            api_longest=256,
+            longest=64,
+            api_longest=64,
         ),
     )
     stop_token_ids: tuple[int, ...] = row((), Field("ids", "Tokens that end the output.", api_longest=1024))

@@ -35,6 +35,8 @@ class EngineLimits(Protocol):
 
     @property
     def embedding(self) -> EmbeddingFacts: ...
+
+    @property
     def most_rivals(self) -> int: ...
 
 
