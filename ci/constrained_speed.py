@@ -58,7 +58,6 @@ async def one(client: httpx.AsyncClient, args: argparse.Namespace, number: int, 
         "messages": [{"role": "user", "content": f"Write about the people of town number {number}, in JSON."}],
         "max_tokens": args.tokens,
         "temperature": 0.7,
-        "seed": number,
         "stream": True,
         "stream_options": {"include_usage": True},
     }

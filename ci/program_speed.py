@@ -2,12 +2,17 @@
 """The programs of `examples/programs` as plans on a Headrace server, beside the same programs by the interpreter over
 the server's own API.
 
-    headrace serve smollm2 & python ci/program_speed.py http://127.0.0.1:8000 [--rounds 5] [--only judge,few_shot]
+    headrace serve smollm2 & python ci/program_speed.py http://127.0.0.1:8000 --pid $! [--rounds 5]
+        [--only judge,few_shot] [--peer http://127.0.0.1:8101]
 
 Each round runs each program both ways, in changing order, with the same inputs and the same seed; each run has a cache
 of its own (`cache_salt`). Printed are the medians over the rounds: seconds of each way, the ratio within a round,
 prompt tokens that were computed, prompt tokens that were made of text, and HTTP requests. The first round is not
 counted. "same" says whether both ways gave the same outputs in every round.
+
+With `--pid`, the process of the server, the processor time of the server, its engine and this client is compared, too:
+other work on the machine changes it less than the time on the clock. "model" is the engine's part of it, in the plan.
+`--peer` is another server, where the interpreter runs the same programs.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import secrets
 import statistics
 import sys
@@ -82,9 +88,35 @@ class Way:
     computed: list[int] = field(default_factory=list)
     encoded: list[int] = field(default_factory=list)
     requests: list[int] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
+    engine: list[float] = field(default_factory=list)
 
     def median(self, name: str) -> float:
         return statistics.median(getattr(self, name))
+
+
+class ProcessorTime:
+    """Seconds of processor time of a server's process, of its children, and of this process."""
+
+    def __init__(self, pid: int | None) -> None:
+        self._pid = pid
+
+    def read(self) -> tuple[float, float]:
+        """(all, the children alone); zeros without a process to look at."""
+        if self._pid is None:
+            return 0.0, 0.0
+        stats = {int(one.name): _stat(one) for one in Path("/proc").iterdir() if one.name.isdigit()}
+        children = sum(seconds for parent, seconds in stats.values() if parent == self._pid)
+        return children + stats[self._pid][1] + time.process_time(), children
+
+
+def _stat(process: Path) -> tuple[int, float]:
+    """(parent, seconds); one that has just ended has no parent."""
+    try:
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0, 0.0
+    return int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def example(name: str) -> ModuleType:
@@ -126,27 +158,43 @@ def _result(program: Any, given: tuple[Any, ...], on: hl.Server, seed: int) -> h
     return found
 
 
-def measure(url: str, name: str, rounds: int) -> None:
-    ways = {True: Way(), False: Way()}
+def measure(url: str, name: str, rounds: int, clock: ProcessorTime, peer: str | None) -> None:
+    where = {"plan": (url, True), "http": (url, False)} | ({} if peer is None else {"peer": (peer, False)})
+    ways = {key: Way() for key in where}
     same = ended = True
     for at in range(rounds + 1):
         outputs = {}
-        for plans in (True, False) if at % 2 else (False, True):
-            outputs[plans], seconds, results, requests = run(url, name, plans, at)
-            ended &= all(one.error is None for one in results)
+        for key in [*where] if at % 2 else [*reversed(where)]:
+            place, plans = where[key]
+            before = clock.read()
+            outputs[key], seconds, results, requests = run(place, name, plans, at)
+            total, engine = (late - early for early, late in zip(before, clock.read(), strict=True))
+            ended &= key == "peer" or all(one.error is None for one in results)
             if not at:
                 continue
-            way = ways[plans]
+            way = ways[key]
             way.seconds.append(seconds)
             way.computed.append(sum(one.usage.prompt_tokens - one.usage.cached_tokens for one in results))
             way.encoded.append(sum(one.usage.encoded_tokens for one in results))
             way.requests.append(requests)
-        same &= outputs[True] == outputs[False]
-    plan, http = ways[True], ways[False]
-    ratio = statistics.median(two / one for one, two in zip(plan.seconds, http.seconds, strict=True))
-    cells = [name, f"{plan.median('seconds'):.2f}", f"{http.median('seconds'):.2f}", f"{ratio:.2f}"]
+            way.processor.append(total)
+            way.engine.append(engine)
+        same &= outputs["plan"] == outputs["http"]
+    plan, http = ways["plan"], ways["http"]
+    cells = [name, f"{plan.median('seconds'):.2f}", f"{http.median('seconds'):.2f}", _ratio(plan, http, "seconds")]
+    if plan.median("processor"):
+        cells += [f"{one.median('processor'):.2f}" for one in (plan, http)]
+        cells += [_ratio(plan, http, "processor"), f"{plan.median('engine') / plan.median('processor'):.0%}"]
     cells += [f"{plan.median(what):.0f} / {http.median(what):.0f}" for what in ("computed", "encoded", "requests")]
-    print("| " + " | ".join([*cells, "yes" if same else "no", "" if ended else "failed"]) + " |", flush=True)
+    cells.append(("yes" if same else "no") + ("" if ended else ", failed"))
+    if peer is not None:
+        cells += [f"{ways['peer'].median('seconds'):.2f}", _ratio(plan, ways["peer"], "seconds")]
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def _ratio(plan: Way, other: Way, what: str) -> str:
+    pairs = zip(getattr(plan, what), getattr(other, what), strict=True)
+    return f"{statistics.median(two / one for one, two in pairs):.2f}"
 
 
 def main() -> None:
@@ -154,11 +202,15 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default=",".join(CASES))
+    parser.add_argument("--pid", type=int)
+    parser.add_argument("--peer")
     args = parser.parse_args()
-    print("| program | plan, s | HTTP, s | HTTP / plan | computed | tokenised | requests | same | |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    processor = ["CPU plan", "CPU HTTP", "HTTP / plan", "model"] if args.pid else []
+    columns = ["program", "plan, s", "HTTP, s", "HTTP / plan", *processor, "computed", "tokenised", "requests", "same"]
+    columns += ["peer, s", "peer / plan"] if args.peer else []
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for name in args.only.split(","):
-        measure(args.url, name, args.rounds)
+        measure(args.url, name, args.rounds, ProcessorTime(args.pid), args.peer)
 
 
 if __name__ == "__main__":

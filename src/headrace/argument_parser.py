@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
 from headrace.errors import shortened
+from headrace.foreign_options import FOREIGN_OPTIONS, FOREIGN_VERBS
+from headrace.suggestions import did_you_mean
 
 __all__ = ["USER_FAULT", "ArgumentParser"]
 
@@ -12,8 +16,55 @@ USER_FAULT = 2
 """The exit code after an error that has been shown."""
 
 
+class _HelpWithDefaults(argparse.HelpFormatter):
+    """Adds the default to the help of every option that takes a value and does not say it itself."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help
+        if not action.option_strings or action.nargs == 0 or action.required or action.default is argparse.SUPPRESS:
+            return text
+        if text is None or "default" in text.lower():
+            return text
+        default = action.default
+        shown = " ".join(map(str, default)) if isinstance(default, (list, tuple)) else str(default)
+        none = default is None or not shown or default == {}
+        return f"{text} (default: {'none' if none else shown.replace('%', '%%')})".lstrip()
+
+
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's parser with errors of one line, in which long arguments are shortened."""
+    """argparse's parser with errors of one line, in which long arguments are shortened, and which say what an unknown
+    word may have meant. Its help has the default of every option."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"formatter_class": _HelpWithDefaults, **kwargs})
 
     def error(self, message: str) -> None:  # type: ignore[override]
         self.exit(USER_FAULT, f"error: {shortened(message)} (see {self.prog} --help)\n")
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            hints = [self._hint(word.partition("=")[0]) for word in unknown if word.startswith("-")]
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(hints)}")
+        return parsed
+
+    def _hint(self, option: str) -> str:
+        """What an unknown option is here."""
+        found = FOREIGN_OPTIONS.get(option)
+        if found is None:
+            return did_you_mean(option, self._option_string_actions)
+        is_ours = found.startswith("--")
+        # An option of another verb would not help here.
+        if is_ours and found.split()[0].rstrip(",") not in self._option_string_actions:
+            return ""
+        verb = self.prog.rpartition(" ")[2]
+        return f"; {option}{' is' if is_ours else ':'} {found.replace('{verb}', verb)}{' here' * is_ours}"
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            names = [str(choice) for choice in action.choices]
+            other = FOREIGN_VERBS.get(str(value))
+            hint = f"; did you mean {other}?" if other in names else did_you_mean(str(value), names)
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r} (choose from {', '.join(names)}){hint}")

@@ -34,7 +34,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 def add_device_option(group: argparse._ActionsContainer, default: object) -> None:
     """Add `--device-option NAME=VALUE`, which may be given any number of times and becomes a dictionary."""
-    text = "an option of the platform itself; may be given again"
+    text = "an option of the platform itself; may be given again (default: none)"
     group.add_argument(
         "--device-option", dest="device_options", action=_Pairs, default=default, metavar="NAME=VALUE", help=text
     )
@@ -67,8 +67,10 @@ def _help(option: Option) -> str:
     """The field's description in argparse's syntax, with the default if there is one."""
     text = str(option.info.description).rstrip(".")
     text = f"do not {text[0].lower()}{text[1:]}" if option.is_switch and option.info.default else text
-    default = option.default_text
-    return (f"{text} (default: {default})" if default and not option.is_switch else text).replace("%", "%%")
+    if not option.is_switch and "default:" not in text.lower():
+        default = option.default_text or ("auto" if option.info.default == "auto" else "none")
+        text = f"{text} (default: {default})"
+    return text.replace("%", "%%")
 
 
 def _metavar(option: Option) -> str:

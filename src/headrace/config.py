@@ -61,6 +61,11 @@ class ModelConfig(Frozen):
         description="A file that replaces the checkpoint's own chat template.",
         json_schema_extra=unit("file"),
     )
+    generation_config: Literal["auto", "none"] = Field(
+        default="auto",
+        description="Sampling of requests that state none. auto: what the checkpoint's generation_config.json (or a "
+        "GGUF's general.sampling) recommends. none: OpenAI's defaults.",
+    )
     grammar_backend: str = Field(
         default="llguidance",
         description="What enforces constraints on the output: llguidance, xgrammar (an extra), or a plugin's name.",
@@ -90,6 +95,36 @@ class CacheConfig(Frozen):
     )
     num_blocks: int | None = Field(default=None, ge=2, description="Number of KV blocks; overrides kv_memory.")
     prefix_caching: bool = Field(default=True, description="Reuse keys and values of prompts that begin alike.")
+    kv_host_memory: Bytes | None = Field(
+        default=None,
+        ge=1,
+        description="Bytes of host memory for KV blocks that leave the device. Default: none.",
+    )
+    kv_disk: str | None = Field(
+        default=None,
+        description="A folder for KV blocks and the bytes that it may take, as DIR:SIZE. It survives restarts, and "
+        "engines of one machine share it. Default: none.",
+        json_schema_extra=unit("DIR:SIZE"),
+    )
+
+    @field_validator("kv_disk")
+    @classmethod
+    def _folder_and_size(cls, text: str | None) -> str | None:
+        if text is not None:
+            folder, _, size = text.rpartition(":")
+            if not folder or not parse_size(size):
+                raise ValueError(f"{text!r} names no folder and size: write it as /var/cache/kv:100GiB")
+        return text
+
+    @property
+    def disk(self) -> tuple[Path, int] | None:
+        """The folder of `kv_disk` and its bytes."""
+        if self.kv_disk is None:
+            return None
+        folder, _, size = self.kv_disk.rpartition(":")
+        parsed = parse_size(size)
+        assert isinstance(parsed, int)
+        return Path(folder).expanduser(), parsed
 
 
 class SchedulerConfig(Frozen):
@@ -129,10 +164,10 @@ class SchedulerConfig(Frozen):
         """Name or path of the checkpoint that drafts; None without one."""
         return (self.speculate or "").partition(":")[2] or None
 
-    def with_draft_model(self, find: Callable[[str], Path]) -> SchedulerConfig:
-        """The same with the path of what drafts, which `find` gets from its name."""
+    def with_draft_model(self, find: Callable[[str, bool], Path]) -> SchedulerConfig:
+        """The same with the path of what drafts, which `find` gets from its name and from whether it is a model."""
         method, _, name = (self.speculate or "").partition(":")
-        return self.model_copy(update={"speculate": f"{method}:{find(name)}"}) if name else self
+        return self.model_copy(update={"speculate": f"{method}:{find(name, method == DRAFT)}"}) if name else self
 
 
 class DeviceConfig(Frozen):

@@ -26,7 +26,7 @@ from headrace.client.stops import special_stops
 from headrace.embedding_facts import Floats, Pooling
 from headrace.engine.stats import EngineStats
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest
-from headrace.hub.catalogue import resolve_model
+from headrace.hub.catalogue import resolve_drafter, resolve_model
 from headrace.hub.model_reference import display_name
 from headrace.lang.backend import Backend
 from headrace.lang.running import Runnable, RunResult
@@ -62,7 +62,9 @@ class AsyncLLM(InProcessClient):
         self.tokenizer: Tokenizer = load_tokenizer(path, config.model.chat_template)
         model_config = config.model.model_copy(update={"model": str(path)})
         server_config = config.server.model_copy(update={"served_model_name": display_name(model)})
-        scheduler_config = config.scheduler.with_draft_model(resolve_model)
+        scheduler_config = config.scheduler.with_draft_model(
+            lambda name, is_model: resolve_drafter(name, is_model, resolve_model)
+        )
         config = config.model_copy(
             update={"model": model_config, "server": server_config, "scheduler": scheduler_config}
         )

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from headrace.config import SIZE, Bytes, Config
 from headrace.errors import ConfigError
+from headrace.suggestions import did_you_mean
 
 __all__ = ["ENGINE", "SERVER", "Option", "make_config"]
 
@@ -118,7 +119,9 @@ def make_config(model: str, given: Mapping[str, Any], flags: bool = False) -> Co
     for name, value in given.items():
         option = known.get(name)
         if option is None:
-            raise ConfigError(f"unknown option {name!r}; there are {', '.join(sorted(ENGINE))}")
+            raise ConfigError(
+                f"unknown option {name!r}; there are {', '.join(sorted(ENGINE))}{did_you_mean(name, known)}"
+            )
         values[option.section][option.field] = value
     try:
         return Config.model_validate(values)

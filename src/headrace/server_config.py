@@ -73,6 +73,12 @@ class ServerConfig(Frozen):
         "no limit beside max_waiting.",
         json_schema_extra=unit("tokens"),
     )
+    kv_events_endpoint: str | None = Field(
+        default=None,
+        description="ZeroMQ address to publish the prefix cache's changes on, as tcp://*:5557, in the form that vLLM's "
+        "routers read; needs the extra events. headrace route needs none.",
+        json_schema_extra=unit("address"),
+    )
     state_dir: str | None = Field(
         default=None,
         description="Folder for what clients ask to keep: responses (at most 10,000, 1 GiB and 30 days), files (at "

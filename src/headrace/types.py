@@ -315,6 +315,10 @@ class StepPlan:
     history_tokens: Ints
     """[H]; known tokens that the device's history must contain and that this step does not compute (cached prefixes
     with penalties)."""
+    stores: Ints | None = None
+    """[K]; blocks whose content the result brings. They are read first: before `loads`, `copies` and the step."""
+    loads: tuple[tuple[int, Any], ...] = ()
+    """(block, its bytes), to be written before `copies`. Of two for one block, the last counts."""
     split: bool = False
     """The step is launched in two parts: the forward pass, and sampling after the core has completed the plan. Until
     then `row_target` and the constraints in `sampling` are not final."""
@@ -361,6 +365,8 @@ class StepResult:
     the others."""
     hidden: Floats | None = None
     """[T, hidden] if the plan asks for them: the outputs of the final norm."""
+    stored: npt.NDArray[np.uint8] | None = None
+    """[K, bytes]: the blocks of `StepPlan.stores`, as `gather_blocks` reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,3 +387,5 @@ class SchedulerStats:
     """Prompt tokens served from the cache, since start."""
     prompt_tokens: int
     """Prompt tokens admitted, since start."""
+    fetching: int = 0
+    """Sequences among the waiting ones whose blocks are on their way."""

@@ -16,14 +16,14 @@ from headrace.client import engine_process as spawn
 from headrace.client import process_client
 from headrace.config import Config
 from headrace.engine.launch import launch
-from headrace.server import lifecycle, run
+from headrace.server import http_server, run
 
 if __name__ == "__main__":
     model, config, limits = Path(sys.argv[1]), Config.model_validate_json(sys.argv[2]), json.loads(sys.argv[3])
     process_client._SILENCE = limits.get("silence", 600.0)
     process_client._KILL_AFTER = client._STATS_TIMEOUT = client._FRESH_TIMEOUT = 600.0
     spawn._EXIT_TIMEOUT = limits.get("exit", spawn._EXIT_TIMEOUT)
-    lifecycle._HARD_EXIT = limits.get("at_once", lifecycle._HARD_EXIT)
+    http_server.HARD_EXIT = limits.get("at_once", http_server.HARD_EXIT)
     with ExitStack() as stack:
         launched = None
         if "slow" in limits:

@@ -101,7 +101,24 @@ def tree(s: hl.State) -> Any:
     return branch["way"]
 
 
+@hl.program
+def beside(s: hl.State) -> None:
+    """Two states at the same time, one of which takes what the other has said."""
+    notes = hl.new_state()
+    notes.text("Notes of a long day, so that there is a block:")
+    s.text("One,")
+    for at in range(3):
+        s.gen(f"n{at}", max_tokens=8, stop="e")
+        notes.text(f" {at}:")
+        notes.gen(f"m{at}", max_tokens=6, ignore_eos=True)
+        s.text(" and ")
+        s.select(f"c{at}", ["a", "b", "c"])
+    s.text(notes["m2"])
+    s.gen("end", max_tokens=5, ignore_eos=True)
+
+
 PROGRAMS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "beside": (beside, ()),
     "chain": (chain, (3,)),
     "text": (text_chain, ()),
     "tree": (tree, ()),

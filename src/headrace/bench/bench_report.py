@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,21 @@ from rich import table as terminal
 from rich.console import Console
 from rich.text import Text
 
+from headrace import __version__
 from headrace.bench.plots import Plot
+from headrace.progress import Activity
 
-__all__ = ["BenchReport", "ReportTable", "add_outputs", "as_json", "facts", "print_report", "publish", "write_html"]
+__all__ = [
+    "BenchReport",
+    "ReportTable",
+    "add_outputs",
+    "as_json",
+    "facts",
+    "print_report",
+    "processor_name",
+    "publish",
+    "write_html",
+]
 
 _FILE_WIDTH = 200
 
@@ -48,13 +61,15 @@ class BenchReport:
 
 def add_outputs(parser: argparse.ArgumentParser, label: str = "headrace") -> None:
     """The options that `publish` reads, the same for every verb."""
+    parser.set_defaults(progress=Activity(None, label))  # `dispatch` sets the one that is shown.
     parser.add_argument("--label", default=label, help="the report's title (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots here")
 
 
 def publish(args: argparse.Namespace, report: BenchReport) -> None:
-    """Print the tables, and write the forms that the options ask for."""
+    """End the line of progress, print the tables, and write the forms that the options ask for."""
+    args.progress.close()
     print_report(report)
     if args.json:
         args.json.write_text(json.dumps(as_json(report), indent=1) + "\n", encoding="utf-8")
@@ -64,7 +79,24 @@ def publish(args: argparse.Namespace, report: BenchReport) -> None:
 
 def facts() -> dict[str, Any]:
     """Facts about this machine that belong to every report."""
-    return {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
+    return {
+        "headrace": __version__,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "processor": processor_name(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+
+
+def processor_name() -> str:
+    """As the system names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Hardware")))
+    return next(names, platform.processor() or "unknown")
 
 
 def as_json(report: BenchReport) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 from collections.abc import Sequence
 
 from headrace.argument_parser import ArgumentParser
 from headrace.errors import ConfigError
+from headrace.progress import activity
 
 __all__ = ["main"]
 
@@ -37,13 +39,18 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("verb", choices=list(VERBS), metavar="VERB")
     verb = parser.parse_args(argv[:1]).verb
-    try:
-        module = importlib.import_module(VERBS[verb][0])
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"`headrace bench {verb}` needs the package {error.name}: pip install 'headrace[bench]'"
-        ) from error
-    inner = ArgumentParser(prog=f"headrace bench {verb}", description=module.__doc__)
-    module.configure(inner)
-    result: int = module.run(inner.parse_args(argv[1:]))
-    return result
+    with contextlib.ExitStack() as stack:
+        # Before the imports, which take seconds. `publish` ends the line.
+        showing = contextlib.nullcontext() if {"-h", "--help"} & set(argv) else activity(f"bench {verb}: starting")
+        progress = stack.enter_context(showing)
+        try:
+            module = importlib.import_module(VERBS[verb][0])
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"`headrace bench {verb}` needs the package {error.name}: pip install 'headrace[bench]'"
+            ) from error
+        inner = ArgumentParser(prog=f"headrace bench {verb}", description=module.__doc__)
+        module.configure(inner)
+        inner.set_defaults(progress=progress)
+        result: int = module.run(inner.parse_args(argv[1:]))
+        return result

@@ -28,10 +28,10 @@ def add_load_options(parser: argparse.ArgumentParser, workloads: Sequence[str]) 
     )
     add("--requests", type=int, metavar="N", help="in place of the workload's own number")
     add("--concurrency", type=int, metavar="N", help="requests at a time, in place of the workload's own number")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, metavar="N", help="of the prompts' content")
     add("--repeat", type=int, default=1, metavar="N", help="runs of each workload, with seeds counted up")
     add("--ttft-target", type=float, metavar="MS", help="with --tpot-target it defines goodput")
-    add("--tpot-target", type=float, metavar="MS")
+    add("--tpot-target", type=float, metavar="MS", help="time per output token of a good answer")
 
 
 def planned_runs(args: argparse.Namespace) -> Iterator[tuple[Workload, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from headrace.bench.bench_report import BenchReport, ReportTable, facts
@@ -91,7 +91,8 @@ def load_report(label: str, runs: Sequence[LoadRun], more: Mapping[str, Any]) ->
         rows = [[show(run) for show in _DRAFTS.values()] for run in runs]
         tables.append(ReportTable("speculative decoding: drafts in tokens", tuple(_DRAFTS), rows))
     failed = [f"{run.workload.name}: {run.summary.first_error}" for run in runs if run.summary.first_error]
-    notes = list(dict.fromkeys(note for run in runs for note in run.notes))
+    words = [replace(run.workload, requests=run.summary.requests).words for run in runs]
+    notes = list(dict.fromkeys([*words, *(note for run in runs for note in run.notes)]))
     plots = [plot for run in runs for plot in _plots(run)]
     return BenchReport(
         label, {"runs": [record(run) for run in runs]}, tables, plots, facts() | dict(more), failed + notes

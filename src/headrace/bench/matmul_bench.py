@@ -119,8 +119,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--formats", default="bfloat16,q4_0,q4_1,q8_0,q6_k", help=f"of {', '.join(FORMATS)}; or all")
     parser.add_argument("--rows", default="1,4,16,512", help="of the inputs")
     parser.add_argument("--shape", default="3072x1536", help="of the weight: outputs x inputs")
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--isa", default=None, help="instruction set")
+    parser.add_argument("--threads", type=int, metavar="N", help="of the kernels (default: one per core)")
+    parser.add_argument("--isa", help="instruction set (default: the best)")
 
 
 def chosen(args: argparse.Namespace) -> tuple[list[str], tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -42,8 +43,10 @@ async def run_load(
     warmup: int = 2,
     targets: tuple[float | None, float | None] = (None, None),
     pid: int | None = None,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> LoadRun:
     """Send a workload with its concurrency, after `warmup` short requests. `pid`: the server's process, if known.
+    `progress(what, done, total)` counts requests.
 
     Raises ConfigError if the endpoint doesn't answer, or there is no such process.
     """
@@ -60,7 +63,9 @@ async def run_load(
         await sampler.start()
         before = None if pid is None else cost(pid)
         client, machine, start = time.process_time(), machine_seconds(), time.perf_counter()
-        rows = await _all(session, target, prompts, workload.concurrency)
+        rows = await _all(
+            session, target, prompts, workload.concurrency, lambda done: progress(workload.name, done, len(prompts))
+        )
         wall, client = time.perf_counter() - start, time.process_time() - client
         machine = machine_seconds() - machine
         after = None if pid is None else cost(pid)
@@ -84,12 +89,18 @@ async def _warm(session: aiohttp.ClientSession, target: Endpoint, prompts: Seque
 
 
 async def _all(
-    session: aiohttp.ClientSession, target: Endpoint, prompts: Sequence[Prompt], concurrency: int
+    session: aiohttp.ClientSession,
+    target: Endpoint,
+    prompts: Sequence[Prompt],
+    concurrency: int,
+    answered: Callable[[int], None],
 ) -> list[RequestTiming]:
-    gate = asyncio.Semaphore(concurrency)
+    gate, counter = asyncio.Semaphore(concurrency), itertools.count(1)
 
     async def one(prompt: Prompt) -> RequestTiming:
         async with gate:
-            return await send(session, target.url, target.model, prompt, target.extra)
+            row = await send(session, target.url, target.model, prompt, target.extra)
+            answered(next(counter))
+            return row
 
     return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))

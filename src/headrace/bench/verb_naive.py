@@ -55,10 +55,10 @@ class ServingResult:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="smollm2")
-    parser.add_argument("--workload", default="W2", choices=sorted(WORKLOADS))
-    parser.add_argument("--requests", type=int)
+    parser.add_argument("--workload", default="W2", choices=sorted(WORKLOADS), help="the load")
+    parser.add_argument("--requests", type=int, metavar="N", help="in place of the workload's own number")
     parser.add_argument("--batch", type=int, default=16, help="members of a static batch, and our max_num_seqs")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the prompts' content")
     add_engine_options(parser)
     add_outputs(parser, "static batches and headrace")
 
@@ -69,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
     path, options = resolve_model(args.model), engine_options(args)
     workload = replace(WORKLOADS[args.workload], concurrency=args.batch)
     prompts = build(workload, load_encoder(args.model), args.seed, args.requests)
+    args.progress("static batches")
     naive = _in_own_process(_static_batches, path, prompts, args.batch, options.get("threads"))
+    args.progress("headrace")
     ours = _in_own_process(_headrace, path, workload, options, args.seed, args.requests)
     publish(args, _report(args, naive, ours, options))
     return 0
@@ -105,8 +107,16 @@ def _report(
         bars(wastes, "shares of memory, slots and device time that were used", mark=1.0),
     ]
     data = {"ways": [asdict(naive), asdict(ours)], "ratios": found}
-    known = {"model": args.model, "workload": args.workload, "batch": args.batch, "seed": args.seed, **options}
-    return BenchReport(args.label, data, [table], plots, facts() | known)
+    known = {
+        "model": args.model,
+        "workload": args.workload,
+        "batch": args.batch,
+        "seed": args.seed,
+        "dtype": "auto",
+        **options,
+    }
+    words = replace(WORKLOADS[args.workload], concurrency=args.batch).words
+    return BenchReport(args.label, data, [table], plots, facts() | known, [words])
 
 
 def _in_own_process(measure: Callable[..., ServingResult], *args: Any) -> ServingResult:

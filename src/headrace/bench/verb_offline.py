@@ -25,10 +25,11 @@ def run(args: argparse.Namespace) -> int:
     options = engine_options(args)
     engine, encode = open_engine(args.model, options)
     try:
-        runs = [
-            run_in_process(engine, workload, encode, seed=seed, requests=args.requests, targets=target_seconds(args))
-            for workload, seed in planned_runs(args)
-        ]
+        runs = []
+        for workload, seed in planned_runs(args):
+            args.progress(workload.name)
+            goals = target_seconds(args)
+            runs.append(run_in_process(engine, workload, encode, seed=seed, requests=args.requests, targets=goals))
         known = {"model": args.model, "platform": engine.info.platform, "dtype": engine.info.dtype, **options}
     finally:
         engine.close()

@@ -45,7 +45,7 @@ class Perplexity:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a directory, a .gguf file or a catalogue name; with --url: the tokenizer's")
     parser.add_argument("file", type=Path, help="UTF-8 text")
-    parser.add_argument("--window", type=int, default=512, metavar="TOKENS")
+    parser.add_argument("--window", type=int, default=512, metavar="TOKENS", help="tokens of a window")
     parser.add_argument("--windows", type=int, metavar="N", help="use the first N windows at most")
     parser.add_argument("--against", type=float, metavar="VALUE", help="another engine's perplexity of the same text")
     parser.add_argument("--url", help="score with this server instead")
@@ -70,12 +70,13 @@ def run(args: argparse.Namespace) -> int:
         name = next(iter(options)).replace("_", "-")
         raise ConfigError(f"--{name} chooses how this process computes, but --url lets a server do so: leave one out")
     if args.url:
-        found = perplexity(split, _remote(args.url, args.served_model or args.model, args.api_key))
+        found = perplexity(split, _remote(args.url, args.served_model or args.model, args.api_key), args.progress)
     else:
         from headrace.llm import LLM
 
         with LLM(args.model, **options) as llm:
-            found = perplexity(split, lambda ids: _local(llm, ids))
+            found = perplexity(split, lambda ids: _local(llm, ids), args.progress)
+            options = {**options, "platform": llm.info.platform, "dtype": llm.info.dtype}
     publish(args, _report(args, found, options))
     return 0
 
@@ -98,7 +99,11 @@ def windows(tokenizer: Tokenizer, text: str, size: int) -> Iterator[list[int]]:
         yield window if opens is None else [opens, *window[1:]]
 
 
-def perplexity(split: Sequence[Sequence[int]], score: Score) -> Perplexity:
+def perplexity(
+    split: Sequence[Sequence[int]],
+    score: Score,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> Perplexity:
     """exp of the mean negative log probability over the second half of every window, without its first token.
 
     llama.cpp scores the tokens that the logits of the second half predict; the first token of the half is predicted by
@@ -109,6 +114,7 @@ def perplexity(split: Sequence[Sequence[int]], score: Score) -> Perplexity:
     for window in split:
         values += [-value for value in score(window)[len(window) // 2 + 1 :] if value is not None]
         running.append(math.exp(statistics.fmean(values)))
+        progress("windows", len(running), len(split))
     spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return Perplexity(running[-1], running[-1] * spread, len(values), tuple(running))
 

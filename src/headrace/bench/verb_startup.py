@@ -32,7 +32,7 @@ _SAVED = 2.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="smollm2")
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=5, metavar="N", help="starts of each kind")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds a start may take")
     parser.add_argument("--options", default="", help='for `headrace serve`, as --options="--threads 1"')
     add_outputs(parser, "start-up")
@@ -40,10 +40,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     given = shlex.split(args.options)
+    args.progress("first start")
     _once(args.model, given, args.limit, _SAVED)
     ways = {"with": given, "without": [*given, *_COLD]}
     # Alternating, so that other load on the machine affects both in the same way.
-    rounds = [{way: _once(args.model, options, args.limit) for way, options in ways.items()} for _ in range(args.runs)]
+    rounds = []
+    for number in range(args.runs):
+        args.progress("starts", number, args.runs)
+        rounds.append({way: _once(args.model, options, args.limit) for way, options in ways.items()})
     found = {way: {part: [one[way][0][part] for one in rounds] for part in rounds[0][way][0]} for way in ways}
     peaks = {way: max(one[way][1] for one in rounds) for way in ways}
     publish(args, _report(args, found, peaks, _packed_bytes()))

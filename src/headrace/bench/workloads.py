@@ -30,6 +30,16 @@ class Workload:
     task: str | None = None
     """One of `tasks.TASKS`; None: any text."""
 
+    @property
+    def words(self) -> str:
+        """The workload in a sentence."""
+        shared = f"{self.shared_prefix} tokens that all prompts share and then " if self.shared_prefix else ""
+        task = "English text" if self.task is None else f"the task {self.task}"
+        return (
+            f"{self.name}: {self.requests} requests, {self.concurrency} at a time; prompts of {task} with {shared}"
+            f"{_span(self.prompt)} tokens, answers of {_span(self.output)} tokens, greedy and to full length"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -72,6 +82,11 @@ def build(
         else:
             made.append(Prompt(task_prompt(TASKS[workload.task], prompt, encode, content), output))
     return made
+
+
+def _span(span: tuple[int, int]) -> str:
+    low, high = span
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _log_uniform(rng: random.Random, span: tuple[int, int]) -> int:

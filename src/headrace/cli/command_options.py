@@ -12,7 +12,10 @@ from headrace.errors import ConfigError, excerpt
 if TYPE_CHECKING:
     from headrace.config import Config
 
-__all__ = ["add_sampling_options", "build_config", "sampling"]
+__all__ = ["CHAT_TEMPERATURE", "add_sampling_options", "build_config", "sampling"]
+
+CHAT_TEMPERATURE = 0.7
+"""Of a chat with a model in this process, if neither the user nor the checkpoint states one."""
 
 
 def _positive(text: str) -> int:
@@ -23,7 +26,8 @@ def _positive(text: str) -> int:
     return number
 
 
-def add_sampling_options(parser: argparse.ArgumentParser, temperature: float, max_tokens: int) -> None:
+def add_sampling_options(parser: argparse.ArgumentParser, temperature: float | None, max_tokens: int) -> None:
+    """`temperature`: the default; None: the model's, or that of a chat."""
     group = parser.add_argument_group("sampling")
     add = group.add_argument
     add(
@@ -33,25 +37,33 @@ def add_sampling_options(parser: argparse.ArgumentParser, temperature: float, ma
         metavar="N",
         help=f"tokens of an answer (default: {max_tokens})",
     )
-    add("--temperature", type=float, default=temperature, metavar="T", help=f"default: {temperature:g}; 0 is greedy")
-    add("--top-p", type=float, default=1.0, metavar="P")
-    add("--top-k", type=int, default=0, metavar="K")
-    add("--min-p", type=float, default=0.0, metavar="P")
-    add("--seed", type=int, default=None, metavar="N")
-    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given again")
-    form = parser.add_argument_group("form of the answer, one of these").add_mutually_exclusive_group()
+    model = "the model's, else "
+    usual = f"{model}{CHAT_TEMPERATURE:g}" if temperature is None else f"{temperature:g}"
+    add("--temperature", type=float, default=temperature, metavar="T", help=f"0 is greedy (default: {usual})")
+    share = "keep the most likely tokens that make up this share"
+    add("--top-p", type=float, metavar="P", help=f"{share} (default: {model}1, all)")
+    add("--top-k", type=int, metavar="K", help=f"keep so many of the most likely tokens (default: {model}0, all)")
+    least = "keep tokens with at least this share of the likeliest one's probability"
+    add("--min-p", type=float, metavar="P", help=f"{least} (default: {model}0)")
+    add("--seed", type=int, metavar="N", help="of the random draws (default: another each time)")
+    add("--stop", action="append", metavar="TEXT", help="end before this text; may be given again (default: none)")
+    title = "form of the answer, one of these (default: any text)"
+    form = parser.add_argument_group(title).add_mutually_exclusive_group()
     form.add_argument("--json-schema", metavar="FILE", help="JSON that fits the schema in this file")
     form.add_argument("--regex", metavar="EXPRESSION", help="a text that matches completely")
     form.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts; may be given again")
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """The sampling parameters, by the names of OpenAI's API and `SamplingParams`. Raises ConfigError for a schema that
-    cannot be read."""
+    """The sampling parameters that were given, by the names of OpenAI's API and `SamplingParams`, and `max_tokens`.
+    Raises ConfigError for a schema that cannot be read."""
     names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
-    form = _form(args)
-    structured = {"structured_outputs": form} if form else {}
-    return {name: getattr(args, name) for name in names} | {"stop": tuple(args.stop)} | structured
+    given: dict[str, Any] = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if args.stop:
+        given["stop"] = tuple(args.stop)
+    if form := _form(args):
+        given["structured_outputs"] = form
+    return given
 
 
 def _form(args: argparse.Namespace) -> dict[str, Any]:

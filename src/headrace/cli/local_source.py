@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headrace.cli.command_options import CHAT_TEMPERATURE
 from headrace.cli.pieces import Pieces
 from headrace.client.api import GenerateRequest
 from headrace.errors import EngineDead
 from headrace.llm import AsyncLLM
-from headrace.progress import loading_bar
 from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.types import SamplingParams
 
@@ -26,25 +26,43 @@ T = TypeVar("T")
 class LocalSource:
     """A `text_sources.TextSource`."""
 
-    def __init__(self, model: Path, options: Mapping[str, Any]) -> None:
+    is_remote = False
+
+    def __init__(
+        self, model: Path, options: Mapping[str, Any], progress: Callable[[str, float], None] | None = None
+    ) -> None:
         self._count = 0
-        with loading_bar() as progress:
-            self._llm = AsyncLLM(str(model), progress=progress, **options)
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-cli", daemon=True)
-            self._thread.start()
-            try:
-                self._wait(self._llm.start())
-            except BaseException:
-                self.close()
-                raise
+        self._tokens: int | None = None
+        self._llm = AsyncLLM(str(model), progress=progress, **options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-cli", daemon=True)
+        self._thread.start()
+        try:
+            self._wait(self._llm.start())
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def header(self) -> str:
+        info = self._llm.info
+        sampling = "".join(f", {name} {value:g}" for name, value in info.sampling_defaults.items())
+        return f"{info.name} on {info.platform}, {info.dtype}, {info.max_model_len} tokens of context{sampling}"
+
+    @property
+    def tokens(self) -> int | None:
+        return self._tokens
+
+    def models(self) -> Sequence[str]:
+        return ()
 
     def complete(self, prompt: str, params: Mapping[str, Any]) -> Pieces:
         return self._stream(self._llm.tokenizer.encode(prompt), params)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> Pieces:
         text = self._llm.tokenizer.apply_chat_template(ChatInputs(messages))
-        return self._stream(self._llm.tokenizer.encode_chat(text), params)
+        chosen = {"temperature": CHAT_TEMPERATURE, **self._llm.info.sampling_defaults, **params}
+        return self._stream(self._llm.tokenizer.encode_chat(text), chosen)
 
     def close(self) -> None:
         self._wait(self._llm.close())
@@ -54,6 +72,7 @@ class LocalSource:
 
     def _stream(self, prompt: list[int], params: Mapping[str, Any]) -> Pieces:
         self._count += 1
+        self._tokens = None
         room = self._llm.info.room(len(prompt))
         limited = {**params, "max_tokens": max(1, min(params["max_tokens"], room))}
         request = GenerateRequest(f"cli-{self._count}", tuple(prompt), SamplingParams(**limited))
@@ -70,6 +89,8 @@ class LocalSource:
         try:
             async with contextlib.aclosing(self._llm.generate(request)) as outputs:  # type: ignore[type-var]
                 async for output in outputs:
+                    if output.usage is not None:
+                        self._tokens = output.usage.completion_tokens
                     pieces.put(output.text)
                     if output.error is not None:
                         raise EngineDead(output.error)

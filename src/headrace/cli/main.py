@@ -15,16 +15,24 @@ VERBS = {
     "serve": ("headrace.cli.serve_command", "serve a model with OpenAI's API over HTTP"),
     "generate": ("headrace.cli.generate_command", "continue a text"),
     "chat": ("headrace.cli.chat_command", "chat with a model in the terminal"),
+    "route": ("headrace.cli.route_command", "one endpoint before several engines"),
+    "simulate": ("headrace.cli.simulate_command", "compare ways to place requests over simulated engines"),
+    "run": ("headrace.cli.run_command", "ask a model one question; without one, chat with it"),
+    "top": ("headrace.cli.top_command", "watch a running server"),
     "run-batch": ("headrace.cli.run_batch_command", "answer a file of requests"),
     "program": ("headrace.cli.program_command", "compile, check, draw and run programs of headrace.lang"),
     "train-drafter": ("headrace.cli.train_command", "train a head that drafts for a model"),
     "models": ("headrace.cli.models_command", "list the catalogue, and which models are here"),
     "pull": ("headrace.cli.pull_command", "fetch a model of the catalogue"),
+    "list": ("headrace.cli.list_command", "list the models that are on this machine"),
+    "rm": ("headrace.cli.rm_command", "remove a model from this machine"),
+    "ps": ("headrace.cli.ps_command", "list the servers that run on this machine"),
     "cache": ("headrace.cli.cache_command", "show or clear the cache of packed weights"),
     "doctor": ("headrace.cli.doctor_command", "show what this machine can run, and why not more"),
     "conformance": ("headrace.cli.conformance_command", "test a platform against the contract"),
     "plugin": ("headrace.cli.plugin_command", "write the skeleton of a new platform"),
     "bench": ("headrace.bench.dispatch", "measure a server, this process, or this machine"),
+    "completion": ("headrace.cli.completion_command", "print a script that completes words in a shell"),
 }
 _USER_FAULT = 2
 _INTERRUPTED = 130
@@ -125,7 +133,7 @@ def _verb(arguments: list[str]) -> int:
         epilog=f"verbs:\n{listing}\n\n`headrace VERB --help` describes a verb.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"headrace {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"headrace {__version__}")
     parser.add_argument("verb", choices=list(VERBS), metavar="VERB", help=argparse.SUPPRESS)
     verb = parser.parse_args(arguments[:1]).verb
     _check_working_directory()

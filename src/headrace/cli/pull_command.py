@@ -6,6 +6,7 @@ import argparse
 
 from headrace.cli.model_fetch import fetch_model
 from headrace.errors import ModelNotFound
+from headrace.suggestions import did_you_mean
 
 __all__ = ["configure", "run"]
 
@@ -22,6 +23,7 @@ def run(args: argparse.Namespace) -> int:
     if args.name not in CATALOGUE and parse_repository(args.name) is None:
         raise ModelNotFound(
             f"{args.name!r} is neither in the catalogue nor org/name of a hub: choose one of {', '.join(CATALOGUE)}"
+            + did_you_mean(args.name, CATALOGUE)
         )
     print(fetch_model(args.name, args.accept_terms))
     return 0

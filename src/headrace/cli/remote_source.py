@@ -22,13 +22,24 @@ _TIMEOUT = 300.0
 class RemoteSource:
     """A `text_sources.TextSource`."""
 
+    is_remote = True
+
     def __init__(self, url: str, model: str | None = None, api_key: str | None = None) -> None:
         """`model`: default is the first that the server lists."""
         self._url = url
         self._base = _address(url)
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._client = httpx.Client(headers=headers, timeout=_TIMEOUT)
-        self._model = model or self._first_model()
+        self._tokens: int | None = None
+        self._model = model or self.models()[0]
+
+    @property
+    def header(self) -> str:
+        return f"{self._model} at {self._base}"
+
+    @property
+    def tokens(self) -> int | None:
+        return self._tokens
 
     def complete(self, prompt: str, params: Mapping[str, Any]) -> Pieces:
         for choice in self._choices("/v1/completions", {"prompt": prompt, **params}):
@@ -41,18 +52,25 @@ class RemoteSource:
     def close(self) -> None:
         self._client.close()
 
-    def _first_model(self) -> str:
+    def models(self) -> Sequence[str]:
         with self._request("GET", "/v1/models", None) as response:
-            return str(json.loads(response.read())["data"][0]["id"])
+            names = [str(entry["id"]) for entry in json.loads(response.read())["data"]]
+            if not names:
+                raise LookupError("no model is listed")
+            return names
 
     def _choices(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         # Other servers refuse fields that only our server has: send only the values that the user gave.
-        given = {name: value for name, value in body.items() if value not in (None, (), 0) or name == "temperature"}
-        with self._request("POST", path, {"model": self._model, "stream": True, **given}) as response:
+        given = {name: value for name, value in body.items() if value not in (None, ())}
+        self._tokens = None
+        asked = {"model": self._model, "stream": True, "stream_options": {"include_usage": True}, **given}
+        with self._request("POST", path, asked) as response:
             for data in event_data(response.iter_bytes()):
                 chunk = json.loads(data)
                 if "error" in chunk:
                     raise EngineDead(str(chunk["error"].get("message", chunk["error"])))
+                if (usage := chunk.get("usage")) is not None:
+                    self._tokens = usage.get("completion_tokens")
                 yield from chunk.get("choices", ())
 
     @contextlib.contextmanager

@@ -50,11 +50,11 @@ def show_serve_plan(config: Config) -> int:
 def _model(config: Config, engine: dict[str, Any], found: list[Path]) -> Iterator[str]:
     """`engine` gets the values that the engine would choose, `found` the model's path."""
     from headrace.engine.dry_run import plan_engine
-    from headrace.hub.catalogue import find_local
+    from headrace.hub.catalogue import find_local, resolve_drafter
 
     path = find_local(config.model.model)
     found.append(path)
-    scheduler = config.scheduler.with_draft_model(find_local)
+    scheduler = config.scheduler.with_draft_model(lambda name, is_model: resolve_drafter(name, is_model, find_local))
     model = config.model.model_copy(update={"model": str(path)})
     plan = plan_engine(config.model_copy(update={"model": model, "scheduler": scheduler}))
     yield "model"

@@ -21,8 +21,8 @@ def add_tape_options(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=int, default=1, metavar="N", help="tokens of the step (default: 1, as in decoding)")
     add("--context", type=int, default=128, metavar="N", help="tokens before them (default: 128)")
     add("--threads", type=int, default=argparse.SUPPRESS, metavar="N", help="default: one per core")
-    add("--dtype", default=argparse.SUPPRESS, help="as for serve")
-    add("--quantize", default=argparse.SUPPRESS, help="as for serve")
+    add("--dtype", default=argparse.SUPPRESS, help="as for serve (default: auto)")
+    add("--quantize", default=argparse.SUPPRESS, help="as for serve (default: none)")
 
 
 def show_tape(args: argparse.Namespace) -> int:

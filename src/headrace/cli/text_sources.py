@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from types import ModuleType
 from typing import Any, Protocol
 
 from headrace.arguments import add_engine_options, engine_options
 from headrace.cli.pieces import Pieces
 
-__all__ = ["TextSource", "add_source_options", "open_source"]
+__all__ = ["TextSource", "add_source_options", "make_source", "open_source"]
 
 
 class TextSource(Protocol):
     """Generates text. Closing an answer before its end aborts the request. Errors of the engine or the server are
     HeadraceErrors."""
+
+    is_remote: bool
+    """A server, which may come back after an error."""
+
+    @property
+    def header(self) -> str:
+        """The model and where it runs, on one line."""
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of the last answer so far; None if they are not known."""
+
+    def models(self) -> Sequence[str]:
+        """Names that could be asked for instead; empty if that is for others to know."""
 
     def complete(self, prompt: str, params: Mapping[str, Any]) -> Pieces: ...
 
@@ -25,26 +43,47 @@ class TextSource(Protocol):
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", metavar="URL", help="use a running server, as http://127.0.0.1:8000")
-    parser.add_argument("--api-key", metavar="KEY", help="API key for --url; default: HEADRACE_API_KEY")
+    parser.add_argument(
+        "--url", metavar="URL", help="use a running server, as http://127.0.0.1:8000 (default: load MODEL here)"
+    )
+    parser.add_argument("--api-key", metavar="KEY", help="API key for --url (default: HEADRACE_API_KEY)")
     parser.add_argument("--accept-terms", action="store_true", help="accept the terms of a model that has some")
     add_engine_options(parser)
 
 
-@contextlib.contextmanager
-def open_source(args: argparse.Namespace, model: str | None) -> Iterator[TextSource]:
+def make_source(args: argparse.Namespace, model: str | None) -> TextSource:
     """The server of `--url`; without it, `model` (or the default model) loaded in this process."""
-    source: TextSource
     if args.url is not None:
         from headrace.cli.remote_source import RemoteSource
         from headrace.environment import read_environment
 
-        source = RemoteSource(args.url, model, (args.api_key or read_environment().api_key or "").strip() or None)
-    else:
-        from headrace.cli.local_source import LocalSource
-        from headrace.cli.model_fetch import fetch_model
+        return RemoteSource(args.url, model, (args.api_key or read_environment().api_key or "").strip() or None)
+    from headrace.cli.model_fetch import fetch_model
+    from headrace.progress import loading_bar
 
-        name = "smollm2" if model is None else model
-        source = LocalSource(fetch_model(name, args.accept_terms), engine_options(args))
-    with contextlib.closing(source):
+    path = fetch_model("smollm2" if model is None else model, args.accept_terms)
+    with loading_bar() as progress:
+        local: Any = _import("headrace.cli.local_source")
+        source: TextSource = local.LocalSource(path, engine_options(args), progress)
+        return source
+
+
+def _import(name: str) -> ModuleType:
+    """Import a module on another thread: an interrupt in the middle of torch's import would leave it unusable."""
+    done: Future[ModuleType] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(importlib.import_module(name))
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=work, name="imports", daemon=True).start()
+    return done.result()
+
+
+@contextlib.contextmanager
+def open_source(args: argparse.Namespace, model: str | None) -> Iterator[TextSource]:
+    """`make_source` as a context that closes it."""
+    with contextlib.closing(make_source(args, model)) as source:
         yield source

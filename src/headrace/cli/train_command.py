@@ -27,15 +27,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--accept-terms", action="store_true", help="accept the terms of a model that has some")
     group = parser.add_argument_group("training")
     add = group.add_argument
-    add("--answers", type=int, default=2000, metavar="N", help="answers of the model; one in 16 is held out (2000)")
-    add("--answer-tokens", type=int, default=128, metavar="N", help="tokens of an answer at most (128)")
-    add("--epochs", type=int, default=2, metavar="N", help="times that each answer is trained on (2)")
-    add("--batch", type=int, default=4, metavar="N", help="answers of a step (4)")
-    add("--rate", type=float, default=6e-4, metavar="X", help="the highest learning rate (6e-4)")
-    add("--drafts", type=int, metavar="K", help="tokens of a draft (eagle3 and mtp: 3, dflash: 7)")
-    add("--draft-vocabulary", type=int, default=8192, metavar="N", help="tokens that eagle3 can draft (8192)")
-    add("--layers", type=int, default=2, metavar="N", help="layers of dflash (2)")
-    add("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (0)")
+    add(
+        "--answers",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="answers of the model; one in 16 is held out (default: 2000)",
+    )
+    add("--answer-tokens", type=int, default=128, metavar="N", help="tokens of an answer at most (default: 128)")
+    add("--epochs", type=int, default=2, metavar="N", help="times that each answer is trained on (default: 2)")
+    add("--batch", type=int, default=4, metavar="N", help="answers of a step (default: 4)")
+    add("--rate", type=float, default=6e-4, metavar="X", help="the highest learning rate (default: 6e-4)")
+    add("--drafts", type=int, metavar="K", help="tokens of a draft (default: eagle3 and mtp: 3, dflash: 7)")
+    add("--draft-vocabulary", type=int, default=8192, metavar="N", help="tokens that eagle3 can draft (default: 8192)")
+    add("--layers", type=int, default=2, metavar="N", help="layers of dflash (default: 2)")
+    add("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (default: 0)")
     add_engine_options(parser)
 
 

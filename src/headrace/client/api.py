@@ -6,10 +6,11 @@ this process (`LLM`, `AsyncLLM`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from headrace.client.cache_feed import CacheFeed
 from headrace.client.speculation_choice import SpeculationChoice
 from headrace.embedding_facts import NO_EMBEDDINGS, EmbeddingFacts, Pooling
 from headrace.engine.stats import EngineStats, EngineView
@@ -146,6 +147,13 @@ class ModelInfo:
     embedding: EmbeddingFacts = NO_EMBEDDINGS
     rivals: int = 0
     """The most `rivals` of a request."""
+    sampling_defaults: Mapping[str, int | float] = field(default_factory=dict)
+    """Sampling parameters of requests that state none, by name: what the checkpoint recommends."""
+    layout_id: bytes = b""
+    """Equal for engines whose KV blocks hold the same bytes for the same tokens."""
+    block_size: int = 0
+    """Tokens per KV block."""
+    max_num_seqs: int = 0
 
     def room(self, prompt_tokens: int) -> int:
         """The number of tokens that may follow a prompt, by context and cache; below 1 if not even one may."""
@@ -158,6 +166,10 @@ class EngineClient(Protocol):
 
     @property
     def info(self) -> ModelInfo: ...
+
+    @property
+    def cache_feed(self) -> CacheFeed:
+        """The changes of the engine's prefix cache."""
 
     async def start(self) -> None:
         """Load the model; returns when ready. Raises the loading error."""

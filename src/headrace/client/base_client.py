@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.client.bad_words import bad_word_ids
+from headrace.client.cache_feed import CacheFeed
 from headrace.client.inquiry import Inquiry
 from headrace.client.request_outputs import RequestOutputs, TextTokenizer
 from headrace.client.speculation_choice import PREDICTED, check_method
@@ -25,6 +26,8 @@ from headrace.engine.wire import (
     Abort,
     Add,
     AddAll,
+    CacheChanged,
+    CacheContents,
     Command,
     Deltas,
     EngineInfo,
@@ -91,6 +94,7 @@ class BaseClient:
         """The engine's ids of open and parked requests."""
         self._stats = Inquiry[EngineStats](GetStats)
         self._view = Inquiry[EngineView](GetView)
+        self.cache_feed = CacheFeed(self._send_now)
         self._numbers = itertools.count()
         self._owner_loop: asyncio.AbstractEventLoop | None = None
         self._owner_thread = ""
@@ -111,6 +115,10 @@ class BaseClient:
             engine.kv_tokens,
             engine.embedding,
             engine.most_rivals,
+            engine.sampling_defaults,
+            engine.layout_id,
+            engine.block_size,
+            engine.max_num_seqs,
         )
 
     @property
@@ -292,6 +300,8 @@ class BaseClient:
             self._stats.answer(event.stats)
         elif isinstance(event, ViewReply):
             self._view.answer(event.view)
+        elif isinstance(event, (CacheContents, CacheChanged)):
+            self.cache_feed.receive(event)
 
     def _deliver(self, event: Deltas) -> None:
         for delta in event.deltas:

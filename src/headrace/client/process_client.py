@@ -135,6 +135,7 @@ class ProcessClient(BaseClient):
         elif isinstance(event, Ready):
             self._engine, self._state, self._silence = event.info, "ready", 0.0
             self._stats.ask(self._send)  # So that there are stats even if the first caller asks during a long step.
+            self.cache_feed.renew()
             if self._loaded is not None and not self._loaded.done():
                 self._loaded.set_result(None)
         elif isinstance(event, Loading):

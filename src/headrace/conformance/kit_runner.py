@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,8 +19,13 @@ from headrace.conformance.tier_plugin import TierPlugin
 from headrace.errors import PlatformError
 from headrace.platforms.interface import Platform
 from headrace.plugins import discover
+from headrace.progress import activity
 
 __all__ = ["KitTarget", "main", "report_on", "run"]
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """Report no progress."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +44,14 @@ class KitTarget:
         config.stash[self.KEY] = self
 
 
-def run(target: KitTarget, junit: Path | None = None, show: bool = False) -> KitReport:
-    """Run every tier on a device of the target. `show`: print pytest's own output."""
-    tiers = TierPlugin()
+def run(
+    target: KitTarget,
+    junit: Path | None = None,
+    show: bool = False,
+    progress: Callable[[str, int, int], None] = _silent,
+) -> KitReport:
+    """Run every tier on a device of the target. `show`: print pytest's own output. `progress`: see `TierPlugin`."""
+    tiers = TierPlugin(progress=progress)
     arguments = [
         str(Path(__file__).with_name("target.py")),
         "-q",
@@ -72,7 +82,12 @@ def main(argv: Sequence[str]) -> int:
 def report_on(args: argparse.Namespace) -> int:
     """As `main`, from what `options.configure` parsed."""
     platform, _ = discover().select_platform(args.platform)
-    report = run(KitTarget(platform, args.index, dict(args.option), args.examples), args.junit, args.verbose)
+    target = KitTarget(platform, args.index, dict(args.option), args.examples)
+    if args.verbose:  # pytest shows its own progress.
+        report = run(target, args.junit, show=True)
+    else:
+        with activity(f"conformance of {platform.name}") as progress:
+            report = run(target, args.junit, progress=progress)
     print(report.table())
     if args.json:
         args.json.write_text(report.json() + "\n", encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,9 @@ from headrace.conformance.tiers import tier
 from headrace.conformance.transfer import head_size
 from headrace.errors import OutOfMemory
 from headrace.kernels.inputs import batch_of
-from headrace.kernels.registry import bind
-from headrace.platforms.interface import KV, Device, Executable, Tensor
+from headrace.kernels.ops import OptionalOps
+from headrace.kernels.registry import OPTIONAL, bind
+from headrace.platforms.interface import KV, Device, Executable, Tensor, TorchTensors
 from headrace.types import Bucket, KVLayout, LayerKV
 
 __all__ = ["CacheUnderTest", "KVTier"]
@@ -57,6 +58,25 @@ class CacheUnderTest:
         found: Array = self.device.get(outputs["out"]).result()[: len(lengths)]
         return found
 
+    def moved(self, ids: Array, packed: Array | None = None) -> Array:
+        """Write the blocks `ids` from bytes, if they are given; returns the bytes of the blocks then."""
+        bucket = Bucket(len(ids), len(ids), len(ids), 1)
+        inputs = {"block_ids": ids.astype(np.int32)} | ({} if packed is None else {"packed": packed})
+        if packed is not None:
+            scatter = self.device.compile(self._scatter_step, bucket)
+            self.kv, _ = scatter(self.kv, self._put(inputs))
+        gather = self.device.compile(self._gather_step, bucket)
+        self.kv, outputs = gather(self.kv, self._put({"block_ids": inputs["block_ids"]}))
+        found: Array = self.device.get(outputs["packed"]).result()
+        return found
+
+    def _gather_step(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+        return kv, {"packed": cast(OptionalOps, self._ops).gather_blocks(kv, inputs["block_ids"])}
+
+    def _scatter_step(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+        ids = cast(OptionalOps, self._ops).scatter_blocks(kv, inputs["block_ids"], inputs["packed"])
+        return kv, {"ids": ids}
+
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         self.kv = self.device.copy_blocks(self.kv, [a for a, _ in pairs], [b for _, b in pairs])
 
@@ -94,6 +114,14 @@ def _batch(positions: Array, slots: Array, tables: Array) -> dict[str, Array]:
         "rows": index[:0],
     }
     return {name: np.ascontiguousarray(array, np.int32) for name, array in arrays.items()}
+
+
+def need_blocks(device: Device) -> None:
+    """Skip if blocks cannot be moved: the device has no form of these operators, and no reference takes its tensors."""
+    if device.extension(TorchTensors) is None:
+        names = ("gather_blocks", "scatter_blocks")
+        if any(device.op(spec) is None for spec in OPTIONAL if spec.name in names):
+            pytest.skip("the optional operators gather_blocks and scatter_blocks are not declared")
 
 
 _LIMIT = {"float32": 1e-10, "bfloat16": 1e-4, "float16": 1e-6, "int8": 1e-3, "float8_e4m3": 5e-3}
@@ -174,6 +202,34 @@ class KVTier:
         cache.write(np.array([cache.size]), values)
         cache.copy([])
         self.near(cache, cache.means(np.array([[1]]), np.array([1])), values)
+
+    def test_blocks_move_to_another_cache_as_bytes(self, cache: CacheUnderTest) -> None:
+        """What `gather_blocks` reads, `scatter_blocks` writes to other blocks of another cache, bit by bit; block 0 is
+        padding."""
+        need_blocks(cache.device)
+        values = _numbers(cache, 2 * cache.size)
+        cache.write(cache.size + np.arange(2 * cache.size), values)
+        packed = cache.moved(np.array([2, 1, 0, 3]))
+        assert packed.dtype == np.uint8
+        assert packed.ndim == 2
+        other = CacheUnderTest(cache.device, cache.layout.dtype)
+        padded = np.concatenate([packed[:2], np.zeros_like(packed[:1]), packed[3:]])
+        np.testing.assert_array_equal(other.moved(np.array([5, 7, 0, 1]), padded)[[0, 1, 3]], packed[[0, 1, 3]])
+        tables, lengths = np.array([[7, 5], [5, 7]]), np.array([2 * cache.size, cache.size])
+        wanted = np.stack([values.mean(0), values[cache.size :].mean(0)])
+        self.near(other, other.means(tables, lengths), wanted)
+        np.testing.assert_array_equal(other.means(tables, lengths), cache.means(np.array([[1, 2], [2, 1]]), lengths))
+
+    def test_moved_blocks_and_steps_keep_their_order(self, cache: CacheUnderTest) -> None:
+        """A block is read before a later step writes to it, and written before a later step reads it."""
+        need_blocks(cache.device)
+        values = _numbers(cache, 4)
+        cache.write(np.array([cache.size]), values[:1])
+        for turn in range(1, 4):
+            packed = cache.moved(np.array([1, 0]))
+            cache.write(np.array([cache.size]), values[turn : turn + 1])
+            cache.moved(np.array([1 + turn, 0]), packed)
+        self.near(cache, cache.means(np.array([[2], [3], [4], [1]]), np.ones(4, np.int64)), values)
 
     def test_too_large_a_cache_is_refused_with_numbers(self, device: Device) -> None:
         total = device.memory()[1]

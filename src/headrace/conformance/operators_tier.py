@@ -31,7 +31,9 @@ _OPTIONAL = {spec.name: spec for spec in OPTIONAL}
 _APART = ("attention", "rotary_cache", "sample", "resolve_tokens")
 _PLAIN = [spec for spec in OPS if spec.name not in _APART]
 _IN_CACHE = ("store_features", "load_features")
-_PURE = [spec for spec in OPTIONAL if spec.name not in _IN_CACHE]
+_MOVES = ("gather_blocks", "scatter_blocks")
+"""Tested with the cache (`kv_tier`): the order of a block's bytes is the device's own."""
+_PURE = [spec for spec in OPTIONAL if spec.name not in (*_IN_CACHE, *_MOVES)]
 _DTYPES = ("float32", "bfloat16", "float16")
 _FEATURES = {"gqa": "q", "sliding_window": "window", "soft_cap": "soft_cap", "sinks": "sinks", "alibi": "alibi"}
 """Feature of attention → the argument that needs it; for `gqa` the queries, which then have more heads than the

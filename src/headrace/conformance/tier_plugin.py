@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -50,6 +50,9 @@ class TierPlugin:
     outcomes: list[Outcome] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     """Class → the first tier that failed."""
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None
+    """Is told (test, tests that have ended, all tests)."""
+    _count: int = 0
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -63,10 +66,13 @@ class TierPlugin:
         )
         for place, item in zip(kit, ordered, strict=True):
             items[place] = item
+        self._count = len(kit)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         here, broken = tier_of(item), self.failed.get(_group(item))
+        if here is not None:
+            self.progress(f"{here}: {item.name}", len(self.outcomes), self._count)
         if here is not None and broken is not None and TIERS.index(broken) < TIERS.index(here):
             pytest.skip(f"tier {broken} failed before")
 

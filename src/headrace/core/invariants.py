@@ -14,14 +14,20 @@ from headrace.core.slots import Slots
 __all__ = ["check"]
 
 
-def check(cache: KVCache, slots: Slots, running: list[Sequence], pinned: Collection[RadixNode] = ()) -> None:
+def check(
+    cache: KVCache,
+    slots: Slots,
+    running: list[Sequence],
+    pinned: Collection[RadixNode] = (),
+    reserved: Collection[int] = (),
+) -> None:
     """Assert that every block has exactly one owner, that sequences with a slot and pins hold all locks, and that the
-    block tables agree with the tree."""
+    block tables agree with the tree. `reserved`: blocks that nothing uses yet."""
     nodes = list(cache.tree)
     _check_tree(cache.tree, nodes, cache.block_size)
     _check_locks(nodes, running, pinned)
     in_tree = [block for node in nodes for block in node.blocks]
-    private: list[int] = []
+    private: list[int] = list(reserved)
     for seq in running:
         row = cache.table[seq.slot].tolist()
         path = _path(seq)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace.core.block_names import BlockNames
 from headrace.core.block_pool import BlockPool, blocks_for
 from headrace.core.radix import RadixNode, RadixTree
 from headrace.core.sequence import Sequence
@@ -38,6 +39,8 @@ class KVCache:
         self.tree = RadixTree(self.pool)
         width = min(blocks_for(max_model_len, block_size), num_blocks - 1)
         self.table: npt.NDArray[np.int32] = np.zeros((num_slots, width), np.int32)
+        self.names: BlockNames | None = None
+        """Set if blocks are kept beside the device."""
 
     @property
     def available(self) -> int:
@@ -79,8 +82,10 @@ class KVCache:
         while node.parent is not None:
             path[:0] = node.blocks
             node = node.parent
+        if self.names is not None:
+            self.names.shared(seq, path)
         near = [(n, block) for n, block in near if self.pool.filled_by[block] < step]
-        mine = [self._allocate() for _ in range(seq.blocks - depth)]
+        mine = [self.allocate() for _ in range(seq.blocks - depth)]
         self.table[slot, : seq.blocks] = path + mine
         if not near:
             seq.filled = depth * size
@@ -131,7 +136,7 @@ class KVCache:
         """Allocate one more block. False: none is available."""
         if not self.available:
             return False
-        self.table[seq.slot, seq.blocks] = self._allocate()
+        self.table[seq.slot, seq.blocks] = self.allocate()
         seq.blocks += 1
         return True
 
@@ -177,16 +182,23 @@ class KVCache:
         row[: seq.blocks] = 0
         seq.slot, seq.node, seq.shared, seq.blocks, seq.filled = -1, None, 0, 0, 0
 
-    def _allocate(self) -> int:
-        if not self.pool.free:
+    def allocate(self) -> int:
+        """Take a free block; if there is none, one that only the tree uses. One must be available."""
+        evicts = not self.pool.free
+        if evicts:
             evicted = self.tree.evict()
             assert evicted, "the caller has checked that a block is available"
-        return self.pool.allocate()
+        block = self.pool.allocate()
+        if self.names is not None:
+            self.names.allocated(block, evicts)
+        return block
 
     def _insert(self, seq: Sequence, step: int) -> None:
         assert seq.node is not None
         block = int(self.table[seq.slot, seq.shared])
         self.pool.filled_by[block] = step
+        if self.names is not None:
+            self.names.of_block[block] = self.names.chain(seq, seq.shared + 1)[seq.shared]
         seq.node = self.tree.insert(seq.node, seq.keys[seq.shared], block)
         seq.shared += 1
 

@@ -31,6 +31,7 @@ def scheduler_stats(
     preemptions: int,
     cached_tokens: int,
     prompt_tokens: int,
+    fetching: int = 0,
 ) -> SchedulerStats:
     """A snapshot of the scheduler's stats. `held`: the open sequences, which have blocks, too."""
     tree = cache.tree
@@ -45,6 +46,7 @@ def scheduler_stats(
         preemptions=preemptions,
         cached_tokens=cached_tokens,
         prompt_tokens=prompt_tokens,
+        fetching=fetching,
     )
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from headrace.core.block_pool import BlockPool
 
-__all__ = ["BlockKey", "Namespace", "PrefixMatch", "RadixNode", "RadixTree"]
+__all__ = ["BlockKey", "Namespace", "PrefixMatch", "RadixNode", "RadixTree", "TreeWatcher"]
 
 BlockKey = tuple[int, ...]
 """The tokens of one block."""
@@ -63,11 +63,25 @@ class PrefixMatch(NamedTuple):
     """All blocks that match, from the root."""
 
 
+class TreeWatcher(Protocol):
+    """Is told how the tree's full blocks change."""
+
+    def stored(self, node: RadixNode, key: BlockKey, block: int) -> None:
+        """A block is about to be inserted after the last block of `node`."""
+
+    def removed(self, blocks: Iterable[int]) -> None:
+        """Blocks have been evicted, the last of a prefix. Partly filled ones are among them."""
+
+    def cleared(self) -> None:
+        """No block is found any more."""
+
+
 class RadixTree:
     """The trees of all namespaces. Evicted blocks return to the pool."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
+        self.watcher: TreeWatcher | None = None
         self.roots: dict[Namespace, RadixNode] = {}
         self.retired: list[RadixNode] = []
         self.size = 0
@@ -78,6 +92,10 @@ class RadixTree:
         self._serial = 0
         self._leaves: list[tuple[int, int, RadixNode]] = []
         """Heap of (last use, serial, unlocked leaf). Stale entries are skipped when they are popped."""
+
+    @property
+    def block_size(self) -> int:
+        return self._pool.block_size
 
     # Search
 
@@ -157,6 +175,8 @@ class RadixTree:
         """Insert a block after `node`, for a sequence whose lock ends there. Returns the node at which the sequence
         ends now."""
         self.size += 1
+        if self.watcher is not None:
+            self.watcher.stored(node, key, block)
         if node.parent is not None and node.lock == 1 and not node.children:
             node.keys.append(key)
             node.blocks.append(block)
@@ -199,6 +219,8 @@ class RadixTree:
             root.retired = True
             self.retired.append(root)
         self.roots.clear()
+        if self.watcher is not None:
+            self.watcher.cleared()
         for root in list(self.retired):
             self._prune(root)
             self._remove_empty_root(root)
@@ -290,6 +312,8 @@ class RadixTree:
         assert node.parent is not None
         evicted = node.blocks[length:]
         self._pool.release(evicted)
+        if self.watcher is not None:
+            self.watcher.removed(evicted)
         self.size -= len(evicted)
         self.evictable -= len(evicted)
         first = node.keys[0]

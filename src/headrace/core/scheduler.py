@@ -8,16 +8,19 @@ from collections import deque
 import numpy as np
 
 from headrace.core.admission import CoreConfig, admit
-from headrace.core.block_pool import blocks_for
+from headrace.core.block_source import TierStats
 from headrace.core.drafts import DraftSource
+from headrace.core.fetches import Fetches, Tiers
+from headrace.core.growth import Growth
 from headrace.core.inspection import SchedulerView, look
 from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import Matcher
 from headrace.core.open_sequences import OpenSequences
 from headrace.core.outcome import about_prompt, append, append_forced, emit, merged, scheduler_stats, score_prompt
-from headrace.core.plan_builder import Decodes, PrefillChunk, StepExtras, StepRecord, build, complete
+from headrace.core.plan_builder import PrefillChunk, StepExtras, StepRecord, build, complete
 from headrace.core.prefill import Prefill
+from headrace.core.radix import RadixTree
 from headrace.core.running import RunningSequences
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
@@ -38,8 +41,8 @@ class Scheduler:
     first, then prefill in chunks. Plans are scheduled, executed and committed in order, some before earlier commits.
     """
 
-    def __init__(self, config: CoreConfig, drafts: DraftSource | None = None) -> None:
-        """`drafts`: guesses tokens for speculative decoding."""
+    def __init__(self, config: CoreConfig, drafts: DraftSource | None = None, tiers: Tiers | None = None) -> None:
+        """`drafts`: guesses tokens for speculative decoding. `tiers`: keeps blocks beside the device."""
         self.config = config
         slots = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._cache = KVCache(config.num_blocks, config.block_size, slots, config.max_model_len, config.prefix_caching)
@@ -53,6 +56,8 @@ class Scheduler:
         self._verification = (
             None if drafts is None else Verification(drafts, config, self._running, self._slots, self._cache)
         )
+        self._fetches = Fetches(self._cache, tiers)
+        self._growth = Growth(self._running, self._cache, self._open, self._fetches, self._preempt)
         self._in_flight: deque[int] = deque()
         self._now = 0.0
         """Of the last step."""
@@ -80,7 +85,7 @@ class Scheduler:
         if self._verification is not None:
             self._verification.begin(seq)
         if not (goes_on and self._prefill.resume(seq)):
-            self._waiting.push(seq)
+            self._queue(seq)
 
     def abort(self, request_id: str) -> bool:
         """End a request now; its blocks are free for the next step, and tokens in flight are dropped. The next commit
@@ -129,8 +134,9 @@ class Scheduler:
         self._now = now
         self._open.expire(now)
         step = self._launched + 1
-        self._grow_known()
-        decodes = self._grow()
+        self._fetches.begin(now, step, len(self._running))
+        self._growth.known()
+        decodes = self._growth.decodes()
         held = self._running.held()
         chunks: list[PrefillChunk] = []
         extras = StepExtras()
@@ -141,6 +147,7 @@ class Scheduler:
         if not chunks and not len(decodes):
             return None
         plan = build(step, decodes, chunks, extras, self._slots, self._cache.table, self.config.block_size)
+        self._fetches.take(plan)
         self._running.advance(decodes, chunks)
         self._launched = step
         self._in_flight.append(step)
@@ -193,6 +200,7 @@ class Scheduler:
                     deltas.append(self._fault(chunk.seq, error))
         if self._verification is not None:
             self._verification.commit(plan.step, launched.chunks)
+        self._fetches.commit(plan, result, now)
         return deltas
 
     def fail(self, plan: StepPlan, message: str) -> list[Delta]:
@@ -212,9 +220,10 @@ class Scheduler:
             if seq.epoch == epoch:
                 deltas.append(self._fail(seq, message))
         self._open.clear()
+        self._fetches.fail(plan.step)
         for seq in self._running.all():
             self._release(seq, keep=False)
-            self._waiting.push(seq)
+            self._queue(seq)
         for seq in self._waiting:
             seq.forget_plans()
         self._cache.tree.drop(plan.step)
@@ -225,7 +234,16 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         prefill = self._prefill
         counts = (len(self._waiting), self._preemptions, prefill.cached_tokens, prefill.prompt_tokens)
-        return scheduler_stats(self._cache, self._slots, self._running.all(), self._open.all(), *counts)
+        held, fetching = self._open.all(), self._fetches.waiting
+        return scheduler_stats(self._cache, self._slots, self._running.all(), held, *counts, fetching)
+
+    def tier_stats(self) -> tuple[TierStats, ...]:
+        """Totals of what keeps blocks beside the device."""
+        return self._fetches.stats()
+
+    @property
+    def tree(self) -> RadixTree:
+        return self._cache.tree
 
     def view(self) -> SchedulerView:
         return look(self._cache, self._slots, self._running.all(), self._waiting, self._open)
@@ -233,45 +251,27 @@ class Scheduler:
     def reset_cache(self) -> None:
         """Remove all cached prefixes and close what is open; blocks of running sequences are released when they end."""
         self._open.clear()
+        self._fetches.reset()
         self._cache.tree.reset()
 
     def check(self) -> None:
         """Assert all invariants. Slow: for tests."""
-        check(self._cache, self._slots, self._running.all() + self._open.all(), self._open.pinned())
+        pinned, reserved = self._open.pinned() + self._fetches.locked(), self._fetches.reserved()
+        check(self._cache, self._slots, self._running.all() + self._open.all(), pinned, reserved)
         assert len(self._requests) == len(self._running) + len(self._waiting)
 
     # Parts of schedule
-
-    def _grow(self) -> Decodes:
-        """Allocate a block for every decode that starts one, or preempt; returns the decodes that continue."""
-        decodes = self._running.decodes()
-        if decodes.until_start:
-            return decodes
-        for at in np.flatnonzero(decodes.positions % self.config.block_size == 0).tolist():
-            seq = decodes.seqs[at]
-            while seq.slot >= 0 and not self._cache.grow(seq):
-                self._make_room()
-        return self._running.decodes()
-
-    def _grow_known(self) -> None:
-        """Allocate blocks for tokens that are known since the last step; preempt if there is none. This runs before the
-        decodes of the step are fixed, because one of them may be preempted."""
-        for seq in self._running.growing():
-            while seq.slot >= 0 and seq.blocks < blocks_for(self._running.most_known(seq), self.config.block_size):
-                if not self._cache.grow(seq):
-                    self._make_room()
-
-    def _make_room(self) -> None:
-        """Close what is open; if nothing is, preempt the least urgent sequence."""
-        if not self._open.free_blocks():
-            self._preempt(self._running.last())
 
     def _preempt(self, seq: Sequence) -> None:
         """Put a sequence back in the queue. Of its computed blocks, those stay in the tree that there is room for."""
         self._release(seq)
         seq.hold = self._launched
-        self._waiting.push(seq)
+        self._queue(seq)
         self._preemptions += 1
+
+    def _queue(self, seq: Sequence) -> None:
+        self._waiting.push(seq)
+        self._fetches.add(seq)
 
     # Parts of commit
 
@@ -366,6 +366,7 @@ class Scheduler:
         self.broken[seq.id] = list(seq.tokens)
         delta = self._fail(seq, "the model's logits are not finite")
         # Cached prefixes of this sequence may hold the same invalid numbers.
+        self._fetches.forget(seq)
         self.reset_cache()
         return delta
 
@@ -384,6 +385,7 @@ class Scheduler:
             self._release(seq, keep)
         else:
             self._waiting.remove(seq)
+        self._fetches.remove(seq)
         del self._requests[seq.id]
         seq.epoch += 1
         if self._verification is not None:

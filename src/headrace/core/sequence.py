@@ -74,6 +74,8 @@ class Sequence:
     """The end that follows the last token; set when that token is known."""
     keys: list[BlockKey] = field(default_factory=list)
     """Tokens of each full block, computed when first needed."""
+    names: list[bytes] = field(default_factory=list)
+    """Names of the first full blocks, as far as they were needed."""
 
     slot: int = -1
     node: RadixNode | None = None
@@ -104,6 +106,8 @@ class Sequence:
     """The logprobs of the request's rivals."""
     passed: int = 0
     """The number of times that another sequence has overtaken this one at the front of the queue."""
+    fetching: bool = False
+    """Blocks of its prefix are on their way; it waits for them."""
     estimate: int = 0
     estimated_at: int = -1
     """`estimate` is the number of cached blocks when this step was scheduled, for the order of the queue."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from headrace.core.sequence import Sequence
 
@@ -34,8 +35,8 @@ class WaitingQueue:
 
     @property
     def first(self) -> Sequence | None:
-        """The first sequence by priority and age."""
-        return self._entries[0][2] if self._entries else None
+        """The first sequence by priority and age, among those that don't wait for blocks."""
+        return next(self._ready(), None)
 
     def push(self, seq: Sequence) -> None:
         insort(self._entries, (*seq.rank, seq))
@@ -48,7 +49,7 @@ class WaitingQueue:
     def pick(self, committed: int, cached: Callable[[Sequence], int]) -> Sequence | None:
         """The sequence that should run next; it stays in the queue. None: none can run before another step is
         committed."""
-        window = [seq for _, _, seq in self._entries[:WINDOW] if seq.hold <= committed]
+        window = [seq for seq in islice(self._ready(), WINDOW) if seq.hold <= committed]
         if not window:
             return None
         head = window[0]
@@ -58,3 +59,6 @@ class WaitingQueue:
         if best is not head:
             head.passed += 1
         return best
+
+    def _ready(self) -> Iterator[Sequence]:
+        return (seq for _, _, seq in self._entries if not seq.fetching)

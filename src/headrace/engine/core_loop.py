@@ -10,9 +10,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.core.cache_events import CacheEvents
 from headrace.core.inspection import SchedulerView
 from headrace.core.matcher import Matcher
-from headrace.engine.stats import EngineStats, EngineView, SpeculationTotals
+from headrace.engine.stats import EngineStats, EngineView, SpeculationTotals, TierStats
 from headrace.engine.usage_stats import UsageStats
 from headrace.errors import DeviceLost, HeadraceError, InvalidRequest, PlatformError
 from headrace.types import Constraint, Delta, Request, SchedulerStats, StepPlan, StepResult
@@ -75,6 +76,8 @@ class StepScheduler(Protocol):
 
     def stats(self) -> SchedulerStats: ...
 
+    def tier_stats(self) -> tuple[TierStats, ...]: ...
+
     def view(self) -> SchedulerView: ...
 
 
@@ -133,10 +136,12 @@ class EngineCore:
         lost: Callable[[], DeviceLost | None] | None = None,
         grammars: GrammarSource | None = None,
         drafting: StepLearner | None = None,
+        cache_events: CacheEvents | None = None,
     ) -> None:
         """`busy_seconds`: the device's counter of its working time; without it the time is estimated from the launch
         and the end of steps. `lost`: why no step can be launched any more, for an engine that can lose a rank while it
-        is idle. `grammars`: makes matchers for constraints. `drafting`: learns from each step how many drafts pay."""
+        is idle. `grammars`: makes matchers for constraints. `drafting`: learns from each step how many drafts pay.
+        `cache_events`: what others may watch of the prefix cache."""
         self._scheduler = scheduler
         self._runner = runner
         self._block_size = block_size
@@ -152,6 +157,7 @@ class EngineCore:
         self._lost = lost or _never
         self._grammars = grammars
         self._drafting = drafting
+        self.cache_events = cache_events
         self._compiling: list[_Compiling] = []
         self._refused: list[tuple[list[str], HeadraceError]] = []
         self._busy_seconds = busy_seconds
@@ -253,6 +259,7 @@ class EngineCore:
             kv_utilization=self._usage.kv_utilization(now),
             totals=self._usage.totals(time.thread_time()),
             speculation=SpeculationTotals() if self._drafting is None else self._drafting.totals(),
+            tiers=self._scheduler.tier_stats(),
         )
 
     def view(self) -> EngineView:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from headrace.engine.block_mover import BlockMover, stored
 from headrace.engine.placed_steps import count_drafts, place_drafts
 from headrace.engine.plans import history_plan
 from headrace.engine.second_look import first_not_finite
@@ -62,10 +63,12 @@ class LaunchedStep:
         outputs: Mapping[str, Pending] | None,
         sample: Callable[[], Mapping[str, Pending]],
         failed: Callable[[], None],
+        parts: Sequence[tuple[int, Pending]] = (),
     ) -> None:
         """`outputs`: None if the step is split and `sample` must launch the rest. `failed` is called before an error of
-        the device is raised."""
+        the device is raised. `parts`: blocks that were read before the step, see `BlockMover.gather`."""
         self._plan, self._outputs, self._sample, self._failed = plan, outputs, sample, failed
+        self._parts = parts
 
     def sample(self) -> None:
         """Launch the second part of a split step, whose plan is complete now. Raises PlatformError."""
@@ -77,7 +80,8 @@ class LaunchedStep:
 
     def done(self) -> bool:
         """True once `result` would not block."""
-        return self._outputs is not None and all(pending.done() for pending in self._outputs.values())
+        moved = (pending for _, pending in self._parts)
+        return self._outputs is not None and all(pending.done() for pending in (*self._outputs.values(), *moved))
 
     def result(self) -> StepResult:
         """The result of the step, all of which has been launched. Blocks until the device has finished. Raises
@@ -85,6 +89,7 @@ class LaunchedStep:
         assert self._outputs is not None
         try:
             arrays = {name: pending.result() for name, pending in self._outputs.items()}
+            blocks = stored(self._parts)
         except PlatformError:
             self._failed()
             raise
@@ -95,7 +100,7 @@ class LaunchedStep:
             flat["hidden"] = np.asarray(arrays["hidden"][: self._plan.num_tokens], np.float32)
         if "counts" in arrays:
             flat["counts"] = arrays["counts"][: self._plan.num_seqs]
-        return StepResult(**flat, **wide)
+        return StepResult(**flat, **wide, stored=blocks)
 
 
 class Runner:
@@ -125,6 +130,7 @@ class Runner:
         """By part of the step, bucket, number of logprob alternatives, whether it places sequences, and whether it
         gives the hidden states."""
         self._resident: dict[str, tuple[npt.NDArray[Any], bytes, Tensor]] = {}
+        self._mover = BlockMover(device, ops)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Launch a step after all earlier ones; of a split step, the forward pass. Raises PlatformError."""
@@ -132,7 +138,7 @@ class Runner:
         outputs: dict[str, Pending] | None = None
         hidden: dict[str, Pending] = {}
         try:
-            self._prepare(plan)
+            parts = self._prepare(plan)
             bucket = self.bucket(plan)
             inputs = self._inputs(batch_arrays(plan) if plan.split else self._all_arrays(plan), bucket)
             if plan.split:
@@ -145,12 +151,17 @@ class Runner:
             self._failed(made)
             raise
         sample = partial(self._sample, plan, bucket, inputs, hidden)
-        return LaunchedStep(plan, outputs, sample, lambda: self._failed(made))
+        return LaunchedStep(plan, outputs, sample, lambda: self._failed(made), parts)
 
     def read(self, executable: Executable, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Launch a drafter's executable on this cache, after all earlier steps. Raises PlatformError."""
         self._kv, outputs = executable(self._kv, inputs)
         return outputs
+
+    def block_bytes(self) -> int:
+        """Bytes of one block of the cache, as plans load and store them. Raises PlatformError if the device cannot move
+        blocks."""
+        return self._mover.block_bytes(self.read)
 
     def run_beside(
         self, executable: Executable, kv: KV, inputs: Mapping[str, Tensor]
@@ -194,12 +205,16 @@ class Runner:
     def _failed(self, made: int) -> None:
         self._donated_to_a_failure |= not self._capabilities.in_place_kv and made == self._allocations
 
-    def _prepare(self, plan: StepPlan) -> None:
-        """Launch a plan's copies of blocks and tokens, which come before its step."""
+    def _prepare(self, plan: StepPlan) -> list[tuple[int, Pending]]:
+        """Launch a plan's moves and copies of blocks and tokens, which come before its step. Returns what it reads."""
+        parts = [] if plan.stores is None else self._mover.gather(self.read, plan.stores.tolist())
+        if plan.loads:
+            self._mover.scatter(self.read, plan.loads)
         if len(plan.copies):
             self._kv = self._device.copy_blocks(self._kv, plan.copies[:, 0].tolist(), plan.copies[:, 1].tolist())
         if len(plan.history_tokens):
             self._load_history(plan)
+        return parts
 
     def _sample(
         self, plan: StepPlan, bucket: Bucket, inputs: Mapping[str, Tensor], more: Mapping[str, Pending]

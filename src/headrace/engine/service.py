@@ -15,6 +15,8 @@ from headrace.engine.wire import (
     Abort,
     Add,
     AddAll,
+    CacheChanged,
+    CacheContents,
     Command,
     Deltas,
     EngineInfo,
@@ -28,6 +30,7 @@ from headrace.engine.wire import (
     Shutdown,
     StatsReply,
     ViewReply,
+    WatchCache,
     WireError,
     to_wire,
 )
@@ -88,6 +91,7 @@ def serve(core: EngineCore, receive: Receive, send: Send, pulse: StallClock) -> 
             if isinstance(command, Shutdown):
                 return
             _handle(core, command, send, whole)
+        _send_changes(core, send)
         busy = core.has_work()
         pulse.beat(busy)
         if not busy:
@@ -99,6 +103,7 @@ def serve(core: EngineCore, receive: Receive, send: Send, pulse: StallClock) -> 
             send(Failed(to_wire(error)))
             raise
         pulse.beat(busy)
+        _send_changes(core, send)
         for ids, reason in core.take_refused():
             whole.forget(ids)
             send(Refused(ids, to_wire(reason)))
@@ -127,6 +132,25 @@ def _handle(core: EngineCore, command: Command, send: Send, whole: WholeAnswers)
         send(StatsReply(command.number, core.stats()))
     elif isinstance(command, GetView):
         send(ViewReply(command.number, core.view()))
+    elif isinstance(command, WatchCache):
+        _watch(core, command, send)
+
+
+def _watch(core: EngineCore, command: WatchCache, send: Send) -> None:
+    events = core.cache_events
+    if events is None:
+        return
+    if command.on:
+        _send_changes(core, send)
+        send(CacheContents(events.watch(command.tokens)))
+    else:
+        events.unwatch()
+
+
+def _send_changes(core: EngineCore, send: Send) -> None:
+    """Send what has changed in the prefix cache, if someone watches it."""
+    if core.cache_events is not None and (batch := core.cache_events.take()) is not None:
+        send(CacheChanged(batch))
 
 
 def _add(core: EngineCore, command: Add, send: Send, whole: WholeAnswers) -> None:

@@ -5,11 +5,14 @@ Only the standard library is imported here, so that a command can start the proc
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 
 from headrace.streams import open_missing_streams
@@ -35,9 +38,8 @@ def spawn(command: Sequence[str], *arguments: str, stdin: int) -> tuple[subproce
     open_missing_streams()
     ours, theirs = socket.socketpair()
     # Its output must not mix with the answers of a command-line client: logs go to stderr.
-    output = subprocess.DEVNULL if sys.__stderr__ is None else _STDERR
     try:
-        with theirs, _signals_held():
+        with theirs, _output() as output, _signals_held():
             number = theirs.fileno()
             process = subprocess.Popen(
                 [*command, str(number), *arguments], pass_fds=[number], stdin=stdin, stdout=output, stderr=output
@@ -46,6 +48,34 @@ def spawn(command: Sequence[str], *arguments: str, stdin: int) -> tuple[subproce
         ours.close()
         raise
     return process, ours
+
+
+@contextlib.contextmanager
+def _output() -> Iterator[int]:
+    """The descriptor for all that the process writes. On a terminal its lines go through `sys.stderr` of this process,
+    which prints them above a progress bar instead of into it."""
+    if sys.__stderr__ is None:
+        yield subprocess.DEVNULL
+    elif not sys.__stderr__.isatty():
+        yield _STDERR
+    else:
+        reading, writing = os.pipe()
+        relay = threading.Thread(target=_relay, args=(reading,), name="log relay", daemon=True)
+        relay.start()
+        # The last lines of a process that has failed; one that runs on doesn't delay the exit.
+        atexit.register(relay.join, 0.5)
+        try:
+            yield writing
+        finally:
+            os.close(writing)
+
+
+def _relay(reading: int) -> None:
+    with open(reading, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            with contextlib.suppress(OSError, ValueError):  # The terminal is gone.
+                sys.stderr.write(line)
+                sys.stderr.flush()
 
 
 def ignore_terminal_signals() -> None:

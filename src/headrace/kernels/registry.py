@@ -18,6 +18,7 @@ from headrace.kernels import (
     gated_activation,
     gated_delta_rule,
     gated_linear,
+    gather_blocks,
     linear,
     load_features,
     logits,
@@ -30,6 +31,7 @@ from headrace.kernels import (
     rms_norm,
     rotary_cache,
     sample,
+    scatter_blocks,
     store_features,
     take_rows,
     widen_logits,
@@ -83,11 +85,13 @@ _OPTIONAL_FOLDERS: tuple[Any, ...] = (
     take_rows,
     widen_logits,
     block_conv,
+    gather_blocks,
+    scatter_blocks,
     *_DRAFTING,
 )
 OPTIONAL: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _OPTIONAL_FOLDERS)
-"""Operators that only some architectures or drafters call, or that fuse several. A device declares one by having a form
-of it; if it has none, a composition of other operators is used, or the reference."""
+"""Operators that only some architectures, drafters or tiers call, or that fuse several. A device declares one by having
+a form of it; if it has none, a composition of other operators is used, or the reference."""
 DRAFTING: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _DRAFTING)
 """Those with which a device drafts and verifies by itself. If it lacks one, the host drafts, between two steps."""
 _DEFAULT_REASON, _OWN_REASON = "the device has no form of its own", "the device's own form"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.lang.calls import call, join, list_of, mode, new_state, require
+from headrace.lang.calls import call, image, join, list_of, mode, new_state, require
 from headrace.lang.check import CheckReport, Problem, check
 from headrace.lang.control import else_, for_, if_, while_
 from headrace.lang.forks import Branch, fork
@@ -52,6 +52,7 @@ __all__ = [
     "fork",
     "gen",
     "if_",
+    "image",
     "join",
     "list_of",
     "load_plan",

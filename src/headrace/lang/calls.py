@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from headrace.lang.plan import CallOp, NewStateOp, RequireOp
 from headrace.lang.program import type_name
@@ -13,7 +13,7 @@ from headrace.lang.state import State
 from headrace.lang.tracing import current_tracer, fault
 from headrace.lang.values import Value, apply
 
-__all__ = ["call", "join", "list_of", "mode", "new_state", "require"]
+__all__ = ["call", "image", "join", "list_of", "mode", "new_state", "require"]
 
 
 def call(tool: Callable[..., Any] | str, *args: Any, timeout: float | None = None, **kwargs: Any) -> Value:
@@ -48,6 +48,11 @@ def _returned(tool: Callable[..., Any]) -> str:
         return type_name(typing.get_type_hints(tool).get("return"))
     except Exception:
         return "json"  # Annotations that cannot be resolved; the value's use is checked when it runs.
+
+
+def image(source: Any) -> NoReturn:
+    """Languages of this kind have images in prompts. No model that Headrace runs takes any."""
+    raise fault("image: no model of Headrace takes images, so programs have none; describe it in text")
 
 
 def require(condition: Any, message: str) -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "STEP_INPUTS",
     "BusySeconds",
     "CaptureReason",
+    "ChecksDrafting",
     "Communicator",
     "Device",
     "Executable",
@@ -195,6 +196,14 @@ class BusySeconds(Protocol):
 
     def busy_seconds(self) -> float:
         """Seconds in which the device has worked since it was opened."""
+
+
+@runtime_checkable
+class ChecksDrafting(Protocol):
+    """A device whose operators for drafts may be out of date; it is asked while a model with a drafter loads."""
+
+    def check_drafting(self) -> None:
+        """Raise PlatformError, with the remedy, if an operator that only drafters call cannot run."""
 
 
 @runtime_checkable

@@ -21,7 +21,7 @@ from headrace.server.http_errors import HttpError, ShuttingDown, to_http
 from headrace.server.page_files import DOCS_PATHS, PAGE_PATHS
 from headrace.server.request_record import RequestRecord, record_of
 
-__all__ = ["OPEN_PATHS", "AccessMiddleware"]
+__all__ = ["OPEN_PATHS", "AccessMiddleware", "sent_keys"]
 
 OPEN_PATHS = frozenset({"/health", *PAGE_PATHS, *DOCS_PATHS})
 """Paths that need no key: exactly these, after decoding. Every other path needs one, even a path without a route. The
@@ -107,7 +107,7 @@ class AccessMiddleware:
         """Find the caller, and let the request in. Returns the limiter that it has entered. Raises HttpError and
         RateLimited."""
         path, context = scope["path"], self._context
-        caller = scope.get(CALLER) or context.keys.find(_tokens(scope))
+        caller = scope.get(CALLER) or context.keys.find(sent_keys(scope))
         if caller is None:
             if path not in OPEN_PATHS:
                 raise HttpError(
@@ -131,7 +131,7 @@ class AccessMiddleware:
         return limiter
 
 
-def _tokens(scope: Scope) -> Iterator[bytes]:
+def sent_keys(scope: Scope) -> Iterator[bytes]:
     """The keys that a request sends."""
     for name, value in scope["headers"]:
         if name == b"authorization":

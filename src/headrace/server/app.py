@@ -31,6 +31,7 @@ from headrace.server import (
 )
 from headrace.server.access import AccessMiddleware
 from headrace.server.batch_runner import BatchRunner
+from headrace.server.cache_stream import cache_events
 from headrace.server.caller import caller_of
 from headrace.server.context import Context, ServerTokenizer, make_context
 from headrace.server.engine_state import EngineStateReply, engine_state
@@ -90,6 +91,13 @@ _ROUTES = (
     RouteSpec("GET", "/health", routes.health, "Report whether the engine makes progress", reply=replies.HealthReply),
     RouteSpec("GET", "/metrics", routes.metrics, "Metrics in Prometheus's text format", media="text/plain"),
     RouteSpec("GET", "/v1/engine/state", engine_state, "Show what the engine does now", reply=EngineStateReply),
+    RouteSpec(
+        "GET",
+        "/v1/engine/events",
+        cache_events,
+        "Follow the prefix cache: its contents, then its changes",
+        media="text/event-stream",
+    ),
     RouteSpec("GET", "/version", routes.version, "Report the version", reply=replies.VersionReply),
     *messages.ROUTES,
     *responses.ROUTES,

@@ -135,7 +135,9 @@ def _request(
     scored = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         scored = max(body.logprobs, body.prompt_logprobs or 0)
-    params = sampling_params(body, room, logprobs=body.logprobs, prompt_logprobs=scored, stop_tokens=stops)
+    params = sampling_params(
+        body, room, info.sampling_defaults, logprobs=body.logprobs, prompt_logprobs=scored, stop_tokens=stops
+    )
     return GenerateRequest(
         id=request_id,
         prompt=prompt,

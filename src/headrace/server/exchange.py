@@ -29,7 +29,7 @@ from headrace.server.replies import UsageReply
 from headrace.server.request_record import record_of
 from headrace.server.stream_form import OPENAI, StreamForm
 
-__all__ = ["Dialect", "Exchange", "ExchangeOptions"]
+__all__ = ["CACHED_TOKENS", "Dialect", "Exchange", "ExchangeOptions"]
 
 _log = logging.getLogger(__name__)
 _NO_CACHE = (
@@ -37,6 +37,7 @@ _NO_CACHE = (
     # Nginx, and proxies that support this header, forward each piece at once.
     (b"x-accel-buffering", b"no"),
 )
+CACHED_TOKENS = b"x-headrace-cached-tokens"
 
 ChunkUsage = UsageReply | None | UnsetType
 
@@ -202,9 +203,15 @@ class Exchange(Response):
     async def _start_stream(self, send: Send) -> None:
         await self._start(send, (b"content-type", self._options.form.media), *_NO_CACHE)
 
+    def _cache_header(self) -> tuple[tuple[bytes, bytes], ...]:
+        """How many prompt tokens came from the cache, unless nothing is known before the first output."""
+        if self._run.first_at is None:
+            return ()
+        return ((CACHED_TOKENS, str(self._run.usage.cached_tokens).encode()),)
+
     async def _start(self, send: Send, *headers: tuple[bytes, bytes]) -> None:
         self._started = True
         name = b"request-id" if self._options.form.family == "anthropic" else b"x-request-id"
         own = (name, self._options.request_id.encode())
-        headers = (*headers, own, *self._options.headers)
+        headers = (*headers, own, *self._cache_header(), *self._options.headers)
         await send({"type": "http.response.start", "status": 200, "headers": list(headers)})

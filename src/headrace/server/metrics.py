@@ -21,6 +21,7 @@ from headrace.client.api import Output, Usage
 from headrace.engine.stats import EngineStats
 from headrace.engine.usage_stats import peak_memory
 from headrace.server.speculation_metrics import speculation_metrics
+from headrace.server.tier_metrics import tier_metrics
 from headrace.server.waiting_tokens import WaitingTokens
 
 __all__ = ["Histogram", "RequestMeter", "ServerMetrics"]
@@ -112,6 +113,8 @@ def _engine(stats: EngineStats) -> Iterator[Metric]:
     core = stats.scheduler
     yield GaugeMetricFamily("headrace_requests_running", "Sequences in the running batch.", core.running)
     yield GaugeMetricFamily("headrace_requests_waiting", "Sequences that wait for a place.", core.waiting)
+    about = "Those among them whose KV blocks are on their way from a tier."
+    yield GaugeMetricFamily("headrace_requests_fetching", about, core.fetching)
     blocks = GaugeMetricFamily("headrace_kv_blocks", "KV blocks by state; their sum is constant.", labels=["state"])
     for state, value in (("free", core.blocks_free), ("cached", core.blocks_cached), ("held", core.blocks_held)):
         blocks.add_metric([state], value)
@@ -124,6 +127,7 @@ def _engine(stats: EngineStats) -> Iterator[Metric]:
     yield CounterMetricFamily("headrace_engine_steps", "Steps since start.", stats.steps)
     yield from _totals(stats)
     yield from speculation_metrics(stats.speculation)
+    yield from tier_metrics(stats.tiers)
     yield CounterMetricFamily("headrace_preemptions", "Sequences set back for want of blocks.", core.preemptions)
     yield CounterMetricFamily("headrace_engine_restarts", "Times the engine was restarted.", stats.restarts)
 

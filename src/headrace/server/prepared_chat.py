@@ -223,7 +223,9 @@ def _request(
     room = output_room(wanted, limit, ("messages", len(prompt)), info)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     scored = body.prompt_logprobs
-    params = sampling_params(body, room, logprobs=logprobs, prompt_logprobs=scored, stop_tokens=stops)
+    params = sampling_params(
+        body, room, info.sampling_defaults, logprobs=logprobs, prompt_logprobs=scored, stop_tokens=stops
+    )
     return GenerateRequest(
         id=new_request_id("chatcmpl"),
         prompt=tuple(prompt),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.client.api import ModelInfo
@@ -47,20 +47,21 @@ def stop_tokens(request: GenerationRequest, tokenizer: ServerTokenizer) -> tuple
 def sampling_params(
     request: GenerationRequest,
     max_tokens: int,
+    defaults: Mapping[str, int | float],
     *,
     logprobs: int | None,
     prompt_logprobs: int | None,
     stop_tokens: tuple[int, ...] = (),
 ) -> SamplingParams:
-    """The sampling parameters of a request. `stop_tokens` are added to those of the request. Raises InvalidRequest;
-    limits that depend on the model are checked by the client."""
+    """The sampling parameters of a request. `defaults` are the model's, `stop_tokens` are added to those of the
+    request. Raises InvalidRequest; limits that depend on the model are checked by the client."""
     # The constraint is a field of the request itself: `response_format` may state it, too.
     names = [name for name in SAMPLING_FIELDS if name != "structured_outputs"]
     given = {name: value for name in names if (value := getattr(request, name, None)) is not None}
     decided: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     if stop_tokens:
         decided["stop_token_ids"] = (*given.get("stop_token_ids", ()), *stop_tokens)
-    return SamplingParams(**{**given, **decided})
+    return SamplingParams(**{**defaults, **given, **decided})
 
 
 def output_room(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 import shutil
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import PlatformError
-from headrace.platforms.cpu import CpuPlatform, native, native_layout
-from headrace.platforms.cpu.native_layout import DRAFTER_TWINS, TWINS, check_layouts
+from headrace.platforms.cpu import CpuPlatform, native, native_device, native_layout
+from headrace.platforms.cpu.native_layout import BLOCK_TWINS, DRAFTER_TWINS, TWINS, check_layouts
+from headrace.platforms.interface import ChecksDrafting
 
 KERNELS = Path(native.__file__).parents[2] / "kernels"
 needs_library = pytest.mark.skipif(native.find() is None, reason="the native kernels are not built")
@@ -31,7 +33,7 @@ def test_every_structure_of_the_sources_has_a_twin() -> None:
     arguments = {
         name for text in sources for name in re.findall(r"^(?:typedef )?struct (\w+_args) \{", text, re.MULTILINE)
     }
-    assert described == {*TWINS, *DRAFTER_TWINS}
+    assert described == {*TWINS, *BLOCK_TWINS, *DRAFTER_TWINS}
     assert arguments <= described
 
 
@@ -90,3 +92,17 @@ def test_a_library_of_another_version_is_refused_and_not_passed_over(stale: int)
     ((key, problem),) = native.describe()
     assert key == "native_problem"
     assert message in problem
+
+
+@needs_library
+def test_operators_of_drafters_are_checked_when_a_model_with_a_drafter_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(CpuPlatform().open(0, {"threads": 1})) as device:
+        checks = device.extension(ChecksDrafting)
+        assert checks is not None
+        checks.check_drafting()
+        monkeypatch.setattr(native_device, "DRAFTER_KERNELS", ("ngram", "of_tomorrow"))
+        with pytest.raises(PlatformError, match=r"has no hr_of_tomorrow_\w+: .*run `make` in the checkout"):
+            checks.check_drafting()
+        monkeypatch.setitem(DRAFTER_TWINS, "hr_new", Moved)  # type: ignore[arg-type]
+        with pytest.raises(PlatformError, match="hr_new is not described"):
+            checks.check_drafting()

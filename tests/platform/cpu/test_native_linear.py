@@ -152,6 +152,18 @@ def test_bits_depend_on_the_row_alone(best: dict[int, Kernels], name: str) -> No
             assert torch.equal(kernels.linear(x[order], weight, compute), whole[order])
 
 
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_number_of_rows_gives_the_same_bits(best: dict[int, Kernels], name: str) -> None:
+    """Tiles of all sizes, alone and beside each other."""
+    rng = np.random.default_rng(3)
+    weight = MAKERS[name](rng, 41, 200)
+    x = make.normal(rng, 18, weight.shape[1])
+    for compute in COMPUTES:
+        whole = best[1].linear(x, weight, compute)
+        for count in range(1, 18):
+            assert torch.equal(best[1].linear(x[:count], weight, compute), whole[:count]), count
+
+
 @pytest.mark.parametrize("name", ["q4_1", "bfloat16", "float32", "int8-g0"])
 def test_bits_survive_long_prefills(best: dict[int, Kernels], name: str) -> None:
     """More rows than are prepared at a time."""

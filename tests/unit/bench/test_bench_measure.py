@@ -226,7 +226,8 @@ def test_a_load_run_and_its_three_reports(tmp_path: Path) -> None:
     found = as_json(report)
     assert found["runs"][0]["summary"]["requests"] == 6
     assert found["runs"][0]["wastes_from"] == "gauges"
-    assert "sliding window" in found["notes"][0]
+    assert found["notes"][0].startswith("small: 6 requests, 2 at a time")
+    assert "sliding window" in found["notes"][1]
     assert found["facts"]["endpoint"] == "there"
     write_html(tmp_path / "report.html", report)
     page = (tmp_path / "report.html").read_text()

@@ -17,7 +17,18 @@ class FakeSource:
         self.params: list[Mapping[str, Any]] = []
         self.aborted = 0
         self.closed = False
+        self.said = 0
         self._script = script
+
+    is_remote = False
+    header = "fake on nothing"
+
+    @property
+    def tokens(self) -> int | None:
+        return self.said
+
+    def models(self) -> Sequence[str]:
+        return ("first", "second")
 
     def complete(self, prompt: str, params: Mapping[str, Any]) -> Pieces:
         return self._say(prompt, params, prompt)
@@ -28,9 +39,11 @@ class FakeSource:
     def _say(self, asked: Any, params: Mapping[str, Any], text: str) -> Pieces:
         self.asked.append(asked)
         self.params.append(params)
+        self.said = 0
         try:
             for at, letter in enumerate(text):
                 self._script(at)
+                self.said += 1
                 yield letter
         except GeneratorExit:
             self.aborted += 1

@@ -1,4 +1,4 @@
-"""`generate` and `chat`: requests, output, and interrupts."""
+"""`generate`, `chat` and `run`: requests, output, and interrupts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import contextlib
 import io
+import os
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -14,11 +16,13 @@ from typing import Any
 import pytest
 from cli_fakes import FakeSource, Terminal
 
-from headrace.cli import chat_command, generate_command, local_source
-from headrace.cli.chat_command import Conversation
+from headrace.cli import chat_command, generate_command, local_source, run_command
+from headrace.cli.answer_view import PlainView
+from headrace.cli.conversation import Conversation
 from headrace.cli.main import main
+from headrace.cli.pieces import AnswerClock
 from headrace.client.api import GenerateRequest, ModelInfo, Output
-from headrace.errors import ContextOverflow, EngineDead, InvalidRequest
+from headrace.errors import ConfigError, ContextOverflow, EngineDead, HeadraceError, InvalidRequest
 from headrace.tokenization.chat_inputs import ChatInputs
 
 
@@ -32,8 +36,13 @@ def source(monkeypatch: pytest.MonkeyPatch) -> FakeSource:
         with contextlib.closing(fake):
             yield fake
 
+    def make_source(args: argparse.Namespace, model: str | None) -> FakeSource:
+        fake.asked.append(("model", model))
+        return fake
+
     monkeypatch.setattr(generate_command, "open_source", open_source)
-    monkeypatch.setattr(chat_command, "open_source", open_source)
+    monkeypatch.setattr(chat_command, "make_source", make_source)
+    monkeypatch.setattr(run_command, "make_source", make_source)
     return fake
 
 
@@ -84,8 +93,10 @@ def talk(
     *lines: str, source: FakeSource | None = None, system: str | None = None, interactive: bool = True
 ) -> tuple[Conversation, str]:
     out = io.StringIO()
-    conversation = Conversation(source or FakeSource(), system, {"max_tokens": 5}, out, interactive)
-    conversation.run(iter(lines))
+    conversation = Conversation({"max_tokens": 5}, PlainView(out, sys.stderr), system, interactive)
+    conversation.source = source or FakeSource()
+    for line in lines:
+        conversation.ask(line)
     return conversation, out.getvalue()
 
 
@@ -100,31 +111,20 @@ def at(position: int, error: BaseException) -> Callable[[int], None]:
 class TestConversation:
     def test_every_request_has_the_messages_before(self) -> None:
         source = FakeSource()
-        _, shown = talk("one\n", "  two ", source=source, system="be brief")
+        _, shown = talk("one", "two", source=source, system="be brief")
         assert shown == "one\ntwo\n"
         assert [message["content"] for message in source.asked[1]] == ["be brief", "one", "one", "two"]
         assert [message["role"] for message in source.asked[1]] == ["system", "user", "assistant", "user"]
 
-    def test_reset_keeps_the_system_message(self, capsys: pytest.CaptureFixture[str]) -> None:
-        source = FakeSource()
-        talk("one", "/reset", "two", source=source, system="s")
-        assert [message["content"] for message in source.asked[1]] == ["s", "two"]
-        assert "starts again" in capsys.readouterr().err
+    def test_each_answer_has_its_speed(self, capsys: pytest.CaptureFixture[str]) -> None:
+        talk("hello")
+        assert re.fullmatch(r"\(5 tokens, [\d.]+ tokens/s, first after [\d.]+ s\)\n", capsys.readouterr().err)
 
-    def test_quit_ends_and_empty_lines_are_ignored(self) -> None:
-        conversation, shown = talk("", "  ", "a", "/quit", "b")
-        assert shown == "a\n"
-        assert len(conversation.messages) == 2
-
-    def test_an_unknown_command_is_explained(self, capsys: pytest.CaptureFixture[str]) -> None:
-        conversation, _ = talk("/what")
-        assert "/reset" in capsys.readouterr().err
-        assert conversation.messages == []
-
-    def test_ctrl_c_stops_the_answer_and_keeps_its_text(self) -> None:
+    def test_ctrl_c_stops_the_answer_and_keeps_its_text(self, capsys: pytest.CaptureFixture[str]) -> None:
         conversation, shown = talk("hello", "x", source=FakeSource(at(3, KeyboardInterrupt())))
         assert shown == "hel\nx\n"
         assert [message["content"] for message in conversation.messages] == ["hello", "hel", "x", "x"]
+        assert capsys.readouterr().err.startswith("(stopped, 3 tokens")
 
     def test_ctrl_c_before_the_first_token_removes_the_question(self) -> None:
         conversation, _ = talk("hello", source=FakeSource(at(0, KeyboardInterrupt())))
@@ -137,9 +137,20 @@ class TestConversation:
     def test_errors_that_another_message_can_avoid_do_not_end_the_chat(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        conversation, _ = talk("hello", "", source=FakeSource(at(0, ContextOverflow("too long"))))
+        conversation, _ = talk("hello", source=FakeSource(at(0, ContextOverflow("too long"))))
         assert "error: too long; /reset starts again" in capsys.readouterr().err
         assert conversation.messages == []
+
+    @pytest.mark.parametrize("error", [EngineDead("gone"), ConfigError("no answer")])
+    def test_a_lost_server_does_not_end_the_chat(
+        self, error: HeadraceError, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        source = FakeSource(at(2, error))
+        source.is_remote = True
+        conversation, shown = talk("hello", "x", source=source)
+        assert shown == "he\nx\n"
+        assert "the arrow key brings the question back" in capsys.readouterr().err
+        assert [message["content"] for message in conversation.messages] == ["x", "x"]
 
     @pytest.mark.parametrize(
         ("error", "interactive"),
@@ -153,6 +164,22 @@ class TestConversation:
         with pytest.raises(type(error)):
             talk("hello", source=FakeSource(at(0, error)), interactive=interactive)
 
+    def test_without_a_model_a_question_says_how_to_load_one(self, capsys: pytest.CaptureFixture[str]) -> None:
+        conversation = Conversation({}, PlainView(io.StringIO(), sys.stderr), None, True)
+        conversation.ask("hello")
+        assert "/model NAME" in capsys.readouterr().err
+        assert conversation.messages == []
+
+
+def test_the_clock_of_an_answer() -> None:
+    times = iter([10.0, 10.5, 11.5])
+    clock = AnswerClock(lambda: next(times))
+    assert clock.summary(3) == ""
+    clock.piece()
+    assert (clock.summary(None), clock.summary(1)) == ("first after 0.50 s", "1 token, first after 0.50 s")
+    clock.piece()
+    assert clock.summary(3) == "3 tokens, 2.0 tokens/s, first after 0.50 s"
+
 
 class TestChat:
     def test_lines_from_a_pipe(
@@ -165,23 +192,36 @@ class TestChat:
         assert source.asked[1][0] == {"role": "system", "content": "s"}
         assert source.closed
 
-    def test_lines_from_a_terminal(
-        self, source: FakeSource, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+
+class TestRun:
+    @pytest.mark.parametrize("words", [["some words"], ["some", "words"]])
+    def test_a_question(
+        self, source: FakeSource, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        lines = iter(["hello"])
-
-        def typed(prompt: str) -> str:
-            try:
-                return next(lines)
-            except StopIteration:
-                raise EOFError from None
-
         monkeypatch.setattr(sys, "stdin", Terminal())
-        monkeypatch.setattr("builtins.input", typed)
-        assert main(["chat"]) == 0
-        said = capsys.readouterr()
-        assert said.out == "hello\n\n"
-        assert "/quit" in said.err
+        assert main(["run", "m", *words, "--system", "s", "--temperature", "0"]) == 0
+        assert capsys.readouterr().out == "some words\n"
+        assert source.asked[0] == ("model", "m")
+        assert [message["content"] for message in source.asked[1]] == ["s", "some words"]
+        assert source.params == [{"max_tokens": 1024, "temperature": 0.0}]
+        assert source.closed
+
+    def test_what_is_piped_in_stands_before_the_prompt(
+        self, source: FakeSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "text"
+        file.write_text("a text\n")
+        for words, asked in ((["Shorten it."], "a text\n\nShorten it."), ([], "a text")):
+            with file.open() as stdin:
+                monkeypatch.setattr(sys, "stdin", stdin)
+                assert main(["run", "m", *words]) == 0
+            assert source.asked[-1][-1]["content"] == asked
+
+    def test_nothing_to_ask(self, source: FakeSource, capsys: pytest.CaptureFixture[str]) -> None:
+        with open(os.devnull) as stdin, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdin", stdin)
+            assert main(["run", "m"]) == 2
+        assert "there is no PROMPT" in capsys.readouterr().err
 
 
 class FakeLLM:

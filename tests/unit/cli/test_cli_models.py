@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from cli_fakes import Terminal
 
 from headrace.cli.main import main
 from headrace.cli.model_fetch import fetch_model
+from headrace.cli.stderr_handler import StderrHandler
 from headrace.errors import CheckpointError, ConfigError
 from headrace.hub import catalogue
 from headrace.hub.catalogue import CATALOGUE
-from headrace.progress import fetching_bar
+from headrace.progress import Activity, activity, fetching_bar, loading_bar
 
 GEMMA = CATALOGUE["gemma3-270m"]
 
@@ -139,6 +143,10 @@ class TestModels:
         assert rows["gemma3-270m"]["size"] == GEMMA.size
 
 
+def named_activity(out: TextIO) -> AbstractContextManager[Activity]:
+    return activity("a verb", out)
+
+
 class TestProgress:
     def test_a_terminal_shows_a_bar_and_removes_it(self) -> None:
         out = Terminal()
@@ -147,6 +155,37 @@ class TestProgress:
             progress("x", 10_000_000, 10_000_000)
         assert "fetching x" in out.getvalue()
         assert "10.0/10.0 MB" in out.getvalue()
+
+    def test_a_bar_is_there_before_anything_is_known(self) -> None:
+        for bar, text in ((fetching_bar, "looking for"), (loading_bar, "starting"), (named_activity, "a verb")):
+            out = Terminal()
+            with bar(out) as progress:
+                assert text in out.getvalue()
+                assert progress is not None
+
+    def test_an_activity_shows_its_stages_until_it_is_closed(self) -> None:
+        out = Terminal()
+        with activity("a verb", out) as progress:
+            progress("stage", 1, 2)
+            progress.close()
+            assert "stage" in out.getvalue()
+            shown = out.getvalue()
+            progress("never", 2, 2)
+        assert out.getvalue() == shown
+        with activity("a verb", io.StringIO()) as silent:
+            silent("stage")
+            silent.close()
+
+    def test_logs_are_printed_above_a_bar(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        out = Terminal()
+        monkeypatch.setattr(sys, "stderr", out)
+        handler = StderrHandler()
+        with loading_bar():
+            before = len(out.getvalue())
+            handler.emit(logging.makeLogRecord({"msg": "a line"}))
+            printed = out.getvalue()[before:]
+        # The bar's line is cleared first, and drawn again below.
+        assert printed.index("\x1b[2K") < printed.index("a line") < printed.index("starting")
 
     def test_without_a_terminal_each_file_is_named_once(self) -> None:
         out = io.StringIO()

@@ -64,10 +64,11 @@ EVERYTHING = (
     "m.gguf --platform p --device-index 1 --device-option a=1 --device-option b=c --threads 3 --tensor-parallel-size 2 "
     "--dtype float32 --quantize int8 --max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 "
     "--kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching --chat-template t.jinja "
+    "--generation-config none --kv-host-memory 2Ki --kv-disk d:1k "
     "--grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 "
     "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think "
     "--state-dir s --api-keys-file k.yaml --log-format json --uds u --ssl-certfile c.pem --ssl-keyfile k.pem "
-    "--root-path /llm --tracing --max-waiting-tokens 77 --enable-control-routes"
+    "--root-path /llm --tracing --max-waiting-tokens 77 --enable-control-routes --kv-events-endpoint tcp://*:1"
 )
 
 
@@ -79,10 +80,19 @@ def test_every_option_has_its_place() -> None:
             "quantize": "int8",
             "max_model_len": 99,
             "chat_template": "t.jinja",
+            "generation_config": "none",
             "grammar_backend": "mill",
             "packed_cache": 3000,
         },
-        "cache": {"block_size": 32, "kv_dtype": "int8", "kv_memory": 1024, "num_blocks": 9, "prefix_caching": False},
+        "cache": {
+            "block_size": 32,
+            "kv_dtype": "int8",
+            "kv_memory": 1024,
+            "num_blocks": 9,
+            "prefix_caching": False,
+            "kv_host_memory": 2048,
+            "kv_disk": "d:1k",
+        },
         "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_waiting": 5, "speculate": "ngram"},
         "device": {"platform": "p", "index": 1, "threads": 3, "options": {"a": 1, "b": "c"}},
         "parallel": {"tensor_parallel_size": 2},
@@ -105,6 +115,7 @@ def test_every_option_has_its_place() -> None:
             "max_waiting_tokens": 77,
             "tracing": True,
             "enable_control_routes": True,
+            "kv_events_endpoint": "tcp://*:1",
         },
     }
 
@@ -165,8 +176,9 @@ def test_sampling_options_are_those_of_sampling_params() -> None:
     parser = argparse.ArgumentParser()
     add_sampling_options(parser, temperature=0.5, max_tokens=9)
     assert sampling(parser.parse_args([])) == {
-        "max_tokens": 9, "temperature": 0.5, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": None, "stop": ()
-    }  # fmt: skip
+        "max_tokens": 9,
+        "temperature": 0.5,
+    }
     args = parser.parse_args("--stop a --stop b --seed 3 --top-k 4 --temperature 0".split())
     params = SamplingParams(**sampling(args))
     assert (params.stop, params.seed, params.top_k, params.temperature) == (("a", "b"), 3, 4, 0.0)
@@ -210,8 +222,9 @@ class TestServe:
         model = tmp_path / "m.gguf"
         model.touch()
         assert main(["serve", str(model), "--port", "0", "--prompt", "Hello?"]) == 0
-        ((config, path, prompt, launched),) = seen
+        ((config, path, prompt, launched, progress),) = seen
         assert isinstance(launched, EngineProcessHandle)
+        assert progress is None
         assert isinstance(config, Config)
         assert (config.server.port, config.model.model) == (0, str(model))
         assert path == model

@@ -14,7 +14,7 @@ from headrace.cli.main import main
 from headrace.cli.remote_source import RemoteSource
 from headrace.errors import ConfigError, EngineDead, InvalidRequest, Overloaded
 
-PARAMS = {"max_tokens": 7, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": None, "stop": ()}
+PARAMS = {"max_tokens": 7, "temperature": 0.0, "top_p": 1.0}
 
 
 class Server(ThreadingHTTPServer):
@@ -68,15 +68,18 @@ def test_chat_streams_deltas(server: Server) -> None:
         {"choices": [{"delta": {"content": "Hé"}}]},
         {"choices": [{"delta": {"content": None}}]},
         {"choices": [{"delta": {"content": "llo"}, "finish_reason": "stop"}]},
-        {"choices": [], "usage": {}},
+        {"choices": [], "usage": {"completion_tokens": 4}},
     ]
     source = RemoteSource(server.url, "m", "key")
     assert "".join(source.chat([{"role": "user", "content": "hi"}], PARAMS)) == "Héllo"
+    assert source.tokens == 4
+    assert source.header == f"m at {server.url}"
     ((path, key, body),) = server.requests
     assert (path, key) == ("/v1/chat/completions", "Bearer key")
     assert body == {
         "model": "m",
         "stream": True,
+        "stream_options": {"include_usage": True},
         "messages": [{"role": "user", "content": "hi"}],
         "max_tokens": 7,
         "temperature": 0.0,

@@ -31,11 +31,11 @@ def test_other_methods_take_no_model() -> None:
 
 def test_the_models_name_becomes_its_path() -> None:
     given = SchedulerConfig(speculate="draft:some")
-    found = given.with_draft_model(lambda name: Path("/models") / f"{name}.gguf")
-    assert (given.draft_model, found.draft_model) == ("some", "/models/some.gguf")
+    found = given.with_draft_model(lambda name, is_model: Path("/models") / f"{name}-{is_model}.gguf")
+    assert (given.draft_model, found.draft_model) == ("some", "/models/some-True.gguf")
     other = SchedulerConfig(speculate="suffix")
     assert other.draft_model is None
-    assert other.with_draft_model(Path) is other
+    assert other.with_draft_model(lambda name, is_model: Path(name)) is other
 
 
 def test_both_caches_share_the_memory() -> None:

@@ -10,6 +10,7 @@ from fake_core_device import FakeDevice, choose, mark
 
 from headrace.core import CoreConfig, Scheduler
 from headrace.core.drafts import DraftSource
+from headrace.core.fetches import Tiers
 from headrace.types import Delta, Request, SamplingParams, StepPlan, StepResult, TokenLogprobs
 
 SMALL = CoreConfig(
@@ -79,10 +80,11 @@ class Driver:
         eos_every: int = 0,
         check: bool = True,
         drafts: DraftSource | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         self.requests: dict[str, Request] = {}
         self.records: dict[str, Record] = {}
-        self.scheduler = Scheduler(config, drafts)
+        self.scheduler = Scheduler(config, drafts, tiers)
         self.device = FakeDevice(config, self.requests, eos_every)
         self.in_flight: deque[tuple[StepPlan, StepResult | None]] = deque()
         """None: the second part of the step is not launched yet."""

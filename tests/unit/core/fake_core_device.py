@@ -42,12 +42,23 @@ class FakeDevice:
         """Drafts of a sequence that the device places: (request, all its known tokens, the most) → tokens."""
         self.made: dict[int, int] = {}
         """The number of drafts in the latest step, by slot."""
+        self.stored: dict[int, np.ndarray] = {}
+        """What plans have read, by step."""
         self.placed: dict[int, StepPlan] = {}
         """Plans with placed sequences, as the device computes them."""
 
     def launch(self, plan: StepPlan) -> StepResult:
         self.forward(plan)
         return self.sample(plan)
+
+    def move(self, plan: StepPlan) -> None:
+        """Read blocks for what is beside the device, then write others."""
+        if plan.stores is not None:
+            assert len(set(plan.stores.tolist())) == len(plan.stores)
+            self.stored[plan.step] = np.ascontiguousarray(self.kv[plan.stores]).view(np.uint8)
+        for block, data in plan.loads:
+            assert block > 0, "block 0 is padding"
+            self.kv[block] = np.frombuffer(data, np.int64)
 
     def place(self, plan: StepPlan) -> StepPlan:
         """The plan with the true positions of sequences that the device places, and their drafts."""
@@ -90,6 +101,7 @@ class FakeDevice:
 
     def forward(self, plan: StepPlan) -> None:
         """Copies, then every write."""
+        self.move(plan)
         if plan.lengths is not None:
             self.history[plan.history_slots, plan.history_positions] = plan.history_tokens
             plan = self.placed[plan.step] = self.place(plan)
@@ -123,7 +135,10 @@ class FakeDevice:
         top = (marks[:, None] + np.arange(max(plan.sampling.num_logprobs, 0))) % self.config.vocab_size
         tokens = [token for token, _ in rows]
         counts = None if plan.lengths is None else self.count(plan, tokens)
-        return StepResult(np.array(tokens, np.int32), -(marks % 997 / 8), marks % 31 + 1, top, -top / 64, counts)
+        stored = self.stored.pop(plan.step, None)
+        return StepResult(
+            np.array(tokens, np.int32), -(marks % 997 / 8), marks % 31 + 1, top, -top / 64, counts, stored
+        )
 
     def row(self, plan: StepPlan, r: int, owners: np.ndarray) -> tuple[int, int]:
         s, t = int(plan.row_seq[r]), int(plan.rows[r])

@@ -86,8 +86,11 @@ class Fuzz:
         driver = self.driver
         at = self.rng.choice([0, len(driver.in_flight) - 1])
         plan, _ = driver.in_flight[at]
-        for spoilt, _ in list(driver.in_flight)[at:]:
+        for spoilt, result in list(driver.in_flight)[at:]:
             driver.device.kv.reshape(-1)[spoilt.slot_mapping] = -(2**50)
+            driver.device.kv[[block for block, _ in spoilt.loads] or [0]] = -(2**50)
+            if result is not None and result.stored is not None:
+                result.stored[:] = 7
         del driver.in_flight[at]
         deltas = driver.take(driver.scheduler.fail(plan, "lost"))
         assert {d.request_id for d in deltas if d.finish_reason == "error"} <= set(plan.request_ids)

@@ -362,3 +362,13 @@ def test_programs_need_a_state_and_named_inputs() -> None:
 def test_outside_of_a_program_nothing_can_be_traced() -> None:
     with pytest.raises(ProgramError, match="under @program"):
         hl.new_state()
+
+
+def test_images_are_refused_by_name() -> None:
+    @hl.program
+    def shows(s: hl.State) -> None:
+        s.user("What is this?", hl.image("cat.png"))
+
+    with pytest.raises(ProgramError, match="no model of Headrace takes images") as found:
+        shows.compile()
+    assert found.value.node.startswith("test_lang_tracing.py:")

@@ -44,7 +44,19 @@ CONTEXT = 100
 MODEL = "fake/model"
 TOTALS = EngineTotals(12.5, 1.75, 3.5, 9, 0.625, 5000)
 FACTS = EmbeddingFacts(4, prompts={"query": "Q:"})
-LIMITS = EngineInfo("/nowhere", CONTEXT, VOCAB, (), "fake", "float32", "float32", 16, 1 + CONTEXT // 16 + 1, 8)
+LIMITS = EngineInfo(
+    "/nowhere",
+    CONTEXT,
+    VOCAB,
+    (),
+    "fake",
+    "float32",
+    "float32",
+    16,
+    1 + CONTEXT // 16 + 1,
+    8,
+    max_num_batched_tokens=64,
+)
 DRAFTS = SpeculationTotals(0.375, (MethodTotals("ngram", 4, (4, 3), (3, 1)), MethodTotals("predicted", 1, (1,), (0,))))
 STATS = EngineStats(
     SchedulerStats(2, 3, 10, 20, 30, 400, 1, 5, 6), 16, 7, 0.5, 0.25, 0.75, totals=TOTALS, speculation=DRAFTS
@@ -141,6 +153,7 @@ class FakeClient:
     dead: bool = False
     logprob: float = -0.5
     kv_tokens: int | None = None
+    sampling_defaults: dict[str, int | float] = field(default_factory=dict)
     speculate: str | None = None
     """The engine's option."""
     embedding: EmbeddingFacts = FACTS
@@ -156,7 +169,8 @@ class FakeClient:
 
     @property
     def info(self) -> ModelInfo:
-        return ModelInfo(MODEL, "/nowhere", CONTEXT, VOCAB, "fake", "float32", 123, self.kv_tokens, self.embedding)
+        known = (MODEL, "/nowhere", CONTEXT, VOCAB, "fake", "float32", 123, self.kv_tokens, self.embedding)
+        return ModelInfo(*known, LIMITS.most_rivals, self.sampling_defaults)
 
     async def start(self) -> None: ...
 

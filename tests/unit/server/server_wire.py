@@ -12,9 +12,10 @@ from typing import Any
 from server_fakes import MODEL, FakeClient, serve_fake
 
 from headrace.config import Config
+from headrace.server.app import create_app_for
 from headrace.server.context import Context
 from headrace.server.descriptor_watch import DescriptorWatch
-from headrace.server.lifecycle import _Server, _server_of
+from headrace.server.http_server import HttpServer, make_server
 
 PATIENCE = 300.0
 """Seconds; a generous limit for events that come at once, unless the machine is overloaded."""
@@ -24,7 +25,7 @@ PATIENCE = 300.0
 class Wire:
     engine: FakeClient
     context: Context
-    server: _Server
+    server: HttpServer
     port: int
 
     async def open(self) -> Line:
@@ -102,7 +103,7 @@ def request(path: str = "/v1/completions", headers: str = "", body: bytes | None
 async def wired(config: Config | None = None, **engine: Any) -> AsyncIterator[Wire]:
     served = serve_fake(config, **engine)
     context: Context = served.app.state.context
-    server = _server_of(context, DescriptorWatch())
+    server = make_server(create_app_for(context), DescriptorWatch())
     loop = asyncio.get_running_loop()
     kind: Any = server.config.http_protocol_class
     listening = await loop.create_server(lambda: kind(server.config, server.server_state, {}), "127.0.0.1", 0)

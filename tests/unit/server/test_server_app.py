@@ -330,7 +330,7 @@ def test_openapi_declares_parameters_errors_and_streams():
             assert operation["responses"]["200"]["content"]
     streamed = {path for path, methods in document["paths"].items() if "text/event-stream" in str(methods)}
     names = ("chat/completions", "completions", "messages", "programs", "responses")
-    assert streamed == {f"/v1/{name}" for name in names}
+    assert streamed == {f"/v1/{name}" for name in (*names, "engine/events")}
     lines = {path for path, methods in document["paths"].items() if "application/x-ndjson" in str(methods)}
     assert lines == {"/api/chat", "/api/generate"}
     error = asyncio.run(serve_fake().complete(n=0)).json()

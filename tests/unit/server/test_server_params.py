@@ -184,3 +184,17 @@ def test_a_prompt_that_is_cut_keeps_its_end():
     assert bytes(served.engine.requests[-1].prompt) == (long + ">")[1 - CONTEXT :].encode()
     fault(asyncio.run(served.complete(prompt=long, truncate_prompt_tokens=0)), 400, "truncate_prompt_tokens")
     fault(asyncio.run(served.complete(truncate_prompt_tokens=-2)), 400, "truncate_prompt_tokens")
+
+
+def test_sampling_that_the_checkpoint_recommends() -> None:
+    served = serve_fake()
+    served.engine.sampling_defaults = {"temperature": 0.5, "top_k": 7}
+    for path, prompt in (
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+    ):
+        for stated, expected in (({}, (0.5, 7, 1.0)), ({"temperature": 0, "top_p": 0.5}, (0.0, 7, 0.5))):
+            response = asyncio.run(served.http.post(path, json={"model": MODEL, **prompt, **stated}))
+            assert response.status_code == 200
+            params = served.engine.requests[-1].params
+            assert (params.temperature, params.top_k, params.top_p) == expected

@@ -319,8 +319,8 @@ def test_a_key_that_no_client_can_send_is_refused(key, message):
 
 def test_a_server_keeps_running_if_its_ready_line_cannot_be_written():
     code = (
-        "import sys; from headrace.server.lifecycle import _print_line; "
-        "_print_line('ready'); sys.stdout.flush(); sys.exit(5)"
+        "import sys; from headrace.server.http_server import print_line; "
+        "print_line('ready'); sys.stdout.flush(); sys.exit(5)"
     )
     reading, writing = os.pipe()
     os.close(reading)

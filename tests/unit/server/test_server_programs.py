@@ -85,6 +85,49 @@ def test_states_stay_in_the_engine():
     assert (usage["prompt_tokens"], usage["encoded_tokens"]) == (4 + 14, 4 + 5)
 
 
+def test_a_program_queues_as_of_its_beginning():
+    served = serve_fake()
+    for _ in range(2):
+        post(served, branches)
+        post(served, talk, "Hi")
+    since = [request.since for request in served.engine.requests]
+    assert [len({*since[at : at + size]}) for at, size in ((0, 3), (3, 2), (5, 3), (8, 2))] == [1] * 4
+    assert None not in since
+    assert sorted(since) == since
+    assert since[0] < since[3] < since[5]
+
+
+def test_choices_of_one_token_are_one_request():
+    @hl.program
+    def choose(s: hl.State) -> None:
+        s.text("Hi", hl.select("letter", ["a", "b", "c"]), " and", hl.gen("then", max_tokens=3))
+
+    served = serve_fake()
+    reply = post(served, choose).json()
+    scored, then = served.engine.requests
+    assert (scored.prompt, scored.rivals) == ((256, *b"Hia"), (*b"bc",))
+    assert (scored.keep, then.extends, then.whole) == (True, scored.id, True)
+    assert reply["outputs"]["letter"] == "a"
+    assert {scored.id, then.id} <= set(served.engine.released)
+    streamed = served.engine.requests
+    streamed.clear()
+    post(served, choose, stream=True)
+    assert not streamed[1].whole, "a stream's pieces come as they are made"
+
+
+def test_branches_with_the_same_conversation_render_it_once():
+    @hl.program
+    def same(s: hl.State) -> Any:
+        s.user("Hi")
+        with s.fork(4) as branch:
+            branch.assistant(hl.gen("said", max_tokens=2))
+        return branch["said"]
+
+    served = serve_fake()
+    assert post(served, same).json()["outputs"]["result"] == ["He"] * 4
+    assert len(served.tokenizer.rendered) == 1
+
+
 def test_events_by_variable():
     served = serve_fake()
     found = events(post(served, branches, stream=True))

@@ -35,19 +35,24 @@ struct Rows {
     int64_t stride, count;
 };
 
-// Calls the tile with its full number of rows, then with half of that, down to one. Tiles of one and two rows are bound
-// by the latency of their sums: if all smaller ones would follow, a full tile is cheaper, although it computes some
-// rows a second time. (Products of codes have other work to do meanwhile.)
-template <int R, class Tile> HR_INLINE void for_tiles_from(int64_t r, int64_t rows, const Tile &tile) {
-    for (; r + R <= rows; r += R) tile.template run<R>(r);
-    if (Tile::TWICE && R > 2 && rows >= R && rows - r == R - 1) return tile.template run<R>(rows - R);
-    if constexpr (R > 1) for_tiles_from<R / 2>(r, rows, tile);
+// The tile of `size` rows from row r on.
+template <int R, class Tile> HR_INLINE void run_tile(int64_t size, int64_t r, const Tile &tile) {
+    if (size == R) return tile.template run<R>(r);
+    if constexpr (R > 1) run_tile<R - 1>(size, r, tile);
 }
-template <class Tile> HR_INLINE void for_tiles(int64_t rows, const Tile &tile) { for_tiles_from<TILE>(0, rows, tile); }
+// All rows, in as few passes over the panel as tiles of at most TILE rows need, and in tiles of about the same size:
+// those of one and two rows are bound by the latency of their sums. A multiple of `unit` rows stays together.
+template <class Tile> HR_INLINE void for_tiles(int64_t rows, const Tile &tile, int64_t unit = 1) {
+    int64_t passes = (rows + TILE - 1) / TILE;
+    for (int64_t i = 0, r = 0; i < passes; i++) {
+        int64_t end = rows / unit * (i + 1) / passes * unit;
+        run_tile<TILE>(end - r, r, tile);
+        r = end;
+    }
+}
 
 // `pair`: two prepared rows per output, added.
 template <class Codes, int Columns, bool Min> struct TileI8 {
-    static constexpr bool TWICE = false;
     Codes codes;
     Stream from;
     int64_t wide;
@@ -69,7 +74,6 @@ template <class Codes, int Columns, bool Min> struct TileI8 {
 };
 
 template <class Codes> struct TileI8Row {
-    static constexpr bool TWICE = false;
     Codes codes;
     Stream from;
     int64_t wide;
@@ -88,7 +92,6 @@ template <class Codes> struct TileI8Row {
 };
 
 struct TileBf16 {
-    static constexpr bool TWICE = true;  // rows may be computed twice
     const uint8_t *panel;
     int64_t pairs, panel_bytes;
     Rows in;
@@ -106,7 +109,6 @@ struct TileBf16 {
 
 // A chunk of E4M3 as bfloat16 pairs. Sums of earlier columns are in the output, unscaled if there is one scale per row.
 struct TileF8 {
-    static constexpr bool TWICE = false;
     const uint8_t *w;
     int64_t begin, end, wide;
     bool last, stepped;
@@ -136,7 +138,6 @@ struct TileF8 {
 
 // Sums of earlier columns are in the output.
 struct TileF32 {
-    static constexpr bool TWICE = false;
     const float *w;
     int64_t begin, columns;
     bool last;
@@ -163,7 +164,7 @@ inline void panel_i8(const hr_part *part, const uint8_t *panel, int64_t wide, Ro
     bool pair = part->arith == HR_ARITH_I8_PAIR;
     if (pair) in = {in.x, in.stride / 2, in.count * 2};
     TileI8<Codes, Columns, Min> tile{Codes::make(part), from, wide, part->offset_bits, scales, addends, in, &out, pair};
-    for_tiles(in.count, tile);
+    for_tiles(in.count, tile, pair ? 2 : 1);
 }
 
 template <class Codes>

@@ -17,11 +17,12 @@ from headrace.kernels.registry import OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.cpu.native import load
 from headrace.platforms.cpu.native_args import CopyBlocksArgs
+from headrace.platforms.cpu.native_blocks import NativeBlocks
 from headrace.platforms.cpu.native_drafting import NativeDrafting
 from headrace.platforms.cpu.native_features import NativeFeatures
 from headrace.platforms.cpu.native_kv import NativeKV
 from headrace.platforms.cpu.native_launch import EagerLauncher, Launcher
-from headrace.platforms.cpu.native_layout import DRAFTER_TWINS, check_layouts
+from headrace.platforms.cpu.native_layout import BLOCK_TWINS, DRAFTER_KERNELS, DRAFTER_TWINS, check_layouts
 from headrace.platforms.cpu.native_linear import KEY, NativeLinear
 from headrace.platforms.cpu.native_moe import NativeMoE
 from headrace.platforms.cpu.native_ops import NativeOps
@@ -99,6 +100,7 @@ class NativeDevice(TorchDevice):
         check = lambda: check_layouts(library, DRAFTER_TWINS)  # noqa: E731
         functions: dict[str, Callable[..., Any]] = {**self._ops.table(), **matrices.table(), "moe": experts.moe}
         functions.update({**NativeFeatures(self._ops, check).table(), **NativeDrafting(self._ops, check).table()})
+        functions |= NativeBlocks(self._ops, lambda: check_layouts(library, BLOCK_TWINS)).table()
         functions["embedding"] = split_table(self._ops, matrices.embedding)
         self._table = {name: NativeOperator(function, tag, packs.get(name)) for name, function in functions.items()}
 
@@ -170,6 +172,11 @@ class NativeDevice(TorchDevice):
     def op_reasons(self) -> Mapping[str, str]:
         """Why the reference serves some optional operators."""
         return {spec.name: _NO_KERNEL for spec in OPTIONAL if spec.name not in self._table}
+
+    def check_drafting(self) -> None:
+        check_layouts(self.team.library, DRAFTER_TWINS)
+        for kernel in DRAFTER_KERNELS:
+            self.team.library.kernel(kernel)
 
     def busy_seconds(self) -> float:
         """The time during which the team had work."""

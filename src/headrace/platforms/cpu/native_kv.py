@@ -98,6 +98,8 @@ class NativeKV:
             for store, count, dtype in kinds:
                 parts.append((store, at, count, dtype))
                 at += -(-count * dtype.itemsize // _LINE) * _LINE
+        self.block_bytes = at
+        """Bytes of one block, all of its parts together."""
         self.stride = _spread(at)
         memory = MappedMemory(num_blocks * self.stride, f"a KV cache of {num_blocks} blocks")
         for store, offset, count, dtype in parts:

@@ -9,13 +9,14 @@ from headrace.errors import PlatformError
 from headrace.kernels.linear.cpu_pack import InputArgs, PackedArgs, PartArgs
 from headrace.platforms.cpu import native_args as args
 from headrace.platforms.cpu.native import REMEDY, HostCopy, Library
+from headrace.platforms.cpu.native_blocks import MovedBlocksArgs
 from headrace.platforms.cpu.native_features import BlockConvArgs, FeatureArgs, TakeRowsArgs, WidenLogitsArgs
 from headrace.platforms.cpu.native_kv import KVArgs
 from headrace.platforms.cpu.native_linear import EmbeddingArgs, GatedLinearArgs, LinearArgs, LogitsArgs
 from headrace.platforms.cpu.native_moe import MoEArgs
 from headrace.platforms.cpu.native_split import OwnArgs
 
-__all__ = ["DRAFTER_TWINS", "TWINS", "Twins", "check_layouts"]
+__all__ = ["BLOCK_TWINS", "DRAFTER_KERNELS", "DRAFTER_TWINS", "TWINS", "Twins", "check_layouts"]
 
 Twins = Mapping[str, type[ctypes.Structure]]
 """By the name of the C structure."""
@@ -47,6 +48,10 @@ TWINS: Twins = {
 }
 
 
+DRAFTER_KERNELS = (
+    "ngram", "place", "accept", "store_features", "load_features", "take_rows", "widen_logits", "block_conv"
+)  # fmt: skip
+"""Kernels that only drafters call."""
 DRAFTER_TWINS: Twins = {
     "hr_feature_args": FeatureArgs,
     "take_rows_args": TakeRowsArgs,
@@ -57,6 +62,8 @@ DRAFTER_TWINS: Twins = {
     "accept_args": args.AcceptArgs,
 }
 """Those of operators that only drafters call: they are checked before the first call."""
+BLOCK_TWINS: Twins = {"hr_moved_blocks_args": MovedBlocksArgs}
+"""Those of operators that only tiers call: the same."""
 
 
 def check_layouts(library: Library, twins: Twins = TWINS) -> None:

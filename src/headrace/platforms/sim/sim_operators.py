@@ -151,6 +151,15 @@ class SimOperators:
         self.meter.charge((2 * x.size + kernel.size) * _ITEM, 2.0 * x.size * len(base))
         return _zeros(*x.shape)
 
+    def gather_blocks(self, kv: Any, ids: Array) -> Array:
+        size = kv.layout.bytes_per_block
+        self.meter.charge(2 * len(ids) * size)
+        return np.zeros((len(ids), size), np.uint8)
+
+    def scatter_blocks(self, kv: Any, ids: Array, packed: Array) -> Array:
+        self.meter.charge(2 * packed.nbytes)
+        return ids
+
     def logits(self, x: Array, batch: Batch, head: Weight, soft_cap: float | None) -> Array:
         rows, (vocab, columns) = len(batch.rows), head.shape
         self.meter.charge(head.nbytes + rows * vocab * 4, 2.0 * rows * vocab * columns)

@@ -12,6 +12,7 @@ from headrace.kernels.accept.reference import accept
 from headrace.kernels.attention.static import attention
 from headrace.kernels.block_conv.reference import block_conv
 from headrace.kernels.gated_activation.static import gated_activation
+from headrace.kernels.gather_blocks.reference import gather_blocks
 from headrace.kernels.linear import static as dense
 from headrace.kernels.load_features.reference import load_features
 from headrace.kernels.ngram.reference import ngram
@@ -21,6 +22,7 @@ from headrace.kernels.resolve_tokens.static import resolve_tokens
 from headrace.kernels.rms_norm.static import add_rms_norm, rms_norm
 from headrace.kernels.rotary_cache.static import rotary_cache
 from headrace.kernels.sample.static import sample
+from headrace.kernels.scatter_blocks.static import scatter_blocks
 from headrace.kernels.store_features.static import store_features
 from headrace.kernels.take_rows.reference import take_rows
 from headrace.kernels.weight import Weight
@@ -62,6 +64,8 @@ def operators(dtype: str | None, kernels: str, call: Callable[..., Any]) -> Mapp
         "take_rows": XlaOperator("xla", take_rows),
         "widen_logits": XlaOperator("xla", widen_logits),
         "block_conv": XlaOperator("xla", block_conv),
+        "gather_blocks": XlaOperator("xla", gather_blocks),
+        "scatter_blocks": XlaOperator("xla", scatter_blocks),
         "ngram": XlaOperator("xla", ngram),
         "place": XlaOperator("xla", place),
         "accept": XlaOperator("xla", accept),

@@ -1,0 +1,66 @@
+"""`headrace serve --replicas N`: N engines on this machine, and the router before them."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from headrace.config import Config
+from headrace.errors import ConfigError
+
+__all__ = ["replica_configs", "serve_replicas"]
+
+
+def replica_configs(config: Config, count: int) -> list[Config]:
+    """One configuration each. Replicas have devices of their own, one after another; a single device that counts its
+    cores (the host) is shared, with an equal part of them for each. Raises ConfigError if devices are missing."""
+    from headrace.plugins import discover
+
+    platform, _ = discover().select_platform(config.device.platform)
+    devices = platform.devices()
+    first, size = config.device.index, config.parallel.tensor_parallel_size
+    shared = dict(devices[0].details).get("cores") if len(devices) == 1 else None
+    if shared is not None:
+        threads = config.device.threads or max(1, int(shared) // (count * size))
+        device = config.device.model_copy(update={"threads": threads})
+        return [config.model_copy(update={"device": device})] * count
+    most = (len(devices) - first) // size
+    if count > most:
+        raise ConfigError(
+            f"--replicas {count}: platform {platform.name} has {len(devices)} devices, which from device {first} on is "
+            f"enough for {most} replicas of {size}: choose fewer"
+        )
+    parts = [config.device.model_copy(update={"index": first + number * size}) for number in range(count)]
+    return [config.model_copy(update={"device": device}) for device in parts]
+
+
+def serve_replicas(config: Config, path: Path, count: int) -> int:
+    """Serve until a signal comes; returns the exit code. Raises ConfigError."""
+    if config.server.state_dir is not None:
+        raise ConfigError(
+            "--state-dir cannot be combined with --replicas: files, batches and kept responses would belong to one of "
+            "them; serve one engine, or leave it out"
+        )
+    if config.server.kv_events_endpoint is not None:
+        raise ConfigError("--kv-events-endpoint cannot be combined with --replicas: they cannot share one address")
+    from headrace.environment import read_environment
+    from headrace.hub.model_reference import display_name
+    from headrace.route.process_group import ProcessGroup
+    from headrace.route.router_run import RouterOptions, run_router
+
+    name = config.server.served_model_name or display_name(config.model.model)
+    key = config.server.api_key or read_environment().api_key
+    # Clients meet the router alone; the engines answer nobody else.
+    inner = secrets.token_urlsafe(32)
+    server = config.server.model_copy(update={"served_model_name": name, "api_key": inner, "api_keys_file": None})
+    group = ProcessGroup(replica_configs(config.model_copy(update={"server": server}), count), str(path))
+    options = RouterOptions(
+        group.urls,
+        config.server.host,
+        config.server.port,
+        key,
+        config.server.api_keys_file,
+        inner,
+        drain_timeout=config.server.drain_timeout,
+    )
+    return run_router(options, group)

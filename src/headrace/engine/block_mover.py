@@ -1,0 +1,80 @@
+"""Moves whole blocks between a cache and the host, by steps in launch order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.kernels.ops import Ops, OptionalOps
+from headrace.platforms.interface import KV, Device, Executable, Pending, Tensor
+from headrace.types import Bucket
+
+__all__ = ["BlockMover", "stored"]
+
+Bytes = npt.NDArray[np.uint8]
+Run = Callable[[Executable, Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""Launches an executable on the runner's cache (`Runner.read`)."""
+_MOST = 32
+"""Blocks that one launch moves at the most. Numbers of blocks are padded to powers of two, with block 0."""
+
+
+class BlockMover:
+    """Compiled steps of `gather_blocks` and `scatter_blocks`, one per number of blocks."""
+
+    def __init__(self, device: Device, ops: Ops) -> None:
+        self._device, self._ops = device, cast(OptionalOps, ops)
+        self._steps: dict[tuple[str, int], Executable] = {}
+
+    def block_bytes(self, run: Run) -> int:
+        """Bytes of one block as the device gives them. Raises PlatformError if it cannot move blocks."""
+        (_, pending), *_ = self.gather(run, [0])
+        return int(pending.result().shape[1])
+
+    def gather(self, run: Run, ids: Sequence[int]) -> list[tuple[int, Pending]]:
+        """Launch reading these blocks. Gives (number, uint8 [at least that many, bytes]) for each part of `ids`."""
+        found = []
+        for start in range(0, len(ids), _MOST):
+            part = ids[start : start + _MOST]
+            padded = _padded(part)
+            outputs = run(self._step("gather", len(padded)), {"block_ids": self._device.put(padded)})
+            found.append((len(part), self._device.get(outputs["packed"])))
+        return found
+
+    def scatter(self, run: Run, loads: Sequence[tuple[int, Any]]) -> None:
+        """Launch writing (block, bytes); all blocks have the same number of bytes."""
+        for start in range(0, len(loads), _MOST):
+            part = loads[start : start + _MOST]
+            ids = _padded([block for block, _ in part])
+            packed = np.zeros((len(ids), memoryview(part[0][1]).nbytes), np.uint8)
+            for row, (_, data) in zip(packed, part, strict=False):
+                row[:] = np.frombuffer(data, np.uint8)
+            inputs = {"block_ids": self._device.put(ids), "packed": self._device.put(packed)}
+            run(self._step("scatter", len(ids)), inputs)
+
+    def _step(self, kind: str, count: int) -> Executable:
+        found = self._steps.get((kind, count))
+        if found is None:
+            function = self._gather if kind == "gather" else self._scatter
+            found = self._steps[kind, count] = self._device.compile(function, Bucket(count, count, count, 1))
+        return found
+
+    def _gather(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+        return kv, {"packed": self._ops.gather_blocks(kv, inputs["block_ids"])}
+
+    def _scatter(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+        return kv, {"block_ids": self._ops.scatter_blocks(kv, inputs["block_ids"], inputs["packed"])}
+
+
+def _padded(ids: Sequence[int]) -> npt.NDArray[np.int32]:
+    padded = np.zeros(1 << (len(ids) - 1).bit_length(), np.int32)
+    padded[: len(ids)] = ids
+    return padded
+
+
+def stored(parts: Sequence[tuple[int, Pending]]) -> Bytes | None:
+    """uint8 [K, bytes] of all parts; None without one. Blocks until they have arrived."""
+    arrays = [pending.result()[:count] for count, pending in parts]
+    return np.concatenate(arrays) if len(arrays) > 1 else next(iter(arrays), None)

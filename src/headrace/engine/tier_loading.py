@@ -1,0 +1,123 @@
+"""Opens the tiers that keep KV blocks beside the device, as the configuration asks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+
+from headrace import __version__
+from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.checkpoints.packed.cache import directory_of
+from headrace.checkpoints.packed.content import Contents, checkpoint_files
+from headrace.config import Config
+from headrace.core.block_source import BlockSource
+from headrace.core.fetches import Tiers
+from headrace.engine.runner import Runner
+from headrace.errors import ConfigError, PlatformError
+from headrace.platforms.interface import Device, PackedForms
+from headrace.resolution import Resolved
+from headrace.speculation.ngram import NgramDrafter
+from headrace.tiers.disk_tier import DiskTier
+from headrace.tiers.host_tier import HostTier
+from headrace.transfer.chain import HASH_BYTES, first_hash, next_hash
+from headrace.types import Capabilities
+
+__all__ = ["check_tiers", "layout_id", "open_tiers", "tiers_of"]
+
+_log = logging.getLogger(__name__)
+
+
+def check_tiers(config: Config, capabilities: Capabilities, platform: str) -> None:
+    """Raises ConfigError for tiers that this engine cannot have."""
+    cache = config.cache
+    wanted = {"kv_host_memory": cache.kv_host_memory, "kv_disk": cache.kv_disk}
+    for name in [name for name, value in wanted.items() if value is not None]:
+        if not cache.prefix_caching:
+            raise ConfigError(
+                f"{name} keeps blocks of cached prefixes, and prefix_caching is off: leave one of them out"
+            )
+        if config.parallel.tensor_parallel_size > 1:
+            raise ConfigError(
+                f"{name}: with tensor_parallel_size {config.parallel.tensor_parallel_size} each rank holds a part of "
+                "every block, which cannot be moved yet: leave one of them out"
+            )
+        method = (config.scheduler.speculate or "").partition(":")[0]
+        if config.scheduler.draft_model is not None or method == "mtp":
+            raise ConfigError(
+                f"{name}: what {method} drafts with keeps a cache of its own, which cannot be moved yet: speculate "
+                f"with {NgramDrafter.name}, or leave {name} out"
+            )
+    if cache.kv_host_memory is not None and capabilities.host_memory:
+        raise ConfigError(
+            f"kv_host_memory: platform {platform} computes in the host's memory, so the KV cache lies there already: "
+            "raise kv_memory, or keep blocks on a disk with kv_disk"
+        )
+
+
+def open_tiers(
+    config: Config,
+    checkpoint: Checkpoint,
+    device: Device,
+    platform: str,
+    resolved: Resolved,
+    runner: Runner,
+    reasons: list[str],
+) -> Tiers | None:
+    """The tiers; None if the configuration has none. Adds a line about each to `reasons`. Raises ConfigError."""
+    cache = config.cache
+    if cache.kv_host_memory is None and cache.disk is None:
+        return None
+    block_bytes = _block_bytes(runner, platform)
+    layout = layout_id(config, checkpoint, device, platform, resolved, block_bytes)
+    source: BlockSource | None = None
+    lines = []
+    if cache.disk is not None:
+        folder, limit = cache.disk
+        disk = DiskTier(folder, limit, layout, block_bytes, resolved.kv_layout.block_size)
+        lines.append(disk.describe())
+        source = disk
+    if cache.kv_host_memory is not None:
+        lines.append(f"KV blocks in host memory: up to {cache.kv_host_memory // block_bytes} blocks")
+        source = HostTier(cache.kv_host_memory, source)
+    for line in lines:
+        _log.info("%s", line)
+    reasons += lines
+    assert source is not None
+    return tiers_of(source, layout, block_bytes)
+
+
+def tiers_of(source: BlockSource, layout: bytes, block_bytes: int) -> Tiers:
+    """A source for the scheduler of an engine whose blocks have this layout."""
+    return Tiers(source, lambda adapter, salt: first_hash(layout, adapter, salt), next_hash, block_bytes)
+
+
+def layout_id(
+    config: Config, checkpoint: Checkpoint, device: Device, platform: str, resolved: Resolved, block_bytes: int
+) -> bytes:
+    """Names everything that the bytes of a block depend on, beside its tokens: the model's files, how they are
+    computed, and how a block is laid out. Reads the files once; later their times identify them."""
+    forms = device.extension(PackedForms)
+    facts = {
+        "files": Contents(directory_of() / "contents.json").digest(checkpoint_files(checkpoint.path)),
+        "decoder": repr(checkpoint.decoder_config),
+        "quantize": config.model.quantize,
+        "dtype": (config.model.dtype, resolved.dtype),
+        "layout": repr(resolved.kv_layout),
+        "bytes": block_bytes,
+        "platform": platform,
+        "form": "" if forms is None else forms.identity,
+        "device": type(device).__name__,
+        "options": sorted(f"{name}={value}" for name, value in config.device.options.items()),
+        "version": __version__,
+    }
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=HASH_BYTES).digest()
+
+
+def _block_bytes(runner: Runner, platform: str) -> int:
+    try:
+        return runner.block_bytes()
+    except PlatformError as error:
+        raise ConfigError(
+            f"platform {platform} cannot move KV blocks ({error}): leave kv_disk and kv_host_memory out"
+        ) from error

@@ -1,0 +1,123 @@
+"""All engines of a router: which could take a request, what they hold of its prompt, and which one gets it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from headrace.route.load_book import Ticket
+from headrace.route.policy import Candidate, Placement, place
+from headrace.route.prefix_index import Held, PrefixIndex
+from headrace.route.prompts import Prompt, PromptReader
+from headrace.route.replica import Replica
+from headrace.route.text_prefixes import PIECE_TOKENS, TextPrefixes
+from headrace.transfer.chain import chain, first_hash
+
+__all__ = ["Choice", "Fleet", "Query"]
+
+_NOTHING = Held()
+_DEFAULT_ANSWER = 128
+
+
+@dataclass(slots=True)
+class Query:
+    """What is known of a request when it is placed. The hashes of its prompt are made once, for each layout."""
+
+    model: str | None
+    tokens: int = 0
+    """Of the prompt."""
+    prompt: Prompt | None = None
+    texts: list[bytes] = field(default_factory=list)
+    """Hashes of its text, if its tokens cannot be read."""
+    answer: int = _DEFAULT_ANSWER
+    """Tokens that it may produce."""
+    chains: dict[tuple[bytes, int], list[bytes]] = field(default_factory=dict)
+
+    def chain(self, layout: bytes, block_size: int) -> list[bytes]:
+        found = self.chains.get((layout, block_size))
+        if found is None:
+            found = self.chains[layout, block_size] = (
+                [] if self.prompt is None else _chain(self.prompt, layout, block_size)
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A request's engine."""
+
+    replica: Replica
+    placement: Placement
+    ticket: Ticket
+
+
+class Fleet:
+    """Thread: the event loop's."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self.replicas = list(replicas)
+        self.index = PrefixIndex()
+        self.texts = TextPrefixes()
+        self.readers: dict[str, PromptReader] = {}
+        """By model."""
+        self._numbers = count(1)
+
+    def models(self) -> Iterator[str]:
+        """Names of the models that are served, each once, also by engines that cannot be reached now."""
+        seen = set()
+        for replica in self.replicas:
+            if replica.facts is not None and replica.facts.model not in seen:
+                seen.add(replica.facts.model)
+                yield replica.facts.model
+
+    async def query(self, path: str, body: bytes, model: str | None, answer: int | None) -> Query:
+        """Read a request. Its prompt is read only if there is a choice to make."""
+        query = Query(model, answer=min(answer or _DEFAULT_ANSWER, 4 * _DEFAULT_ANSWER))
+        reader = self.readers.get(model or next(self.models(), ""))
+        if reader is not None:
+            query.prompt = await reader.read(path, body)
+        if query.prompt is not None:
+            query.tokens = len(query.prompt.tokens)
+        elif body and reader is None:
+            query.texts = self.texts.chain(body)
+            query.tokens = len(query.texts) * PIECE_TOKENS
+        return query
+
+    def choose(self, query: Query, without: Collection[Replica] = ()) -> Choice | None:
+        """Place a request, and count it there. None if no engine can take it."""
+        ready = {one.name: one for one in self.replicas if one.usable and one not in without and _serves(one, query)}
+        placement = place(self._candidates(query, ready), query.tokens, query.answer)
+        if placement is None:
+            return None
+        replica = ready[placement.name]
+        if query.texts:
+            self.texts.sent(replica.name, query.texts)
+        new = max(1, query.tokens - placement.cached)
+        ticket = replica.load.open(new, time.monotonic(), next(self._numbers))
+        return Choice(replica, placement, ticket)
+
+    def _candidates(self, query: Query, ready: dict[str, Replica]) -> Iterator[Candidate]:
+        by_layout: dict[tuple[bytes, int], dict[str, Held]] = {}
+        texts = self.texts.held(query.texts) if query.texts else {}
+        for name, replica in ready.items():
+            facts, load = replica.facts, replica.load
+            assert facts is not None
+            held, size = texts.get(name, _NOTHING), PIECE_TOKENS
+            if query.prompt is not None:
+                key, size = (facts.layout, facts.block_size), facts.block_size
+                if key not in by_layout:
+                    by_layout[key] = self.index.held(query.chain(*key))
+                held = by_layout[key].get(name, _NOTHING)
+            yield Candidate(name, held, size, load.queued, load.running, facts.max_num_seqs, load.rates, load.last_used)
+
+
+def _serves(replica: Replica, query: Query) -> bool:
+    return query.model is None or (replica.facts is not None and replica.facts.model == query.model)
+
+
+def _chain(prompt: Prompt, layout: bytes, size: int) -> list[bytes]:
+    tokens = prompt.tokens
+    blocks = (tokens[at : at + size] for at in range(0, len(tokens) - size + 1, size))
+    return list(chain(first_hash(layout, "", prompt.salt), blocks))

@@ -1,0 +1,93 @@
+"""What an engine works on, as the router knows it: counted when a request is sent, not when an engine reports it.
+
+Otherwise all requests between two reports would go to the same engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headrace.route.policy import Rates
+
+__all__ = ["LoadBook", "Ticket"]
+
+_SHARE = 0.1
+"""Weight of a new measurement."""
+_LEAST_TOKENS = 64
+"""Prompt tokens from which a request tells something about the engine's rate."""
+_RANGE = (0.001, 50.0)
+"""Milliseconds per prompt token that are believed."""
+
+
+class LoadBook:
+    """The load of one engine. Thread: the event loop's."""
+
+    def __init__(self, rates: Rates | None = None) -> None:
+        self.rates = rates or Rates()
+        self.queued = 0
+        """Prompt tokens to compute before the next request's."""
+        self.own_running = 0
+        """Sequences from this router that produce tokens."""
+        self.tickets = 0
+        """Requests from this router that have not ended."""
+        self.elsewhere = 0
+        """Sequences of others, from the engine's reports."""
+        self.last_used = 0
+
+    @property
+    def running(self) -> int:
+        return self.own_running + self.elsewhere
+
+    def reported(self, sequences: int) -> None:
+        """The engine says how many sequences it has, running and waiting."""
+        self.elsewhere = max(0, sequences - self.tickets)
+
+    def open(self, new: int, now: float, number: int) -> Ticket:
+        """A request with so many tokens to compute has been sent, in monotonic seconds."""
+        self.last_used = number
+        return Ticket(self, new, now)
+
+    def measure(self, tokens: int, seconds: float) -> None:
+        """So many prompt tokens, its own and those before it, took so long to the first token."""
+        if tokens < _LEAST_TOKENS:
+            return
+        rate = min(max(1000 * seconds / tokens, _RANGE[0]), _RANGE[1])
+        self.rates = replace(self.rates, prefill=(1 - _SHARE) * self.rates.prefill + _SHARE * rate)
+
+
+class Ticket:
+    """One request on an engine, from its sending to its end."""
+
+    __slots__ = ("_ahead", "_book", "_new", "_sent", "_state")
+
+    def __init__(self, book: LoadBook, new: int, now: float) -> None:
+        self._book, self._new, self._sent = book, new, now
+        self._ahead = book.queued
+        self._state = "queued"
+        book.queued += new
+        book.tickets += 1
+
+    @property
+    def expected(self) -> float:
+        """Seconds to the first token, as estimated when it was sent."""
+        return (self._ahead + self._new) * self._book.rates.prefill / 1000
+
+    def first_token(self, now: float | None = None) -> None:
+        """The first token has come, or (None) should have come by now. Further calls have no effect."""
+        if self._state != "queued":
+            return
+        self._state = "running"
+        self._book.queued -= self._new
+        self._book.own_running += 1
+        if now is not None:
+            self._book.measure(self._ahead + self._new, now - self._sent)
+
+    def close(self) -> None:
+        """The request has ended. Further calls have no effect."""
+        if self._state == "queued":
+            self._book.queued -= self._new
+        elif self._state == "running":
+            self._book.own_running -= 1
+        if self._state != "closed":
+            self._book.tickets -= 1
+        self._state = "closed"

@@ -1,0 +1,117 @@
+"""Where a request goes: a pure function of what is known about the engines, in estimated milliseconds.
+
+The cost of an engine is the time until the request's first token there, plus what the request takes from the others:
+
+    wait for the tokens queued before it + computing the tokens that are not cached + fetching cached ones from a
+    slower tier + the time by which its own tokens delay the sequences that decode there
+
+The lowest cost wins; within 2% the engine that got a request the longest ago, so that equal engines take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace.route.prefix_index import Held
+
+__all__ = ["Candidate", "Placement", "Rates", "cached_tokens", "cost", "least_loaded", "place", "round_robin"]
+
+_NEAR = 1.02
+"""Costs within this factor count as equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How fast an engine is. The router measures `prefill`; the others are defaults until it knows better."""
+
+    prefill: float = 0.4
+    """Milliseconds to compute one token of a prompt."""
+    host: float = 0.02
+    """Milliseconds to bring one cached token from the host's memory."""
+    disk: float = 0.1
+    """The same from disk."""
+    decode: float = 0.15
+    """Milliseconds by which one more sequence makes a step longer."""
+    delay: float = 0.02
+    """Share of its prefill time by which a prompt delays each sequence that decodes."""
+
+
+class Candidate(NamedTuple):
+    """An engine that could take the request."""
+
+    name: str
+    held: Held
+    """Blocks of the request's prompt."""
+    block_size: int
+    queued: int
+    """Prompt tokens of requests that have not produced a token yet."""
+    running: int
+    """Sequences that produce tokens."""
+    slots: int
+    """Sequences that can run at once."""
+    rates: Rates = Rates()
+    last_used: int = 0
+    """A number that grows with each request; that of the last one it got."""
+
+
+class Placement(NamedTuple):
+    name: str
+    cost: float
+    """Estimated milliseconds."""
+    cached: int
+    """Tokens of the prompt that are expected to be cached there."""
+
+
+def cost(engine: Candidate, tokens: int, answer: int) -> float:
+    """Estimated milliseconds that a prompt of so many tokens costs on an engine. `answer`: its expected tokens."""
+    rates, held, size = engine.rates, engine.held, engine.block_size
+    new = max(1, tokens - held.blocks * size)
+    compute = new * rates.prefill
+    fetch = size * (held.host * rates.host + held.disk * rates.disk)
+    wait = engine.queued * rates.prefill
+    over = engine.running - engine.slots + 1
+    if over > 0:
+        # It waits until so many sequences have ended: each takes the time of an answer, and they end in turn.
+        wait += over * answer * rates.decode
+    slower = answer * rates.decode
+    return wait + compute + fetch + engine.running * (rates.delay * compute + slower)
+
+
+def cached_tokens(engine: Candidate, tokens: int) -> int:
+    """Tokens that need not be computed: the last one always is."""
+    return min(engine.held.blocks * engine.block_size, max(0, tokens - 1))
+
+
+def place(engines: Iterable[Candidate], tokens: int, answer: int = 128) -> Placement | None:
+    """The engine for a prompt of so many tokens; None if there is none."""
+    priced = [(cost(engine, tokens, answer), engine) for engine in engines]
+    if not priced:
+        return None
+    limit = min(price for price, _ in priced) * _NEAR
+    price, chosen = min(
+        ((price, engine) for price, engine in priced if price <= limit), key=lambda pair: (pair[1].last_used, pair[0])
+    )
+    return Placement(chosen.name, price, cached_tokens(chosen, tokens))
+
+
+# For comparison: how routers without knowledge of the caches place requests.
+
+
+def round_robin(engines: Iterable[Candidate], tokens: int, answer: int = 128) -> Placement | None:
+    return _by(engines, tokens, answer, lambda engine: (engine.last_used,))
+
+
+def least_loaded(engines: Iterable[Candidate], tokens: int, answer: int = 128) -> Placement | None:
+    return _by(engines, tokens, answer, lambda engine: (engine.running + engine.queued / 256, engine.last_used))
+
+
+Key = Callable[[Candidate], tuple[float, ...]]
+
+
+def _by(engines: Iterable[Candidate], tokens: int, answer: int, key: Key) -> Placement | None:
+    chosen = min(engines, key=key, default=None)
+    return (
+        None if chosen is None else Placement(chosen.name, cost(chosen, tokens, answer), cached_tokens(chosen, tokens))
+    )

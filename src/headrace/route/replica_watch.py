@@ -1,0 +1,244 @@
+"""Follows one engine: checks its health, and reads the events of its prefix cache into the index."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.client.api import ModelInfo
+from headrace.route.fleet import Fleet
+from headrace.route.prompts import load_reader
+from headrace.route.replica import Facts, Replica
+from headrace.route.upstream import Answer, UpstreamLost
+
+__all__ = ["ReplicaWatch", "WatchTimes"]
+
+_log = logging.getLogger(__name__)
+_SILENCE = 15.0
+"""Seconds without an event after which the stream of events is opened again. Engines report their load every second."""
+_MOST_EVENT = 1 << 28
+"""Bytes of one event."""
+
+
+class WatchTimes(msgspec.Struct, frozen=True):
+    """Seconds."""
+
+    interval: float = 0.5
+    """Between two checks."""
+    timeout: float = 3.0
+    """For the answer to a check."""
+
+
+class _Contents(msgspec.Struct):
+    epoch: int
+    seq: int
+    model: str
+    path: str
+    layout: str
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    runs: list[tuple[str, str, list[str]]]
+
+
+class _Change(msgspec.Struct):
+    kind: str
+    hashes: list[str]
+    tier: str
+    parent: str
+
+
+class _Changes(msgspec.Struct):
+    epoch: int
+    seq: int
+    events: list[_Change]
+
+
+class _Load(msgspec.Struct):
+    running: int
+    waiting: int
+
+
+class _Models(msgspec.Struct):
+    data: list[dict[str, Any]]
+
+
+class _ErrorDetail(msgspec.Struct):
+    message: str = ""
+
+
+class _Error(msgspec.Struct):
+    error: _ErrorDetail
+
+
+_contents = msgspec.json.Decoder(_Contents).decode
+_changes = msgspec.json.Decoder(_Changes).decode
+_load = msgspec.json.Decoder(_Load).decode
+
+
+class ReplicaWatch:
+    """Two tasks that run until they are cancelled. Thread: the event loop's."""
+
+    def __init__(self, fleet: Fleet, replica: Replica, times: WatchTimes, tokenizers: dict[str, str]) -> None:
+        """`tokenizers`: folders by model, for those that the engine's own path does not lead to."""
+        self._fleet, self._replica, self._times, self._tokenizers = fleet, replica, times, tokenizers
+        self.checked = asyncio.Event()
+        """Set once the first check has ended."""
+
+    async def check_health(self) -> None:
+        while True:
+            await self._check()
+            self.checked.set()
+            await asyncio.sleep(self._times.interval)
+
+    async def follow_events(self) -> None:
+        while True:
+            try:
+                if self._replica.state == "ready" and await self._read_events():
+                    return
+            except (UpstreamLost, asyncio.TimeoutError, msgspec.MsgspecError, ValueError) as error:
+                _log.info("replica %d: its cache events ended: %s", self._replica.number, error or "silence")
+            self._fleet.index.forget(self._replica.name)
+            self._replica.load.elsewhere = 0
+            await asyncio.sleep(self._times.interval)
+
+    async def _check(self) -> None:
+        replica = self._replica
+        try:
+            status, body = await asyncio.wait_for(self._get(b"/health"), self._times.timeout)
+            if status == 200 and replica.card is None:
+                await asyncio.wait_for(self._read_card(), self._times.timeout)
+        except asyncio.TimeoutError:
+            replica.failed(f"no answer within {self._times.timeout:g} s")
+        except UpstreamLost as error:
+            replica.failed(str(error))
+        else:
+            replica.answered(None if status == 200 else _why(status, body))
+
+    async def _read_card(self) -> None:
+        """Read what the engine serves, as long as its events have not said it."""
+        status, body = await self._get(b"/v1/models")
+        if status != 200:
+            _log.warning("replica %d lists no models: %s", self._replica.number, _why(status, body))
+            return
+        cards = msgspec.json.decode(body, type=_Models).data
+        if cards:
+            self._replica.card = cards[0]
+            if self._replica.facts is None:
+                limit = cards[0].get("max_model_len") or Facts("").max_model_len
+                self._replica.facts = Facts(str(cards[0].get("id")), max_model_len=limit)
+
+    async def _get(self, target: bytes) -> tuple[int, bytes]:
+        answer = await self._ask(target)
+        try:
+            pieces = []
+            while piece := await answer.read():
+                pieces.append(piece)
+        finally:
+            answer.close()
+        return answer.status, b"".join(pieces)
+
+    async def _ask(self, target: bytes) -> Answer:
+        key = self._replica.api_key
+        headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
+        return await self._replica.origin.ask(b"GET", target, headers)
+
+    async def _read_events(self) -> bool:
+        """Read events until a gap. True if the engine has none."""
+        answer = await asyncio.wait_for(self._ask(b"/v1/engine/events"), self._times.timeout)
+        try:
+            if answer.status == 404:
+                self._without_events()
+                return True
+            if answer.status != 200:
+                raise UpstreamLost(f"status {answer.status}")
+            async for name, data in _events(answer):
+                if not self._apply(name, data):
+                    return False
+        finally:
+            answer.close()
+        return False
+
+    def _without_events(self) -> None:
+        _log.warning(
+            "replica %d (%s) has no /v1/engine/events: its requests are placed by the beginnings of their texts, which "
+            "is approximate",
+            self._replica.number,
+            self._replica.name,
+        )
+
+    def _apply(self, name: bytes, data: bytes) -> bool:
+        """False: something was missed, and the contents are needed."""
+        engine, index = self._replica.name, self._fleet.index
+        if name == b"contents":
+            self._replace(_contents(data))
+        elif name == b"changes":
+            changes = _changes(data)
+            if not index.follow(engine, changes.epoch, changes.seq):
+                return False
+            for one in changes.events:
+                names = [bytes.fromhex(text) for text in one.hashes]
+                if one.kind == "stored":
+                    index.store(engine, bytes.fromhex(one.parent), names, one.tier)
+                elif one.kind == "removed":
+                    index.remove(engine, names, one.tier)
+                elif one.kind == "cleared":
+                    index.clear(engine)
+        elif name == b"load":
+            load = _load(data)
+            self._replica.load.reported(load.running + load.waiting)
+        return True
+
+    def _replace(self, contents: _Contents) -> None:
+        replica = self._replica
+        facts = Facts(
+            contents.model,
+            contents.path,
+            bytes.fromhex(contents.layout),
+            contents.block_size,
+            contents.max_model_len,
+            contents.max_num_seqs,
+        )
+        runs = (
+            (bytes.fromhex(parent), tier, [bytes.fromhex(name) for name in names])
+            for parent, tier, names in contents.runs
+        )
+        self._fleet.index.replace(replica.name, contents.epoch, contents.seq, runs)
+        replica.facts = facts
+        self._load_reader(facts)
+
+    def _load_reader(self, facts: Facts) -> None:
+        """Load the model's tokenizer, the first time that an engine names the model."""
+        if facts.model in self._fleet.readers:
+            return
+        path = self._tokenizers.get(facts.model, facts.path)
+        info = ModelInfo(facts.model, path, facts.max_model_len, 1 << 31, "", "")
+        reader = load_reader(str(Path(path)), info)
+        if reader is not None:
+            self._fleet.readers[facts.model] = reader
+
+
+async def _events(answer: Answer) -> AsyncIterator[tuple[bytes, bytes]]:
+    """(Name, data) of each event. Raises TimeoutError after a silence."""
+    rest = b""
+    while piece := await asyncio.wait_for(answer.read(), _SILENCE):
+        *blocks, rest = (rest + piece).split(b"\n\n")
+        if len(rest) > _MOST_EVENT:
+            raise UpstreamLost(f"an event is larger than {_MOST_EVENT} bytes")
+        for block in blocks:
+            name, _, data = block.partition(b"\ndata: ")
+            if name.startswith(b"event: ") and data:
+                yield name[7:], data
+
+
+def _why(status: int, body: bytes) -> str:
+    try:
+        message = msgspec.json.decode(body, type=_Error).error.message
+    except msgspec.MsgspecError:
+        message = ""
+    return message or f"status {status}"

@@ -1,0 +1,70 @@
+"""The router's metrics in Prometheus's text format."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from headrace.route.fleet import Fleet, Query
+from headrace.route.policy import Placement
+from headrace.route.replica import Replica
+
+__all__ = ["RouterMetrics"]
+
+_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25, 1.0)
+
+
+class RouterMetrics:
+    """Thread: the event loop's."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"headrace_router_{name}", text, labels, registry=self._registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"headrace_router_{name}", text, ["replica"], registry=self._registry)
+
+        self._requests = counter("requests", "Answers by replica and status", "replica", "status")
+        self.refused = counter("refused", "Requests that the router itself refused, by status", "status")
+        self._placed = counter("placed", "Requests sent to each replica, tries included", "replica")
+        self._unserved = counter("unserved", "Requests that a replica got and did not answer", "replica")
+        self.retries = counter("retries", "Requests that were sent to a second replica")
+        self.broken = counter("broken", "Streams that ended with an error after they had begun")
+        self.prompt = counter("prompt_tokens", "Tokens of the prompts that were read")
+        self.expected = counter("expected_cached_tokens", "Prompt tokens that the index expected in the cache")
+        self.cached = counter("cached_tokens", "Prompt tokens that the engines reported as cached")
+        self.seconds = Histogram(
+            "headrace_router_placing_seconds",
+            "Time from a request's last byte to its sending: reading the prompt, and the choice",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._ready = gauge("ready", "1 if the replica gets requests")
+        self._queued = gauge("queued_tokens", "Prompt tokens sent there whose requests have no token yet")
+        self._running = gauge("running", "Sequences that produce tokens there")
+        self._blocks = gauge("index_blocks", "Cached blocks that the index knows there")
+        self._ejections = gauge("ejections", "How often the replica was ejected")
+        self._rate = gauge("prefill_ms_per_token", "Measured milliseconds per prompt token")
+
+    def placed(self, replica: Replica, placement: Placement, query: Query) -> None:
+        self._placed.labels(replica.number).inc()
+        self.prompt.inc(query.tokens)
+        self.expected.inc(placement.cached)
+
+    def unserved(self, replica: Replica) -> None:
+        self._unserved.labels(replica.number).inc()
+
+    def answered(self, replica: Replica, status: int) -> None:
+        self._requests.labels(replica.number, status).inc()
+
+    def render(self, fleet: Fleet) -> bytes:
+        for replica in fleet.replicas:
+            label, load = replica.number, replica.load
+            self._ready.labels(label).set(replica.usable)
+            self._queued.labels(label).set(load.queued)
+            self._running.labels(label).set(load.running)
+            self._blocks.labels(label).set(fleet.index.size(replica.name))
+            self._ejections.labels(label).set(replica.ejections)
+            self._rate.labels(label).set(load.rates.prefill)
+        return generate_latest(self._registry)

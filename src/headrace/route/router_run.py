@@ -1,0 +1,153 @@
+"""`headrace route`: watch the engines, open the port, drain on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace import event_loop
+from headrace.config import ServerConfig
+from headrace.errors import ConfigError
+from headrace.keys.key_ring import KeyRing
+from headrace.route.fleet import Fleet
+from headrace.route.process_group import ProcessGroup
+from headrace.route.replica import Replica
+from headrace.route.replica_watch import ReplicaWatch, WatchTimes
+from headrace.route.router_app import RouterApp, RouterState
+from headrace.server.descriptor_watch import DescriptorWatch
+from headrace.server.http_errors import ShuttingDown
+from headrace.server.http_server import (
+    HttpServer,
+    StopSignals,
+    ignoring_signals_after,
+    make_server,
+    print_line,
+    signals,
+    until_started,
+    wait_for_either,
+)
+from headrace.server.listening import base_url, bind
+
+__all__ = ["RouterOptions", "run_router"]
+
+_log = logging.getLogger(__name__)
+_FINAL_EVENTS = 1.0
+"""Seconds for sending the error events of requests that outlast the drain."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOptions:
+    urls: Sequence[str]
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_key: str | None = None
+    """That clients must send."""
+    api_keys_file: str | None = None
+    """More of them, with names and limits."""
+    engine_api_key: str | None = None
+    """That the engines want; None: what the client sends is passed on."""
+    drain_timeout: float = 30.0
+    times: WatchTimes = field(default_factory=WatchTimes)
+    tokenizers: dict[str, str] = field(default_factory=dict)
+    """Folders by model."""
+
+
+def run_router(options: RouterOptions, group: ProcessGroup | None = None) -> int:
+    """Serve until a signal comes; returns the exit code. `group`: engines that are started and ended with the router.
+    Raises ConfigError."""
+    key = options.engine_api_key or options.api_key
+    replicas = [Replica(number, _checked(url), key) for number, url in enumerate(options.urls)]
+    if len({one.name for one in replicas}) < len(replicas):
+        raise ConfigError("two of the engines' addresses are the same: give each once")
+    with contextlib.closing(bind(options.host, options.port)) as listener:
+        return event_loop.run(ignoring_signals_after(_serve(options, Fleet(replicas), listener, group)))
+
+
+def _checked(url: str) -> str:
+    text = url if "://" in url else f"http://{url}"
+    if not text.startswith("http://") or not text[7:].rstrip("/") or "/" in text[7:].rstrip("/"):
+        raise ConfigError(f"{url!r} is no engine's address: write it as http://HOST:PORT, without a path")
+    return text
+
+
+async def _serve(
+    options: RouterOptions, fleet: Fleet, listener: socket.socket, group: ProcessGroup | None = None
+) -> int:
+    stop = StopSignals()
+    descriptors = DescriptorWatch()
+    asyncio.get_running_loop().set_exception_handler(descriptors.handle)
+    file = None if options.api_keys_file is None else Path(options.api_keys_file)
+    state = RouterState(fleet, KeyRing(options.api_key, file))
+    server = make_server(RouterApp(state), descriptors)
+    watches = [ReplicaWatch(fleet, one, options.times, options.tokenizers) for one in fleet.replicas]
+    tasks = [asyncio.create_task(work) for one in watches for work in (one.check_health(), one.follow_events())]
+    gc.collect()
+    gc.freeze()
+    with signals(stop):
+        try:
+            if group is not None:
+                group.start()
+                await _until_one_is_ready(fleet, stop)
+            await asyncio.wait(
+                [asyncio.ensure_future(one.checked.wait()) for one in watches], timeout=options.times.timeout
+            )
+            await _serve_until(stop, server, state, options, listener)
+        finally:
+            for task in tasks:
+                task.cancel()
+            for one in fleet.replicas:
+                one.origin.close()
+            if group is not None:
+                await group.close()
+    return 0
+
+
+async def _until_one_is_ready(fleet: Fleet, stop: StopSignals) -> None:
+    """So that a client that connects gets an answer."""
+    while not any(one.usable for one in fleet.replicas) and not stop.drain.is_set():
+        await asyncio.sleep(0.05)
+
+
+async def _serve_until(
+    stop: StopSignals, server: HttpServer, state: RouterState, options: RouterOptions, listener: socket.socket
+) -> None:
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await until_started(server, serving)
+    url = base_url(ServerConfig(host=options.host), listener)
+    ready = sum(one.usable for one in state.fleet.replicas)
+    print_line(f"Headrace routes to {len(state.fleet.replicas)} engines, {ready} of them ready, at {url}/v1")
+    try:
+        await wait_for_either(stop.drain, serving)
+        await _drain(stop, server, state, options.drain_timeout)
+    finally:
+        server.should_exit = True
+        server.force_exit = stop.now.is_set()
+        server.abort_unread()
+        await asyncio.wait({serving}, timeout=0.5)
+        server.force_exit = True
+        await asyncio.wait({serving}, timeout=0.5)
+
+
+async def _drain(stop: StopSignals, server: HttpServer, state: RouterState, timeout: float) -> None:
+    """Refuse new requests and let running ones finish; those that don't finish in time end with an error."""
+    state.draining = True
+    if state.inflight:
+        _log.warning("draining: %d requests get up to %g s; a second signal ends them now", state.inflight, timeout)
+    await _until_idle(state, timeout, stop.now)
+    for scope in list(state.active):
+        scope.stop(ShuttingDown())
+    server.refuse_unfinished()
+    await _until_idle(state, _FINAL_EVENTS)
+
+
+async def _until_idle(state: RouterState, timeout: float, unless: asyncio.Event | None = None) -> None:
+    until = time.monotonic() + timeout
+    while state.inflight and time.monotonic() < until and not (unless is not None and unless.is_set()):
+        await asyncio.sleep(0.02)
