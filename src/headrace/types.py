@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from headrace.embedding_facts import Pooling
 from headrace.sampling import SamplingParams
+from headrace.scheduler_stats import SchedulerStats
 from headrace.structured_outputs import Constraint, ConstraintKind
 
 __all__ = [
@@ -65,6 +66,22 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteBlocks:
+    """The first blocks of a prompt, which another engine has computed."""
+
+    address: str
+    """Of its connector."""
+    tokens: int
+    """The blocks hold so many tokens of the prompt, or less."""
+    timeout: float
+    """Seconds after which the blocks that have not arrived are computed instead."""
+    patience: float = 0.0
+    """Seconds for which the other engine may wait for a block that it is still computing."""
+    epoch: int | None = None
+    """Number of the other engine's start; None: any."""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One sequence for the core (a request with n > 1 has been fanned out before)."""
 
@@ -96,6 +113,10 @@ class Request:
     """Tokens that the output may not hold one behind the other: `params.bad_words`, encoded."""
     pooling: Pooling | None = None
     """The answer is the prompt's hidden states, pooled; nothing is generated (`params.max_tokens` is 0)."""
+    gives_blocks: bool = False
+    """The full blocks of its prompt are put where other engines can fetch them."""
+    remote: RemoteBlocks | None = None
+    """Where its first blocks can be fetched. Those that don't come in time are computed."""
     whole: bool = False
     """Its caller reads the answer as a whole: one delta, at the end."""
     rivals: tuple[int, ...] = ()
@@ -367,25 +388,3 @@ class StepResult:
     """[T, hidden] if the plan asks for them: the outputs of the final norm."""
     stored: npt.NDArray[np.uint8] | None = None
     """[K, bytes]: the blocks of `StepPlan.stores`, as `gather_blocks` reads them."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """A snapshot for /metrics. free + cached + held = total, always."""
-
-    running: int
-    waiting: int
-    blocks_free: int
-    blocks_cached: int
-    """Blocks that only the radix tree uses; they can be evicted."""
-    blocks_held: int
-    """Blocks that a sequence uses."""
-    kv_tokens: int
-    """Tokens stored in held blocks. Divided by held * block_size it is the KV utilization."""
-    preemptions: int
-    cached_tokens: int
-    """Prompt tokens served from the cache, since start."""
-    prompt_tokens: int
-    """Prompt tokens admitted, since start."""
-    fetching: int = 0
-    """Sequences among the waiting ones whose blocks are on their way."""

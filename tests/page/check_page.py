@@ -104,6 +104,33 @@ def test_send_and_markdown(open_page: Open) -> None:
         assert server.engine.requests[0].params.temperature == 1
 
 
+def test_a_choice_of_models(open_page: Open) -> None:
+    with served(models=("one", "two")) as server:
+        page = open_page(server)
+        choice = page.locator("#models")
+        expect(choice).to_be_visible()
+        expect(choice.locator("option")).to_have_text(["one (not loaded)", "two (not loaded)"])
+        send(page, "Hi")
+        done(page)
+        expect(page.locator(LAST)).to_contain_text("one")
+        choice.select_option("two")
+        expect(page.locator("#model")).to_contain_text("two")
+        send(page, "And you?")
+        done(page)
+        expect(page.locator(LAST)).to_contain_text("two")
+        assert server.engines.opened == ["one", "two"]
+        page.reload()
+        expect(choice).to_have_value("two")
+        expect(choice.locator("option")).to_have_text(["one", "two"])
+        page.click("#tab-engine")
+        expect(page.locator(".about")).to_contain_text("two")
+        choice.select_option("one")
+        expect(page.locator(".about")).to_contain_text("one")
+    with served() as server:
+        page = open_page(server)
+        expect(page.locator("#models")).to_be_hidden()
+
+
 def test_html_of_a_model_stays_text(open_page: Open) -> None:
     reply = "<img src=x onerror=alert(1)> <script>alert(1)</script> [x](javascript:alert(1)) ![i](http://e.com/i.png)"
     with served(reply=reply) as server:

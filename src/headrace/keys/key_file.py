@@ -38,7 +38,7 @@ class KeyEntry(Struct, forbid_unknown_fields=True, frozen=True):
     batches: bool = True
     """Whether it may begin batches, whose lines count towards no limit."""
     admin: bool = False
-    """Whether it may call the routes that control the engine."""
+    """Whether it may call the routes that control the engine, or tell about all clients."""
 
     @property
     def keys(self) -> list[str]:
