@@ -384,7 +384,7 @@ class StepResult:
     counts: Ints | None = None
     """[S, 2] if the device has placed sequences: how many of each one's tokens count, and how many drafts it had; 0 for
     the others."""
-    hidden: Floats | None = None
-    """[T, hidden] if the plan asks for them: the outputs of the final norm."""
     stored: npt.NDArray[np.uint8] | None = None
     """[K, bytes]: the blocks of `StepPlan.stores`, as `gather_blocks` reads them."""
+    hidden: Floats | None = None
+    """[T, hidden] if the plan asks for them: the outputs of the final norm."""
