@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from headrace.client.api import Output
 from headrace.server.answer_send import body_send
-from headrace.server.caller import admit_prompt, charge
+from headrace.server.caller import admit_prompt, caller_of, charge, own_salt
 from headrace.server.cancel_scope import CancelScope, ClientDisconnected
 from headrace.server.context import Context
 from headrace.server.generation import GenerationRun, close_stream, usage_reply
@@ -99,6 +99,8 @@ class Exchange(Response):
         except BaseException:
             place.leave()
             raise
+        if caller_of(scope).salt:
+            self._run.salt(partial(own_salt, scope))
         submitted, outputs = time.monotonic(), self._run.outputs()
         try:
             async with CancelScope(self._context.active, receive) as cancel_scope:

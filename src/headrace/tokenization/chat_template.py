@@ -75,6 +75,11 @@ class ChatTemplate:
         """Render in this process from now on, which must be one that limits itself and may be killed."""
         self._renderer = LocalRenderer(self._sources)
 
+    def close(self) -> None:
+        """End the processes that render. No render may follow."""
+        if isinstance(self._renderer, Renderer):
+            self._renderer.close()
+
     def warm(self) -> None:
         """Start the process and examine the template in the background, so that the first render doesn't wait."""
         threading.Thread(target=self._warm, name="headrace-render-warm", daemon=True).start()

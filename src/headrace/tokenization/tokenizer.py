@@ -137,6 +137,11 @@ class Tokenizer:
         if self._template is not None:
             self._template.render_here()
 
+    def close(self) -> None:
+        """End the processes that render chat templates. None may be rendered afterwards."""
+        if self._template is not None:
+            self._template.close()
+
     def warm_chat_template(self) -> None:
         """Start the process that renders the chat template in the background, ahead of the first request."""
         if self._template is not None:
