@@ -75,7 +75,7 @@ def install(client: Client, work: Path) -> Path | None:
     if client.borrows:
         (borrowed,) = folder.glob("lib/python*/site-packages")
         (borrowed / "checkout.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *client.packages]
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *client.packages, "httpx"]
     command += ["-c", "constraints/cpu.txt"] if client.borrows else []
     return folder if _run(command, folder / "install.log") else None
 
@@ -119,7 +119,11 @@ def checkpoint(work: Path) -> Path:
         from headrace.hub.catalogue import cached_path
 
         file = cached_path("smollm2")
-        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        stored = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        if hasattr(stored.config, "quantization_config"):
+            del stored.config.quantization_config
+        model = AutoModelForCausalLM.from_config(stored.config, dtype=torch.float32)
+        model.load_state_dict(stored.state_dict())
         AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
         model.save_pretrained(folder)
     return folder
@@ -175,6 +179,7 @@ def main() -> int:
     parser.add_argument("--table", type=Path, help="write the table here")
     parser.add_argument("--work", type=Path, default=Path("build/clients"), help="folder of the environments")
     args = parser.parse_args()
+    args.work = args.work.absolute()
     args.work.mkdir(parents=True, exist_ok=True)
     wanted = [one for one in CLIENTS if not args.only or one.name in args.only.split(",")]
     results: list[Result] = []

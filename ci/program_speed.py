@@ -12,7 +12,8 @@ counted. "same" says whether both ways gave the same outputs in every round.
 
 With `--pid`, the process of the server, the processor time of the server, its engine and this client is compared, too:
 other work on the machine changes it less than the time on the clock. "model" is the engine's part of it, in the plan.
-`--peer` is another server, where the interpreter runs the same programs.
+`--peer` is another server, where the interpreter runs the same programs. `--at-once` runs each program so often at the
+same time, as a batch.
 """
 
 from __future__ import annotations
@@ -129,16 +130,16 @@ def example(name: str) -> ModuleType:
     return module
 
 
-def run(url: str, name: str, plans: bool, seed: int) -> tuple[Any, float, list[hl.RunResult], int]:
+def run(url: str, name: str, plans: bool, seed: int, at_once: int = 1) -> tuple[Any, float, list[hl.RunResult], int]:
     """(outputs, seconds, results, HTTP requests)"""
     module = example(name)
     program_name, given = CASES[name]
     program = getattr(module, program_name)
     transport = Salted()
     on = hl.server(url, plans=plans, transport=transport)
-    if name == "multiple_choice":
-        rows = [{**one, "question": one["question"]} for one in module.QUESTIONS] * 4
-        program.prepare(program.bind(**rows[0]))
+    rows = [program.bind(*given)] * at_once if given else module.QUESTIONS * 4 * at_once
+    if len(rows) > 1:
+        program.prepare(rows[0])
         begun = time.perf_counter()
         results = program.run_batch(rows, on=on, seed=seed, progress=False)
     else:
@@ -158,7 +159,7 @@ def _result(program: Any, given: tuple[Any, ...], on: hl.Server, seed: int) -> h
     return found
 
 
-def measure(url: str, name: str, rounds: int, clock: ProcessorTime, peer: str | None) -> None:
+def measure(url: str, name: str, rounds: int, clock: ProcessorTime, peer: str | None, at_once: int) -> None:
     where = {"plan": (url, True), "http": (url, False)} | ({} if peer is None else {"peer": (peer, False)})
     ways = {key: Way() for key in where}
     same = ended = True
@@ -167,7 +168,7 @@ def measure(url: str, name: str, rounds: int, clock: ProcessorTime, peer: str | 
         for key in [*where] if at % 2 else [*reversed(where)]:
             place, plans = where[key]
             before = clock.read()
-            outputs[key], seconds, results, requests = run(place, name, plans, at)
+            outputs[key], seconds, results, requests = run(place, name, plans, at, at_once)
             total, engine = (late - early for early, late in zip(before, clock.read(), strict=True))
             ended &= key == "peer" or all(one.error is None for one in results)
             if not at:
@@ -204,13 +205,14 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(CASES))
     parser.add_argument("--pid", type=int)
     parser.add_argument("--peer")
+    parser.add_argument("--at-once", type=int, default=1)
     args = parser.parse_args()
     processor = ["CPU plan", "CPU HTTP", "HTTP / plan", "model"] if args.pid else []
     columns = ["program", "plan, s", "HTTP, s", "HTTP / plan", *processor, "computed", "tokenised", "requests", "same"]
     columns += ["peer, s", "peer / plan"] if args.peer else []
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for name in args.only.split(","):
-        measure(args.url, name, args.rounds, ProcessorTime(args.pid), args.peer)
+        measure(args.url, name, args.rounds, ProcessorTime(args.pid), args.peer, args.at_once)
 
 
 if __name__ == "__main__":

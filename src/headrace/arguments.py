@@ -42,8 +42,17 @@ def add_device_option(group: argparse._ActionsContainer, default: object) -> Non
 
 def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     """Add one field as a command-line option."""
-    if option.is_mapping:
+    if option.name == "device_options":
         add_device_option(group, argparse.SUPPRESS)
+    elif option.is_mapping:
+        group.add_argument(
+            option.flag,
+            dest=option.name,
+            action=_TextPairs,
+            default=argparse.SUPPRESS,
+            metavar="NAME=VALUE",
+            help=f"{_help(option)}; may be given again",
+        )
     elif option.is_switch:
         group.add_argument(
             option.flag,
@@ -82,20 +91,25 @@ def _metavar(option: Option) -> str:
 
 def _converter(option: Option) -> Callable[[str], Any]:
     """The function that converts the option's text. A literal is checked later, with the complete configuration."""
+    from headrace.config_fields import Seconds, parse_duration, parse_size
+
     kind = option.kind
-    return kind if kind in (int, float, str) else _size
+    return kind if kind in (int, float, str) else _reader(parse_duration if kind is Seconds else parse_size)
 
 
-def _size(text: str) -> object:
-    from headrace.config import parse_size
+def _reader(parse: Callable[[object], object]) -> Callable[[str], object]:
+    def read(text: str) -> object:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return read
 
 
-class _Pairs(argparse.Action):
+class _TextPairs(argparse.Action):
+    """Collects NAME=VALUE in a dictionary."""
+
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _: Any = None
     ) -> None:
@@ -103,7 +117,17 @@ class _Pairs(argparse.Action):
         if not equals:
             raise argparse.ArgumentError(self, f"{values!r}: write NAME=VALUE")
         known = dict(getattr(namespace, self.dest, None) or {})
-        setattr(namespace, self.dest, {**known, name: int(value) if value.lstrip("-").isdigit() else value})
+        setattr(namespace, self.dest, {**known, name: self.read(value)})
+
+    def read(self, value: str) -> int | str:
+        return value
+
+
+class _Pairs(_TextPairs):
+    """The same with values that may be whole numbers."""
+
+    def read(self, value: str) -> int | str:
+        return int(value) if value.lstrip("-").isdigit() else value
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:

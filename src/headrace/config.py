@@ -9,7 +9,9 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from headrace.config_fields import SIZE, Bytes, Frozen, parse_size, unit
+from headrace.loading_config import LoadingConfig
 from headrace.server_config import ServerConfig
+from headrace.transfer_config import TransferConfig
 
 __all__ = [
     "DRAFT",
@@ -18,10 +20,12 @@ __all__ = [
     "CacheConfig",
     "Config",
     "DeviceConfig",
+    "LoadingConfig",
     "ModelConfig",
     "ParallelConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "TransferConfig",
     "parse_size",
 ]
 
@@ -92,6 +96,14 @@ class CacheConfig(Frozen):
         default=None,
         ge=1,
         description="Bytes of the KV cache. Default: a share of the free memory, by the device's kind.",
+    )
+    kv_share: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the free memory that the KV cache may take if kv_memory is not given. Default: 0.4 on "
+        "the host, 0.9 on a device with memory of its own.",
+        json_schema_extra=unit("share"),
     )
     num_blocks: int | None = Field(default=None, ge=2, description="Number of KV blocks; overrides kv_memory.")
     prefix_caching: bool = Field(default=True, description="Reuse keys and values of prompts that begin alike.")
@@ -207,7 +219,9 @@ class Config(Frozen):
     scheduler: SchedulerConfig = SchedulerConfig()
     device: DeviceConfig = DeviceConfig()
     parallel: ParallelConfig = ParallelConfig()
+    transfer: TransferConfig = TransferConfig()
     server: ServerConfig = ServerConfig()
+    loading: LoadingConfig = LoadingConfig()
 
     def for_engine(self) -> str:
         """As JSON for another process of the engine: of the server's options only those that it needs, so no key."""

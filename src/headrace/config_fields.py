@@ -1,4 +1,4 @@
-"""Types of the configuration's fields: frozen models, sizes in bytes, units."""
+"""Types of the configuration's fields: frozen models, sizes in bytes, times, units."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, JsonValue, ValidationInfo, field_validator
 
-__all__ = ["SIZE", "Bytes", "Frozen", "parse_size", "unit"]
+__all__ = ["DURATION", "SIZE", "Bytes", "Frozen", "Seconds", "parse_duration", "parse_size", "unit"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
@@ -26,6 +26,26 @@ def parse_size(value: object) -> object:
 SIZE = BeforeValidator(parse_size)
 Bytes = Annotated[int, SIZE]
 """A number of bytes, or a text that `parse_size` reads."""
+_TIME_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(value: object) -> object:
+    """The seconds that a text names: a number of seconds, or numbers with units (ms, s, m, h, d), as 10m and 1h30m.
+    Values of other types are returned unchanged. Raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip().lower()
+    if re.fullmatch(r"-?\d+(?:\.\d+)?", text):
+        return float(text)
+    if re.fullmatch(r"-?(?:\d+(?:\.\d+)?(?:ms|[smhd]))+", text):
+        parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhd])", text)
+        return sum(float(number) * _TIME_UNITS[name] for number, name in parts) * (-1 if text[0] == "-" else 1)
+    raise ValueError(f"{value!r} is no time: write it as 10m, 90s or 1h30m")
+
+
+DURATION = BeforeValidator(parse_duration)
+Seconds = Annotated[float, DURATION]
+"""A number of seconds, or a text that `parse_duration` reads."""
 
 
 def unit(name: str) -> dict[str, JsonValue]:

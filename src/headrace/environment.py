@@ -22,6 +22,8 @@ class Environment:
     """HEADRACE_API_KEY: as --api-key, without showing in the process list."""
     log_level: str
     """HEADRACE_LOG: debug, info, warning or error."""
+    kv_secret: str | None
+    """HEADRACE_KV_SECRET: the secret that the engines of a group share; as --kv-secret-file."""
     native: bool
     """HEADRACE_NATIVE: 0 keeps the CPU platform on its reference operators."""
 
@@ -41,6 +43,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         # White space around a key comes from the file that it was read from; a client cannot send it.
         api_key=None if key is None else key.strip(),
         log_level=level,
+        kv_secret=env.get("HEADRACE_KV_SECRET", "").strip() or None,
         native=native == "1",
     )
 

@@ -15,7 +15,8 @@ from typing import Any, Literal, Union
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from headrace.config import SIZE, Bytes, Config
+from headrace.config import Config
+from headrace.config_fields import DURATION, SIZE, Bytes, Seconds
 from headrace.errors import ConfigError
 from headrace.suggestions import did_you_mean
 
@@ -41,20 +42,24 @@ class Option:
         flag = self.name.replace("_", "-")
         if self.is_switch:
             return f"--no-{flag}" if self.info.default else f"--{flag}"
-        return f"--{flag.removesuffix('s')}" if self.is_mapping else f"--{flag}"
+        # Each use of a mapping's flag gives one entry.
+        one = flag.removesuffix("es" if flag.endswith("ses") else "s")
+        return f"--{one}" if self.is_mapping else f"--{flag}"
 
     @property
     def kinds(self) -> tuple[Any, ...]:
-        """The types of the value without None; `Bytes` and literals are kept as they are."""
+        """The types of the value without None; `Bytes`, `Seconds` and literals are kept."""
         annotation = self.info.annotation
         parts = typing.get_args(annotation) if typing.get_origin(annotation) in (Union, types.UnionType) else ()
         found = tuple(part for part in parts or (annotation,) if part is not type(None))
-        # Pydantic moves the metadata of a field that is `Bytes` and nothing else into its own list.
-        return (Bytes,) if SIZE in self.info.metadata else found
+        # Pydantic moves the metadata of a field that is `Bytes` or `Seconds` and nothing else into its own list.
+        if SIZE in self.info.metadata:
+            return (Bytes,)
+        return (Seconds,) if DURATION in self.info.metadata else found
 
     @property
     def kind(self) -> Any:
-        """`int`, `float`, `str`, `bool` or `Bytes`; a literal is a string."""
+        """`int`, `float`, `str`, `bool`, `Bytes` or `Seconds`; a literal is a string."""
         first = self.kinds[0]
         return str if typing.get_origin(first) is Literal else first
 
@@ -101,10 +106,10 @@ def _options(*sections: str) -> Iterator[Option]:
 
 
 ENGINE: Mapping[str, Option] = {
-    option.name: option for option in _options("device", "parallel", "model", "scheduler", "cache")
+    option.name: option for option in _options("device", "parallel", "model", "scheduler", "cache", "transfer")
 }
 """Options of every verb that loads a model, and of `LLM`."""
-SERVER: Mapping[str, Option] = {option.name: option for option in _options("server")}
+SERVER: Mapping[str, Option] = {option.name: option for option in _options("server", "loading")}
 """Options of `headrace serve`."""
 
 

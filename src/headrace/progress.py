@@ -27,7 +27,7 @@ def loading_bar(out: TextIO | None = None) -> Iterator[Callable[[str, float], No
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=out), transient=True) as bar:
+    with Progress(*columns, console=Console(file=out), transient=True, refresh_per_second=4) as bar:
         # Without a total the bar moves to and fro: the imports of the first seconds report nothing.
         task = bar.add_task("starting", total=None)
 

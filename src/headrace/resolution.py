@@ -126,7 +126,7 @@ def _num_blocks(
 ) -> int:
     """Enough blocks for every slot at full length, within the available memory. Each layout has so many."""
     useful = config.scheduler.max_num_seqs * -(-max_len // layouts[0].block_size) + 1
-    share = 0.4 if capabilities.host_memory else 0.9
+    share = config.cache.kv_share or (0.4 if capabilities.host_memory else 0.9)
     budget = config.cache.kv_memory or int(free_bytes * share)
     size = sum(layout.padded(capabilities.kv_lanes).bytes_per_block for layout in layouts)
     blocks = min(useful, budget // size)

@@ -64,6 +64,22 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteBlocks:
+    """The first blocks of a prompt, which another engine has computed."""
+
+    address: str
+    """Of its connector."""
+    tokens: int
+    """The blocks hold so many tokens of the prompt, or less."""
+    timeout: float
+    """Seconds after which the blocks that have not arrived are computed instead."""
+    patience: float = 0.0
+    """Seconds for which the other engine may wait for a block that it is still computing."""
+    epoch: int | None = None
+    """Number of the other engine's start; None: any."""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One sequence for the core (a request with n > 1 has been fanned out before)."""
 
@@ -91,6 +107,10 @@ class Request:
     extends: str = ""
     """Id of an open sequence that this prompt goes on with: it takes over the slot and the blocks. If that one is not
     open any more, this is a request as any other."""
+    gives_blocks: bool = False
+    """The full blocks of its prompt are put where other engines can fetch them."""
+    remote: RemoteBlocks | None = None
+    """Where its first blocks can be fetched. Those that don't come in time are computed."""
     whole: bool = False
     """Its caller reads the answer as a whole: one delta, at the end."""
     rivals: tuple[int, ...] = ()

@@ -29,7 +29,8 @@ def chat(client: openai.OpenAI, model: str) -> str:
     )
     chunks = list(stream)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
-    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
     # The answer goes back as it came.
     history = [*QUESTION, whole.choices[0].message, {"role": "user", "content": "And one more?"}]
     several = client.chat.completions.create(model=model, messages=history, n=2, seed=1, max_tokens=8)

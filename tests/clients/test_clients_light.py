@@ -34,6 +34,7 @@ def url() -> Iterator[str]:
 
 
 CLIENTS = (
+    "openai_chat",
     "openai_parse",
     "openai_prediction",
     "openai_responses",

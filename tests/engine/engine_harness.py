@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.client.api import GenerateRequest, LogprobEntry, Usage
 from headrace.client.in_process_client import InProcessClient
-from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from headrace.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig, TransferConfig
 from headrace.engine.stats import EngineStats
 from headrace.engine.wire import Command
 from headrace.tokenization.tokenizer import load_tokenizer
@@ -47,6 +47,7 @@ def config_of(
     caching: bool = True,
     context: int | None = None,
     speculate: str | None = None,
+    connector: str | None = None,
     disk: str | None = None,
     host: int | None = None,
 ) -> Config:
@@ -57,6 +58,7 @@ def config_of(
         ),
         scheduler=SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=chunk, speculate=speculate),
         device=DeviceConfig(platform="cpu", threads=1),
+        transfer=TransferConfig(role=connector and "both", kv_connector=connector or "tcp", kv_shelf=1 << 24),
     )
 
 

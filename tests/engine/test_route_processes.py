@@ -51,7 +51,10 @@ class Router:
 def routing(*engines: Server) -> Iterator[Router]:
     router = Router(*(engine.url for engine in engines))
     try:
-        until(lambda: all(row["state"] == "ready" and row["events"] for row in router.rows()), router.rows)
+        until(
+            lambda: all(row["state"] == "ready" and row["events"] and row["reads_prompts"] for row in router.rows()),
+            router.rows,
+        )
         yield router
     finally:
         router.process.send_signal(signal.SIGTERM)

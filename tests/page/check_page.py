@@ -104,6 +104,33 @@ def test_send_and_markdown(open_page: Open) -> None:
         assert server.engine.requests[0].params.temperature == 1
 
 
+def test_a_choice_of_models(open_page: Open) -> None:
+    with served(models=("one", "two")) as server:
+        page = open_page(server)
+        choice = page.locator("#models")
+        expect(choice).to_be_visible()
+        expect(choice.locator("option")).to_have_text(["one (not loaded)", "two (not loaded)"])
+        send(page, "Hi")
+        done(page)
+        expect(page.locator(LAST)).to_contain_text("one")
+        choice.select_option("two")
+        expect(page.locator("#model")).to_contain_text("two")
+        send(page, "And you?")
+        done(page)
+        expect(page.locator(LAST)).to_contain_text("two")
+        assert server.engines.opened == ["one", "two"]
+        page.reload()
+        expect(choice).to_have_value("two")
+        expect(choice.locator("option")).to_have_text(["one", "two"])
+        page.click("#tab-engine")
+        expect(page.locator(".about")).to_contain_text("two")
+        choice.select_option("one")
+        expect(page.locator(".about")).to_contain_text("one")
+    with served() as server:
+        page = open_page(server)
+        expect(page.locator("#models")).to_be_hidden()
+
+
 def test_html_of_a_model_stays_text(open_page: Open) -> None:
     reply = "<img src=x onerror=alert(1)> <script>alert(1)</script> [x](javascript:alert(1)) ![i](http://e.com/i.png)"
     with served(reply=reply) as server:
@@ -502,3 +529,26 @@ def test_by_keyboard_alone(open_page: Open) -> None:
         assert page.locator("button").evaluate_all(names) == []
         unlabelled = "nodes => nodes.filter(n => !n.labels?.length && !n.getAttribute('aria-label')).map(n => n.id)"
         assert page.locator("input:not([hidden]), select, textarea").evaluate_all(unlabelled) == []
+
+
+def test_the_page_of_the_api(open_page: Open) -> None:
+    """Every route opens, with its example, bodies and errors; a filter finds some; a wrong key is asked again."""
+    with served(key="sk-docs") as server:
+        page = open_page(server, ready=False)
+        page.goto(f"{server.url.rstrip('/')}/docs")
+        page.locator("#key").fill("wrong")
+        page.get_by_role("button", name="Show").click()
+        expect(page.locator("#locked")).to_be_visible()
+        page.locator("#key").fill("sk-docs")
+        page.get_by_role("button", name="Show").click()
+        routes = page.locator("details.route")
+        expect(routes.first).to_be_visible()
+        for at in range(routes.count()):
+            routes.nth(at).locator("summary").first.click()
+        expect(page.locator("details.route > .body")).to_have_count(routes.count())
+        chat = routes.filter(has_text="/v1/chat/completions").first
+        expect(chat.locator("pre").first).to_contain_text("curl -X POST")
+        expect(chat.locator("pre").first).to_contain_text("Authorization: Bearer")
+        expect(chat.locator("li code", has_text="temperature").first).to_be_visible()
+        page.locator("#filter").fill("tokenize")
+        expect(page.locator("details.route:visible")).to_have_count(3)

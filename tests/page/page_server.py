@@ -17,6 +17,7 @@ from headrace.config import Config
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "server"))
 
 import server_fakes
+from pool_fakes import FakeEngines, make_app, plan
 from server_fakes import ByteTokenizer, FakeClient
 
 from headrace.server import create_app
@@ -29,17 +30,23 @@ server_fakes.LIMITS = msgspec.structs.replace(server_fakes.LIMITS, max_model_len
 class PageServer:
     """Runs in a thread. It can be stopped and started again on the same port."""
 
-    def __init__(self, key: str | None = None, **engine: Any) -> None:
+    def __init__(self, key: str | None = None, models: tuple[str, ...] = (), **engine: Any) -> None:
+        """`models`: the names of several, each of which answers with its name."""
         base = Config()
         self._config = base.model_copy(update={"server": base.server.model_copy(update={"api_key": key})})
         self.engine = FakeClient(**engine)
+        self.engines = FakeEngines(options=engine)
+        self._models = models
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}/"
 
     def start(self) -> None:
-        app = create_app(self.engine, ByteTokenizer(), self._config)
+        if self._models:
+            _, app = make_app(self._config, list(map(plan, self._models)), self.engines)
+        else:
+            app = create_app(self.engine, ByteTokenizer(), self._config)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,

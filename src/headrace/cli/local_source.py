@@ -29,8 +29,14 @@ class LocalSource:
     is_remote = False
 
     def __init__(
-        self, model: Path, options: Mapping[str, Any], progress: Callable[[str, float], None] | None = None
+        self,
+        model: Path,
+        options: Mapping[str, Any],
+        progress: Callable[[str, float], None] | None = None,
+        name: str | None = None,
     ) -> None:
+        """`name`: what the header calls the model; default: that of its file."""
+        self._name = name
         self._count = 0
         self._tokens: int | None = None
         self._llm = AsyncLLM(str(model), progress=progress, **options)
@@ -47,7 +53,8 @@ class LocalSource:
     def header(self) -> str:
         info = self._llm.info
         sampling = "".join(f", {name} {value:g}" for name, value in info.sampling_defaults.items())
-        return f"{info.name} on {info.platform}, {info.dtype}, {info.max_model_len} tokens of context{sampling}"
+        name, context = self._name or info.name, info.max_model_len
+        return f"{name} on {info.platform}, {info.dtype}, {context} tokens of context{sampling}"
 
     @property
     def tokens(self) -> int | None:

@@ -1,4 +1,5 @@
-"""Serve a model with OpenAI's API over HTTP. Ctrl-C or SIGTERM drains: running requests finish, new ones get 503."""
+"""Serve one or several models with OpenAI's API over HTTP. Ctrl-C or SIGTERM drains: running requests finish, new ones
+get 503."""
 
 from __future__ import annotations
 
@@ -6,10 +7,9 @@ import argparse
 import logging
 
 from headrace.arguments import add_engine_options, add_server_options
-from headrace.cli.command_options import build_config
 from headrace.cli.logs import set_up_logging
 from headrace.cli.model_fetch import fetch_model
-from headrace.cli.replica_serving import serve_replicas
+from headrace.cli.served_models import read_served
 from headrace.engine.launch import EngineProcessHandle, launch
 from headrace.errors import ConfigError
 from headrace.progress import loading_bar
@@ -19,7 +19,14 @@ __all__ = ["configure", "prepare", "run"]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", nargs="?", default="smollm2", metavar="MODEL", help="a directory, a .gguf file or a name (see models)"
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="a directory, a .gguf file or a name (see models); several are loaded when they are asked for "
+        "(default: smollm2)",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="a .yaml or .toml file with options and models; flags go first"
     )
     parser.add_argument("--prompt", metavar="TEXT", help="answer this in the terminal first, then go on serving")
     parser.add_argument(
@@ -44,31 +51,39 @@ def prepare() -> EngineProcessHandle:
 def run(args: argparse.Namespace) -> int:
     from headrace.hub.catalogue import resolve_drafter
 
-    config = build_config(args)
+    served = read_served(args)
     if args.dry_run:
         from headrace.cli.serve_plan import show_serve_plan
 
         set_up_logging(quiet=True)
-        return show_serve_plan(config)
+        return max(show_serve_plan(served.config_of(entry)) for entry in served.entries)
     set_up_logging()
-    if config.server.log_format == "json":
+    if served.config.server.log_format == "json":
         from headrace.log_format import use_json
 
         use_json()
-    path = fetch_model(args.model, args.accept_terms)
-    scheduler = config.scheduler.with_draft_model(
-        lambda name, is_model: resolve_drafter(name, is_model, lambda text: fetch_model(text, args.accept_terms))
+    plans = served.plans(
+        lambda name: fetch_model(name, args.accept_terms),
+        lambda name, is_model: resolve_drafter(name, is_model, lambda text: fetch_model(text, args.accept_terms)),
     )
-    config = config.model_copy(update={"scheduler": scheduler})
     if args.replicas != 1:
         if args.replicas < 1:
             raise ConfigError(f"--replicas must be at least 1, got {args.replicas}")
         if args.prompt is not None:
             raise ConfigError("--prompt cannot be combined with --replicas: leave one of them out")
-        return serve_replicas(config, path, args.replicas)
-    logging.getLogger(__name__).info("loading %s", args.model)
+        if not served.plain:
+            raise ConfigError("--replicas is for one model that stays loaded: leave it out, or the other models")
+        from headrace.cli.replica_serving import serve_replicas
+
+        return serve_replicas(plans[0].config, plans[0].path, args.replicas)
+    loaded = [plan.name for plan in plans if plan.preload]
+    if loaded:
+        logging.getLogger(__name__).info("loading %s", ", ".join(loaded))
     with loading_bar() as progress:
         # Late: the server imports FastAPI, and a wrong option should be reported before that.
         from headrace import server
 
-        return server.run(config, path, args.prompt, args.prepared, progress)
+        if served.plain:
+            (plan,) = plans
+            return server.run(plan.config, plan.path, args.prompt, args.prepared, progress)
+        return server.run_several(served.config, plans, args.prompt, args.prepared, progress)

@@ -61,10 +61,11 @@ def make_source(args: argparse.Namespace, model: str | None) -> TextSource:
     from headrace.cli.model_fetch import fetch_model
     from headrace.progress import loading_bar
 
-    path = fetch_model("smollm2" if model is None else model, args.accept_terms)
+    name = "smollm2" if model is None else model
+    path = fetch_model(name, args.accept_terms)
     with loading_bar() as progress:
         local: Any = _import("headrace.cli.local_source")
-        source: TextSource = local.LocalSource(path, engine_options(args), progress)
+        source: TextSource = local.LocalSource(path, engine_options(args), progress, name)
         return source
 
 

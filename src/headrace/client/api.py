@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol
 from headrace.client.cache_feed import CacheFeed
 from headrace.client.speculation_choice import SpeculationChoice
 from headrace.engine.stats import EngineStats, EngineView
-from headrace.types import Constraint, SamplingParams
+from headrace.engine.wire import TransferInfo
+from headrace.types import Constraint, RemoteBlocks, SamplingParams
 
 __all__ = [
     "EngineClient",
@@ -49,6 +50,10 @@ class GenerateRequest:
     extends: str = ""
     """Id of an open request whose tokens this prompt goes on with. If it is not open any more, nothing changes but
     what must be computed."""
+    gives_blocks: bool = False
+    """The full blocks of its prompt are put where other engines can fetch them."""
+    remote: RemoteBlocks | None = None
+    """Where its first blocks can be fetched."""
     whole: bool = False
     """The answer comes in one piece, at its end, unless the client must look for stop strings."""
     since: float | None = None
@@ -146,6 +151,8 @@ class ModelInfo:
     block_size: int = 0
     """Tokens per KV block."""
     max_num_seqs: int = 0
+    transfer: TransferInfo | None = None
+    """How other engines fetch blocks from this one; None: not at all."""
 
     def room(self, prompt_tokens: int) -> int:
         """The number of tokens that may follow a prompt, by context and cache; below 1 if not even one may."""
@@ -186,6 +193,10 @@ class EngineClient(Protocol):
 
     async def view(self) -> EngineView:
         """A look into the engine, made for this call; as `stats` in all else."""
+
+    async def flush_cache(self) -> int:
+        """Empty the prefix cache; returns how many of its blocks are free now. Those that running requests use stay
+        with them. Raises as `stats`."""
 
     async def check_health(self) -> None:
         """Raises EngineDead if the engine is dead, restarting or has made no progress for seconds."""

@@ -27,11 +27,13 @@ from headrace.engine.wire import (
     AddAll,
     CacheChanged,
     CacheContents,
+    CacheFlushed,
     Command,
     Deltas,
     EngineInfo,
     Event,
     Finish,
+    FlushCache,
     GetStats,
     GetView,
     Park,
@@ -52,6 +54,8 @@ _STATS_TIMEOUT = 1.0
 """Seconds to wait for the engine's first stats."""
 _FRESH_TIMEOUT = 0.1
 """Seconds to wait for newer stats than the last: during a long step the engine reads no commands."""
+_FLUSH_TIMEOUT = 30.0
+"""Seconds to wait until the cache has been emptied, between two steps."""
 _VIEW_TIMEOUT = 2.5
 """Seconds to wait for a view. People look at it, and an old one would mislead them."""
 
@@ -93,6 +97,7 @@ class BaseClient:
         """The engine's ids of open and parked requests."""
         self._stats = Inquiry[EngineStats](GetStats)
         self._view = Inquiry[EngineView](GetView)
+        self._flushes = Inquiry[int](FlushCache)
         self.cache_feed = CacheFeed(self._send_now)
         self._numbers = itertools.count()
         self._owner_loop: asyncio.AbstractEventLoop | None = None
@@ -117,6 +122,7 @@ class BaseClient:
             engine.layout_id,
             engine.block_size,
             engine.max_num_seqs,
+            engine.transfer,
         )
 
     @property
@@ -187,6 +193,15 @@ class BaseClient:
     async def view(self) -> EngineView:
         return await self._inquire(self._view, _VIEW_TIMEOUT)
 
+    async def flush_cache(self) -> int:
+        self._check_ready()
+        self._check_loop()
+        asked = self._flushes.ask(self._send_now)
+        await asyncio.wait({asked}, timeout=_FLUSH_TIMEOUT)
+        if not asked.done():
+            raise EngineDead(f"the engine did not answer within {_FLUSH_TIMEOUT:g} s")
+        return asked.result()
+
     async def _inquire(self, inquiry: Inquiry[T], timeout: float) -> T:
         """The engine's answer, or its last one during a long step."""
         self._check_ready()
@@ -251,6 +266,8 @@ class BaseClient:
             max_drafts=request.speculation.max_tokens,
             predicted_only=request.speculation.method == PREDICTED,
             keep=request.keep and params.n == 1,
+            gives_blocks=request.gives_blocks,
+            remote=request.remote,
             extends=stream.extended,
             rivals=request.rivals or (),
             whole=request.whole and stops is not None,
@@ -293,6 +310,8 @@ class BaseClient:
             self._stats.answer(event.stats)
         elif isinstance(event, ViewReply):
             self._view.answer(event.view)
+        elif isinstance(event, CacheFlushed):
+            self._flushes.answer(event.blocks)
         elif isinstance(event, (CacheContents, CacheChanged)):
             self.cache_feed.receive(event)
 
@@ -327,8 +346,8 @@ class BaseClient:
         for stream in self._streams.values():
             if not stream.outputs.finished:
                 stream.fail(error)
-        self._stats.fail(error)
-        self._view.fail(error)
+        for inquiry in (self._stats, self._view, self._flushes):
+            inquiry.fail(error)
 
     def _end_all(self) -> None:
         """End all open requests with `abort`, because the client closes."""

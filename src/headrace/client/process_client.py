@@ -72,6 +72,11 @@ class ProcessClient(BaseClient):
         """The id of the engine's process; None if there is none."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def gave_up(self) -> bool:
+        """True once the engine has ended so often that it is not started again."""
+        return self._state == "dead"
+
     async def start(self) -> None:
         if self._state != "new":
             raise EngineDead("the engine was started before: make a new client")

@@ -19,6 +19,7 @@ import numpy as np
 from headrace.core.block_names import BlockNames
 from headrace.core.block_source import Arrival, BlockSource, Buffer, Found, NoBlocks, TierStats
 from headrace.core.fetch_cost import ComputeRate
+from headrace.core.given_blocks import GivenBlocks
 from headrace.core.kv_cache import KVCache
 from headrace.core.radix import BlockKey, RadixNode
 from headrace.core.sequence import Sequence
@@ -50,6 +51,9 @@ class Tiers:
     """The name of a block, from that of its parent and its tokens."""
     block_bytes: int
     """Bytes of one block, as the device reads and writes it."""
+    gives: Callable[[bytes], bool] = field(default=lambda name: False)
+    """Told of each block that another engine will fetch (`Request.gives_blocks`); returns whether it needs the bytes,
+    which are offered to the source then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +89,7 @@ class Fetches:
         self._names = BlockNames(cache.pool, tiers.first_name, tiers.next_name)
         if self._active:
             cache.names = self._names
+        self._given = GivenBlocks(cache.tree, self._names, cache.block_size, tiers.gives)
         self.rate = ComputeRate()
         self._new: list[Sequence] = []
         """Waiting sequences that the source has not been asked about."""
@@ -107,9 +112,11 @@ class Fetches:
         """A sequence has entered the queue."""
         if self._active:
             self._new.append(seq)
+            self._given.add(seq)
 
     def remove(self, seq: Sequence) -> None:
-        """A sequence leaves the queue. If no other waits for its blocks, they are given up."""
+        """A sequence has ended. If no other waits for the blocks that it waits for, they are given up."""
+        self._given.end(seq)
         if seq in self._new:
             self._new.remove(seq)
         if not seq.fetching:
@@ -164,6 +171,7 @@ class Fetches:
                 chosen.append(reused)
                 if len(chosen) >= _STORES:
                     break
+        chosen += self._given.take()
         chosen = list({name: (block, name) for block, name in chosen}.values())
         if chosen:
             plan.stores = np.array([block for block, _ in chosen], np.int32)
@@ -187,6 +195,10 @@ class Fetches:
             blocks = list(result.stored[: len(hashes)])
             self._safely("offer", lambda: self._source.offer(hashes, blocks), None)
 
+    def due(self) -> bool:
+        """True if a step is needed to read blocks, although it may have nothing to compute."""
+        return self._given.due()
+
     # Failures
 
     def fail(self, step: int) -> None:
@@ -197,6 +209,7 @@ class Fetches:
                 self._storing.pop(name, None)
         self.rate.failed(step)
         self._loads.clear()
+        self._given.lost()
         self.reset()
 
     def reset(self) -> None:

@@ -119,7 +119,7 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """True if a sequence waits or runs, or a plan is in flight."""
-        return bool(self._requests or self._in_flight)
+        return bool(self._requests or self._in_flight) or self._fetches.due()
 
     # A step
 
@@ -144,7 +144,7 @@ class Scheduler:
         self._prefill.plan(step, self._committed, now, budget, chunks, extras)
         if self._verification is not None:
             self._verification.plan(step, decodes, held, chunks)
-        if not chunks and not len(decodes):
+        if not (chunks or len(decodes) or self._fetches.due()):
             return None
         plan = build(step, decodes, chunks, extras, self._slots, self._cache.table, self.config.block_size)
         self._fetches.take(plan)

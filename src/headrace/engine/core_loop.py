@@ -266,6 +266,12 @@ class EngineCore:
         """The engine's stats with its sequences, blocks and prefixes. Called by the thread that steps."""
         return EngineView(self._clock(), self.stats(), self._scheduler.view())
 
+    def flush_cache(self) -> int:
+        """Empty the prefix cache, and close what is open. Returns the number of blocks that became free."""
+        before = self._scheduler.stats().blocks_free
+        self._scheduler.reset_cache()
+        return self._scheduler.stats().blocks_free - before
+
     def _sample_memory(self, now: float) -> None:
         stats = self._scheduler.stats()
         places = stats.blocks_held * self._block_size

@@ -38,19 +38,24 @@ class EngineProcessHandle:
         with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
             pipe.write(text.encode())
 
-    def __enter__(self) -> EngineProcessHandle:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def discard(self) -> None:
+        """End a process that is not needed. A second call has no effect."""
         if not self.taken:
+            self.taken = True
             self.process.kill()
             self.process.wait()
             assert self.process.stdin is not None
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
             self.link.close()
+
+    def __enter__(self) -> EngineProcessHandle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.discard()
 
 
 def launch(command: Sequence[str] = COMMAND) -> EngineProcessHandle:

@@ -44,6 +44,23 @@ class RunnerConfig:
     """The most drafts of a sequence that the device makes; 0: plans have no `lengths`."""
 
 
+class _Nothing:
+    """The tokens of a step that only moves blocks."""
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> npt.NDArray[Any]:
+        return np.zeros(0, np.int32)
+
+
+_NOTHING = _Nothing()
+
+
+def _never() -> Mapping[str, Pending]:
+    raise AssertionError("a step without tokens has no second part")
+
+
 class LaunchedStep:
     """A step in flight."""
 
@@ -125,6 +142,8 @@ class Runner:
         outputs: Mapping[str, Pending] | None = None
         try:
             parts = self._prepare(plan)
+            if not plan.num_tokens:
+                return LaunchedStep(plan, {"tokens": _NOTHING}, _never, lambda: self._failed(made), parts)
             bucket = self.bucket(plan)
             inputs = self._inputs(batch_arrays(plan) if plan.split else self._all_arrays(plan), bucket)
             if plan.split:

@@ -17,12 +17,14 @@ from headrace.engine.wire import (
     AddAll,
     CacheChanged,
     CacheContents,
+    CacheFlushed,
     Command,
     Deltas,
     EngineInfo,
     Event,
     Failed,
     Finish,
+    FlushCache,
     GetStats,
     GetView,
     Park,
@@ -132,6 +134,8 @@ def _handle(core: EngineCore, command: Command, send: Send, whole: WholeAnswers)
         send(StatsReply(command.number, core.stats()))
     elif isinstance(command, GetView):
         send(ViewReply(command.number, core.view()))
+    elif isinstance(command, FlushCache):
+        send(CacheFlushed(command.number, core.flush_cache()))
     elif isinstance(command, WatchCache):
         _watch(core, command, send)
 

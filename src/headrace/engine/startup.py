@@ -20,6 +20,7 @@ from headrace.engine.draft_loading import DraftCheckpoint, LoadedDraft, find_dra
 from headrace.engine.drafting import Drafting
 from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_loading import HeadSource, find_head
+from headrace.engine.memory_use import MemoryUse, kv_bytes, measure_use
 from headrace.engine.plans import dummy_plan
 from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_rank
 from headrace.engine.ranks.leader import COMMAND, Followers
@@ -28,7 +29,7 @@ from headrace.engine.runner import Runner
 from headrace.engine.sampling_defaults import describe, sampling_defaults
 from headrace.engine.service import Progress
 from headrace.engine.tier_loading import check_tiers, open_tiers
-from headrace.engine.wire import EngineInfo
+from headrace.engine.wire import EngineInfo, TransferInfo
 from headrace.errors import ConfigError
 from headrace.grammar.compiler import GrammarCompiler
 from headrace.grammar.loading import find_backend, open_backend
@@ -130,6 +131,7 @@ def build_on(
 ) -> Engine:
     """Build on an open device, which stays open if this raises. `followers` have been started; default: none."""
     followers = followers or Followers("", 1, lambda rank: 0)
+    free_before, _ = device.memory()
     # Unknown names are refused before anything is loaded.
     make_backend = find_backend(config.model.grammar_backend)
     found, block, head = find_drafts(config, checkpoint, device)
@@ -160,7 +162,7 @@ def build_on(
     blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
     heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
     drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
-    tiers = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
+    tiers, transfer = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
     scheduler = Scheduler(_core_config(config, resolved, vocab), drafting, tiers)
     layout = _layout_id(checkpoint, resolved)
     core = EngineCore(
@@ -174,7 +176,12 @@ def build_on(
         drafting=drafting,
         cache_events=CacheEvents(scheduler.tree, partial(first_hash, layout), next_hash),
     )
-    info = _engine_info(checkpoint, platform, resolved, vocab, layout, reasons, _sampling(config, checkpoint))
+    drafted = found or block or head
+    layouts = (resolved.kv_layout,) if drafted is None else (resolved.kv_layout, drafted.layout)
+    cache = kv_bytes(device, layouts, resolved.num_blocks) + (config.cache.kv_host_memory or 0)
+    memory = measure_use(device, free_before, cache, followers.size)
+    defaults = _sampling(config, checkpoint)
+    info = _engine_info(checkpoint, platform, resolved, vocab, layout, reasons, defaults, transfer, memory)
     return Engine(core, info, own, followers, grammars, draft, blocks, heads, tiers)
 
 
@@ -292,6 +299,8 @@ def _engine_info(
     layout: bytes,
     reasons: Sequence[str],
     sampling: dict[str, int | float],
+    transfer: TransferInfo | None,
+    memory: MemoryUse,
 ) -> EngineInfo:
     return EngineInfo(
         path=str(checkpoint.path),
@@ -306,8 +315,11 @@ def _engine_info(
         max_num_seqs=resolved.max_num_seqs,
         layout_id=layout,
         reasons=tuple(reasons),
+        transfer=transfer,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         sampling_defaults=sampling,
+        memory_bytes=memory.used,
+        device_bytes=memory.device_total,
     )
 
 

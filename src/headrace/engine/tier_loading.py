@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from dataclasses import replace
 
 from headrace import __version__
 from headrace.checkpoints.checkpoint import Checkpoint
@@ -13,7 +14,9 @@ from headrace.checkpoints.packed.content import Contents, checkpoint_files
 from headrace.config import Config
 from headrace.core.block_source import BlockSource
 from headrace.core.fetches import Tiers
+from headrace.engine.peer_loading import check_peers, open_peers
 from headrace.engine.runner import Runner
+from headrace.engine.wire import TransferInfo
 from headrace.errors import ConfigError, PlatformError
 from headrace.platforms.interface import Device, PackedForms
 from headrace.resolution import Resolved
@@ -31,11 +34,11 @@ _log = logging.getLogger(__name__)
 def check_tiers(config: Config, capabilities: Capabilities, platform: str) -> None:
     """Raises ConfigError for tiers that this engine cannot have."""
     cache = config.cache
-    wanted = {"kv_host_memory": cache.kv_host_memory, "kv_disk": cache.kv_disk}
+    wanted = {"kv_host_memory": cache.kv_host_memory, "kv_disk": cache.kv_disk, "role": config.transfer.role}
     for name in [name for name, value in wanted.items() if value is not None]:
         if not cache.prefix_caching:
             raise ConfigError(
-                f"{name} keeps blocks of cached prefixes, and prefix_caching is off: leave one of them out"
+                f"{name} needs blocks of cached prefixes, and prefix_caching is off: leave one of them out"
             )
         if config.parallel.tensor_parallel_size > 1:
             raise ConfigError(
@@ -48,6 +51,7 @@ def check_tiers(config: Config, capabilities: Capabilities, platform: str) -> No
                 f"{name}: what {method} drafts with keeps a cache of its own, which cannot be moved yet: speculate "
                 f"with {NgramDrafter.name}, or leave {name} out"
             )
+    check_peers(config)
     if cache.kv_host_memory is not None and capabilities.host_memory:
         raise ConfigError(
             f"kv_host_memory: platform {platform} computes in the host's memory, so the KV cache lies there already: "
@@ -63,11 +67,12 @@ def open_tiers(
     resolved: Resolved,
     runner: Runner,
     reasons: list[str],
-) -> Tiers | None:
-    """The tiers; None if the configuration has none. Adds a line about each to `reasons`. Raises ConfigError."""
+) -> tuple[Tiers | None, TransferInfo | None]:
+    """The tiers, and how other engines fetch blocks from this one; None for what the configuration does not ask for.
+    Adds a line about each tier to `reasons`. Raises ConfigError."""
     cache = config.cache
-    if cache.kv_host_memory is None and cache.disk is None:
-        return None
+    if cache.kv_host_memory is None and cache.disk is None and config.transfer.role is None:
+        return None, None
     block_bytes = _block_bytes(runner, platform)
     layout = layout_id(config, checkpoint, device, platform, resolved, block_bytes)
     source: BlockSource | None = None
@@ -80,16 +85,26 @@ def open_tiers(
     if cache.kv_host_memory is not None:
         lines.append(f"KV blocks in host memory: up to {cache.kv_host_memory // block_bytes} blocks")
         source = HostTier(cache.kv_host_memory, source)
+    gives, transfer = None, None
+    if config.transfer.role is not None:
+        source, transfer = open_peers(config, resolved, _digest(checkpoint), layout, block_bytes, source)
+        gives = source.gives
+        lines.append(f"KV blocks of other engines, and for them at {transfer.address}")
     for line in lines:
         _log.info("%s", line)
     reasons += lines
     assert source is not None
-    return tiers_of(source, layout, block_bytes)
+    tiers = tiers_of(source, layout, block_bytes)
+    return tiers if gives is None else replace(tiers, gives=gives), transfer
 
 
 def tiers_of(source: BlockSource, layout: bytes, block_bytes: int) -> Tiers:
     """A source for the scheduler of an engine whose blocks have this layout."""
     return Tiers(source, lambda adapter, salt: first_hash(layout, adapter, salt), next_hash, block_bytes)
+
+
+def _digest(checkpoint: Checkpoint) -> str:
+    return Contents(directory_of() / "contents.json").digest(checkpoint_files(checkpoint.path))
 
 
 def layout_id(
@@ -99,7 +114,7 @@ def layout_id(
     computed, and how a block is laid out. Reads the files once; later their times identify them."""
     forms = device.extension(PackedForms)
     facts = {
-        "files": Contents(directory_of() / "contents.json").digest(checkpoint_files(checkpoint.path)),
+        "files": _digest(checkpoint),
         "decoder": repr(checkpoint.decoder_config),
         "quantize": config.model.quantize,
         "dtype": (config.model.dtype, resolved.dtype),
@@ -119,5 +134,5 @@ def _block_bytes(runner: Runner, platform: str) -> int:
         return runner.block_bytes()
     except PlatformError as error:
         raise ConfigError(
-            f"platform {platform} cannot move KV blocks ({error}): leave kv_disk and kv_host_memory out"
+            f"platform {platform} cannot move KV blocks ({error}): leave kv_disk, kv_host_memory and role out"
         ) from error

@@ -25,6 +25,7 @@ __all__ = [
     "CacheChanged",
     "CacheContents",
     "CacheEvent",
+    "CacheFlushed",
     "CacheRun",
     "CacheSnapshot",
     "Command",
@@ -33,6 +34,7 @@ __all__ = [
     "Event",
     "Failed",
     "Finish",
+    "FlushCache",
     "GetStats",
     "GetView",
     "Loading",
@@ -41,6 +43,7 @@ __all__ = [
     "Refused",
     "Shutdown",
     "StatsReply",
+    "TransferInfo",
     "ViewReply",
     "WatchCache",
     "WireError",
@@ -73,6 +76,19 @@ class WireError(WireMessage, frozen=True):
     tensor: str | None = None
 
 
+class TransferInfo(WireMessage, frozen=True):
+    """How other engines fetch blocks from this one."""
+
+    connector: str
+    address: str
+    epoch: int
+    """Number of this start of the engine."""
+    layout_id: bytes
+    """Part of the blocks' names (`transfer/chain.py`)."""
+    lease: float
+    """Seconds for which a block stays where it can be fetched."""
+
+
 class EngineInfo(WireMessage, frozen=True):
     """The values that the engine resolved while it loaded."""
 
@@ -90,9 +106,15 @@ class EngineInfo(WireMessage, frozen=True):
     """Equal for engines whose blocks hold the same bytes for the same tokens."""
     reasons: tuple[str, ...] = ()
     """The reason of each automatic choice."""
+    transfer: TransferInfo | None = None
+    """None: it exchanges no blocks with others."""
     max_num_batched_tokens: int = 0
     sampling_defaults: dict[str, int | float] = {}
     """Sampling parameters that the checkpoint recommends, by name."""
+    memory_bytes: int = 0
+    """What the engine takes, with its whole KV cache, in the device's memory or the host's; 0: unknown."""
+    device_bytes: int = 0
+    """The device's own memory; 0 on a platform of the host."""
 
     @property
     def kv_tokens(self) -> int:
@@ -155,6 +177,12 @@ class WatchCache(WireMessage, frozen=True):
     """Stored blocks come with their tokens."""
 
 
+class FlushCache(WireMessage, frozen=True):
+    """Empties the prefix cache. Sequences that run keep their blocks."""
+
+    number: int
+
+
 class Shutdown(WireMessage, frozen=True):
     """Ends the engine at once."""
 
@@ -206,6 +234,12 @@ class CacheChanged(WireMessage, frozen=True):
     batch: CacheBatch
 
 
+class CacheFlushed(WireMessage, frozen=True):
+    number: int
+    blocks: int
+    """Blocks that are free now and were cached."""
+
+
 class Beat(WireMessage, frozen=True):
     """A heartbeat. A separate thread sends it every half second, also while a step runs or the model loads."""
 
@@ -213,8 +247,20 @@ class Beat(WireMessage, frozen=True):
     """Seconds since the loop last made progress; 0 when it is idle."""
 
 
-Command = Add | AddAll | Abort | Finish | Park | GetStats | GetView | WatchCache | Shutdown
-Event = Loading | Ready | Failed | Deltas | Refused | StatsReply | ViewReply | CacheContents | CacheChanged | Beat
+Command = Add | AddAll | Abort | Finish | Park | GetStats | GetView | WatchCache | FlushCache | Shutdown
+Event = (
+    Loading
+    | Ready
+    | Failed
+    | Deltas
+    | Refused
+    | StatsReply
+    | ViewReply
+    | CacheContents
+    | CacheChanged
+    | CacheFlushed
+    | Beat
+)
 
 
 def _plain(value: Any) -> Any:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from headrace.client.api import ModelInfo
 from headrace.route.fleet import Fleet
-from headrace.route.prompts import load_reader
+from headrace.route.prompt_client import PromptClient
 from headrace.route.replica import Facts, Replica
 from headrace.route.upstream import Answer, UpstreamLost
 
@@ -213,14 +211,12 @@ class ReplicaWatch:
         self._load_reader(facts)
 
     def _load_reader(self, facts: Facts) -> None:
-        """Load the model's tokenizer, the first time that an engine names the model."""
+        """Start what reads the model's prompts, the first time that an engine names the model."""
         if facts.model in self._fleet.readers:
             return
-        path = self._tokenizers.get(facts.model, facts.path)
-        info = ModelInfo(facts.model, path, facts.max_model_len, 1 << 31, "", "")
-        reader = load_reader(str(Path(path)), info)
-        if reader is not None:
-            self._fleet.readers[facts.model] = reader
+        self._fleet.readers[facts.model] = PromptClient(
+            self._tokenizers.get(facts.model, facts.path), facts.model, facts.max_model_len
+        )
 
 
 async def _events(answer: Answer) -> AsyncIterator[tuple[bytes, bytes]]:

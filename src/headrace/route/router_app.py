@@ -204,6 +204,7 @@ class RouterApp:
                 "why": one.why,
                 "model": None if one.facts is None else one.facts.model,
                 "events": index.known(one.name),
+                "reads_prompts": one.facts is not None and self.state.fleet.reads(one.facts.model),
                 "blocks": index.size(one.name),
                 "queued_tokens": one.load.queued,
                 "running": one.load.running,

@@ -17,6 +17,8 @@ from headrace.server import (
     batches,
     chat,
     completions,
+    control,
+    engine_role,
     files,
     messages,
     ollama,
@@ -32,8 +34,10 @@ from headrace.server.batch_runner import BatchRunner
 from headrace.server.cache_stream import cache_events
 from headrace.server.caller import caller_of
 from headrace.server.context import Context, ServerTokenizer, make_context
+from headrace.server.dispatch import not_admin, pooled_endpoint
 from headrace.server.engine_state import EngineStateReply, engine_state
 from headrace.server.http_errors import HttpError, to_http
+from headrace.server.model_pool import ModelPool
 from headrace.server.openapi import OpenApiDocument, operation
 from headrace.server.page_files import add_page
 from headrace.server.route_spec import RouteSpec
@@ -95,8 +99,10 @@ _ROUTES = (
         cache_events,
         "Follow the prefix cache: its contents, then its changes",
         media="text/event-stream",
+        admin=True,
     ),
     RouteSpec("GET", "/version", routes.version, "Report the version", reply=replies.VersionReply),
+    *engine_role.ROUTES,
     *messages.ROUTES,
     *responses.ROUTES,
     *files.ROUTES,
@@ -104,6 +110,7 @@ _ROUTES = (
     *ollama.ROUTES,
     *programs.ROUTES,
     *stored_plans.ROUTES,
+    *control.ROUTES,
 )
 
 
@@ -112,7 +119,8 @@ def create_app(client: EngineClient, tokenizer: ServerTokenizer, config: Config)
     return create_app_for(make_context(client, tokenizer, config))
 
 
-def create_app_for(context: Context) -> FastAPI:
+def create_app_for(context: Context, pool: ModelPool | None = None) -> FastAPI:
+    """`pool`: the models, if there are several; `context` is then the server's own state."""
     # A redirect would repeat the client's Host header, which can hold anything.
     app = FastAPI(title="Headrace", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.context = context
@@ -121,7 +129,7 @@ def create_app_for(context: Context) -> FastAPI:
     for row in rows:
         app.add_api_route(
             row.path,
-            _endpoint(context, row),
+            _endpoint(context, row) if pool is None else pooled_endpoint(pool, context, row),
             methods=[row.method],
             summary=row.summary,
             name=row.route.__name__,
@@ -141,8 +149,8 @@ def create_app_for(context: Context) -> FastAPI:
 def _endpoint(context: Context, row: RouteSpec) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         caller = caller_of(request.scope)
-        if row.control and not caller.admin:
-            raise HttpError(403, "this key may not control the engine: its entry has no `admin`", code="not_allowed")
+        if row.needs_admin and not caller.admin:
+            raise not_admin()
         if row.names_model and not caller.may_use(context.model):
             raise context.no_model(context.model)
         return await row.route(context, request)

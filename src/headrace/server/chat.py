@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,6 +12,7 @@ from headrace.server.chat_dialect import ChatDialect
 from headrace.server.context import Context
 from headrace.server.exchange import Exchange, ExchangeOptions
 from headrace.server.generation import GenerationRun
+from headrace.server.kv_transfer import with_transfer
 from headrace.server.parsed_chat import ParsedChatDialect
 from headrace.server.prepared_chat import PreparedChat, prepare_chat
 from headrace.server.request_body import read_json
@@ -23,6 +25,9 @@ async def answer_chat(context: Context, request: Request) -> Response:
     arrival = time.monotonic()
     body, sent = await read_json(request, ChatRequest)
     prepared = await prepare_chat(context, body, sent)
+    given, info = body.kv_transfer_params, context.client.info
+    (job,) = with_transfer(context.role, info, given, bool(body.stream), [prepared.job])
+    prepared = replace(prepared, job=job)
     options = body.stream_options
     exchange = ExchangeOptions(
         request_id=prepared.job.id,
@@ -37,7 +42,5 @@ async def answer_chat(context: Context, request: Request) -> Response:
 
 def _dialect(context: Context, prepared: PreparedChat, run: GenerationRun) -> ChatDialect:
     if prepared.new_reader is None:
-        return ChatDialect(context.model, prepared.body, prepared.job, run)
-    return ParsedChatDialect(
-        context.model, prepared.body, prepared.job, run, prepared.new_reader, prepared.counts_reasoning
-    )
+        return ChatDialect(context, prepared.body, prepared.job, run)
+    return ParsedChatDialect(context, prepared.body, prepared.job, run, prepared.new_reader, prepared.counts_reasoning)

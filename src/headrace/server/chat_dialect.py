@@ -10,8 +10,10 @@ import msgspec
 from msgspec import UNSET
 
 from headrace.client.api import GenerateRequest, LogprobEntry, Output
+from headrace.server.context import Context
 from headrace.server.exchange import ChunkUsage
 from headrace.server.generation import ChoiceCollector, GeneratedChoice, GenerationRun
+from headrace.server.kv_transfer import hand_over
 from headrace.server.logprobs import chat_logprobs, prompt_logprobs
 from headrace.server.replies import (
     ChatChoice,
@@ -30,16 +32,16 @@ __all__ = ["ChatDialect"]
 
 
 class ChatDialect(ChoiceCollector):
-    def __init__(self, model: str, body: ChatRequest, job: GenerateRequest, run: GenerationRun) -> None:
+    def __init__(self, context: Context, body: ChatRequest, job: GenerateRequest, run: GenerationRun) -> None:
         super().__init__()
-        self._model, self._job, self._run = model, job, run
+        self._info, self._model, self._job, self._run = context.client.info, context.model, job, run
         self._created = int(time.time())
         self._count = job.params.logprobs
         self._ids = bool(body.return_token_ids)
         # One chunk, filled in again for each piece: only the delta changes.
         self._delta = ChatDelta()
         self._choice = ChatChunkChoice(0, self._delta)
-        self._chunk = ChatChunk(job.id, "chat.completion.chunk", self._created, model, [self._choice])
+        self._chunk = ChatChunk(job.id, "chat.completion.chunk", self._created, context.model, [self._choice])
         self._roles: set[int] = set()
 
     def chunk(self, output: Output, usage: ChunkUsage) -> bytes:
@@ -86,6 +88,7 @@ class ChatDialect(ChoiceCollector):
         return event(msgspec.structs.replace(self._chunk, choices=[], usage=usage))
 
     def complete(self, usage: UsageReply) -> bytes:
+        choices = self.collected()
         rendered = [
             ChatChoice(
                 choice.index,
@@ -95,9 +98,10 @@ class ChatDialect(ChoiceCollector):
                 choice.stop_reason,
                 choice.token_ids if self._ids else UNSET,
             )
-            for choice in self.collected()
+            for choice in choices
         ]
         completion = ChatCompletion(self._job.id, "chat.completion", self._created, self._model, rendered, usage)
+        completion.kv_transfer_params = hand_over(self._info, self._job, choices[0].token_ids)
         if self._ids:
             completion.prompt_token_ids = list(self._job.prompt)
         if self._run.prompt_entries:

@@ -20,6 +20,7 @@ from headrace.server.context import Context
 from headrace.server.draft_fields import predicted_tokens, speculation_choice
 from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions
 from headrace.server.generation import ChoiceCollector, GeneratedChoice, GenerationRun
+from headrace.server.kv_transfer import hand_over, with_transfer
 from headrace.server.logprobs import TextOffsets, prompt_logprobs, text_logprobs
 from headrace.server.output_constraint import constraint_of
 from headrace.server.replies import TextChoice, TextCompletion, TextLogprobs, UsageReply
@@ -63,8 +64,9 @@ async def answer_completion(context: Context, request: Request) -> Response:
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
     )
+    jobs = with_transfer(context.role, context.client.info, body.kv_transfer_params, bool(body.stream), jobs)
     run = GenerationRun(context.client, jobs)
-    return Exchange(context, run, _TextDialect(context.model, body, request_id, jobs, run), exchange)
+    return Exchange(context, run, _TextDialect(context, body, request_id, jobs, run), exchange)
 
 
 def _jobs(context: Context, info: ModelInfo, body: CompletionRequest, request_id: str) -> list[GenerateRequest]:
@@ -152,10 +154,15 @@ def _request(
 
 class _TextDialect(ChoiceCollector):
     def __init__(
-        self, model: str, body: CompletionRequest, request_id: str, jobs: Sequence[GenerateRequest], run: GenerationRun
+        self,
+        context: Context,
+        body: CompletionRequest,
+        request_id: str,
+        jobs: Sequence[GenerateRequest],
+        run: GenerationRun,
     ) -> None:
         super().__init__()
-        self._jobs, self._run = jobs, run
+        self._info, self._jobs, self._run = context.client.info, jobs, run
         self._count = body.logprobs
         self._prompt_count = body.prompt_logprobs
         self._ids = bool(body.return_token_ids)
@@ -163,7 +170,7 @@ class _TextDialect(ChoiceCollector):
         self._started: set[int] = set()
         # One chunk, filled in again for each piece: only the choice changes.
         self._choice = TextChoice(0, "")
-        self._chunk = TextCompletion(request_id, "text_completion", int(time.time()), model, [self._choice])
+        self._chunk = TextCompletion(request_id, "text_completion", int(time.time()), context.model, [self._choice])
 
     def chunk(self, output: Output, usage: ChunkUsage) -> bytes:
         shown = output.text or output.logprobs or output.finish_reason is not None or (self._ids and output.token_ids)
@@ -198,8 +205,11 @@ class _TextDialect(ChoiceCollector):
         return event(msgspec.structs.replace(self._chunk, choices=[], usage=usage))
 
     def complete(self, usage: UsageReply) -> bytes:
-        rendered = [self._complete_choice(choice) for choice in self.collected()]
-        return msgspec.json.encode(msgspec.structs.replace(self._chunk, choices=rendered, usage=usage))
+        choices = self.collected()
+        rendered = [self._complete_choice(choice) for choice in choices]
+        handed = hand_over(self._info, self._jobs[0], choices[0].token_ids)
+        whole = msgspec.structs.replace(self._chunk, choices=rendered, usage=usage, kv_transfer_params=handed)
+        return msgspec.json.encode(whole)
 
     def _complete_choice(self, choice: GeneratedChoice) -> TextChoice:
         logprobs = None if self._count is None else self._logprobs(choice.index, choice.entries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from headrace.server.cancel_scope import CancelScope
 from headrace.server.cors import Cors
 from headrace.server.error_forms import error_response, family_of, status_of
 from headrace.server.http_errors import HttpError
+from headrace.server.kv_transfer import EngineRole
 from headrace.server.metrics import ServerMetrics
 from headrace.server.model_formats import ModelFormats, find_formats
 from headrace.server.plan_store import PlanStore
@@ -76,6 +78,8 @@ class Context:
     keys: KeyRing
     max_choices: int
     """Sequences that one request may have: the queue never has room for more."""
+    aliases: frozenset[str] = frozenset()
+    """Its other names in requests."""
     limited_paths: frozenset[str] = frozenset()
     """Paths whose requests count towards the limits of a key."""
     root_path: str = ""
@@ -93,6 +97,8 @@ class Context:
     runner: BatchRunner | None = None
     """Works on the batches."""
     tracing: Tracing | None = None
+    role: EngineRole | None = None
+    """The engine's part in a group; None: it exchanges no blocks with others."""
     formats: ModelFormats = field(default_factory=ModelFormats)
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     workers: TextWorkers = field(default_factory=TextWorkers)
@@ -108,6 +114,8 @@ class Context:
     inflight: int = 0
     """HTTP requests whose answer is not complete."""
     draining: bool = False
+    started: int = field(default_factory=lambda: int(time.time()))
+    """Seconds since 1970."""
 
     @property
     def waiting(self) -> WaitingTokens:
@@ -115,7 +123,7 @@ class Context:
 
     def check_model(self, name: str | None) -> None:
         """Raise HttpError 404 if `name` is not the served model's; None stands for the served model."""
-        if name is not None and name != self.model:
+        if name is not None and name != self.model and name not in self.aliases:
             raise self.no_model(name)
 
     def no_model(self, name: str) -> HttpError:
@@ -168,6 +176,7 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
         tracing=Tracing() if config.server.tracing else None,
         responses=None if folder is None else ResponseStore(folder),
         batches=None if folder is None else BatchStore(folder),
+        role=EngineRole.of(config.transfer),
     )
     context.metrics.waiting = WaitingTokens(config.server.max_waiting_tokens)
     return context

@@ -44,10 +44,12 @@ from headrace.server.http_server import (
     wait_for_either,
 )
 from headrace.server.listening import Tls, base_url, bound
+from headrace.server.model_pool import ModelPool
+from headrace.server.pool_client import NoTokenizer, PoolClient
 from headrace.server.state_base import owned
 from headrace.server.zmq_events import ZmqPublisher
 
-__all__ = ["run", "serve"]
+__all__ = ["run", "run_pool", "serve"]
 
 _log = logging.getLogger(__name__)
 _FINAL_EVENTS = 1.0
@@ -77,6 +79,14 @@ def run(
         tokenizer.warm_chat_template()
         client = ProcessClient(config, tokenizer, progress, launched=launched)
         return event_loop.run(ignoring_signals_after(serve(config, client, tokenizer, listener, first_prompt)))
+
+
+def run_pool(config: Config, pool: ModelPool, first_prompt: str | None = None) -> int:
+    """As `run`, for several models."""
+    config = _with_path(config, pool.default.plan.path)
+    with bound(config.server) as listener:
+        serving = serve(config, PoolClient(pool), NoTokenizer(), listener, first_prompt, pool)
+        return event_loop.run(ignoring_signals_after(serving))
 
 
 def _with_path(config: Config, model_path: Path) -> Config:
@@ -118,8 +128,10 @@ async def serve(
     tokenizer: ServerTokenizer,
     listener: socket.socket,
     first_prompt: str | None = None,
+    pool: ModelPool | None = None,
 ) -> int:
-    """Start the engine, serve on a bound socket, and stop the engine. Returns the exit code."""
+    """Start the engine, serve on a bound socket, and stop the engine. Returns the exit code. `pool`: the models, if
+    there are several; `client` is then theirs."""
     started = time.monotonic()
     stop = StopSignals()
     with owned(config.server.state_dir), signals(stop):
@@ -128,14 +140,16 @@ async def serve(
             context = make_context(client, tokenizer, config)
             descriptors = DescriptorWatch()
             asyncio.get_running_loop().set_exception_handler(descriptors.handle)
+            if pool is not None:
+                pool.front = context
             tls = _tls(config)
-            server = make_server(create_app_for(context), descriptors, tls)
+            server = make_server(create_app_for(context, pool), descriptors, tls)
             # Objects of the start-up stay: the garbage collector need not visit them again, so its pauses stay short.
             gc.collect()
             gc.freeze()
             with _reloading(context.keys, tls):
                 if await _run_unless(stop.drain, client.start()):
-                    await _serve_until(stop, server, context, config, listener, started, first_prompt)
+                    await _serve_until(stop, server, context, config, listener, started, first_prompt, pool)
         finally:
             await _close(client, stop)
     return 0
@@ -167,13 +181,12 @@ async def _serve_until(
     listener: socket.socket,
     started: float,
     first_prompt: str | None,
+    pool: ModelPool | None,
 ) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await until_started(server, serving)
     url = base_url(config.server, listener)
-    info = context.client.info
-    took = time.monotonic() - started
-    print_line(f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)")
+    print_line(_ready_line(context, pool, url, time.monotonic() - started))
     if context.batches is not None and context.runner is not None:
         context.batches.sweep()
         context.runner.start()
@@ -204,6 +217,13 @@ async def _serve_until(
         for store in (context.responses, context.batches):
             if store is not None:
                 store.close()
+
+
+def _ready_line(context: Context, pool: ModelPool | None, url: str, took: float) -> str:
+    if pool is not None:
+        return f"Headrace serves {', '.join(pool.models)} at {url}/v1 (ready in {took:.1f} s)"
+    info = context.client.info
+    return f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)"
 
 
 def _publisher(context: Context, endpoint: str | None) -> ZmqPublisher | None:

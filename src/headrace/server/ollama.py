@@ -19,9 +19,10 @@ from headrace.server.exchange import Exchange, ExchangeOptions
 from headrace.server.generation import GenerationRun
 from headrace.server.lenient_body import as_chat, ignored_header, read_lenient
 from headrace.server.ollama_dialect import OllamaDialect, OllamaForm
-from headrace.server.ollama_models import local_model, show
+from headrace.server.ollama_models import local_model, running_model, show
 from headrace.server.ollama_request import chat_fields, generate_fields, plain_name
 from headrace.server.ollama_schemas import (
+    LocalModel,
     LocalModels,
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -38,7 +39,7 @@ from headrace.server.renaming import rename_fields
 from headrace.server.route_spec import RouteSpec
 from headrace.server.stream_form import LINES
 
-__all__ = ["ROUTES"]
+__all__ = ["ROUTES", "lines", "list_local", "list_running", "pull", "show_local"]
 
 _LINES_MEDIA = "application/x-ndjson"
 _NAMES = {
@@ -102,14 +103,15 @@ async def _answer(
 
 
 def _loaded(context: Context, body: OllamaRequest, form: OllamaForm) -> Response:
-    """A request without a prompt asks for the model to be loaded, or with `keep_alive` 0 to be unloaded, which this
-    server never does."""
+    """A request without a prompt asks for the model to be loaded, or with `keep_alive` 0 to be unloaded, which a server
+    with one model does not do."""
     context.check_model(plain_name(body.model, context.model))
     unload = body.keep_alive in (0, "0", "0s")
-    return _lines(form.empty("unload" if unload else "load"), body.stream is not False)
+    return lines(form.empty("unload" if unload else "load"), body.stream is not False)
 
 
-def _lines(reply: object, stream: bool) -> Response:
+def lines(reply: object, stream: bool) -> Response:
+    """An answer that is one line of a stream, or a whole."""
     encoded = msgspec.json.encode(reply)
     if stream:
         return Response(encoded + b"\n", media_type=_LINES_MEDIA)
@@ -117,15 +119,21 @@ def _lines(reply: object, stream: bool) -> Response:
 
 
 def _json(data: object) -> Response:
-    return _lines(data, False)
+    return lines(data, False)
 
 
 async def list_local(context: Context, request: Request) -> Response:
-    return _json(LocalModels([await context.workers.run(0, partial(local_model, context, False))]))
+    return _json(LocalModels([await context.workers.run(0, partial(_local, context))]))
 
 
 async def list_running(context: Context, request: Request) -> Response:
-    return _json(LocalModels([await context.workers.run(0, partial(local_model, context, True))]))
+    local = await context.workers.run(0, partial(_local, context))
+    return _json(LocalModels([running_model(local, context.client.info)]))
+
+
+def _local(context: Context) -> LocalModel:
+    info = context.client.info
+    return local_model(context.model, info.path, info.created, info.dtype)
 
 
 async def show_local(context: Context, request: Request) -> Response:
@@ -138,7 +146,7 @@ async def pull(context: Context, request: Request) -> Response:
     """The model that is served is there; no other is fetched."""
     body, _, _ = await read_lenient(request, PullRequest)
     _check_name(context, body.model or body.name)
-    return _lines(PullReply("success"), body.stream is not False)
+    return lines(PullReply("success"), body.stream is not False)
 
 
 def _check_name(context: Context, name: str | None) -> None:
@@ -177,6 +185,16 @@ ROUTES = (
     RouteSpec("GET", "/api/tags", list_local, "List the models", reply=LocalModels, family="ollama"),
     RouteSpec("GET", "/api/ps", list_running, "List the loaded models", reply=LocalModels, family="ollama"),
     RouteSpec("POST", "/api/show", show_local, "Describe a model", ShowRequest, ShowReply, family="ollama"),
-    RouteSpec("POST", "/api/pull", pull, "Tell that the model is there", PullRequest, PullReply, family="ollama"),
+    RouteSpec(
+        "POST",
+        "/api/pull",
+        pull,
+        "Tell that the model is there",
+        PullRequest,
+        PullReply,
+        PullReply,
+        stream_media=_LINES_MEDIA,
+        family="ollama",
+    ),
     RouteSpec("GET", "/api/version", tell_version, "Report the version", reply=OllamaVersion, family="ollama"),
 )

@@ -3,62 +3,58 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from dataclasses import dataclass
-from datetime import datetime, timezone
-from pathlib import Path
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from headrace.client.api import ModelInfo
 from headrace.server.context import Context
+from headrace.server.model_files import read_files
 from headrace.server.ollama_schemas import LocalModel, ModelDetails, ShowReply
 
-__all__ = ["local_model", "show"]
+__all__ = ["local_model", "running_model", "show", "show_files"]
 
 _NEVER = "2318-12-31T00:00:00Z"
 """The model stays loaded."""
-_MOST_JSON = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    size: int
-    format: str
-    architecture: str
+def local_model(name: str, path: str, created: int, dtype: str) -> LocalModel:
+    """What a list of models tells of one. Reads the names and sizes of the checkpoint's files; any thread."""
+    latest = _latest(name)
+    digest = hashlib.sha256(latest.encode()).hexdigest()
+    return LocalModel(latest, latest, _at(created), read_files(path).size, digest, _details(path, dtype))
 
 
-def local_model(context: Context, running: bool) -> LocalModel:
-    """Reads the names and sizes of the checkpoint's files; any thread."""
-    name, info = _latest(context.model), context.client.info
-    model = LocalModel(
-        name,
-        name,
-        _at(info.created),
-        _files(info.path).size,
-        hashlib.sha256(name.encode()).hexdigest(),
-        _details(context),
-    )
-    if running:
-        model.expires_at, model.size_vram, model.context_length = _NEVER, 0, info.max_model_len
+def running_model(model: LocalModel, info: ModelInfo, leaves_in: float | None = None) -> LocalModel:
+    """The same with what the list of loaded models adds. `leaves_in`: seconds after which it is unloaded if no request
+    comes; None: it stays."""
+    leaves = None if leaves_in is None else datetime.now(timezone.utc) + timedelta(seconds=leaves_in)
+    model.expires_at = _NEVER if leaves is None else leaves.isoformat(timespec="seconds").replace("+00:00", "Z")
+    model.size_vram, model.context_length = 0, info.max_model_len
     return model
 
 
 def show(context: Context) -> ShowReply:
-    """As `local_model`."""
+    """As `local_model`, of a model that is loaded."""
     info, formats = context.client.info, context.formats
-    family = _files(info.path).architecture
-    known: dict[str, Any] = {"general.architecture": family, f"{family}.context_length": info.max_model_len}
-    known[f"{family}.vocab_size"] = info.vocab_size
-    capabilities = ["completion"]
-    capabilities += ["tools"] * (formats.tools is not None) + ["thinking"] * (formats.reasoning is not None)
-    modelfile = f"FROM {context.model}\n"
-    template = context.tokenizer.template_source
-    return ShowReply(modelfile, "", template, _details(context), known, capabilities, _at(info.created))
+    reply = show_files(context.model, info.path, info.created, info.dtype, info.max_model_len)
+    reply.model_info[f"{read_files(info.path).architecture}.vocab_size"] = info.vocab_size
+    reply.template = context.tokenizer.template_source
+    reply.capabilities += ["tools"] * (formats.tools is not None) + ["thinking"] * (formats.reasoning is not None)
+    return reply
 
 
-def _details(context: Context) -> ModelDetails:
-    info = context.client.info
-    files = _files(info.path)
-    return ModelDetails("", files.format, files.architecture, [files.architecture], "", info.dtype)
+def show_files(name: str, path: str, created: int, dtype: str, most: int | None) -> ShowReply:
+    """What is told of a model that has not been loaded. `most`: tokens of a prompt and its answer, if that is known."""
+    family = read_files(path).architecture
+    known: dict[str, Any] = {"general.architecture": family}
+    if most is not None:
+        known[f"{family}.context_length"] = most
+    return ShowReply(f"FROM {name}\n", "", "", _details(path, dtype), known, ["completion"], _at(created))
+
+
+def _details(path: str, dtype: str) -> ModelDetails:
+    files = read_files(path)
+    return ModelDetails("", files.format, files.architecture, [files.architecture], files.label, dtype)
 
 
 def _latest(name: str) -> str:
@@ -67,25 +63,3 @@ def _latest(name: str) -> str:
 
 def _at(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _files(path: str) -> _Files:
-    place = Path(path)
-    if place.is_file():
-        return _Files(place.stat().st_size, "gguf" if place.suffix == ".gguf" else place.suffix[1:], "unknown")
-    if not place.is_dir():
-        return _Files(0, "unknown", "unknown")
-    weights = [file for file in place.iterdir() if file.suffix in (".safetensors", ".gguf")]
-    kinds = {file.suffix[1:] for file in weights}
-    return _Files(sum(file.stat().st_size for file in weights), min(kinds, default="unknown"), _architecture(place))
-
-
-def _architecture(place: Path) -> str:
-    described = place / "config.json"
-    if not described.is_file() or described.stat().st_size > _MOST_JSON:
-        return "unknown"
-    try:
-        found = json.loads(described.read_bytes()).get("model_type")
-    except (ValueError, AttributeError):
-        return "unknown"
-    return found if isinstance(found, str) else "unknown"

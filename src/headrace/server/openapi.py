@@ -30,7 +30,7 @@ def operation(row: RouteSpec) -> dict[str, Any]:
         errors.append(400)
     if row.names_model:
         errors.append(429)
-    if row.control:
+    if row.needs_admin:
         errors.append(403)
     if row.conflicts:
         errors.append(409)
@@ -56,11 +56,18 @@ def _success(row: RouteSpec) -> dict[str, Any]:
     if row.chunk is not None:
         content[row.stream_media] = {"schema": _ref(row.chunk)}
         if row.stream_media == "text/event-stream":
+            content[row.stream_media] = {"schema": _event(row.chunk)}
             last = ", and `[DONE]` as the last" if row.family == "openai" else ""
             description += f"; with `stream: true` events, each with one chunk as its data{last}"
         else:
             description += "; unless `stream` is false, lines of JSON"
     return {"description": description, "content": content}
+
+
+def _event(data: type) -> dict[str, Any]:
+    """One event of a stream, whose `data` is JSON (or `[DONE]`)."""
+    text = {"type": "string", "contentMediaType": "application/json", "contentSchema": _ref(data)}
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": text}, "required": ["data"]}
 
 
 def _json(body: type) -> dict[str, Any]:

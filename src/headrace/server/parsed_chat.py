@@ -9,6 +9,7 @@ import msgspec
 from headrace.client.api import GenerateRequest, Output
 from headrace.server.answer_reader import AnswerReader
 from headrace.server.chat_dialect import ChatDialect
+from headrace.server.context import Context
 from headrace.server.exchange import ChunkUsage
 from headrace.server.generation import GeneratedChoice, GenerationRun
 from headrace.server.logprobs import chat_logprobs
@@ -24,14 +25,14 @@ class ParsedChatDialect(ChatDialect):
 
     def __init__(
         self,
-        model: str,
+        context: Context,
         body: ChatRequest,
         job: GenerateRequest,
         run: GenerationRun,
         new_reader: Callable[[], AnswerReader],
         counts_reasoning: bool,
     ) -> None:
-        super().__init__(model, body, job, run)
+        super().__init__(context, body, job, run)
         self._new_reader = new_reader
         self._counts = counts_reasoning
         self._readers: dict[int, AnswerReader] = {}

@@ -22,6 +22,7 @@ __all__ = [
     "ChatToolCall",
     "CompletionDetails",
     "DetokenizeReply",
+    "EngineRoleReply",
     "ErrorDetail",
     "ErrorReply",
     "HealthReply",
@@ -130,6 +131,7 @@ class ChatCompletion(Struct):
     usage: UsageReply
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
 class ChatDelta(Struct):
@@ -191,6 +193,18 @@ class TextCompletion(Struct):
     model: str
     choices: list[TextChoice]
     usage: UsageReply | UnsetType | None = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
+
+
+class EngineRoleReply(Struct):
+    """The part of an engine in its group."""
+
+    role: str
+    connector: str
+    address: str
+    """Where other engines fetch blocks."""
+    epoch: int
+    """Number of this start of the engine."""
 
 
 class ModelCard(Struct):
@@ -200,12 +214,16 @@ class ModelCard(Struct):
     object: str
     created: int
     owned_by: str
-    max_model_len: int
+    max_model_len: int | UnsetType
     type: str
     display_name: str
     created_at: str
-    max_input_tokens: int
-    max_tokens: int
+    max_input_tokens: int | UnsetType
+    max_tokens: int | UnsetType
+    aliases: list[str] | UnsetType = UNSET
+    """Its other names, if the server has several models, as the next."""
+    state: str | UnsetType = UNSET
+    """`loaded`, `loading`, `unloaded`, `asleep` or `failed`."""
 
 
 class ModelList(Struct):
@@ -247,6 +265,9 @@ class TokenizerInfo(Struct):
 
 class HealthReply(Struct):
     status: str
+    """`ok`, or `degraded`: of several models, at least one does not work."""
+    models: dict[str, str] | UnsetType = UNSET
+    """The state of each of several models; what is wrong with one that does not work."""
 
 
 class VersionReply(Struct):

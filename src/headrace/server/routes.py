@@ -39,6 +39,7 @@ __all__ = [
     "health",
     "list_models",
     "metrics",
+    "model_card",
     "render",
     "show_model",
     "tokenize",
@@ -55,24 +56,29 @@ def _json(data: object) -> Response:
     return Response(msgspec.json.encode(data), media_type="application/json")
 
 
-def _card(context: Context) -> ModelCard:
+def model_card(name: str, created: int, most: int | None) -> ModelCard:
+    """`most`: tokens of a prompt and its answer together; None if it is not known."""
+    at = datetime.fromtimestamp(created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    limit = UNSET if most is None else most
+    return ModelCard(name, "model", created, "headrace", limit, "model", name, at, limit, limit)
+
+
+def _own_card(context: Context) -> ModelCard:
     info = context.client.info
-    at = datetime.fromtimestamp(info.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    name, most = context.model, info.max_model_len
-    return ModelCard(name, "model", info.created, "headrace", most, "model", name, at, most, most)
+    return model_card(context.model, info.created, info.max_model_len)
 
 
 async def list_models(context: Context, request: Request) -> Response:
     shown = [context.model] if caller_of(request.scope).may_use(context.model) else []
     first = shown[0] if shown else None
-    return _json(ModelList("list", [_card(context) for _ in shown], False, first, first))
+    return _json(ModelList("list", [_own_card(context) for _ in shown], False, first, first))
 
 
 async def show_model(context: Context, request: Request) -> Response:
     context.check_model(request.path_params["model"])
     if not caller_of(request.scope).may_use(context.model):
         raise context.no_model(context.model)
-    return _json(_card(context))
+    return _json(_own_card(context))
 
 
 async def tokenize(context: Context, request: Request) -> Response:

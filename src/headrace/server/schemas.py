@@ -114,6 +114,10 @@ class GenerationRequest(Body):
     prediction: Prediction | None = None
     speculation: bool | SpeculationBody | None = None
 
+    kv_transfer_params: (
+        Annotated[dict[str, Any], Meta(description="The prompt's blocks go to another engine, or come from it.")] | None
+    ) = None
+
     user: Annotated[str, Inert] | None = None
     store: Annotated[bool, Inert] | None = None
     metadata: Annotated[dict[str, str], Inert] | None = None

@@ -123,6 +123,16 @@ class Tokenizer:
         """As `apply_chat_template`, without blocking the event loop."""
         return await self._chat_template().render_async(inputs)
 
+    def render_here(self) -> None:
+        """Render chat templates in this process, which must be one that limits itself and may be killed."""
+        if self._template is not None:
+            self._template.render_here()
+
+    def close(self) -> None:
+        """End the processes that render chat templates. None may be rendered afterwards."""
+        if self._template is not None:
+            self._template.close()
+
     def warm_chat_template(self) -> None:
         """Start the process that renders the chat template in the background, ahead of the first request."""
         if self._template is not None:

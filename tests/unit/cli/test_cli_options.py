@@ -64,11 +64,13 @@ EVERYTHING = (
     "m.gguf --platform p --device-index 1 --device-option a=1 --device-option b=c --threads 3 --tensor-parallel-size 2 "
     "--dtype float32 --quantize int8 --max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 "
     "--kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching --chat-template t.jinja "
-    "--generation-config none --kv-host-memory 2Ki --kv-disk d:1k "
+    "--generation-config none --kv-host-memory 2Ki --kv-disk d:1k --role both --kv-connector shm --kv-listen a:1 "
+    "--kv-secret-file f --kv-shelf 4k --kv-lease 9 --kv-timeout 8 "
     "--grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 "
     "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think "
     "--state-dir s --api-keys-file k.yaml --log-format json --uds u --ssl-certfile c.pem --ssl-keyfile k.pem "
-    "--root-path /llm --tracing --max-waiting-tokens 77 --enable-control-routes --kv-events-endpoint tcp://*:1"
+    "--root-path /llm --tracing --enable-control-routes --kv-share 0.5 --alias x=m --alias y=1 --max-waiting-tokens 77 "
+    "--models-memory 2Ki --models-max 3 --keep-alive 1m30s --load-timeout 9 --preload x --kv-events-endpoint tcp://*:1"
 )
 
 
@@ -88,6 +90,7 @@ def test_every_option_has_its_place() -> None:
             "block_size": 32,
             "kv_dtype": "int8",
             "kv_memory": 1024,
+            "kv_share": 0.5,
             "num_blocks": 9,
             "prefix_caching": False,
             "kv_host_memory": 2048,
@@ -96,6 +99,15 @@ def test_every_option_has_its_place() -> None:
         "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_waiting": 5, "speculate": "ngram"},
         "device": {"platform": "p", "index": 1, "threads": 3, "options": {"a": 1, "b": "c"}},
         "parallel": {"tensor_parallel_size": 2},
+        "transfer": {
+            "role": "both",
+            "kv_connector": "shm",
+            "kv_listen": "a:1",
+            "kv_secret_file": "f",
+            "kv_shelf": 4000,
+            "kv_lease": 9.0,
+            "kv_timeout": 8.0,
+        },
         "server": {
             "host": "h",
             "port": 1,
@@ -116,6 +128,14 @@ def test_every_option_has_its_place() -> None:
             "tracing": True,
             "enable_control_routes": True,
             "kv_events_endpoint": "tcp://*:1",
+        },
+        "loading": {
+            "aliases": {"x": "m", "y": "1"},
+            "models_memory": 2048,
+            "models_max": 3,
+            "keep_alive": 90.0,
+            "load_timeout": 9.0,
+            "preload": "x",
         },
     }
 

@@ -113,7 +113,7 @@ class FakeDevice:
         self.history[places] = tokens
         assert len(set(plan.slot_mapping.tolist())) == plan.num_tokens <= self.config.max_num_batched_tokens
         assert len(set(plan.slots.tolist())) == plan.num_seqs
-        assert plan.slot_mapping.min() >= self.config.block_size, "block 0 is padding"
+        assert (plan.slot_mapping >= self.config.block_size).all(), "block 0 is padding"
         whose = [self.requests[id] for id in plan.request_ids]
         owners = np.array([zlib.crc32(f"{r.adapter}|{r.salt}".encode()) << 20 for r in whose])
         self.kv.reshape(-1)[plan.slot_mapping] = tokens + owners[seq_of]

@@ -12,7 +12,7 @@ import test_server_responses as responses_api
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server_fakes import MODEL, serve_fake
-from test_server_fuzz import QUIET, check, values
+from test_server_fuzz import QUIET, check, check_documented, values
 
 from headrace.config import Config
 from headrace.server.messages_schemas import ContentBlock, MessagesRequest
@@ -28,6 +28,7 @@ def send(path: str, body: Any) -> None:
     before = len(SERVED.engine.requests)
     response = asyncio.run(SERVED.http.post(path, content=json.dumps(body)))
     assert response.status_code in (200, 400, 404), (body, response.text)
+    check_documented(path, response)
     if response.status_code != 200:
         assert len(SERVED.engine.requests) == before, (body, response.text)
     for request in SERVED.engine.requests[before:]:

@@ -332,7 +332,7 @@ def test_openapi_declares_parameters_errors_and_streams():
     names = ("chat/completions", "completions", "messages", "programs", "responses")
     assert streamed == {f"/v1/{name}" for name in (*names, "engine/events")}
     lines = {path for path, methods in document["paths"].items() if "application/x-ndjson" in str(methods)}
-    assert lines == {"/api/chat", "/api/generate"}
+    assert lines == {"/api/chat", "/api/generate", "/api/pull"}
     error = asyncio.run(serve_fake().complete(n=0)).json()
     assert error["error"].keys() == document["components"]["schemas"]["ErrorDetail"]["properties"].keys()
     keyed = get("/openapi.json", serve_fake(with_key(KEY)), **{"x-api-key": KEY}).json()

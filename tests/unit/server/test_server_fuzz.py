@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +18,7 @@ from headrace.server import schemas
 from headrace.types import SamplingParams
 
 SERVED = serve_fake()
+DOCUMENT = SERVED.app.openapi()
 QUIET = settings(
     derandomize=True,
     deadline=None,
@@ -46,12 +48,20 @@ def send(path: str, body: dict[str, Any]) -> None:
     before = len(SERVED.engine.requests)
     response = asyncio.run(SERVED.http.post(path, content=json.dumps(body)))
     assert response.status_code in (200, 400, 404), (body, response.text)
+    check_documented(path, response)
     if response.status_code != 200:
         error = response.json()["error"]
         assert error["message"], body
         assert len(SERVED.engine.requests) == before
     for request in SERVED.engine.requests[before:]:
         check(request.prompt, request.params)
+
+
+def check_documented(path: str, response: httpx.Response) -> None:
+    """The OpenAPI document has the answer's status, with its media type."""
+    documented = DOCUMENT["paths"][path]["post"]["responses"]
+    media = response.headers["content-type"].partition(";")[0]
+    assert media in documented[str(response.status_code)]["content"], (path, response.status_code, media)
 
 
 def check(prompt: tuple[int, ...], params: SamplingParams) -> None:

@@ -61,7 +61,7 @@ export class Chat extends EventTarget {
   }
 
   #welcome() {
-    const model = this.connection.models[0]?.id;
+    const model = this.connection.model?.id;
     const say = model ? ["Ask ", el("strong", {}, model), " something."] : "Waiting for the server.";
     return el("div", { class: "welcome" }, el("img", { src: "page/icon.svg", alt: "", width: 56, height: 56 }), el("p", {}, say), el("p", { class: "side-note" }, "Conversations stay in this browser."));
   }
@@ -174,7 +174,7 @@ export class Chat extends EventTarget {
     let saved = started;
     try {
       const before = conversation.messages.slice(0, conversation.messages.indexOf(message) + (extra.continue_final_message ? 1 : 0));
-      const body = requestBody(conversation.settings, apiMessages({ ...conversation, messages: before }), this.connection.models[0]?.id);
+      const body = requestBody(conversation.settings, apiMessages({ ...conversation, messages: before }), this.connection.model?.id);
       await this.api.stream("v1/chat/completions", { ...body, ...extra }, controller.signal, (chunk) => {
         const now = performance.now();
         apply(answer, chunk, (now - started) / 1000);

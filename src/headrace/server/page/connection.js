@@ -8,6 +8,7 @@ export class Connection extends EventTarget {
   state = "connecting"; // ready, unavailable, down, locked
   reason = "";
   models = [];
+  chosen = ""; // The name of a model.
   #timer = 0;
   #asking = null;
 
@@ -17,6 +18,11 @@ export class Connection extends EventTarget {
     document.addEventListener("visibilitychange", () => document.hidden || this.check());
     addEventListener("online", () => this.check());
     addEventListener("offline", () => this.check());
+  }
+
+  /** The model that answers: the chosen one, or the first. */
+  get model() {
+    return this.models.find(({ id }) => id === this.chosen) ?? this.models[0];
   }
 
   /** Ask the server now. */
@@ -41,7 +47,9 @@ export class Connection extends EventTarget {
     try {
       await this.api.get("health", signal);
       // Each time: a server that was restarted between two questions may serve another model.
+      const before = JSON.stringify(this.models);
       this.models = (await this.api.get("v1/models", signal)).data;
+      if (JSON.stringify(this.models) !== before) this.dispatchEvent(new Event("models"));
       this.#become("ready", "");
     } catch (error) {
       if (error.status === 401) this.#become("locked", error.message);

@@ -63,6 +63,14 @@ export class EngineView {
     if (this.#shown && !document.hidden) this.#read();
   }
 
+  /** Begin anew, with another model's engine. */
+  forget() {
+    this.#state = null;
+    this.history = new History();
+    this.body.hidden = true;
+    this.refresh();
+  }
+
   /** Draw anew, with other colours. */
   draw() {
     if (this.#state && this.#shown) this.map.draw();
@@ -71,7 +79,9 @@ export class EngineView {
   async #read() {
     const abort = (this.#abort = new AbortController());
     try {
-      const state = await this.api.get("v1/engine/state", abort.signal);
+      const { models, model } = this.connection;
+      const query = models.length > 1 ? `?model=${encodeURIComponent(model.id)}` : "";
+      const state = await this.api.get(`v1/engine/state${query}`, abort.signal);
       this.#show(state);
     } catch (error) {
       if (abort.signal.aborted) return;

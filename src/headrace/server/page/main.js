@@ -8,6 +8,7 @@ import { newConversation, Store } from "./conversations.js";
 import { byId, icon } from "./dom.js";
 import { EngineView } from "./engine_view.js";
 import { KeyDialog } from "./key_dialog.js";
+import { ModelChoice } from "./model_choice.js";
 import { announce, notify } from "./notices.js";
 import { SettingsView } from "./settings_view.js";
 import { Sidebar } from "./sidebar.js";
@@ -21,6 +22,11 @@ const settingsView = new SettingsView(byId("settings"), () => toggleSettings(fal
 const engine = new EngineView(byId("panel-engine"), api, connection);
 const sidebar = new Sidebar({ store, chat, open: openConversation, create: createConversation, notify });
 const keys = new KeyDialog(api, connection);
+new ModelChoice(byId("models"), connection, store, () => {
+  showModel();
+  if (!chat.conversation.messages.length) chat.show();
+  engine.forget();
+});
 
 // Conversations
 
@@ -58,13 +64,19 @@ addEventListener("storage", ({ key }) => {
 
 const STATES = { connecting: "Connecting", ready: "Ready", unavailable: "Not available", down: "Lost", locked: "Key needed" };
 
+function showModel() {
+  const { model } = connection;
+  const most = model?.max_model_len;
+  const context = most ? `, context of ${most.toLocaleString("en")} tokens` : "";
+  byId("model").textContent = model ? `${model.id}${context}` : "";
+  composer.allowImages(Boolean(model?.input_modalities?.includes("image")));
+}
+
+connection.addEventListener("models", showModel);
 connection.addEventListener("change", ({ detail: { before } }) => {
-  const { state, reason, models } = connection;
-  const [model] = models;
+  const { state, reason } = connection;
   byId("status").textContent = STATES[state];
   byId("status").dataset.state = state;
-  byId("model").textContent = model ? `${model.id}, context of ${model.max_model_len.toLocaleString("en")} tokens` : "";
-  composer.allowImages(Boolean(model?.input_modalities?.includes("image")));
   const lost = state === "down" || state === "unavailable";
   byId("banner").hidden = !lost;
   byId("banner").textContent = lost ? `${reason} Trying again …` : "";

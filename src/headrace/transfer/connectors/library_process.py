@@ -28,7 +28,7 @@ __all__ = ["Library", "LibraryProcess"]
 
 _log = logging.getLogger(__name__)
 
-START = 60.0
+START = 180.0
 """Seconds that a library has to load."""
 FENCE = 2.0
 """Seconds after a ticket's deadline for which a read that cannot be stopped is waited for, before its process ends."""

@@ -89,7 +89,11 @@ class FetchingConnector(ABC):
         with self._lock:
             self._last += 1
             one = self._tickets[self._last] = Fetch(self._last, cut, time.monotonic() + order.timeout)
-        threading.Thread(target=self._run, args=(one,), name=f"fetch-{one.ticket}", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(one,), name=f"fetch-{one.ticket}", daemon=True).start()
+        except RuntimeError as error:
+            with self._lock:
+                one.running, one.reason = False, f"no thread can be started: {error}"
         return one.ticket
 
     def poll(self) -> list[Arrival]:

@@ -1,0 +1,75 @@
+"""Opens the connector through which blocks pass between engines, as the configuration asks."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from pathlib import Path
+
+from headrace.config import Config
+from headrace.core.block_source import BlockSource
+from headrace.engine.wire import TransferInfo
+from headrace.environment import read_environment
+from headrace.errors import ConfigError
+from headrace.resolution import Resolved
+from headrace.tiers.peer_tier import PeerTier
+from headrace.transfer.connectors.connector import ConnectorSettings
+from headrace.transfer.connectors.finding import find_connector, open_connector
+from headrace.transfer.identity import Identity
+from headrace.transfer.sealed import HEADER_BYTES
+
+__all__ = ["check_peers", "open_peers"]
+
+_log = logging.getLogger(__name__)
+_STAGING = 256 << 20
+"""Bytes of blocks that are under way to this engine."""
+_LEAST_STAGING = 32
+
+
+def check_peers(config: Config) -> None:
+    """Raises ConfigError and PluginError for a connector or a secret that is not there."""
+    if config.transfer.role is not None:
+        find_connector(config.transfer.kv_connector)
+        _secret(config)
+
+
+def open_peers(
+    config: Config, resolved: Resolved, model: str, layout: bytes, block_bytes: int, below: BlockSource | None
+) -> tuple[PeerTier, TransferInfo]:
+    """The source of blocks of other engines, before `below`. `model`: digest of the checkpoint. Raises ConfigError."""
+    given, kv = config.transfer, resolved.kv_layout
+    identity = Identity(
+        model=model,
+        layout_id=layout,
+        dtype=kv.dtype,
+        block_size=kv.block_size,
+        block_bytes=block_bytes,
+        tensor_parallel_size=config.parallel.tensor_parallel_size,
+        epoch=secrets.randbits(32),
+    )
+    size = HEADER_BYTES + block_bytes
+    settings = ConnectorSettings(
+        identity,
+        _secret(config),
+        listen=given.kv_listen or "",
+        shelf_blocks=given.kv_shelf // size,
+        staging_blocks=max(_LEAST_STAGING, _STAGING // size),
+        lease=given.kv_lease,
+    )
+    connector = open_connector(given.kv_connector, settings)
+    _log.info("KV blocks for other engines at %s, up to %d", connector.address, settings.shelf_blocks)
+    info = TransferInfo(connector.name, connector.address, identity.epoch, layout, given.kv_lease)
+    return PeerTier(connector, kv.block_size, block_bytes, settings.staging_blocks, below), info
+
+
+def _secret(config: Config) -> bytes:
+    path = config.transfer.kv_secret_file
+    if path is None:
+        return (read_environment().kv_secret or "").encode()
+    try:
+        secret = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"kv_secret_file {path} cannot be read: {error}") from error
+    if not secret:
+        raise ConfigError(f"kv_secret_file {path} is empty: write a secret into it, or leave the option out")
+    return secret.encode()

@@ -1,0 +1,87 @@
+"""Facts about a model from the names, sizes and headers of its files, without loading it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.checkpoints.gguf_header import map_gguf
+from headrace.errors import HeadraceError
+
+__all__ = ["ModelFiles", "read_files"]
+
+_MOST_JSON = 1 << 20
+_WEIGHTS = (".safetensors", ".gguf")
+_UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    size: int = 0
+    """Bytes of the weights."""
+    format: str = _UNKNOWN
+    """`gguf` or `safetensors`."""
+    architecture: str = _UNKNOWN
+    context: int | None = None
+    """The longest context that the model was made for."""
+    stored_bytes: float | None = None
+    """Bytes of a weight; None if the weights are quantised or it is not known."""
+    label: str = ""
+    """Number of parameters, as a GGUF file writes it."""
+
+
+def read_files(path: str) -> ModelFiles:
+    """Any thread. What cannot be read is unknown: the load of the model reports it."""
+    place = Path(path)
+    files = [place] if place.is_file() else sorted(place.iterdir()) if place.is_dir() else []
+    weights = [file for file in files if file.suffix in _WEIGHTS]
+    if not weights:
+        return ModelFiles()
+    size, kind = sum(file.stat().st_size for file in weights), min(file.suffix[1:] for file in weights)
+    if not (place / "config.json").is_file() and kind == "gguf":
+        return _gguf(weights[0], size)
+    return _described(_json(place / "config.json"), size, kind)
+
+
+def _described(values: dict[str, Any], size: int, kind: str) -> ModelFiles:
+    inner = values.get("text_config")
+    text = inner if isinstance(inner, dict) else values
+    named = text.get("torch_dtype") or text.get("dtype") or values.get("torch_dtype") or values.get("dtype")
+    stored = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}.get(named) if isinstance(named, str) else None
+    family, context = values.get("model_type"), text.get("max_position_embeddings")
+    return ModelFiles(
+        size,
+        kind,
+        family if isinstance(family, str) else _UNKNOWN,
+        context if isinstance(context, int) else None,
+        None if values.get("quantization_config") else stored,
+    )
+
+
+def _gguf(file: Path, size: int) -> ModelFiles:
+    try:
+        metadata = map_gguf(file)[1].metadata
+    except (HeadraceError, OSError, ValueError):
+        return ModelFiles(size, "gguf")
+    found, label = metadata.get("general.architecture"), metadata.get("general.size_label")
+    family = found if isinstance(found, str) else _UNKNOWN
+    context = metadata.get(f"{family}.context_length")
+    return ModelFiles(
+        size,
+        "gguf",
+        family,
+        context if isinstance(context, int) else None,
+        label=label if isinstance(label, str) else "",
+    )
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > _MOST_JSON:
+            return {}
+        values = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}

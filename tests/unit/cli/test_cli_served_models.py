@@ -1,0 +1,121 @@
+"""The models and options of `headrace serve`, from flags, the environment and a file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import serve_command
+from headrace.cli.served_models import ServedModels, read_served
+from headrace.errors import ConfigError
+from headrace.server.model_plan import ModelPlan
+
+FILE = """
+port: 9000
+threads: 2
+max_num_seqs: 4
+models:
+  - model: one
+    threads: 3
+    aliases: [first]
+  - model: org/two
+    name: two
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_API_KEY", raising=False)
+
+
+def served(*arguments: str) -> ServedModels:
+    parser = argparse.ArgumentParser()
+    serve_command.configure(parser)
+    return read_served(parser.parse_args(arguments))
+
+
+def plans(*arguments: str) -> list[ModelPlan]:
+    return served(*arguments).plans(lambda name: Path("/models") / name, lambda name, is_model: Path("/drafts") / name)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "headrace.yaml"
+    path.write_text(FILE)
+    return str(path)
+
+
+def test_one_model_is_served_as_before() -> None:
+    assert served().plain
+    assert served("a", "--threads", "2").plain
+    (plan,) = plans("some/a")
+    assert (plan.name, plan.path, plan.preload) == ("some/a", Path("/models/some/a"), True)
+    assert plan.config.model.model == "/models/some/a"
+    assert served().entries[0].model == "smollm2"
+    (plan,) = plans("a", "--served-model-name", "b")
+    assert plan.name == "b"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("a", "b"), ("a", "--keep-alive", "5m"), ("a", "--alias", "x=a"), ("a", "--enable-control-routes")],
+)
+def test_what_needs_a_pool(arguments: tuple[str, ...]) -> None:
+    assert not served(*arguments).plain
+
+
+def test_several_models_of_the_command_line() -> None:
+    first, second = plans("a", "x/y/b", "--alias", "x=a", "--alias", "y=b", "--threads", "2", "--keep-alive", "90")
+    assert (first.name, second.name) == ("a", "b")
+    assert (first.names, second.names) == ({"a", "x"}, {"b", "y"})
+    assert (first.preload, second.preload) == (False, False)
+    assert first.config.device.threads == second.config.device.threads == 2
+    assert first.keep_alive == 90
+
+
+def test_flags_go_before_a_models_options_and_those_before_the_files(file: str) -> None:
+    one, two = plans("--config", file)
+    assert (one.config.device.threads, two.config.device.threads) == (3, 2)
+    assert one.config.scheduler.max_num_seqs == two.config.scheduler.max_num_seqs == 4
+    assert (one.name, two.name, one.aliases) == ("one", "two", {"first"})
+    one, two = plans("--config", file, "--threads", "1", "--port", "1")
+    assert one.config.device.threads == two.config.device.threads == 1
+    chosen = served("--config", file, "--port", "1")
+    assert chosen.config.server.port == 1
+    assert served("--config", file).config.server.port == 9000
+
+
+def test_models_of_the_command_line_select_those_of_the_file(file: str) -> None:
+    (two,) = plans("two", "--config", file)
+    assert (two.name, two.path) == ("two", Path("/models/org/two"))
+    other, one = plans("other", "first", "--config", file)
+    assert (other.name, one.name, one.config.device.threads) == ("other", "one", 3)
+
+
+def test_the_environment_goes_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('api_key = "file"\n')
+    assert served("--config", str(path)).config.server.api_key == "file"
+    monkeypatch.setenv("HEADRACE_API_KEY", "environment")
+    assert served("--config", str(path)).config.server.api_key == "environment"
+    assert served("--config", str(path), "--api-key", "flag").config.server.api_key == "flag"
+
+
+def test_preload() -> None:
+    assert [plan.preload for plan in plans("a", "b", "--preload", "b")] == [False, True]
+    assert [plan.preload for plan in plans("a", "b", "--preload", "all")] == [True, True]
+    with pytest.raises(ConfigError, match="no model has the name 'c'; there are a, b"):
+        plans("a", "b", "--preload", "a,c")
+
+
+def test_clashes_and_mistakes() -> None:
+    with pytest.raises(ConfigError, match="two models have the name 'a'"):
+        plans("x/a/a", "y/a/a")
+    with pytest.raises(ConfigError, match="did you mean 'smollm2'"):
+        plans("smollm2", "b", "--alias", "x=smolm2")
+    with pytest.raises(ConfigError, match="--served-model-name names one model"):
+        plans("a", "b", "--served-model-name", "c")
+    with pytest.raises(ConfigError, match="--max-num-seqs 0"):
+        plans("a", "b", "--max-num-seqs", "0")
