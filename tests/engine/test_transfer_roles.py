@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from server_harness import NAME, Server, make_model, running, until
 
@@ -169,6 +170,7 @@ def test_a_prefill_engine_that_stands_still(servers: tuple[Server, Server]) -> N
         stopped = prefill.engine
         stopped.send_signal(signal.SIGSTOP)
         try:
+            until(lambda: stopped.status() == psutil.STATUS_STOPPED)
             began = time.monotonic()
             continued = _ask(decode, salt, params)
             assert time.monotonic() - began < 30
