@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from headrace.route.load_book import Ticket
-from headrace.route.policy import Candidate, Placement, place
+from headrace.route.policy import Candidate, Placement, place, split
 from headrace.route.prefix_index import Held, PrefixIndex
 from headrace.route.prompt_client import PromptClient
 from headrace.route.replica import Replica
@@ -29,6 +29,8 @@ class Query:
     model: str | None
     tokens: int = 0
     """Of the prompt."""
+    splits: bool = False
+    """One engine may compute its prompt, and another answer it."""
     texts: list[bytes] = field(default_factory=list)
     """Hashes of its text, if its tokens cannot be read."""
     answer: int = _DEFAULT_ANSWER
@@ -44,6 +46,14 @@ class Choice:
     replica: Replica
     placement: Placement
     ticket: Ticket
+    prefill: Choice | None = None
+    """The engine that computes the prompt first, if another than `replica`."""
+
+    def close(self) -> None:
+        """The request has ended."""
+        self.ticket.close()
+        if self.prefill is not None:
+            self.prefill.ticket.close()
 
 
 class Fleet:
@@ -84,15 +94,29 @@ class Fleet:
     def choose(self, query: Query, without: Collection[Replica] = ()) -> Choice | None:
         """Place a request, and count it there. None if no engine can take it."""
         ready = {one.name: one for one in self.replicas if one.usable and one not in without and _serves(one, query)}
-        placement = place(self._candidates(query, ready), query.tokens, query.answer)
+        # Those that only compute prompts answer only if nobody else can.
+        plain = {name: one for name, one in ready.items() if one.role != "prefill"} or ready
+        candidates = list(self._candidates(query, plain))
+        placement = place(candidates, query.tokens, query.answer)
         if placement is None:
             return None
         replica = ready[placement.name]
         if query.texts:
             self.texts.sent(replica.name, query.texts)
-        new = max(1, query.tokens - placement.cached)
-        ticket = replica.load.open(new, time.monotonic(), next(self._numbers))
-        return Choice(replica, placement, ticket)
+        if query.splits and replica.role in ("decode", "both"):
+            decode = next(one for one in candidates if one.name == placement.name)
+            givers = {name: one for name, one in ready.items() if _gives(one, replica)}
+            first = split(decode, self._candidates(query, givers), query.tokens, query.answer)
+            if first is not None:
+                giver = self._open(ready[first.name], first, query)
+                return Choice(replica, placement, self._ticket(replica, 1), giver)
+        return self._open(replica, placement, query)
+
+    def _open(self, replica: Replica, placement: Placement, query: Query) -> Choice:
+        return Choice(replica, placement, self._ticket(replica, max(1, query.tokens - placement.cached)))
+
+    def _ticket(self, replica: Replica, new: int) -> Ticket:
+        return replica.load.open(new, time.monotonic(), next(self._numbers))
 
     def _candidates(self, query: Query, ready: dict[str, Replica]) -> Iterator[Candidate]:
         by_layout: dict[Layout, dict[str, Held]] = {}
@@ -108,6 +132,13 @@ class Fleet:
                     by_layout[key] = self.index.held(query.chains[key])
                 held = by_layout[key].get(name, _NOTHING)
             yield Candidate(name, held, size, load.queued, load.running, facts.max_num_seqs, load.rates, load.last_used)
+
+
+def _gives(one: Replica, to: Replica) -> bool:
+    """It computes prompts for others, whose blocks mean the same to them."""
+    if one is to or one.role != "prefill" or one.facts is None or to.facts is None:
+        return False
+    return (one.facts.layout, one.facts.block_size) == (to.facts.layout, to.facts.block_size)
 
 
 def _serves(replica: Replica, query: Query) -> bool:

@@ -18,6 +18,7 @@ from headrace.server import (
     chat,
     completions,
     control,
+    embeddings,
     engine_role,
     files,
     messages,
@@ -27,6 +28,7 @@ from headrace.server import (
     responses,
     routes,
     schemas,
+    scores,
     stored_plans,
 )
 from headrace.server.access import AccessMiddleware
@@ -105,6 +107,8 @@ _ROUTES = (
     *engine_role.ROUTES,
     *messages.ROUTES,
     *responses.ROUTES,
+    *embeddings.ROUTES,
+    *scores.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
     *ollama.ROUTES,

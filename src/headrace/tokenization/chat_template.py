@@ -112,8 +112,8 @@ class ChatTemplate:
             uniform = self._quoting.messages(normalize_messages(talk.inputs.messages, self._forms[talk.template]))
             if talk.inputs.continue_final_message:
                 talk.final = _take_final(uniform)
-            tools = self._quoting.value(talk.variables["tools"])
-            return [talk.variables | {"messages": uniform, "tools": tools}]
+            quoted = {name: self._quoting.value(talk.variables[name]) for name in ("tools", "documents")}
+            return [talk.variables | {"messages": uniform, **quoted}]
 
         return Job(talk.template, renders)
 
@@ -134,7 +134,7 @@ class ChatTemplate:
             **self._special_tokens,
             **(inputs.kwargs or {}),
             "tools": list(inputs.tools) if inputs.tools else None,
-            "documents": None,
+            "documents": list(inputs.documents) if inputs.documents else None,
             "add_generation_prompt": inputs.add_generation_prompt,
         }
 
