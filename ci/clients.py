@@ -75,7 +75,7 @@ def install(client: Client, work: Path) -> Path | None:
     if client.borrows:
         (borrowed,) = folder.glob("lib/python*/site-packages")
         (borrowed / "checkout.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *client.packages]
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *client.packages, "httpx"]
     command += ["-c", "constraints/cpu.txt"] if client.borrows else []
     return folder if _run(command, folder / "install.log") else None
 

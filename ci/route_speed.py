@@ -159,7 +159,9 @@ def measure(policy: str, model: Path, args: argparse.Namespace) -> list[str]:
 
 
 def wait_for_events(url: str) -> None:
-    while not all(row["events"] for row in httpx.get(f"{url}/v1/router/replicas").json()["replicas"]):
+    while not all(
+        row["events"] and row["reads_prompts"] for row in httpx.get(f"{url}/v1/router/replicas").json()["replicas"]
+    ):
         time.sleep(0.05)
 
 

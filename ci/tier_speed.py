@@ -73,6 +73,13 @@ def first_tokens(model: str, options: dict[str, Any], tokens: int, rounds: int, 
     return found
 
 
+def report(times: dict[str, list[float]]) -> None:
+    for what, seconds in times.items():
+        each = ", ".join(f"{one * 1000:.0f}" for one in seconds)
+        ratio = median(a / b for a, b in zip(times["computed"], seconds, strict=True))
+        print(f"{what}: {median(seconds) * 1000:.0f} ms ({each}), computed / this: {ratio:.1f}", flush=True)
+
+
 def settle(engine: BuiltEngine) -> None:
     """Wait until a tier has written what it was offered."""
     before = -1.0
@@ -114,17 +121,11 @@ def main() -> None:
     options: dict[str, Any] = {} if args.threads is None else {"threads": args.threads}
     folder = Path(tempfile.mkdtemp(prefix="headrace-tiers-", dir=args.folder))
     try:
-        disk = first_tokens(args.model, {**options, "kv_disk": f"{folder}:20GiB"}, args.tokens, args.rounds, "disk")
+        report(first_tokens(args.model, {**options, "kv_disk": f"{folder}:20GiB"}, args.tokens, args.rounds, "disk"))
         usual = native_device.CAPABILITIES
         native_device.CAPABILITIES = replace(usual, host_memory=False)
-        host = first_tokens(args.model, {**options, "kv_host_memory": "2GiB"}, args.tokens, args.rounds, "host")
+        report(first_tokens(args.model, {**options, "kv_host_memory": "2GiB"}, args.tokens, args.rounds, "host"))
         native_device.CAPABILITIES = usual
-        for times in (disk, host):
-            for what, seconds in times.items():
-                each = ", ".join(f"{one * 1000:.0f}" for one in seconds)
-                ratio = median(a / b for a, b in zip(times["computed"], seconds, strict=True))
-                taken = f"{median(seconds) * 1000:.0f} ms ({each})"
-                print(f"{args.tokens} tokens, {what}: {taken}, computed / this: {ratio:.1f}")
         write_cost(args.model, options, folder / "w2", args.rounds)
     finally:
         with suppress(OSError):

@@ -17,12 +17,15 @@ from typing_extensions import Self
 
 from headrace.client.api import GenerateRequest, ModelInfo
 from headrace.client.batch import Completion, RequestOutput, SequenceLimiter, answer_all
+from headrace.client.embedding_jobs import EmbeddingOptions, embedding_request, prompt_text, vector_of
 from headrace.client.in_process_client import InProcessClient
 from headrace.client.prompts import Prompt, params_per_prompt, read_prompts
+from headrace.client.scoring import Encoders, PairAnswer, ScoreMethod, ScoreOptions, pairs_of, score_job
 from headrace.client.speculation_choice import SpeculationChoice, read_predictions
 from headrace.client.stops import special_stops
+from headrace.embedding_facts import Floats, Pooling
 from headrace.engine.stats import EngineStats
-from headrace.errors import EngineDead, InvalidRequest
+from headrace.errors import EngineDead, HeadraceError, InvalidRequest
 from headrace.hub.catalogue import resolve_drafter, resolve_model
 from headrace.hub.model_reference import display_name
 from headrace.lang.backend import Backend
@@ -174,6 +177,54 @@ class LLM:
         drafts = self._drafts(predictions, speculation, len(ids))
         return self._answer(texts, ids, params_per_prompt(params, len(ids)), drafts, progress)
 
+    def embed(
+        self,
+        inputs: Prompt | Iterable[Prompt],
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+        progress: bool | None = None,
+    ) -> list[Floats]:
+        """One vector, float32 [dimensions], for each input, in their order. Inputs are as the prompts of `generate`.
+
+        `pooling` is `last` or `mean`, over the hidden states of the tokens; `normalize`: vectors have length 1;
+        `prompt_name`: one of the checkpoint's prompts, which stands before each text. With None the checkpoint decides;
+        if it is no embedding model, the last token is pooled and vectors have length 1. Raises InvalidRequest, and
+        EngineDead.
+        """
+        self._check_open()
+        options = EmbeddingOptions(pooling, dimensions, normalize, prompt_name)
+        options.check(self.info.embedding)
+        before = prompt_text(self.info.embedding, prompt_name)
+        _, ids = read_prompts(inputs, lambda text: self.tokenizer.encode(before + text))
+        jobs = [embedding_request(one, self._name(), options, self.info, self.tokenizer.encode) for one in ids]
+        answers = self._answer_jobs(jobs, "inputs", progress)
+        return [vector_of(one.outputs[0].pooled or b"", options, self.info.embedding) for one in answers]
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        method: ScoreMethod | None = None,
+        instruction: str | None = None,
+        progress: bool | None = None,
+    ) -> list[float]:
+        """How well each document fits its query, or all of them the only one.
+
+        `method` is `cosine` (of embeddings), `head` (the checkpoint's classifier) or `yes_no` (the probability that the
+        model answers yes, for which `instruction` says what fits); None: as the checkpoint is made. Raises
+        InvalidRequest, and EngineDead.
+        """
+        self._check_open()
+        pairs = pairs_of(queries, documents, ("queries", "documents"))
+        encoders = Encoders(self.tokenizer.encode, self.tokenizer.encode_plain)
+        job = score_job(pairs, self._name(), ScoreOptions(method, instruction, prompts=True), self.info, encoders)
+        answers = self._answer_jobs(job.requests, "documents", progress)
+        return job.scores([PairAnswer(one.outputs[0].pooled, one.scores) for one in answers])
+
     def run(
         self,
         program: Runnable,
@@ -241,7 +292,7 @@ class LLM:
     ) -> list[RequestOutput]:
         requests = [
             GenerateRequest(
-                f"llm-{next(self._numbers)}",
+                self._name(),
                 tuple(prompt),
                 self._with_special_stops(one),
                 predicted=predicted,
@@ -257,6 +308,22 @@ class LLM:
         for answer, text in zip(answers, texts, strict=True):
             answer.prompt = text
         return answers
+
+    def _answer_jobs(
+        self, requests: Sequence[GenerateRequest], what: str, progress: bool | None
+    ) -> list[RequestOutput]:
+        """The answers to requests that generate nothing. Raises the first error."""
+        for index, request in enumerate(requests):
+            self._check(request, f"{what}[{index}]: " if len(requests) > 1 else "")
+        with generating_bar(len(requests), len(requests) > 1 if progress is None else progress) as report:
+            answers = self._run(answer_all(self._client, requests, self._client.places, report))
+        for answer in answers:
+            if answer.outputs[0].error is not None:
+                raise HeadraceError(answer.outputs[0].error)
+        return answers
+
+    def _name(self) -> str:
+        return f"llm-{next(self._numbers)}"
 
     def _drafts(
         self, predictions: object, speculation: object, count: int

@@ -133,6 +133,15 @@ class SamplingParams:
     stop: tuple[str, ...] = row(
         (), Field("texts", "Texts that end the output. A single text is one stop.", longest=64, api_longest=64)
     )
+    bad_words: tuple[str, ...] = row(
+        (),
+        Field(
+            "texts",
+            "Texts that the output does not hold, as the tokenizer writes them, with a space before and without one.",
+            longest=64,
+            api_longest=64,
+        ),
+    )
     stop_token_ids: tuple[int, ...] = row((), Field("ids", "Tokens that end the output.", api_longest=1024))
     include_stop_str_in_output: bool = row(False, Field("flag", "The text ends behind what stopped it, not before."))
     min_tokens: int = row(

@@ -12,7 +12,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from headrace.embedding_facts import Pooling
 from headrace.sampling import SamplingParams
+from headrace.scheduler_stats import SchedulerStats
 from headrace.structured_outputs import Constraint, ConstraintKind
 
 __all__ = [
@@ -107,6 +109,10 @@ class Request:
     extends: str = ""
     """Id of an open sequence that this prompt goes on with: it takes over the slot and the blocks. If that one is not
     open any more, this is a request as any other."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Tokens that the output may not hold one behind the other: `params.bad_words`, encoded."""
+    pooling: Pooling | None = None
+    """The answer is the prompt's hidden states, pooled; nothing is generated (`params.max_tokens` is 0)."""
     gives_blocks: bool = False
     """The full blocks of its prompt are put where other engines can fetch them."""
     remote: RemoteBlocks | None = None
@@ -153,6 +159,8 @@ class Delta:
     error: str | None = None
     request_fault: bool = False
     """The error is the request's own: what it asked for left nothing to sample."""
+    embedding: bytes | None = None
+    """With the end of a request with `pooling`: float32 [hidden], little-endian."""
     rivals: list[float] | None = None
     """The logprobs of the request's rivals; set with `prompt_logprobs`."""
 
@@ -340,6 +348,8 @@ class StepPlan:
     ON_DEVICE if earlier steps in flight decide it; GIVEN for the others. Every token of a placed sequence has a row.
     The first is its last known token, the others are drafts of the device. Its positions, slots, lengths of context and
     positions of samples in this plan are upper bounds."""
+    hidden: bool = False
+    """The result must have the hidden states of all tokens."""
     request_ids: tuple[str, ...] = ()
     """[S]; for logs and errors."""
     tag: Any = None
@@ -376,25 +386,5 @@ class StepResult:
     the others."""
     stored: npt.NDArray[np.uint8] | None = None
     """[K, bytes]: the blocks of `StepPlan.stores`, as `gather_blocks` reads them."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """A snapshot for /metrics. free + cached + held = total, always."""
-
-    running: int
-    waiting: int
-    blocks_free: int
-    blocks_cached: int
-    """Blocks that only the radix tree uses; they can be evicted."""
-    blocks_held: int
-    """Blocks that a sequence uses."""
-    kv_tokens: int
-    """Tokens stored in held blocks. Divided by held * block_size it is the KV utilization."""
-    preemptions: int
-    cached_tokens: int
-    """Prompt tokens served from the cache, since start."""
-    prompt_tokens: int
-    """Prompt tokens admitted, since start."""
-    fetching: int = 0
-    """Sequences among the waiting ones whose blocks are on their way."""
+    hidden: Floats | None = None
+    """[T, hidden] if the plan asks for them: the outputs of the final norm."""

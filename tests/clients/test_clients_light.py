@@ -34,6 +34,9 @@ def url() -> Iterator[str]:
 
 
 CLIENTS = (
+    "openai_embeddings",
+    "ollama_embed",
+    "openai_chat",
     "openai_parse",
     "openai_prediction",
     "openai_responses",

@@ -51,7 +51,10 @@ class Router:
 def routing(*engines: Server) -> Iterator[Router]:
     router = Router(*(engine.url for engine in engines))
     try:
-        until(lambda: all(row["state"] == "ready" and row["events"] for row in router.rows()), router.rows)
+        until(
+            lambda: all(row["state"] == "ready" and row["events"] and row["reads_prompts"] for row in router.rows()),
+            router.rows,
+        )
         yield router
     finally:
         router.process.send_signal(signal.SIGTERM)
@@ -172,3 +175,29 @@ def free(engine: Server) -> bool:
     """No block is held by a request."""
     state = engine.http.get("/v1/engine/state").json()
     return bool(state["blocks"]["held"] == 0 and state["running_count"] == 0 and state["waiting_count"] == 0)
+
+
+def test_a_prompt_that_another_engine_computes(tiny_llama: Path, engines: tuple[Server, Server]) -> None:
+    """One engine decodes a few sequences; a long prompt is computed by the other, and its answer is the same."""
+    text = "a long prompt that is computed by one engine and answered by another; " * 5
+    alone = answer(engines[0], text)
+    groups = [{"transfer": {"role": role, "kv_connector": "shm"}} for role in ("prefill", "decode")]
+    with (
+        running(tiny_llama, groups[0]) as giver,
+        running(tiny_llama, groups[1]) as taker,
+        routing(giver, taker) as router,
+    ):
+        until(lambda: [row["role"] for row in router.rows()] == ["prefill", "decode"], router.rows)
+        with ThreadPoolExecutor(8) as pool, taker.slow():
+            busy = [pool.submit(router.ask, f"{n}", max_tokens=100, stream=True) for n in range(6)]
+            until(lambda: router.rows()[1]["running"] >= 6, router.rows)
+            whole = pool.submit(router.ask, text)
+            until(lambda: router.figures()["headrace_router_splits_total"] == 1)
+        reply = whole.result()
+        assert [job.result().status_code for job in busy] == [200] * 6
+        assert reply.headers["x-headrace-replica"] == "1"
+        assert reply.json()["choices"][0]["message"]["content"] == alone
+        assert int(reply.headers["x-headrace-cached-tokens"]) > 256, "its blocks came from the other engine"
+        giver.process.kill()
+        assert ask(router, text, False) == alone
+    until(lambda: free(engines[0]))

@@ -45,12 +45,20 @@ class Several:
 
     @property
     def engines(self) -> set[int]:
+        return self._children("headrace.engine.process")
+
+    def _children(self, module: str) -> set[int]:
         found = set()
         for child in psutil.Process(self.process.pid).children():
             with suppress(psutil.NoSuchProcess):  # Also of one that has ended and is not cleared away yet.
-                if "headrace.engine.process" in child.cmdline():
+                if module in child.cmdline():
                     found.add(child.pid)
         return found
+
+    @property
+    def renderers(self) -> int:
+        """Processes that render chat templates: one of each loaded model, and none of others."""
+        return len(self._children("headrace.tokenization.render_process"))
 
     def states(self) -> dict[str, str]:
         return {card["id"]: card["state"] for card in self.http.get("/v1/models").json()["data"]}
@@ -143,6 +151,7 @@ def test_mixed_requests_under_a_limit(server: Several) -> None:
     assert most <= 2
     loaded = {name for name, state in server.states().items() if state == "loaded"}
     assert len(loaded) == 2
+    until(lambda: server.renderers <= 2)
     # Alone, and of those that are loaded: the bits of the crowd.
     for (name, body), found in zip(asked, crowd, strict=True):
         if name in loaded:

@@ -529,3 +529,26 @@ def test_by_keyboard_alone(open_page: Open) -> None:
         assert page.locator("button").evaluate_all(names) == []
         unlabelled = "nodes => nodes.filter(n => !n.labels?.length && !n.getAttribute('aria-label')).map(n => n.id)"
         assert page.locator("input:not([hidden]), select, textarea").evaluate_all(unlabelled) == []
+
+
+def test_the_page_of_the_api(open_page: Open) -> None:
+    """Every route opens, with its example, bodies and errors; a filter finds some; a wrong key is asked again."""
+    with served(key="sk-docs") as server:
+        page = open_page(server, ready=False)
+        page.goto(f"{server.url.rstrip('/')}/docs")
+        page.locator("#key").fill("wrong")
+        page.get_by_role("button", name="Show").click()
+        expect(page.locator("#locked")).to_be_visible()
+        page.locator("#key").fill("sk-docs")
+        page.get_by_role("button", name="Show").click()
+        routes = page.locator("details.route")
+        expect(routes.first).to_be_visible()
+        for at in range(routes.count()):
+            routes.nth(at).locator("summary").first.click()
+        expect(page.locator("details.route > .body")).to_have_count(routes.count())
+        chat = routes.filter(has_text="/v1/chat/completions").first
+        expect(chat.locator("pre").first).to_contain_text("curl -X POST")
+        expect(chat.locator("pre").first).to_contain_text("Authorization: Bearer")
+        expect(chat.locator("li code", has_text="temperature").first).to_be_visible()
+        page.locator("#filter").fill("tokenize")
+        expect(page.locator("details.route:visible")).to_have_count(3)

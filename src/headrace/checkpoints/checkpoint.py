@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from headrace.checkpoints.embedding_settings import gguf_embedding, hf_embedding
 from headrace.checkpoints.end_tokens import gguf_end_ids, hf_end_ids
 from headrace.checkpoints.extensions import Extensions
 from headrace.checkpoints.files import located, present, read_json
 from headrace.checkpoints.gguf_source import open_gguf
 from headrace.checkpoints.safetensors_source import open_safetensors
 from headrace.checkpoints.sidecar import quantization_file, with_sidecar
+from headrace.embedding_facts import NO_EMBEDDINGS, EmbeddingFacts
 from headrace.errors import ModelNotFound, UnsupportedModel
 from headrace.kernels.ops import Ops
 from headrace.models.assemble import Assembly, Finish, Source
@@ -52,6 +54,7 @@ class Checkpoint:
     """`float32`, `bfloat16`, `float16` or `quantized`."""
     total_bytes: int
     """The stored bytes of all weights, the total of `progress`."""
+    embedding: EmbeddingFacts = NO_EMBEDDINGS
 
     def facts(self, shard: Shard = WHOLE) -> ModelFacts:
         """The configuration of one rank. Raises ConfigError if the model cannot be split over the ranks."""
@@ -132,8 +135,12 @@ def _open_directory(path: Path, extensions: Extensions) -> Checkpoint:
         check_decoder(decoder)
     source, total = _open_weights(path, config, extensions)
     dtype = "quantized" if config.get("quantization_config") else _float_dtype(source, family.hf_names, decoder)
-    ends = _end_ids(path, config)
-    return Checkpoint(path, decoder, ends, config, source, family.hf_names, family.norm_offset, False, dtype, total)
+    ends, names = _end_ids(path, config), family.hf_names
+    facts = hf_embedding(path, config, source, decoder.hidden, decoder.tied)
+    if not facts.generates:
+        # The embedding stands in for the matrix that is not there, and its products are refused.
+        decoder = replace(decoder, tied=True)
+    return Checkpoint(path, decoder, ends, config, source, names, family.norm_offset, False, dtype, total, facts)
 
 
 def _without_config(path: Path) -> str:
@@ -155,6 +162,7 @@ def _open_weights(path: Path, config: Mapping[str, Any], extensions: Extensions)
     with located(file):
         scheme = scheme_of(config, extensions.scheme)
     source = open_safetensors(path, scheme)
+    source.complete_names()
     return source, sum(os.path.getsize(file) for file in files if file.suffix == ".safetensors" and file.is_file())
 
 
@@ -194,4 +202,7 @@ def _open_gguf(path: Path, extensions: Extensions) -> Checkpoint:
     source.expect(f"{names.q.format(i=0)}.weight", (decoder.num_q_heads * decoder.head_dim, decoder.hidden))
     dtype = {0: "float32", 1: "float16", 30: "bfloat16"}.get(tensors[f"{names.q.format(i=0)}.weight"].type, "quantized")
     total = sum(entry.size for entry in tensors.values())
-    return Checkpoint(path, decoder, ends, metadata, source, names, 0.0, family.gguf_interleaved, dtype, total)
+    with located(path):
+        facts = gguf_embedding(metadata, source, decoder.hidden)
+    interleaved = family.gguf_interleaved
+    return Checkpoint(path, decoder, ends, metadata, source, names, 0.0, interleaved, dtype, total, facts)

@@ -24,6 +24,9 @@ Tensor = torch.Tensor
 _log = logging.getLogger(__name__)
 _WHOLE = "model.safetensors"
 _INDEX = f"{_WHOLE}.index.json"
+_PREFIX = "model."
+_FIRST = "embed_tokens.weight"
+_BARE = ("embed_tokens.", "layers.", "norm.")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -34,6 +37,8 @@ class SafetensorsSource:
         """`files` maps a tensor's name to the opened file that holds it."""
         self._directory = directory
         self._files = files
+        self._stored: Mapping[str, str] = {}
+        """The names in the files, where they differ."""
         self._scheme = scheme
         self._used: set[str] = set()
 
@@ -45,6 +50,13 @@ class SafetensorsSource:
     def used(self) -> Collection[str]:
         return self._used
 
+    def complete_names(self) -> None:
+        """Add the prefix `model.` to the names of a decoder that was stored alone, without its head."""
+        if _FIRST in self._files:
+            self._stored = {_PREFIX + name: name for name in self._files if name.startswith(_BARE)}
+            known = {stored: name for name, stored in self._stored.items()}
+            self._files = {known.get(name, name): file for name, file in self._files.items()}
+
     def has(self, name: str) -> bool:
         return name in self._files
 
@@ -54,7 +66,7 @@ class SafetensorsSource:
             raise CheckpointError("is missing", str(self._directory), name)
         self._used.add(name)
         try:
-            tensor: Tensor = self._files[name].get_tensor(name)
+            tensor: Tensor = self._files[name].get_tensor(self._stored.get(name, name))
         except SafetensorError as error:
             raise self.error(str(error), name) from error
         return tensor

@@ -35,7 +35,7 @@ class RemoteSource:
 
     @property
     def header(self) -> str:
-        return f"{self._model} at {self._base}"
+        return f"{self._model} at {self._base}{self._engine()}"
 
     @property
     def tokens(self) -> int | None:
@@ -58,6 +58,13 @@ class RemoteSource:
             if not names:
                 raise LookupError("no model is listed")
             return names
+
+    def _engine(self) -> str:
+        """Platform, dtype and context, if the server tells them: only ours does."""
+        with contextlib.suppress(HeadraceError), self._request("GET", "/v1/engine/state", None) as response:
+            model = json.loads(response.read())["model"]
+            return f": {model['platform']}, {model['dtype']}, {model['max_model_len']} tokens of context"
+        return ""
 
     def _choices(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         # Other servers refuse fields that only our server has: send only the values that the user gave.

@@ -9,7 +9,7 @@ import logging
 from headrace.arguments import add_engine_options, add_server_options
 from headrace.cli.logs import set_up_logging
 from headrace.cli.model_fetch import fetch_model
-from headrace.cli.served_models import read_served
+from headrace.cli.served_models import ServedModels, read_served
 from headrace.engine.launch import EngineProcessHandle, launch
 from headrace.errors import ConfigError
 from headrace.progress import loading_bar
@@ -53,10 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
     served = read_served(args)
     if args.dry_run:
-        from headrace.cli.serve_plan import show_serve_plan
-
         set_up_logging(quiet=True)
-        return max(show_serve_plan(served.config_of(entry)) for entry in served.entries)
+        return _dry_run(served)
     set_up_logging()
     if served.config.server.log_format == "json":
         from headrace.log_format import use_json
@@ -76,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
         from headrace.cli.replica_serving import serve_replicas
 
         return serve_replicas(plans[0].config, plans[0].path, args.replicas)
-    logging.getLogger(__name__).info("loading %s", ", ".join(plan.name for plan in plans if plan.preload) or "nothing")
+    loaded = [plan.name for plan in plans if plan.preload]
+    if loaded:
+        logging.getLogger(__name__).info("loading %s", ", ".join(loaded))
     with loading_bar() as progress:
         # Late: the server imports FastAPI, and a wrong option should be reported before that.
         from headrace import server
@@ -85,3 +85,16 @@ def run(args: argparse.Namespace) -> int:
             (plan,) = plans
             return server.run(plan.config, plan.path, args.prompt, args.prepared, progress)
         return server.run_several(served.config, plans, args.prompt, args.prepared, progress)
+
+
+def _dry_run(served: ServedModels) -> int:
+    """Print what would happen with each model. Raises ConfigError for models that do not go together."""
+    from headrace.cli.serve_plan import show_serve_plan
+    from headrace.hub.catalogue import find_local
+
+    code = max(show_serve_plan(served.config_of(entry)) for entry in served.entries)
+    if code == 0 and not served.plain:
+        from headrace.server.several import check_plans
+
+        check_plans(served.config, served.plans(find_local, lambda name, is_model: find_local(name)))
+    return code

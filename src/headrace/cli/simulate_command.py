@@ -36,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
     from headrace.route.simulation import POLICIES, SimSettings, simulate
     from headrace.route.traces import Conversations, read_trace
 
-    settings = SimSettings(args.engines, args.slots, args.cache_tokens, args.step_ms, Rates(prefill=args.prefill_ms))
+    settings = SimSettings(
+        args.engines, args.slots, args.cache_tokens, args.step_ms, rates=Rates(prefill=args.prefill_ms)
+    )
     work = (
         Conversations(args.conversations, args.rate, args.turns, seed=args.seed)
         if args.trace is None

@@ -123,10 +123,18 @@ class Window:
         if not self._readings:
             return None
         first, last = self._readings[0], self._readings[-1]
-        bounds = {float(dict(labels)["le"]): value for labels, value in last.samples.get(f"{name}_bucket", {}).items()}
-        before = {float(dict(labels)["le"]): value for labels, value in first.samples.get(f"{name}_bucket", {}).items()}
+        bounds, before = _buckets(last, name), _buckets(first, name)
         grown = {bound: value - before.get(bound, 0.0) for bound, value in bounds.items()}
         return quantile(grown if grown.get(math.inf) else bounds, share)
+
+
+def _buckets(reading: Reading, name: str) -> dict[float, float]:
+    """Counts by upper bound, of all models together."""
+    found: dict[float, float] = {}
+    for labels, value in reading.samples.get(f"{name}_bucket", {}).items():
+        bound = float(dict(labels)["le"])
+        found[bound] = found.get(bound, 0.0) + value
+    return found
 
 
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.client.cache_feed import CacheFeed
 from headrace.client.speculation_choice import SpeculationChoice
+from headrace.embedding_facts import NO_EMBEDDINGS, EmbeddingFacts, Pooling
 from headrace.engine.stats import EngineStats, EngineView
 from headrace.engine.wire import TransferInfo
 from headrace.types import Constraint, RemoteBlocks, SamplingParams
@@ -47,6 +48,10 @@ class GenerateRequest:
     speculation: SpeculationChoice = field(default_factory=SpeculationChoice)
     keep: bool = False
     """Its one choice stays open in the engine after its end, until another request extends it or it is released."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """`params.bad_words` as tokens; the client sets it."""
+    pooling: Pooling | None = None
+    """The answer is the prompt's pooled hidden states, and nothing is generated: `params.max_tokens` is 0."""
     extends: str = ""
     """Id of an open request whose tokens this prompt goes on with. If it is not open any more, nothing changes but
     what must be computed."""
@@ -125,6 +130,8 @@ class Output:
     prompt_logprobs: list[LogprobEntry] | None = None
     """One entry per prompt token, echoed or not; set in the first piece of each choice if the request asked for
     them."""
+    embedding: bytes | None = None
+    """The pooled hidden states of a request with `pooling`: float32 [hidden], little-endian."""
     scores: PromptScores | None = None
     """Set in the first piece if the request has `rivals`."""
 
@@ -142,6 +149,7 @@ class ModelInfo:
     created: int = 0
     kv_tokens: int | None = None
     """Tokens that fit in the KV cache. A sequence with its output, except the last token, must fit. None: unknown."""
+    embedding: EmbeddingFacts = NO_EMBEDDINGS
     rivals: int = 0
     """The most `rivals` of a request."""
     sampling_defaults: Mapping[str, int | float] = field(default_factory=dict)

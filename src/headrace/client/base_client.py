@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from headrace.client.api import GenerateRequest, ModelInfo, Output
+from headrace.client.bad_words import bad_word_ids
 from headrace.client.cache_feed import CacheFeed
 from headrace.client.inquiry import Inquiry
 from headrace.client.request_outputs import RequestOutputs, TextTokenizer
@@ -117,6 +118,7 @@ class BaseClient:
             engine.dtype,
             self._created,
             engine.kv_tokens,
+            engine.embedding,
             engine.most_rivals,
             engine.sampling_defaults,
             engine.layout_id,
@@ -148,6 +150,9 @@ class BaseClient:
         """The request as it will be served. May be called from any thread. Raises InvalidRequest and its subclasses,
         and EngineDead before `start`."""
         check_method(request.speculation, self.config.scheduler.speculate, bool(request.predicted))
+        if request.params.bad_words:
+            words = bad_word_ids(request.params.bad_words, self._tokenizer, self.engine_info.vocab_size)
+            request = replace(request, bad_words=words)
         return validated(request, self.engine_info, self._end_token_ids)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
@@ -238,7 +243,7 @@ class BaseClient:
     def _open(self, stream: _Stream) -> None:
         request, params = stream.request, stream.request.params
         self._streams[request.id] = stream
-        if params.max_tokens == 0 and params.prompt_logprobs is None:
+        if params.max_tokens == 0 and params.prompt_logprobs is None and request.pooling is None:
             stream.outputs.echo_only()
             return
         # The engine closes it in any case, once it has the request.
@@ -251,7 +256,7 @@ class BaseClient:
         stops = self._stop_tokens.of(params)
         for choice in stream.outputs.choices:
             choice.completing = frozenset(stops or ()).difference(params.stop_token_ids, self._end_token_ids)
-        alone = replace(params, n=1, stop=(), stop_token_ids=params.stop_token_ids + (stops or ()))
+        alone = replace(params, n=1, stop=(), bad_words=(), stop_token_ids=params.stop_token_ids + (stops or ()))
         core = Request(
             id=request.id,
             prompt=request.prompt,
@@ -263,9 +268,11 @@ class BaseClient:
             adapter=request.adapter,
             constraint=request.constraint,
             predicted=request.predicted,
-            max_drafts=request.speculation.max_tokens,
+            max_drafts=0 if request.pooling else request.speculation.max_tokens,
             predicted_only=request.speculation.method == PREDICTED,
             keep=request.keep and params.n == 1,
+            bad_words=request.bad_words,
+            pooling=request.pooling,
             gives_blocks=request.gives_blocks,
             remote=request.remote,
             extends=stream.extended,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.client.api import EngineClient, GenerateRequest, LogprobEntry, Output, Usage
+from headrace.client.api import EngineClient, GenerateRequest, LogprobEntry, Output, PromptScores, Usage
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest
 from headrace.structured_outputs import StructuredOutputs
 
@@ -33,6 +33,8 @@ class Completion:
     parsed: Any = None
     """The value of the text if `structured_outputs` was given: an instance of the type, the value of other JSON,
     otherwise the text itself. None if the text was truncated."""
+    pooled: bytes | None = None
+    """The pooled hidden states of a request with `pooling`."""
 
 
 @dataclass(slots=True)
@@ -45,6 +47,8 @@ class RequestOutput:
     outputs: list[Completion]
     prompt_logprobs: list[LogprobEntry] | None = None
     usage: Usage | None = None
+    scores: PromptScores | None = None
+    """Of a request with `rivals`."""
 
 
 class SequenceLimiter:
@@ -170,5 +174,7 @@ def _extend(answer: RequestOutput, output: Output) -> None:
     if output.logprobs is not None:
         choice.logprobs = [*(choice.logprobs or []), *output.logprobs]
     choice.finish_reason, choice.stop_reason, choice.error = output.finish_reason, output.stop_reason, output.error
+    choice.pooled = output.embedding or choice.pooled
     answer.prompt_logprobs = answer.prompt_logprobs or output.prompt_logprobs
+    answer.scores = answer.scores or output.scores
     answer.usage = output.usage or answer.usage

@@ -39,6 +39,8 @@ class TextTokenizer(Protocol):
     def eos_token_ids(self) -> Sequence[int]:
         """All ids that end a sequence; the checkpoint's settings may lack some of them."""
 
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
     def token_text(self, token_id: int) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
@@ -89,6 +91,7 @@ class ChoiceBuilder:
         if delta.finish_reason is not None:
             self._end(out, delta.finish_reason)
             out.error, out.request_fault = delta.error, delta.request_fault
+            out.embedding = delta.embedding
             if out.finish_reason == "stop" and out.stop_reason is None:
                 out.stop_reason = delta.stop_token
         return out
@@ -251,6 +254,7 @@ def _merge(into: Output, out: Output) -> None:
         into.logprobs = out.logprobs if into.logprobs is None else into.logprobs + out.logprobs
     into.finish_reason, into.stop_reason, into.error = out.finish_reason, out.stop_reason, out.error
     into.request_fault = out.request_fault
+    into.embedding = out.embedding or into.embedding
     if into.queue_time is None:
         into.queue_time = out.queue_time
     if into.prompt_logprobs is None:

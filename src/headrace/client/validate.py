@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from headrace.client.api import GenerateRequest
+from headrace.embedding_facts import EmbeddingFacts
 from headrace.errors import ContextOverflow, InvalidRequest, NeverFits
 from headrace.types import SamplingParams
 
@@ -28,6 +29,12 @@ class EngineLimits(Protocol):
 
     @property
     def kv_tokens(self) -> int: ...
+
+    @property
+    def platform(self) -> str: ...
+
+    @property
+    def embedding(self) -> EmbeddingFacts: ...
 
     @property
     def most_rivals(self) -> int: ...
@@ -53,7 +60,8 @@ def validated(request: GenerateRequest, limits: EngineLimits, ends: Collection[i
     if request.constraint is not None:
         _check_constrained(params)
     _check_room(len(request.prompt), params.max_tokens or 0, limits)
-    if params.max_tokens or params.prompt_logprobs is not None:
+    _check_kind(request, limits)
+    if params.max_tokens or params.prompt_logprobs is not None or request.pooling is not None:
         _check_cache(len(request.prompt), params.max_tokens or 0, limits)
     return request
 
@@ -76,6 +84,22 @@ def check_ids(ids: Sequence[int], vocab_size: int, name: str) -> tuple[int, ...]
         message = f"`{name}`: token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})"
         raise InvalidRequest(message, name, "invalid_value")
     return tuple(ids)
+
+
+def _check_kind(request: GenerateRequest, limits: EngineLimits) -> None:
+    """Refuse hidden states of a platform that has none, and tokens of a model that makes none."""
+    facts, params = limits.embedding, request.params
+    if request.pooling is None and not facts.generates and (params.max_tokens or params.prompt_logprobs is not None):
+        raise InvalidRequest(
+            "this checkpoint has no output matrix (lm_head), so it generates and scores no tokens: use /v1/embeddings, "
+            "/v1/score or /v1/rerank",
+            code="unsupported_operation",
+        )
+    if request.pooling is not None and not facts.size:
+        raise InvalidRequest(
+            f"platform {limits.platform} computes no values, so it has no embeddings: serve on another platform",
+            code="unsupported_operation",
+        )
 
 
 def _check_prediction(predicted: Sequence[int], limits: EngineLimits) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import random
 import signal
 import subprocess
@@ -130,7 +131,9 @@ class ProcessPeer:
                 stream.close()
 
     def stop(self) -> None:
+        """Returns when all of its threads stand still."""
         self._process.send_signal(signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)
 
     def go_on(self) -> None:
         self._process.send_signal(signal.SIGCONT)

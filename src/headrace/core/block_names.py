@@ -46,6 +46,16 @@ class BlockNames:
         since."""
         return self.of_block[block] == name and self._pool.filled_by[block] <= self.launched
 
+    def next_reused(self) -> tuple[int, bytes] | None:
+        """Take the next block that another sequence has found, if it still has its content; None if it has not."""
+        block, name = self.reused.popleft()
+        if self.holds(block, name):
+            return block, name
+        if self.of_block[block] == name:
+            # It was shared within the step that fills it: it can be read in the next one.
+            self.reused.append((block, name))
+        return None
+
     def reset(self) -> None:
         """The content of some blocks is lost."""
         self.evicted.clear()

@@ -58,17 +58,18 @@ class Constraints(NamedTuple):
         vocab_size: int,
         matcher: Matcher | None = None,
         eos_token_ids: Sequence[int] = (),
+        never: Sequence[int] = (),
     ) -> Constraints | None:
-        """The constraints of a request; None if no row of the sequence needs any."""
-        listed = params.logit_bias or params.allowed_token_ids is not None
+        """The constraints of a request; None if no row of the sequence needs any. `never`: tokens that are banned."""
+        listed = params.logit_bias or params.allowed_token_ids is not None or never
         if not (matcher is not None or listed or (params.min_tokens and stops)):
             return None
         mask = None
         if params.allowed_token_ids is not None:
             mask = _bits(params.allowed_token_ids, vocab_size)
         return Constraints(
-            np.array([token for token, _ in params.logit_bias], np.int32),
-            np.array([value for _, value in params.logit_bias], np.float32),
+            np.array([*(token for token, _ in params.logit_bias), *never], np.int32),
+            np.array([*(value for _, value in params.logit_bias), *[-np.inf] * len(never)], np.float32),
             np.array(sorted(token for token in stops if 0 <= token < vocab_size), np.int32),
             prompt_len + params.min_tokens,
             mask,

@@ -36,6 +36,8 @@ _LOADS, _STORES, _LOOKS = 32, 16, 64
 it looks at."""
 _ASKED = 16
 """Most sequences that a step asks about."""
+_JUDGED = 60.0
+"""Seconds after which a source that was too slow is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class Fetches:
         """Blocks that launched steps read for the source → the step."""
         self._stored: dict[int, list[bytes]] = {}
         """Step → what its result brings."""
+        self._pays, self._judged = True, 0.0
+        """The last answer of the source was sooner than computing: what would not be fetched need not be stored."""
         self._warned: set[str] = set()
         self._ticket = 0
 
@@ -137,6 +141,7 @@ class Fetches:
             return
         self._names.launched = step - 1
         self.rate.clock(now)
+        self._pays = self._pays or now > self._judged + _JUDGED
         nothing: Iterable[Arrival] = ()
         for arrival in self._safely("poll", self._source.poll, nothing):
             self._receive(arrival)
@@ -157,12 +162,13 @@ class Fetches:
         if not self._active:
             return
         names = self._names
-        chosen = [(block, name) for block, name in names.evicted if self._wants(name, evicted=True)]
+        evicted = names.evicted if self._pays else []
+        chosen = [(block, name) for block, name in evicted if self._wants(name, evicted=True)]
         names.evicted.clear()
         for _ in range(min(_LOOKS, len(names.reused))):
-            block, name = names.reused.popleft()
-            if names.holds(block, name) and self._wants(name, evicted=False):
-                chosen.append((block, name))
+            reused = names.next_reused()
+            if reused is not None and self._pays and self._wants(reused[1], evicted=False):
+                chosen.append(reused)
                 if len(chosen) >= _STORES:
                     break
         chosen += self._given.take()
@@ -267,8 +273,10 @@ class Fetches:
         found = self._safely("lookup", lambda: self._source.lookup(names, seq.request), missing)
         if found is None:
             return True
+        if found.blocks > 0:
+            self._pays, self._judged = self.rate.slower_than(found.seconds, found.blocks * size), now
         blocks = min(found.blocks, len(names), self._room(running))
-        if blocks > 0 and self.rate.slower_than(found.seconds, blocks * size):
+        if blocks > 0 and self._pays:
             self._begin(seq, depth, names[:blocks], now + found.patience, running)
         return False
 

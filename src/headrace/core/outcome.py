@@ -10,7 +10,16 @@ from headrace.core.sequence import Ending, Sequence
 from headrace.core.slots import Slots
 from headrace.types import Delta, SchedulerStats, StepResult, TokenLogprobs
 
-__all__ = ["append", "append_forced", "emit", "merged", "scheduler_stats", "score_prompt", "token_logprobs"]
+__all__ = [
+    "about_prompt",
+    "append",
+    "append_forced",
+    "emit",
+    "merged",
+    "scheduler_stats",
+    "score_prompt",
+    "token_logprobs",
+]
 
 
 def scheduler_stats(
@@ -117,6 +126,14 @@ def emit(seq: Sequence, index: int, row: int, result: StepResult) -> Delta:
         delta.finish_reason, delta.stop_token, delta.error = seq.ending
         delta.request_fault = delta.error is not None
     return delta
+
+
+def about_prompt(delta: Delta, seq: Sequence) -> None:
+    """Add to the first delta of a sequence what it tells of its prompt."""
+    delta.first_scheduled = seq.first_scheduled
+    delta.prompt_logprobs, delta.rivals = seq.prompt_logprobs, seq.rivals
+    if seq.pool is not None and delta.error is None:
+        delta.embedding = seq.pool.embedding
 
 
 def merged(deltas: list[Delta]) -> Delta:

@@ -96,6 +96,8 @@ class PrefillChunk:
     drafts stand for those of the device, and this is the number of known tokens, or ON_DEVICE."""
     planned: int = 0
     """The number of drafts for which the device had room."""
+    token: int = 0
+    """Its first token in the plan."""
     rivals: tuple[int, ...] = ()
     """Tokens that are scored in the place of the first one that this chunk scores, in rows behind that one's."""
 
@@ -103,6 +105,19 @@ class PrefillChunk:
     def stop(self) -> int:
         """The end of the positions that it computes."""
         return self.end + len(self.drafts)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the hidden states of its tokens are needed."""
+        return self.seq.pool is not None and self.seq.pool.needs(self.end)
+
+    def pool(self, result: StepResult) -> bool:
+        """Pool the hidden states of a result, if they are needed. False: they are not finite."""
+        if not self.pooled:
+            return True
+        assert self.seq.pool is not None
+        assert result.hidden is not None
+        return self.seq.pool.add(self.start, result.hidden[self.token : self.token + self.end - self.start])
 
     @property
     def num_rows(self) -> int:
@@ -219,6 +234,7 @@ def build(
     special = _special_rows(decodes, after)
     if chunks:
         _add_chunks(plan, chunks, decodes, slots, table, block_size)
+        plan.hidden = any(chunk.pooled for chunk in chunks)
         special += _special_chunks(chunks, slots)
     if any(row.own.matcher is not None for row in special):
         plan.split, plan.tag.waiting = True, special
@@ -299,7 +315,7 @@ def _add_chunks(
         tokens.append(np.array(known + chunk.drafts, np.int32))
         positions.append(where)
         mapping.append(table[seq.slot, where // block_size] * block_size + where % block_size)
-        chunk.row = row
+        chunk.row, chunk.token = row, at
         scored, wanted = chunk.scored()
         rows.append(scored + (at - start))
         targets.append(wanted)

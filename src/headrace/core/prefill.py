@@ -115,6 +115,8 @@ class Prefill:
         score_to = max(score_from, min(end, seq.to_score))
         if score_to > score_from:
             seq.scored = score_to
+        if seq.pool is not None:
+            seq.pool.planned = max(seq.pool.planned, end)
         samples = end == known < seq.end and seq.ending is None
         chunks.append(PrefillChunk(seq, seq.epoch, start, end, score_from, score_to, samples, rivals=rivals))
         self._slots.computed[seq.slot] = end

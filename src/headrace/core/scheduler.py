@@ -17,7 +17,7 @@ from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import Matcher
 from headrace.core.open_sequences import OpenSequences
-from headrace.core.outcome import append, append_forced, emit, merged, scheduler_stats, score_prompt
+from headrace.core.outcome import about_prompt, append, append_forced, emit, merged, scheduler_stats, score_prompt
 from headrace.core.plan_builder import PrefillChunk, StepExtras, StepRecord, build, complete
 from headrace.core.prefill import Prefill
 from headrace.core.radix import RadixTree
@@ -225,9 +225,7 @@ class Scheduler:
             self._release(seq, keep=False)
             self._queue(seq)
         for seq in self._waiting:
-            seq.epoch += 1
-            seq.hold = -1
-            seq.scored = len(seq.prompt_logprobs) - 1 if seq.prompt_logprobs is not None else 0
+            seq.forget_plans()
         self._cache.tree.drop(plan.step)
         return deltas
 
@@ -330,6 +328,8 @@ class Scheduler:
         seq.filled = chunk.end
         found: list[Delta | None] = []
         row = chunk.row
+        if not chunk.pool(result):
+            return [self._without_token(seq, NOT_FINITE)]
         for position in range(chunk.score_from, chunk.score_to):
             if tokens[row] == NOT_FINITE:
                 return [self._without_token(seq, NOT_FINITE)]
@@ -351,8 +351,7 @@ class Scheduler:
             return []
         delta = merged(deltas)
         if chunk.end == seq.prompt_len:
-            delta.first_scheduled = seq.first_scheduled
-            delta.prompt_logprobs, delta.rivals = seq.prompt_logprobs, seq.rivals
+            about_prompt(delta, seq)
         return [delta]
 
     def _fault(self, seq: Sequence, error: Exception) -> Delta:

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace.core.bad_words import without_bad_words
 from headrace.core.constraints import Constraints
 from headrace.core.matcher import Matcher
+from headrace.core.pooling import Pool
 from headrace.core.radix import BlockKey, Namespace, RadixNode
 from headrace.types import FinishReason, Request, SamplingParams, TokenLogprobs
 
@@ -98,6 +100,8 @@ class Sequence:
     scored: int = 0
     """The number of prompt positions whose logprobs were requested from the device."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    pool: Pool | None = None
+    """The pooled hidden states, if they are the answer."""
     rivals: list[float] | None = None
     """The logprobs of the request's rivals."""
     passed: int = 0
@@ -111,6 +115,8 @@ class Sequence:
     @staticmethod
     def of(request: Request, order: int, vocab_size: int, matcher: Matcher | None = None) -> Sequence:
         params = request.params
+        matcher = without_bad_words(request.bad_words, vocab_size, matcher)
+        banned = tuple(word[0] for word in request.bad_words if len(word) == 1)
         stops = stop_ids(request)
         length = len(request.prompt)
         unscored = max(0, params.prompt_logprobs_start - 1)
@@ -123,13 +129,14 @@ class Sequence:
             stops=stops,
             rank=(request.arrival + AGEING * request.priority, order),
             namespace=Namespace(request.adapter, request.salt),
-            constraints=Constraints.of(params, stops, length, vocab_size, matcher, request.eos_token_ids),
+            constraints=Constraints.of(params, stops, length, vocab_size, matcher, request.eos_token_ids, banned),
             penalised=params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0,
             scored=unscored,
             prompt_logprobs=None if params.prompt_logprobs is None else [None] * (unscored + 1),
+            pool=None if request.pooling is None else Pool(request.pooling, length),
             matcher=matcher,
             # A bias or a list of tokens may exclude the forced ones: then each token is sampled under the mask.
-            forces=matcher is not None and not params.logit_bias and params.allowed_token_ids is None,
+            forces=matcher is not None and not params.logit_bias and not banned and params.allowed_token_ids is None,
             emitted=length,
         )
 
@@ -173,7 +180,17 @@ class Sequence:
     def reusable(self) -> int:
         """The number of tokens that may come from the cache: at least one must be computed, and all whose logits are
         needed."""
+        if self.pool is not None:
+            return self.pool.reusable
         return self.unscored if self.unscored < self.to_score else len(self.tokens) - 1
+
+    def forget_plans(self) -> None:
+        """The results of all launched steps have been lost: what is not committed is computed again."""
+        self.epoch += 1
+        self.hold = -1
+        self.scored = len(self.prompt_logprobs) - 1 if self.prompt_logprobs is not None else 0
+        if self.pool is not None:
+            self.pool.forget_plans()
 
     def block_keys(self, block_size: int) -> list[BlockKey]:
         keys, tokens = self.keys, self.tokens

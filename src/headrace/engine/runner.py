@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,15 @@ class Model(Protocol):
 
     def forward(self, batch: Batch, kv: Any, history: Any) -> Any:
         """Logits [R, V]."""
+
+
+class HiddenModel(Model, Protocol):
+    """A model whose hidden states can be read."""
+
+    def hidden(self, batch: Batch, kv: Any, history: Any) -> Any:
+        """Hidden states [T, D], of which `logits` makes the result of `forward`."""
+
+    def logits(self, x: Any, batch: Batch) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,8 @@ class LaunchedStep:
         rows, top = self._plan.num_rows, max(0, self._plan.sampling.num_logprobs)
         wide = {n: a[:rows, :top] for n, a in arrays.items() if n.startswith("top_")}
         flat = {n: a[:rows] for n, a in arrays.items() if not n.startswith("top_")}
+        if "hidden" in arrays:
+            flat["hidden"] = np.asarray(arrays["hidden"][: self._plan.num_tokens], np.float32)
         if "counts" in arrays:
             flat["counts"] = arrays["counts"][: self._plan.num_seqs]
         return StepResult(**flat, **wide, stored=blocks)
@@ -131,15 +143,17 @@ class Runner:
         """The number of times the cache was allocated: a step that fails late may have used an earlier cache."""
         self._donated_to_a_failure = False
         self._blocks = -(-config.max_model_len // config.layout.block_size)
-        self._executables: dict[tuple[str, Bucket, int, bool], Executable] = {}
-        """By part of the step, bucket, number of logprob alternatives, and whether it places sequences."""
+        self._executables: dict[tuple[str, Bucket, int, bool, bool], Executable] = {}
+        """By part of the step, bucket, number of logprob alternatives, whether it places sequences, and whether it
+        gives the hidden states."""
         self._resident: dict[str, tuple[npt.NDArray[Any], bytes, Tensor]] = {}
         self._mover = BlockMover(device, ops)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Launch a step after all earlier ones; of a split step, the forward pass. Raises PlatformError."""
         made = self._allocations
-        outputs: Mapping[str, Pending] | None = None
+        outputs: dict[str, Pending] | None = None
+        hidden: dict[str, Pending] = {}
         try:
             parts = self._prepare(plan)
             if not plan.num_tokens:
@@ -147,16 +161,16 @@ class Runner:
             bucket = self.bucket(plan)
             inputs = self._inputs(batch_arrays(plan) if plan.split else self._all_arrays(plan), bucket)
             if plan.split:
-                inputs |= self._call("forward", bucket, 0, inputs)
+                inputs |= self._call("forward", bucket, 0, inputs, plan.hidden)
                 inputs.pop("history", None)
+                hidden = {name: self._device.get(inputs.pop(name)) for name in ("hidden",) if name in inputs}
             else:
                 outputs = self._sampled("step", bucket, plan, inputs)
         except PlatformError:
             self._failed(made)
             raise
-        return LaunchedStep(
-            plan, outputs, lambda: self._sample(plan, bucket, inputs), lambda: self._failed(made), parts
-        )
+        sample = partial(self._sample, plan, bucket, inputs, hidden)
+        return LaunchedStep(plan, outputs, sample, lambda: self._failed(made), parts)
 
     def read(self, executable: Executable, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Launch a drafter's executable on this cache, after all earlier steps. Raises PlatformError."""
@@ -221,13 +235,16 @@ class Runner:
             self._load_history(plan)
         return parts
 
-    def _sample(self, plan: StepPlan, bucket: Bucket, inputs: Mapping[str, Tensor]) -> dict[str, Pending]:
-        """Launch the second part of a split step. `inputs`: those of the first, and its logits."""
+    def _sample(
+        self, plan: StepPlan, bucket: Bucket, inputs: Mapping[str, Tensor], more: Mapping[str, Pending]
+    ) -> dict[str, Pending]:
+        """Launch the second part of a split step. `inputs`: those of the first, and its logits; `more`: its other
+        results."""
         if self._static:
             biases, masks = _constraint_sizes(plan)
             bucket = replace(bucket, biases=biases, masks=masks)
         arrays = sampling_arrays(plan, self.config.vocab_size)
-        return self._sampled("sample", bucket, plan, {**self._inputs(arrays, bucket), **inputs})
+        return {**self._sampled("sample", bucket, plan, {**self._inputs(arrays, bucket), **inputs}), **more}
 
     def _all_arrays(self, plan: StepPlan) -> dict[str, npt.NDArray[Any]]:
         return plan_arrays(plan, self.config.vocab_size)
@@ -235,8 +252,9 @@ class Runner:
     def _sampled(self, part: str, bucket: Bucket, plan: StepPlan, inputs: Mapping[str, Tensor]) -> dict[str, Pending]:
         """Launch a part of the step that samples, and the copies of its results to the host."""
         top = next(k for k in _LOGPROB_STEPS if k >= plan.sampling.num_logprobs)
-        outputs = self._call(part, bucket, top, inputs)
-        names = ["tokens"]
+        whole = part == "step" and plan.hidden
+        outputs = self._call(part, bucket, top, inputs, whole)
+        names = ["tokens"] + ["hidden"] * whole
         if top >= 0:
             names += ["logprobs", "ranks"]
         if top > 0:
@@ -250,19 +268,21 @@ class Runner:
             arrays = pad_arrays(arrays, bucket, self.config.max_num_seqs)
         return {name: self._put(name, array) for name, array in arrays.items()}
 
-    def _call(self, part: str, bucket: Bucket, top: int, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def _call(
+        self, part: str, bucket: Bucket, top: int, inputs: Mapping[str, Tensor], hidden: bool = False
+    ) -> Mapping[str, Tensor]:
         """Launch a part of a step; see `_step_fn`."""
-        key = part, bucket, top, "lengths" in inputs
+        key = part, bucket, top, "lengths" in inputs, hidden
         executable = self._executables.get(key)
         if executable is None:
-            executable = self._executables[key] = self._device.compile(self._step_fn(part, top), bucket)
+            executable = self._executables[key] = self._device.compile(self._step_fn(part, top, hidden), bucket)
         self._kv, outputs = executable(self._kv, {**inputs, "history": self._history})
         self._history = outputs.get("history", self._history)
         return outputs
 
-    def _step_fn(self, part: str, top: int) -> StepFn:
+    def _step_fn(self, part: str, top: int, hidden: bool) -> StepFn:
         """`step` computes and samples, with `top` logprob alternatives; `forward` and `sample` are its two parts;
-        `load` only writes the tokens of its inputs to the history."""
+        `load` only writes the tokens of its inputs to the history. `hidden`: the hidden states are an output, too."""
         # With donated buffers the history becomes a new tensor at each step, like the cache.
         carry = not self._capabilities.in_place_kv
 
@@ -276,7 +296,13 @@ class Runner:
         def forward(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
             placed = place_drafts(self._ops, inputs, self.config.drafts, self.config.layout.block_size)
             found: dict[str, Tensor] = {name: placed[name] for name in ("drafts", "position") if name in placed}
-            logits = self._model.forward(batch_of({**inputs, **placed}), kv, inputs["history"])
+            batch = batch_of({**inputs, **placed})
+            if hidden:
+                model = cast(HiddenModel, self._model)
+                x = found["hidden"] = model.hidden(batch, kv, inputs["history"])
+                logits = model.logits(x, batch)
+            else:
+                logits = self._model.forward(batch, kv, inputs["history"])
             return kv, {"logits": logits, **found, **history_of(inputs)}
 
         def sample(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
@@ -287,7 +313,8 @@ class Runner:
 
         def step(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
             kv, found = forward(kv, inputs)
-            return sample(kv, {**inputs, **found})
+            kv, sampled = sample(kv, {**inputs, **found})
+            return kv, {**sampled, **{name: found[name] for name in ("hidden",) if name in found}}
 
         return {"load": load, "forward": forward, "sample": sample, "step": step}[part]
 

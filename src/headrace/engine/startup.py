@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.config import Config
 from headrace.core import CoreConfig, Scheduler
@@ -182,6 +184,8 @@ def build_on(
     memory = measure_use(device, free_before, cache, followers.size)
     defaults = _sampling(config, checkpoint)
     info = _engine_info(checkpoint, platform, resolved, vocab, layout, reasons, defaults, transfer, memory)
+    if device.capabilities().computes:
+        info = msgspec.structs.replace(info, embedding=checkpoint.embedding)
     return Engine(core, info, own, followers, grammars, draft, blocks, heads, tiers)
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from headrace import errors
 from headrace.core.cache_events import CacheBatch, CacheEvent, CacheRun, CacheSnapshot
+from headrace.embedding_facts import NO_EMBEDDINGS, EmbeddingFacts
 from headrace.engine.stats import EngineStats, EngineView
 from headrace.errors import CheckpointError, EngineDead, HeadraceError, InvalidRequest, Overloaded
 from headrace.types import Delta, Request
@@ -106,6 +107,7 @@ class EngineInfo(WireMessage, frozen=True):
     """Equal for engines whose blocks hold the same bytes for the same tokens."""
     reasons: tuple[str, ...] = ()
     """The reason of each automatic choice."""
+    embedding: EmbeddingFacts = NO_EMBEDDINGS
     transfer: TransferInfo | None = None
     """None: it exchanges no blocks with others."""
     max_num_batched_tokens: int = 0

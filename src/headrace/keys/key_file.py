@@ -37,8 +37,10 @@ class KeyEntry(Struct, forbid_unknown_fields=True, frozen=True):
     """Names of models that it may use; None: all."""
     batches: bool = True
     """Whether it may begin batches, whose lines count towards no limit."""
+    private_cache: bool = False
+    """Whether its prompts share cached prefixes with no other client's."""
     admin: bool = False
-    """Whether it may call the routes that control the engine."""
+    """Whether it may call the routes that control the engine, or tell about all clients."""
 
     @property
     def keys(self) -> list[str]:

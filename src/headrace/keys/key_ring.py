@@ -30,6 +30,8 @@ class Caller:
     models: frozenset[str] | None = None
     batches: bool = True
     admin: bool = True
+    salt: str = ""
+    """Separates its cached prefixes from those of others, who cannot guess it; empty: they are shared."""
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -99,9 +101,10 @@ class KeyRing:
         callers, by_hash = dict[str, Caller](), dict[bytes, tuple[bytes, Caller]]()
         now = time.monotonic()
         for entry in entries:
-            caller = callers[entry.name] = self._caller(entry, now)
             digests = [hashlib.sha256(key.encode()).digest() for key in entry.keys]
-            for digest in (*digests, *map(bytes.fromhex, entry.digests)):
+            digests += map(bytes.fromhex, entry.digests)
+            caller = callers[entry.name] = self._caller(entry, digests[0], now)
+            for digest in digests:
                 hashed = self._hash(digest)
                 by_hash[hashed] = (hashed, caller)
         for key in (self._single, None if self.open else self.internal):
@@ -110,12 +113,15 @@ class KeyRing:
                 by_hash[hashed] = (hashed, ANYONE)
         self._callers, self._by_hash = callers, by_hash
 
-    def _caller(self, entry: KeyEntry, now: float) -> Caller:
+    def _caller(self, entry: KeyEntry, digest: bytes, now: float) -> Caller:
+        """`digest`: of its first key."""
         before = self._callers.get(entry.name)
         limiter = Limiter(entry.limits, now) if before is None or before.limiter is None else before.limiter
         limiter.set_limits(entry.limits, now)
         models = None if entry.models is None else frozenset(entry.models)
-        return Caller(entry.name, limiter, models, entry.batches, entry.admin)
+        # The same in every process that has the file, as blocks on disk outlast one.
+        salt = hashlib.blake2b(digest, digest_size=16, person=b"cache salt").hexdigest() if entry.private_cache else ""
+        return Caller(entry.name, limiter, models, entry.batches, entry.admin, salt)
 
     def _hash(self, digest: bytes) -> bytes:
         return hashlib.blake2b(digest, digest_size=32, key=self._salt).digest()

@@ -106,9 +106,13 @@ class Decoder:
 
     def forward(self, batch: Batch, kv: Any, history: Tensor) -> Tensor:
         """The logits of the R requested rows, float32 [R, vocab]. Writes keys and values of the T tokens into `kv`."""
+        return self.logits(self.hidden(batch, kv, history), batch)
+
+    def hidden(self, batch: Batch, kv: Any, history: Tensor) -> Tensor:
+        """The hidden states of the T tokens [T, hidden], after the final norm. Writes keys and values as `forward`."""
         residual = self._embed(self._ops.resolve_tokens(batch, history))
         x = self._ops.rms_norm(residual, self.weights.layers[0].input_norm, self.config.norm_eps)
-        return self.logits(self.run_layers(x, residual, batch, kv)[0], batch)
+        return self.run_layers(x, residual, batch, kv)[0]
 
     def run_layers(
         self, x: Tensor, residual: Tensor, batch: Batch, kv: Any, beside: Beside | None = None

@@ -24,10 +24,12 @@ _READ = {
     "attention.value_length",
     "attn_logit_softcapping",
     "block_count",
+    "classifier.output_labels",
     "context_length",
     "embedding_length",
     "feed_forward_length",
     "final_logit_softcapping",
+    "pooling_type",
     "rope.dimension_count",
     "rope.freq_base",
     "rope.freq_base_swa",
@@ -46,7 +48,6 @@ _NEUTRAL = {
     "expert_count": 0,
     "expert_feed_forward_length": 0,
     "expert_used_count": 0,
-    "pooling_type": 0,
     "rope.scale_linear": 1.0,
 }
 """Keys that have no effect at these values."""

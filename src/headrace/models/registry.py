@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -47,6 +48,8 @@ GGUF_ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
     }
 )
 
+_VARIANTS = re.compile("(?:ForSequenceClassification|(?:Text)?Model)$")
+"""Endings of the names of the same decoder without its output matrix, or with another head."""
 
 FindFamily = Callable[[str], Family | None]
 """Architecture → a plugin's family, None if there is none. Called for names that the tables above don't have."""
@@ -60,7 +63,9 @@ def from_hf(config: Mapping[str, Any], more: FindFamily = lambda name: None) -> 
     architectures = Settings(config).texts("architectures")
     if not architectures:
         raise CheckpointError("field 'architectures' is missing")
-    family = _lookup(architectures[0], HF_ARCHITECTURES, more)
+    name = architectures[0]
+    plain = _VARIANTS.sub("ForCausalLM", name)
+    family = _lookup(plain if plain in HF_ARCHITECTURES else name, HF_ARCHITECTURES, more)
     decoder = family.from_hf(config)
     if not decoder.draft_layers:
         decoder = replace(decoder, draft_layers=Settings(config).count("num_nextn_predict_layers", 0))

@@ -16,8 +16,11 @@ from typing import NamedTuple
 
 from headrace.route.prefix_index import Held
 
-__all__ = ["Candidate", "Placement", "Rates", "cached_tokens", "cost", "least_loaded", "place", "round_robin"]
+__all__ = ["Candidate", "Placement", "Rates", "cached_tokens", "cost", "least_loaded", "place", "round_robin", "split"]
 
+_LEAST_SPLIT = 256
+"""Tokens to compute from which another engine may compute them."""
+_MARGIN = 0.9
 _NEAR = 1.02
 """Costs within this factor count as equal."""
 
@@ -34,7 +37,9 @@ class Rates:
     """The same from disk."""
     decode: float = 0.15
     """Milliseconds by which one more sequence makes a step longer."""
-    delay: float = 0.02
+    transfer: float = 0.05
+    """Milliseconds to bring one token's keys and values from another engine."""
+    delay: float = 0.1
     """Share of its prefill time by which a prompt delays each sequence that decodes."""
 
 
@@ -94,6 +99,19 @@ def place(engines: Iterable[Candidate], tokens: int, answer: int = 128) -> Place
         ((price, engine) for price, engine in priced if price <= limit), key=lambda pair: (pair[1].last_used, pair[0])
     )
     return Placement(chosen.name, price, cached_tokens(chosen, tokens))
+
+
+def split(decode: Candidate, prefills: Iterable[Candidate], tokens: int, answer: int = 128) -> Placement | None:
+    """The engine that should compute the prompt for `decode`, which then fetches its blocks; None if `decode` does as
+    well by itself. Short prompts never pay, and a split must win by a tenth."""
+    size = decode.block_size
+    moved = tokens - decode.held.blocks * size
+    found = place(prefills, tokens, 1)
+    if found is None or moved < _LEAST_SPLIT:
+        return None
+    arrived = decode._replace(held=Held(tokens // size))
+    together = found.cost + moved * decode.rates.transfer + cost(arrived, tokens, answer)
+    return found if together < _MARGIN * cost(decode, tokens, answer) else None
 
 
 # For comparison: how routers without knowledge of the caches place requests.

@@ -13,6 +13,7 @@ from starlette.types import Message, Send
 from headrace.route.fleet import Choice, Fleet, Query
 from headrace.route.replica import Replica
 from headrace.route.router_metrics import RouterMetrics
+from headrace.route.split_bodies import decode_body, prefill_body
 from headrace.route.upstream import Answer, UpstreamLost
 from headrace.server.exchange import CACHED_TOKENS
 from headrace.server.http_errors import HttpError
@@ -29,6 +30,8 @@ _HOP = frozenset(
 )
 _NOT_PASSED = _HOP | {b"host", b"content-length", b"expect"}
 _TRIES = 2
+_PREFILL_LEAST, _PREFILL_TIMES = 2.0, 5.0
+"""Seconds for which another engine may compute a prompt: at least, and in addition times the estimate."""
 REPLICA = b"x-headrace-replica"
 
 
@@ -89,7 +92,7 @@ class Relay:
                 last = unserved
                 self._metrics.unserved(choice.replica)
             finally:
-                choice.ticket.close()
+                choice.close()
         await self._fail(tried, last)
 
     async def stop(self, why: Exception) -> None:
@@ -101,14 +104,15 @@ class Relay:
     async def _try(self, choice: Choice) -> None:
         """Raises _Unserved if another engine may be tried."""
         replica = choice.replica
+        body = self._call.body
+        if choice.prefill is not None:
+            body = await self._prefill(choice.prefill) or body
         if self._call.stream is False:
             # Its first token is not seen: it is taken to come when it is expected.
             loop = asyncio.get_running_loop()
             loop.call_later(choice.ticket.expected, choice.ticket.first_token)
         try:
-            answer = await replica.origin.ask(
-                self._call.method, self._call.target, self._headers(replica), self._call.body
-            )
+            answer = await replica.origin.ask(self._call.method, self._call.target, self._headers(replica), body)
         except UpstreamLost as lost:
             replica.failed(str(lost))
             raise _Unserved(str(lost)) from None
@@ -120,6 +124,27 @@ class Relay:
             await self._break_off(replica, str(lost))
         finally:
             answer.close()
+
+    async def _prefill(self, choice: Choice) -> bytes | None:
+        """Have the prompt computed; the request for the engine that goes on with its blocks. None: that one computes
+        everything itself, because this one was late or failed."""
+        replica, call = choice.replica, self._call
+        timeout = _PREFILL_LEAST + _PREFILL_TIMES * choice.ticket.expected
+        self._metrics.splits.inc()
+        try:
+            asked = replica.origin.ask(call.method, call.target, self._headers(replica), prefill_body(call.body))
+            answer = await asyncio.wait_for(asked, timeout)
+            try:
+                body = await asyncio.wait_for(_whole(answer), timeout)
+            finally:
+                answer.close()
+        except (UpstreamLost, asyncio.TimeoutError) as error:
+            replica.failed(str(error) or f"a prompt was not computed within {timeout:.1f} s")
+            self._metrics.unserved(replica)
+            return None
+        finally:
+            choice.ticket.close()
+        return None if answer.status != 200 else decode_body(call.body, body)
 
     def _headers(self, replica: Replica) -> list[tuple[bytes, bytes]]:
         key = replica.api_key

@@ -45,6 +45,8 @@ class Replica:
         self.facts: Facts | None = None
         self.card: object = None
         """Its entry in the list of models."""
+        self.role: str | None = None
+        """`prefill`, `decode` or `both`, if it exchanges blocks with others."""
         self.load = LoadBook()
         self.state = "new"
         self.why = "it has not answered yet"

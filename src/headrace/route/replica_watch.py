@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from pathlib import Path
+from itertools import count
 from typing import Any
 
 import msgspec
 
-from headrace.client.api import ModelInfo
 from headrace.route.fleet import Fleet
-from headrace.route.prompts import load_reader
+from headrace.route.prompt_client import PromptClient
 from headrace.route.replica import Facts, Replica
 from headrace.route.upstream import Answer, UpstreamLost
 
@@ -21,6 +20,8 @@ __all__ = ["ReplicaWatch", "WatchTimes"]
 _log = logging.getLogger(__name__)
 _SILENCE = 15.0
 """Seconds without an event after which the stream of events is opened again. Engines report their load every second."""
+_ROLE_EVERY = 4
+"""Checks of the health for one look at the role."""
 _MOST_EVENT = 1 << 28
 """Bytes of one event."""
 
@@ -68,6 +69,10 @@ class _Models(msgspec.Struct):
     data: list[dict[str, Any]]
 
 
+class _Role(msgspec.Struct):
+    role: str | None = None
+
+
 class _ErrorDetail(msgspec.Struct):
     message: str = ""
 
@@ -87,6 +92,7 @@ class ReplicaWatch:
     def __init__(self, fleet: Fleet, replica: Replica, times: WatchTimes, tokenizers: dict[str, str]) -> None:
         """`tokenizers`: folders by model, for those that the engine's own path does not lead to."""
         self._fleet, self._replica, self._times, self._tokenizers = fleet, replica, times, tokenizers
+        self._checks = count()
         self.checked = asyncio.Event()
         """Set once the first check has ended."""
 
@@ -113,12 +119,19 @@ class ReplicaWatch:
             status, body = await asyncio.wait_for(self._get(b"/health"), self._times.timeout)
             if status == 200 and replica.card is None:
                 await asyncio.wait_for(self._read_card(), self._times.timeout)
+            if status == 200 and next(self._checks) % _ROLE_EVERY == 0:
+                await asyncio.wait_for(self._read_role(), self._times.timeout)
         except asyncio.TimeoutError:
             replica.failed(f"no answer within {self._times.timeout:g} s")
         except UpstreamLost as error:
             replica.failed(str(error))
         else:
             replica.answered(None if status == 200 else _why(status, body))
+
+    async def _read_role(self) -> None:
+        """Read the engine's part in a group that exchanges blocks, which may change at any time."""
+        status, body = await self._get(b"/v1/engine/role")
+        self._replica.role = msgspec.json.decode(body, type=_Role).role if status == 200 else None
 
     async def _read_card(self) -> None:
         """Read what the engine serves, as long as its events have not said it."""
@@ -213,14 +226,12 @@ class ReplicaWatch:
         self._load_reader(facts)
 
     def _load_reader(self, facts: Facts) -> None:
-        """Load the model's tokenizer, the first time that an engine names the model."""
+        """Start what reads the model's prompts, the first time that an engine names the model."""
         if facts.model in self._fleet.readers:
             return
-        path = self._tokenizers.get(facts.model, facts.path)
-        info = ModelInfo(facts.model, path, facts.max_model_len, 1 << 31, "", "")
-        reader = load_reader(str(Path(path)), info)
-        if reader is not None:
-            self._fleet.readers[facts.model] = reader
+        self._fleet.readers[facts.model] = PromptClient(
+            self._tokenizers.get(facts.model, facts.path), facts.model, facts.max_model_len
+        )
 
 
 async def _events(answer: Answer) -> AsyncIterator[tuple[bytes, bytes]]:

@@ -19,6 +19,7 @@ from headrace.keys.key_ring import ANYONE, Caller, KeyRing
 from headrace.route.fleet import Fleet, Query
 from headrace.route.relay import Call, Relay
 from headrace.route.router_metrics import RouterMetrics
+from headrace.route.split_bodies import SPLIT_PATHS, splits
 from headrace.server.access import sent_keys
 from headrace.server.answer_send import AnswerSend
 from headrace.server.cancel_scope import CancelScope, ClientDisconnected
@@ -169,7 +170,9 @@ class RouterApp:
         if call.method != b"POST" or not call.body:
             return Query(model)
         answer = asked.max_tokens or asked.max_completion_tokens or asked.max_output_tokens
-        return await fleet.query(call.path, call.body, model, answer)
+        query = await fleet.query(call.path, call.body, model, answer)
+        query.splits = call.path in SPLIT_PATHS and bool(query.chains) and splits(call.body)
+        return query
 
     # What the router answers itself
 
@@ -200,10 +203,12 @@ class RouterApp:
             {
                 "replica": one.number,
                 "url": one.url,
+                "role": one.role,
                 "state": "held" if one.held_back and one.state == "ready" else one.state,
                 "why": one.why,
                 "model": None if one.facts is None else one.facts.model,
                 "events": index.known(one.name),
+                "reads_prompts": one.facts is not None and self.state.fleet.reads(one.facts.model),
                 "blocks": index.size(one.name),
                 "queued_tokens": one.load.queued,
                 "running": one.load.running,

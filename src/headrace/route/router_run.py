@@ -104,6 +104,8 @@ async def _serve(
                 task.cancel()
             for one in fleet.replicas:
                 one.origin.close()
+            for reader in fleet.readers.values():
+                reader.close()
             if group is not None:
                 await group.close()
     return 0

@@ -36,6 +36,8 @@ class SimSettings:
     """Of an engine."""
     step: float = 12.0
     """Milliseconds of a step with one sequence."""
+    slowdown: float = 0.02
+    """Share by which each sequence that decodes makes a prompt slower."""
     rates: Rates = field(default_factory=Rates)
 
 
@@ -109,7 +111,7 @@ class _Engine:
         job = self._waiting.popleft()
         rates = self._sim.settings.rates
         # Steps are shared with the sequences that decode.
-        took = job.new * rates.prefill * (1 + self.running * rates.delay)
+        took = job.new * rates.prefill * (1 + self.running * self._sim.settings.slowdown)
         self.busy += took
         self._sim.at(now + took, lambda then: self._computed(job, then))
 

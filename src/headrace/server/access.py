@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.errors import RateLimited
 from headrace.keys.key_ring import ANYONE
 from headrace.keys.limiter import Limiter
-from headrace.server.answer_send import AnswerSend
+from headrace.server.answer_send import BODY_SEND, AnswerSend
 from headrace.server.caller import CALLER
 from headrace.server.context import Context
 from headrace.server.cors import CorsSend
@@ -53,6 +53,7 @@ class AccessMiddleware:
                 scope = {**scope, "path": scope["path"][len(prefix) :]}
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         answer = AnswerSend(send, given if _REQUEST_ID.fullmatch(given) else None)
+        scope[BODY_SEND] = send
         record = RequestRecord(time.monotonic())
         record.put(scope)
         try:

@@ -35,6 +35,8 @@ class ReadingOptions:
     skip_special_tokens: bool = True
     shows_stops: bool = False
     """A token that ends the answer is part of the text."""
+    hides_reasoning: bool = False
+    """The answer has no reasoning."""
     single: bool = False
     """Calls after the first are dropped."""
     short_ids: bool = False
@@ -133,6 +135,8 @@ class AnswerReader:
                 if self.options.on_call is not None:
                     self.options.on_call(event.text)
             if event.kind in ("syntax", "end") or (event.kind in ("call", "arguments") and self._dropped):
+                continue
+            if event.kind == "reasoning" and self.options.hides_reasoning:
                 continue
             if event.kind == "call" or not found or found[-1][0] != event.kind:
                 found.append((event.kind, [], self._delta(event)))

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from starlette.types import Send
+from starlette.types import Scope, Send
 
-__all__ = ["AnswerSend"]
+__all__ = ["BODY_SEND", "AnswerSend", "body_send"]
+
+BODY_SEND = "headrace.body_send"
+"""The scope's entry with the `send` beneath what looks at heads alone."""
 
 Header = tuple[bytes, bytes]
+
+
+def body_send(scope: Scope, send: Send) -> Send:
+    """What sends the body of an answer whose head `send` has sent: it leaves out all that looks at heads alone, which
+    would cost something for every token of a stream."""
+    found: Send = scope.get(BODY_SEND, send)
+    return found
 
 
 class AnswerSend:

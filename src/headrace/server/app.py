@@ -18,6 +18,7 @@ from headrace.server import (
     chat,
     completions,
     control,
+    embeddings,
     engine_role,
     files,
     messages,
@@ -27,6 +28,7 @@ from headrace.server import (
     responses,
     routes,
     schemas,
+    scores,
     stored_plans,
 )
 from headrace.server.access import AccessMiddleware
@@ -99,11 +101,14 @@ _ROUTES = (
         cache_events,
         "Follow the prefix cache: its contents, then its changes",
         media="text/event-stream",
+        admin=True,
     ),
     RouteSpec("GET", "/version", routes.version, "Report the version", reply=replies.VersionReply),
     *engine_role.ROUTES,
     *messages.ROUTES,
     *responses.ROUTES,
+    *embeddings.ROUTES,
+    *scores.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
     *ollama.ROUTES,
@@ -148,7 +153,7 @@ def create_app_for(context: Context, pool: ModelPool | None = None) -> FastAPI:
 def _endpoint(context: Context, row: RouteSpec) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         caller = caller_of(request.scope)
-        if row.control and not caller.admin:
+        if row.needs_admin and not caller.admin:
             raise not_admin()
         if row.names_model and not caller.may_use(context.model):
             raise context.no_model(context.model)

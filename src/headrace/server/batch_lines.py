@@ -12,7 +12,7 @@ from headrace.server.batch_schemas import BATCH_ENDPOINTS, BatchError
 from headrace.server.batch_store import Line
 from headrace.server.request_body import MAX_BODY
 
-__all__ = ["MOST_LINES", "check_lines", "read_lines", "request_of"]
+__all__ = ["MOST_LINES", "check_lines", "named_model", "read_lines", "request_of"]
 
 MOST_LINES = 50_000
 _MOST_ERRORS = 100
@@ -56,6 +56,16 @@ def read_lines(source: BinaryIO, endpoint: str | None) -> tuple[list[Line], list
     if not lines and not errors:
         errors.append(BatchError("empty_file", "the file has no lines"))
     return lines, errors
+
+
+def named_model(path: Path) -> str | None:
+    """The model that the first line names; None if it names none. Any thread."""
+    with path.open("rb") as source:
+        _, _, line = next(_raw_lines(source), (0, 0, b""))
+    try:
+        return msgspec.json.decode(_decode(line).body["model"], type=str)
+    except (msgspec.DecodeError, KeyError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _raw_lines(source: BinaryIO) -> Iterator[tuple[int, int, bytes]]:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.errors import InvalidRequest
+from headrace.server.batch_lines import named_model
 from headrace.server.batch_schemas import BatchList, BatchObject, BatchRequest
 from headrace.server.caller import caller_of, owner_of
 from headrace.server.context import Context
@@ -34,6 +35,7 @@ async def add_batch(context: Context, request: Request) -> Response:
     if file is None or file.purpose != "batch":
         message = f"`input_file_id`: there is no file {body.input_file_id!r:.100} of the purpose batch"
         raise InvalidRequest(message, "input_file_id", "invalid_value")
+    model = await context.workers.run(0, partial(named_model, store.path(file.id)))
     now, expires = int(time.time()), body.output_expires_after
     batch = BatchObject(
         new_request_id("batch").replace("-", "_"),
@@ -42,7 +44,7 @@ async def add_batch(context: Context, request: Request) -> Response:
         "validating",
         now,
         now + _WINDOW,
-        context.model,
+        (model or context.model)[:200],
         metadata=body.metadata,
         output_seconds=None if expires is None else expires.seconds,
     )

@@ -9,7 +9,7 @@ from starlette.types import Scope
 
 from headrace.keys.key_ring import ANYONE, Caller
 
-__all__ = ["CALLER", "admit_prompt", "caller_of", "charge", "owner_of"]
+__all__ = ["CALLER", "admit_prompt", "caller_of", "charge", "own_salt", "owner_of"]
 
 CALLER = "headrace.caller"
 """The scope's entry. No client can set one; a call from within has one from the start."""
@@ -24,6 +24,12 @@ def caller_of(scope: Scope) -> Caller:
 def owner_of(scope: Scope) -> str:
     """The name under which the server stores what this client asks it to keep."""
     return caller_of(scope).name
+
+
+def own_salt(scope: Scope, given: str) -> str:
+    """The salt of a request's cached prefixes. `given`: the request's own; empty: none."""
+    salt = caller_of(scope).salt
+    return f"{salt}.{given}" if salt else given
 
 
 def admit_prompt(scope: Scope, tokens: int) -> None:

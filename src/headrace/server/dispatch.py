@@ -28,7 +28,7 @@ from headrace.server.engine_state import engine_state
 from headrace.server.error_forms import family_of
 from headrace.server.http_errors import HttpError
 from headrace.server.model_pool import ModelPool
-from headrace.server.open_models import find_open
+from headrace.server.open_models import find_open, open_models
 from headrace.server.request_body import decode_body, read_body
 from headrace.server.route_spec import Route, RouteSpec
 from headrace.server.schemas import Body
@@ -62,7 +62,7 @@ def pooled_endpoint(pool: ModelPool, front: Context, row: RouteSpec) -> Endpoint
     answer = _way(pool, front, row)
 
     async def endpoint(request: Request) -> Response:
-        if row.control and not caller_of(request.scope).admin:
+        if row.needs_admin and not caller_of(request.scope).admin:
             raise not_admin()
         return await answer(request)
 
@@ -145,7 +145,12 @@ async def _acquired(pool: ModelPool, front: Context, model: ServedModel, receive
 
 
 async def _if_loaded(pool: ModelPool, route: Route, request: Request) -> Response:
-    model = find_open(pool, request.scope, request.query_params.get("model"))
+    named = request.query_params.get("model")
+    model = find_open(pool, request.scope, named)
+    if named is None and model.context is None:
+        # Tools that know of one engine get the one that was used last.
+        loaded = [one for one in open_models(pool, request.scope) if one.context is not None]
+        model = max(loaded, key=lambda one: one.used_at, default=model)
     if model.context is None:
         message = f"the model {model.name!r} is not loaded: it is {model.state}"
         raise HttpError(409, message, param="model", code="model_not_loaded")

@@ -18,7 +18,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from headrace.client.api import Output
-from headrace.server.caller import admit_prompt, charge
+from headrace.server.answer_send import body_send
+from headrace.server.caller import admit_prompt, caller_of, charge, own_salt
 from headrace.server.cancel_scope import CancelScope, ClientDisconnected
 from headrace.server.context import Context
 from headrace.server.generation import GenerationRun, close_stream, usage_reply
@@ -98,12 +99,14 @@ class Exchange(Response):
         except BaseException:
             place.leave()
             raise
+        if caller_of(scope).salt:
+            self._run.salt(partial(own_salt, scope))
         submitted, outputs = time.monotonic(), self._run.outputs()
         try:
             async with CancelScope(self._context.active, receive) as cancel_scope:
                 try:
                     await (
-                        self._stream(outputs, cancel_scope, send)
+                        self._stream(outputs, cancel_scope, send, body_send(scope, send))
                         if self._options.stream
                         else self._complete(outputs, cancel_scope, send)
                     )
@@ -158,11 +161,12 @@ class Exchange(Response):
         await self._start(send, (b"content-type", b"application/json"), (b"content-length", length))
         await send(_body(body, more=False))
 
-    async def _stream(self, outputs: AsyncIterator[Output], cancel_scope: CancelScope, send: Send) -> None:
+    async def _stream(self, outputs: AsyncIterator[Output], cancel_scope: CancelScope, send: Send, write: Send) -> None:
+        """`write` sends what comes after the head."""
         comment = self._options.form.comment
         heartbeat = Heartbeat(partial(self._comment, send, comment))
         try:
-            await self._pieces(outputs, heartbeat, send)
+            await self._pieces(outputs, heartbeat, send, write)
         finally:
             await heartbeat.stop()
         tail = self._options.form.done
@@ -176,7 +180,7 @@ class Exchange(Response):
         if self._options.finish is not None:
             await self._options.finish()
 
-    async def _pieces(self, outputs: AsyncIterator[Output], heartbeat: Heartbeat, send: Send) -> None:
+    async def _pieces(self, outputs: AsyncIterator[Output], heartbeat: Heartbeat, send: Send, write: Send) -> None:
         note, chunk = self._meter.note, self._dialect.chunk
         async for output in outputs:
             note(output)
@@ -185,7 +189,7 @@ class Exchange(Response):
             if not self._started:
                 await self._start_stream(send)
             if data:
-                await send(_body(data))
+                await write(_body(data))
 
     async def _comment(self, send: Send, comment: bytes | None) -> None:
         """Send a heartbeat comment. After this an error is an event, even if no token has come."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.client.api import EngineClient, GenerateRequest, LogprobEntry, Output, Usage
@@ -74,6 +74,11 @@ class GenerationRun:
         constraint = requests[0].constraint
         self._field = None if constraint is None else constraint.field
         """Of the constraint, for its errors."""
+        self._stream = self._open()
+
+    def salt(self, salted: Callable[[str], str]) -> None:
+        """Change the salts of all prompts, before the first output."""
+        self._requests = [replace(request, salt=salted(request.salt)) for request in self._requests]
         self._stream = self._open()
 
     def _open(self) -> AsyncIterator[Output]:

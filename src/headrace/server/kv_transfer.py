@@ -29,7 +29,7 @@ __all__ = ["EngineRole", "EngineRoleRequest", "hand_over", "with_transfer"]
 Role = Literal["prefill", "decode", "both"]
 FIELD = "kv_transfer_params"
 _NOT_HERE = "this engine exchanges no blocks with others: start it with --role"
-_MOST_PATIENCE = 60.0
+_PATIENCE, _MOST_PATIENCE = 1.0, 60.0
 
 
 class EngineRoleRequest(Body):
@@ -113,6 +113,8 @@ def hand_over(info: ModelInfo, job: GenerateRequest, token_ids: Sequence[int]) -
         "chain_hash": _last_hash(info, transfer, job),
         "first_token": token_ids[0] if token_ids else None,
         "lease_seconds": transfer.lease,
+        # The last blocks are sealed behind the answer.
+        "patience": _PATIENCE,
     }
 
 

@@ -34,6 +34,8 @@ class OpenedEngine:
     """Bytes of the device's own memory; 0 on the host."""
     gave_up: Callable[[], bool] = lambda: False
     """Whether it has ended and is not started again."""
+    release: Callable[[], None] = lambda: None
+    """Gives back what the tokenizer holds, after the last request."""
 
 
 Progress = Callable[[str, float], None]
@@ -68,7 +70,8 @@ class ProcessEngines:
             client = ProcessClient(config, tokenizer, told, launched=launched)
             await client.start()
         info = client.engine_info
-        return OpenedEngine(client, tokenizer, info.memory_bytes, info.device_bytes, lambda: client.gave_up)
+        memory, device = info.memory_bytes, info.device_bytes
+        return OpenedEngine(client, tokenizer, memory, device, lambda: client.gave_up, tokenizer.close)
 
 
 class ModelLoader:
@@ -99,11 +102,12 @@ class ModelLoader:
                 program_places=None,
                 program_encoder=None,
             )
-            model.info, model.lost = opened.client.info, opened.gave_up
+            model.info, model.gave_up, model.release = opened.client.info, opened.gave_up, opened.release
             model.cost = opened.memory or model.cost
             if opened.device_memory and self._limits.by_default:
                 self._limits.memory = int(opened.device_memory * _DEVICE_SHARE)
         except BaseException:
+            opened.release()
             await opened.client.close()
             raise
         return context

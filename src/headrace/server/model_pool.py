@@ -87,7 +87,7 @@ class ModelPool:
         and Overloaded if the load takes too long."""
         model.touch()
         self._check_awake(model)
-        if model.context is not None and model.lost():
+        if model.context is not None and model.lost:
             self._forget(model)
         if model.context is not None and not model.leaving:
             model.users += 1
@@ -194,8 +194,7 @@ class ModelPool:
 
     def _forget(self, model: ServedModel) -> None:
         """Let go of a model whose engine could not be restarted; it is loaded anew, after a delay."""
-        context, model.context = model.context, None
-        model.leaving = False
+        context = model.take_context()
         model.note_failure(EngineDead("its engine ended again and again"))
         if context is not None:
             self._spawn(context.client.close())
@@ -285,11 +284,7 @@ class ModelPool:
                 self._serve_waiters(model)
 
     async def _unload(self, model: ServedModel, why: str) -> None:
-        context, model.context = model.context, None
-        model.leaving = False
-        if model.timer is not None:
-            model.timer.cancel()
-            model.timer = None
+        context = model.take_context()
         if context is not None:
             await context.client.close()
             _log.info("the model %s was unloaded %s", model.name, why)

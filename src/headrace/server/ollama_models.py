@@ -39,6 +39,8 @@ def show(context: Context) -> ShowReply:
     reply = show_files(context.model, info.path, info.created, info.dtype, info.max_model_len)
     reply.model_info[f"{read_files(info.path).architecture}.vocab_size"] = info.vocab_size
     reply.template = context.tokenizer.template_source
+    facts = info.embedding
+    reply.capabilities = ["completion"] * facts.generates + ["embedding"] * (facts.pooling is not None)
     reply.capabilities += ["tools"] * (formats.tools is not None) + ["thinking"] * (formats.reasoning is not None)
     return reply
 

@@ -16,7 +16,11 @@ __all__ = [
     "LocalModel",
     "LocalModels",
     "ModelDetails",
+    "OldEmbeddingReply",
+    "OldEmbeddingRequest",
     "OllamaChatRequest",
+    "OllamaEmbedReply",
+    "OllamaEmbedRequest",
     "OllamaGenerateRequest",
     "OllamaLine",
     "OllamaMessage",
@@ -169,6 +173,37 @@ class PullRequest(LenientBody):
 
 class PullReply(Struct):
     status: str
+
+
+class OllamaEmbedRequest(LenientBody):
+    model: str
+    input: str | list[str]
+    truncate: bool | None = None
+    """Whether long texts are cut, and not refused; true if left out."""
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    options: Annotated[Any, Inert] = None
+    keep_alive: Annotated[Any, Inert] = None
+
+
+class OllamaEmbedReply(Struct):
+    """The durations are nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OldEmbeddingRequest(LenientBody):
+    model: str
+    prompt: str
+    options: Annotated[Any, Inert] = None
+    keep_alive: Annotated[Any, Inert] = None
+
+
+class OldEmbeddingReply(Struct):
+    embedding: list[float]
 
 
 class OllamaVersion(Struct):

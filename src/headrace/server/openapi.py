@@ -30,7 +30,7 @@ def operation(row: RouteSpec) -> dict[str, Any]:
         errors.append(400)
     if row.names_model:
         errors.append(429)
-    if row.control:
+    if row.needs_admin:
         errors.append(403)
     if row.conflicts:
         errors.append(409)

@@ -106,6 +106,9 @@ class NoTokenizer:
     def encode_chat(self, text: str, add_special_tokens: bool = False) -> list[int]:
         _none()
 
+    def encode_plain(self, text: str) -> list[int]:
+        _none()
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         _none()
 

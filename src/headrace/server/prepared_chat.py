@@ -16,6 +16,7 @@ from headrace.formats.parser import Parser
 from headrace.server.answer_reader import AnswerReader, ReadingOptions
 from headrace.server.context import Context
 from headrace.server.draft_fields import predicted_tokens, speculation_choice
+from headrace.server.foreign_fields import FOREIGN_FIELDS
 from headrace.server.metrics import ServerMetrics
 from headrace.server.output_constraint import constraint_of
 from headrace.server.prompted_tools import prompted_messages
@@ -63,6 +64,9 @@ async def prepare_chat(
     InvalidRequest."""
     context.check_model(body.model)
     _refuse_unenforced(body)
+    if body.documents and "documents" not in context.tokenizer.template_source:
+        message = "`documents`: this model's chat template shows none: put their texts into a message"
+        raise InvalidRequest(message, "documents", "unsupported_value")
     check_stream_options(body)
     use = tool_use(body, context.formats) if raw is None else ToolUse()
     info = context.client.info
@@ -94,6 +98,7 @@ def _reading(
         prompt_tail=job.prompt[-8:],
         skip_special_tokens=job.params.skip_special_tokens,
         shows_stops=job.params.include_stop_str_in_output,
+        hides_reasoning=body.include_reasoning is False,
         single=use.single,
         short_ids=formats.tools is not None and formats.tools.short_ids,
         on_call=partial(_count_call, context.metrics, frozenset(tool.function.name for tool in body.tools or ())),
@@ -131,6 +136,9 @@ def _refuse_unenforced(body: ChatRequest) -> None:
     if body.chat_template is not None:
         message = "`chat_template` is refused: templates come from the checkpoint or the server's own options"
         raise InvalidRequest(message, "chat_template", "unsupported_value")
+    for name in ("audio", "function_call", "functions", "moderation", "web_search_options"):
+        if getattr(body, name) is not None:
+            raise InvalidRequest(f"`{name}` is not supported: {FOREIGN_FIELDS[name]}", name, "unknown_parameter")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("`top_logprobs` needs `logprobs: true`", "top_logprobs", "invalid_value")
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:

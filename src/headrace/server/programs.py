@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.errors import HeadraceError, InvalidRequest, Overloaded
-from headrace.server.caller import charge, owner_of
+from headrace.server.caller import charge, own_salt, owner_of
 from headrace.server.cancel_scope import CancelScope, ClientDisconnected
 from headrace.server.context import Context
 from headrace.server.heartbeat import COMMENT, Heartbeat
@@ -76,6 +76,7 @@ async def answer_program(context: Context, request: Request) -> Response:
     if len(context.programs) >= MOST_PROGRAMS:
         raise Overloaded(f"{MOST_PROGRAMS} programs are running, and no more may", retry_after=1.0)
     owner = owner_of(request.scope)
+    body.cache_salt = own_salt(request.scope, body.cache_salt or "") or None
     make = await with_language(context, len(sent), partial(_read, body, _stored(context, owner, body)))
     run = make(context, new_request_id("prog"))
     run.owner = owner

@@ -12,6 +12,7 @@ from msgspec.inspect import CollectionType, DictType, StructType, Type, UnionTyp
 from starlette.requests import Request
 
 from headrace.errors import InvalidRequest
+from headrace.server.foreign_fields import FOREIGN_FIELDS
 from headrace.server.http_errors import HttpError
 from headrace.server.json_limits import SMALL, check_json_limits
 from headrace.server.schemas import Body
@@ -28,12 +29,6 @@ _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*?)`(?: - at `
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _AT = re.compile(r"^(?P<what>.*) - at `(?:key` in `)?\$\.?(?P<path>.*)`$", re.DOTALL)
 _STEP = re.compile(r"\[[^\]]*\]|[^.\[]+")
-_ELSEWHERE = {
-    "functions": "use `tools`",
-    "function_call": "use `tool_choice`",
-    "logprob": "use `logprobs`",
-}
-
 _WITH_INTEGERS = ("speculation",)
 """Fields that are objects with integers of ours."""
 
@@ -140,8 +135,8 @@ def _explain(text: str, kind: type[Body]) -> InvalidRequest:
 def _unknown(name: str, path: str | None, kind: type[Body]) -> InvalidRequest:
     param = _join(path, name)[:200]
     message = f"unknown field `{param}`"
-    if name in _ELSEWHERE:
-        message += f": {_ELSEWHERE[name]}"
+    if name in FOREIGN_FIELDS:
+        message += f": {FOREIGN_FIELDS[name]}"
     elif near := difflib.get_close_matches(name[:100], _fields_at(kind, path), 1, 0.75):
         message += f": did you mean `{near[0]}`?"
     elif path and name in kind.__struct_fields__:

@@ -35,8 +35,14 @@ class RouteSpec:
     """The state may forbid it: 409."""
     control: bool = False
     """It controls the engine: the route is there only with `--enable-control-routes`."""
+    admin: bool = False
+    """Of the keys in a file, only those marked admin may call it: it changes the engine, or tells about all clients."""
     family: Family = "openai"
     """Decides the form of errors."""
+
+    @property
+    def needs_admin(self) -> bool:
+        return self.control or self.admin
 
     @property
     def names_model(self) -> bool:

@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 Inert = Meta(description="Accepted for compatibility; without effect.")
+REFUSED = Meta(description="Refused unless null.")
 
 
 class Body(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -241,6 +242,14 @@ class ChatRequest(GenerationRequest, kw_only=True):
     chat_template: Annotated[str, Meta(description="Refused: templates come from the checkpoint.")] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    documents: Annotated[list[dict[str, Any]], Meta(description="Handed to the chat template.")] | None = None
+    include_reasoning: Annotated[bool, Meta(description="False: the answer has no reasoning.")] | None = None
+
+    audio: Annotated[Any, REFUSED] = None
+    function_call: Annotated[Any, REFUSED] = None
+    functions: Annotated[Any, REFUSED] = None
+    moderation: Annotated[Any, REFUSED] = None
+    web_search_options: Annotated[Any, REFUSED] = None
 
 
 class TokenizeRequest(Body):

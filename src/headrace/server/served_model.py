@@ -67,8 +67,10 @@ class ServedModel:
     keep_alive: float | None = None
     """As `ModelPlan.keep_alive`; a request of Ollama's API may change it."""
     timer: asyncio.TimerHandle | None = None
-    lost: Callable[[], bool] = lambda: False
+    gave_up: Callable[[], bool] | None = None
     """Whether its engine has ended and is not started again."""
+    release: Callable[[], None] | None = None
+    """Gives back what its tokenizer holds."""
     info: ModelInfo | None = None
     """Of its last load."""
     shown: ShowReply | None = None
@@ -100,6 +102,23 @@ class ServedModel:
         if self.keep_alive is None:
             return None
         return max(0.0, self.keep_alive - (0.0 if self.users else time.monotonic() - self.used_at))
+
+    @property
+    def lost(self) -> bool:
+        """True if it is loaded, and its engine has ended for good."""
+        return self.gave_up is not None and self.gave_up()
+
+    def take_context(self) -> Context | None:
+        """The context of a model that is to be unloaded, and takes no more requests. Nothing of it is held here."""
+        context, self.context = self.context, None
+        release, self.release, self.gave_up = self.release, None, None
+        self.leaving = False
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if release is not None:
+            release()
+        return context
 
     def touch(self) -> None:
         self.used_at = time.monotonic()

@@ -28,10 +28,7 @@ def run_several(
     """Serve the models until a signal comes; returns the exit code. Raises ConfigError for models that cannot fit, and
     what engines raise while those load that are loaded at the start. `launched`: as in `lifecycle.run`; it is ended if
     no model is loaded at the start, since it would take memory until one is."""
-    if config.server.kv_events_endpoint is not None:
-        raise ConfigError(
-            "--kv-events-endpoint tells of one engine: serve one model that stays loaded, or leave it out"
-        )
+    check_plans(config, plans)
     taken = launched if any(plan.preload for plan in plans) else None
     if taken is None and launched is not None:
         launched.discard()
@@ -39,6 +36,20 @@ def run_several(
     first = plans[0].name
     server = config.server.model_copy(update={"served_model_name": first})
     return run_pool(config.model_copy(update={"server": server}), pool, first_prompt)
+
+
+def check_plans(config: Config, plans: Sequence[ModelPlan]) -> None:
+    """Raise ConfigError for options that do not go with several models, and for a model that cannot fit."""
+    if config.server.kv_events_endpoint is not None:
+        raise ConfigError(
+            "--kv-events-endpoint tells of one engine: serve one model that stays loaded, or leave it out"
+        )
+    if config.transfer.role is not None:
+        raise ConfigError(
+            f"--role {config.transfer.role} is for one model that stays loaded: leave it out, or the others"
+        )
+    if config.loading.models_memory is not None:
+        kv_parts([estimate(plan) for plan in plans], config.loading.models_memory, config.loading.models_max)
 
 
 def make_pool(config: Config, plans: Sequence[ModelPlan], open_engine: OpenEngine) -> ModelPool:

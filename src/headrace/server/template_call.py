@@ -23,6 +23,7 @@ class _Sent(msgspec.Struct):
 
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
 
 
 _decode_sent = msgspec.json.Decoder(_Sent).decode
@@ -45,6 +46,7 @@ def chat_inputs(body: ChatRequest | TokenizeRequest, sent: bytes) -> ChatInputs:
     return ChatInputs(
         [_message(message) for message in plain.messages or ()],
         tools=None if unused else plain.tools or None,
+        documents=plain.documents if isinstance(body, ChatRequest) else None,
         add_generation_prompt=not resume if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=resume,
         kwargs=_kwargs(body),

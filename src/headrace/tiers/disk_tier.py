@@ -32,8 +32,8 @@ _REST = 30.0
 _FAILURES = 8
 """Reads that fail one after the other before the disk is left alone."""
 _PATIENCE = 2.0
-_GUESS = 1 << 28
-"""Bytes per second of reads, before the first one."""
+_GUESS = 1 << 31
+"""Bytes per second of reads, before the first one. Too many: what is never read is never measured."""
 _WEIGHT = 0.1
 _ROOM = 0.95
 """Share of the limit that is left after eviction."""

@@ -119,7 +119,8 @@ class PeerTier:
             if name in self._giving and self._sealing.qsize() < _MOST_UNSEALED:
                 self._sealing.put((name, block))
             elif name in self._giving:
-                self._giving.discard(name)  # It is a miss for whoever fetches it.
+                self._giving.discard(name)
+                self._connector.shelf.refuse(name)
             else:
                 others.append((name, block))
         if others:

@@ -22,3 +22,5 @@ class ChatInputs:
     """The text ends with the last message's content, unchanged and not closed; excludes `add_generation_prompt`."""
     kwargs: Mapping[str, Any] | None = None
     """More variables for the template."""
+    documents: Sequence[Mapping[str, Any]] | None = None
+    """Texts that the answer should use, for templates that show them."""

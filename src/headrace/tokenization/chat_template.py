@@ -14,6 +14,7 @@ from typing import Any
 from headrace.errors import ConfigError, InvalidRequest, Overloaded, truncate
 from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.conversation import normalize_messages
+from headrace.tokenization.local_renderer import LocalRenderer
 from headrace.tokenization.quoting import Quoting
 from headrace.tokenization.render_frames import REFUSAL, TEXT, Frame
 from headrace.tokenization.renderer import Job, Renderer, RenderLimits, RenderStopped
@@ -58,7 +59,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._quoting = quoting or Quoting((), (), "")
         sources = ["" if name in self._too_long else text for name, text in templates.items()]
-        self._renderer = Renderer(sources, limits or RenderLimits())
+        self._sources = sources
+        self._renderer: Renderer | LocalRenderer = Renderer(sources, limits or RenderLimits())
         self._forms: dict[int, TemplateForms] = {}
 
     def check(self) -> None:
@@ -68,6 +70,15 @@ class ChatTemplate:
                 _text(self._render(Job(self._index(name), lambda: [None]))[0])
         except InvalidRequest as error:
             raise ConfigError(str(error)) from error
+
+    def render_here(self) -> None:
+        """Render in this process from now on, which must be one that limits itself and may be killed."""
+        self._renderer = LocalRenderer(self._sources)
+
+    def close(self) -> None:
+        """End the processes that render. No render may follow."""
+        if isinstance(self._renderer, Renderer):
+            self._renderer.close()
 
     def warm(self) -> None:
         """Start the process and examine the template in the background, so that the first render doesn't wait."""
@@ -101,8 +112,8 @@ class ChatTemplate:
             uniform = self._quoting.messages(normalize_messages(talk.inputs.messages, self._forms[talk.template]))
             if talk.inputs.continue_final_message:
                 talk.final = _take_final(uniform)
-            tools = self._quoting.value(talk.variables["tools"])
-            return [talk.variables | {"messages": uniform, "tools": tools}]
+            quoted = {name: self._quoting.value(talk.variables[name]) for name in ("tools", "documents")}
+            return [talk.variables | {"messages": uniform, **quoted}]
 
         return Job(talk.template, renders)
 
@@ -123,7 +134,7 @@ class ChatTemplate:
             **self._special_tokens,
             **(inputs.kwargs or {}),
             "tools": list(inputs.tools) if inputs.tools else None,
-            "documents": None,
+            "documents": list(inputs.documents) if inputs.documents else None,
             "add_generation_prompt": inputs.add_generation_prompt,
         }
 

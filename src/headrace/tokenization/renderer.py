@@ -103,6 +103,13 @@ class Renderer:
                 raise
             return await asyncio.wrap_future(self._slow.submit(job))
 
+    def close(self) -> None:
+        """End the processes now, and not when nothing refers to this renderer any more. No render may follow."""
+        if os.getpid() == self._owner:
+            self._fast.close()
+            if self._slow is not None:
+                self._slow.close()
+
 
 class _Lane:
     """Threads that each use a process while they run a job. The process that was used last is taken first.
@@ -118,7 +125,8 @@ class _Lane:
         self._idle: list[_Process] = []
         self._count = 0
         self._changed = threading.Condition()
-        weakref.finalize(self, _end_all, self._idle, self._jobs, processes)
+        self.close = weakref.finalize(self, _end_all, self._idle, self._jobs, processes)
+        """Ends the threads and idle processes; no job may follow. A second call has no effect."""
 
     def submit(self, job: Job) -> Future[list[Frame]]:
         future: Future[list[Frame]] = Future()
@@ -182,6 +190,9 @@ class _Lane:
             raise
 
     def _release(self, process: _Process) -> None:
+        if not self.close.alive:  # It was closed while this one worked.
+            process.end()
+            return
         with self._changed:
             self._idle.append(process)
             self._changed.notify()

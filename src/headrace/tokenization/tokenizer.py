@@ -42,6 +42,8 @@ class Tokenizer:
         self._template = template
         self._splitting: tuple[Backend, int] | None = None
         """A second backend with a token for SPLIT, and its id; made when a message first quotes a control token."""
+        self._plain: Callable[[str], list[int]] | None = None
+        """Made when it is first needed."""
         self.special_ids = vocab.special_ids
         """Ids that `skip_special_tokens` leaves out."""
         self.named_tokens = vocab.named_tokens
@@ -74,6 +76,13 @@ class Tokenizer:
         backend, mark = self._splitting
         ids = [token for token in _encoded(backend, split) if token != mark]
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """As `encode` without special tokens; one whose text is written there is encoded letter by letter. The first
+        call copies the vocabulary."""
+        if self._plain is None:
+            self._plain = self.plain_encoder()
+        return self._plain(text)
 
     def plain_encoder(self) -> Callable[[str], list[int]]:
         """A function that encodes a text without special tokens: one whose text is written there is encoded letter by
@@ -122,6 +131,16 @@ class Tokenizer:
     async def apply_chat_template_async(self, inputs: ChatInputs) -> str:
         """As `apply_chat_template`, without blocking the event loop."""
         return await self._chat_template().render_async(inputs)
+
+    def render_here(self) -> None:
+        """Render chat templates in this process, which must be one that limits itself and may be killed."""
+        if self._template is not None:
+            self._template.render_here()
+
+    def close(self) -> None:
+        """End the processes that render chat templates. None may be rendered afterwards."""
+        if self._template is not None:
+            self._template.close()
 
     def warm_chat_template(self) -> None:
         """Start the process that renders the chat template in the background, ahead of the first request."""

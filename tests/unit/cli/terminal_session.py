@@ -38,9 +38,14 @@ class TerminalSession:
         """Characters of the shown text that were waited for."""
 
     @property
+    def raw(self) -> str:
+        """All text so far."""
+        return self._raw.decode(errors="replace")
+
+    @property
     def shown(self) -> str:
         """All text so far, without escape sequences."""
-        return _ESCAPES.sub("", self._raw.decode(errors="replace"))
+        return _ESCAPES.sub("", self.raw)
 
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())

@@ -23,6 +23,7 @@ class Server(ThreadingHTTPServer):
         self.requests: list[tuple[str, str | None, Any]] = []
         self.refusal: tuple[int, bytes] | None = None
         self.chunks: list[dict[str, Any]] = []
+        self.state: dict[str, Any] = {}
 
     @property
     def url(self) -> str:
@@ -36,7 +37,8 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self._answer(None, json.dumps({"data": [{"id": "first"}, {"id": "second"}]}).encode())
+        models = {"data": [{"id": "first"}, {"id": "second"}]}
+        self._answer(None, json.dumps(self.server.state if self.path == "/v1/engine/state" else models).encode())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -73,7 +75,6 @@ def test_chat_streams_deltas(server: Server) -> None:
     source = RemoteSource(server.url, "m", "key")
     assert "".join(source.chat([{"role": "user", "content": "hi"}], PARAMS)) == "Héllo"
     assert source.tokens == 4
-    assert source.header == f"m at {server.url}"
     ((path, key, body),) = server.requests
     assert (path, key) == ("/v1/chat/completions", "Bearer key")
     assert body == {
@@ -85,6 +86,13 @@ def test_chat_streams_deltas(server: Server) -> None:
         "temperature": 0.0,
         "top_p": 1.0,
     }
+
+
+def test_the_header_has_what_the_server_tells(server: Server) -> None:
+    source = RemoteSource(server.url, "m")
+    assert source.header == f"m at {server.url}"
+    server.state = {"model": {"platform": "cpu", "dtype": "bfloat16", "max_model_len": 9}}
+    assert source.header == f"m at {server.url}: cpu, bfloat16, 9 tokens of context"
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import serve_command
+from headrace.cli.main import main
 from headrace.cli.served_models import ServedModels, read_served
 from headrace.errors import ConfigError
 from headrace.server.model_plan import ModelPlan
@@ -119,3 +120,21 @@ def test_clashes_and_mistakes() -> None:
         plans("a", "b", "--served-model-name", "c")
     with pytest.raises(ConfigError, match="--max-num-seqs 0"):
         plans("a", "b", "--max-num-seqs", "0")
+
+
+def test_a_dry_run_checks_every_model_and_all_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headrace.cli import serve_plan
+
+    seen: list[str] = []
+    monkeypatch.setattr(serve_plan, "show_serve_plan", lambda config: seen.append(config.model.model) or 0)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    both = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert main(["serve", *both, "--dry-run"]) == 0
+    assert seen == both
+    assert main(["serve", *both, "--dry-run", "--models-memory", "1Mi"]) == 2
+    assert "--models-memory 0.00GiB: the largest model needs" in capsys.readouterr().err
+    assert main(["serve", *both, "--dry-run", "--kv-events-endpoint", "tcp://*:1"]) == 2
+    assert main(["serve", *both, "--dry-run", "--role", "prefill"]) == 2

@@ -151,3 +151,26 @@ def test_plain_answers(tmp_path: Path, arguments: tuple[str, ...]) -> None:
         session.wait_for(": `'hello'`")
         session.wait_for("(7 tokens")
         end(session)
+
+
+LOADING = """
+import os, subprocess, sys
+from headrace.engine.spawn import spawn
+from headrace.progress import loading_bar
+with loading_bar():
+    said = "import sys; print('from the engine', file=sys.stderr, flush=True); sys.stdin.read()"
+    child = [sys.executable, "-c", said]
+    process, link = spawn(child, stdin=subprocess.PIPE)
+    sys.stdin.readline()
+process.kill()
+"""
+
+
+def test_lines_of_the_engines_process_stand_above_the_bar(tmp_path: Path) -> None:
+    with terminal_session("-c", LOADING, environ={}, folder=tmp_path) as session:
+        session.wait_for("from the engine")
+        session.type("\n")
+        assert session.wait_for_end() == 0
+        # The bar's line was cleared, and the bar is drawn again below.
+        _, _, after = session.raw.partition("\x1b[2Kfrom the engine\r\n")
+        assert "starting" in after

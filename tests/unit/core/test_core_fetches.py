@@ -206,6 +206,15 @@ def test_what_takes_longer_than_computing_is_computed() -> None:
     source.seconds = 1000.0
     (record,) = answers(driver, request("a", LONG, 2))
     assert record.cached == 0
+    held = len(source.kept)
+    for turn in range(3):
+        answers(driver, request(f"once{turn}", [7] * 17, 1))
+    assert len(source.kept) == held, "what would not be fetched is not stored"
+    source.seconds = 0.0
+    driver.scheduler.reset_cache()
+    answers(driver, request("b", [*LONG[: 2 * SIZE], 3, 3], 2))
+    answers(driver, request("c", [6] * 17, 1), request("d", [6] * 17, 1), request("e", [5], 3))
+    assert len(source.kept) > held
 
 
 def test_prompt_logprobs_are_those_of_the_whole_prompt() -> None:

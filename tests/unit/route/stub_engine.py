@@ -56,6 +56,8 @@ class Stub:
 
     def __init__(self, model: str = "tiny", tokens: int = 4, mode: str = "ok", wait: float = 0.0) -> None:
         self.model, self.tokens, self.mode, self.wait = model, tokens, mode, wait
+        self.role: str | None = None
+        """In a group of engines that exchange blocks."""
         self.healthy: Callable[[], bool] = lambda: True
         self.got: list[Got] = []
         self.events: asyncio.Queue[bytes] | None = None
@@ -127,6 +129,10 @@ class _Connection(asyncio.Protocol):
         elif path == "/v1/models":
             card = {"id": self.stub.model, "object": "model", "max_model_len": 512}
             self.transport.write(answer(200, json.dumps({"object": "list", "data": [card]}).encode()))
+        elif path == "/v1/engine/role":
+            role = self.stub.role
+            status = 404 if role is None else 200
+            self.transport.write(answer(status, json.dumps({"role": role}).encode()))
         elif path == "/v1/engine/events":
             self._events()
         elif self.stub.mode == "ok" and not self.stub.wait:
@@ -163,6 +169,8 @@ class _Connection(asyncio.Protocol):
     def _whole(self) -> bytes:
         text = "x" * self.stub.tokens
         body = {"choices": [{"index": 0, "message": {"content": text}}], "usage": {"prompt_tokens": 20}}
+        if b'"do_remote_decode":true' in self.body:
+            body["kv_transfer_params"] = {"do_remote_prefill": True, "remote_address": self.stub.url}
         return answer(200, json.dumps(body).encode(), b"application/json", b"x-headrace-cached-tokens: 16")
 
     def _streamed(self) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.route.load_book import LoadBook
-from headrace.route.policy import Candidate, Rates, cached_tokens, cost, least_loaded, place, round_robin
+from headrace.route.policy import Candidate, Rates, cached_tokens, cost, least_loaded, place, round_robin, split
 from headrace.route.prefix_index import Held
 
 IDLE = Candidate("idle", Held(), 16, 0, 0, 8)
@@ -53,6 +53,18 @@ def test_equal_engines_take_turns() -> None:
 
 def test_the_last_token_is_always_computed() -> None:
     assert cached_tokens(IDLE._replace(held=Held(10)), 160) == 159
+
+
+def test_a_long_prompt_is_computed_elsewhere_if_many_decode() -> None:
+    busy, giver = IDLE._replace(name="busy", running=6), IDLE._replace(name="giver")
+    chosen = split(busy, [giver], 2000)
+    assert chosen is not None
+    assert chosen.name == "giver"
+    assert split(IDLE, [giver], 2000) is None, "nobody is disturbed"
+    assert split(busy, [giver], 200) is None, "too short"
+    assert split(busy._replace(held=Held(120)), [giver], 2000) is None, "little is left to compute"
+    assert split(busy, [giver._replace(queued=20_000)], 2000) is None, "it is busy, too"
+    assert split(busy, [], 2000) is None
 
 
 def test_no_engine_no_place() -> None:

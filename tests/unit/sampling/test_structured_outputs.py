@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from headrace.client.api import GenerateRequest
 from headrace.client.validate import validated
+from headrace.embedding_facts import EmbeddingFacts
 from headrace.errors import InvalidRequest
 from headrace.sampling import SamplingParams
 from headrace.structured_outputs import Constraint, StructuredOutputs
@@ -167,7 +168,7 @@ def test_a_schema_that_is_changed_later_changes_nothing() -> None:
 
 
 class Limits:
-    max_model_len, vocab_size, kv_tokens = 100, 50, 100
+    max_model_len, vocab_size, kv_tokens, platform, embedding = 100, 50, 100, "fake", EmbeddingFacts(8)
 
 
 def test_the_request_is_held_to_it() -> None:

@@ -10,13 +10,16 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 import httpx
+import numpy as np
 from fastapi import FastAPI
+from msgspec.structs import replace
 
 from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output, PromptScores, Usage
 from headrace.client.request_outputs import TextStream
 from headrace.client.speculation_choice import check_method
 from headrace.client.validate import validated
 from headrace.config import Config
+from headrace.embedding_facts import EmbeddingFacts
 from headrace.engine.stats import (
     EngineStats,
     EngineTotals,
@@ -40,6 +43,7 @@ BOS = 256
 CONTEXT = 100
 MODEL = "fake/model"
 TOTALS = EngineTotals(12.5, 1.75, 3.5, 9, 0.625, 5000)
+FACTS = EmbeddingFacts(4, prompts={"query": "Q:"})
 LIMITS = EngineInfo(
     "/nowhere",
     CONTEXT,
@@ -110,6 +114,9 @@ class ByteTokenizer:
     def encode_chat(self, text: str, add_special_tokens: bool = False) -> list[int]:
         return self.encode(text, add_special_tokens)
 
+    def encode_plain(self, text: str) -> list[int]:
+        return self.encode(text, False)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         text = bytes(i for i in ids if i < 256).decode(errors="replace")
         return text if skip_special_tokens or BOS not in ids else f"<s>{text}"
@@ -122,7 +129,8 @@ class ByteTokenizer:
 
     async def apply_chat_template_async(self, inputs: ChatInputs) -> str:
         messages = normalize_messages(inputs.messages, TemplateForms())
-        call = {"messages": messages, "tools": inputs.tools, "generate": inputs.add_generation_prompt}
+        call = {"messages": messages, "tools": inputs.tools, "documents": inputs.documents}
+        call["generate"] = inputs.add_generation_prompt
         self.rendered.append({**call, "continue": inputs.continue_final_message, "kwargs": inputs.kwargs})
         return "|".join(m["content"] for m in messages) + ">" * inputs.add_generation_prompt
 
@@ -148,6 +156,7 @@ class FakeClient:
     sampling_defaults: dict[str, int | float] = field(default_factory=dict)
     speculate: str | None = None
     """The engine's option."""
+    embedding: EmbeddingFacts = FACTS
     drafts: tuple[int, int] = (0, 0)
     """Accepted and rejected ones of every request, from its first token on."""
     requests: list[GenerateRequest] = field(default_factory=list)
@@ -160,14 +169,14 @@ class FakeClient:
 
     @property
     def info(self) -> ModelInfo:
-        known = (MODEL, "/nowhere", CONTEXT, VOCAB, "fake", "float32", 123, self.kv_tokens)
+        known = (MODEL, "/nowhere", CONTEXT, VOCAB, "fake", "float32", 123, self.kv_tokens, self.embedding)
         return ModelInfo(*known, LIMITS.most_rivals, self.sampling_defaults)
 
     async def start(self) -> None: ...
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
         check_method(request.speculation, self.speculate, bool(request.predicted))
-        validated(request, LIMITS)
+        validated(request, replace(LIMITS, embedding=self.embedding))
         self.requests.append(request)
         if self.refuse is not None:
             raise self.refuse
@@ -219,6 +228,7 @@ class FakeClient:
             Usage(len(request.prompt), total, 3, *self.drafts),
             queue_time=0.01 if first else None,
             prompt_logprobs=scored,
+            embedding=None if request.pooling is None else pooled_bytes(request.prompt, request.pooling),
             scores=scores,
         )
 
@@ -249,6 +259,12 @@ class FakeClient:
 
     async def close(self) -> None:
         self.stopped = True
+
+
+def pooled_bytes(prompt: Sequence[int], pooling: str) -> bytes:
+    """The fake hidden states: the sum of the ids, their number, the last one, and the way of pooling."""
+    values = [sum(prompt), len(prompt), prompt[-1], 1.0 if pooling == "mean" else 0.0]
+    return np.array(values, "<f4").tobytes()
 
 
 @dataclass

@@ -334,7 +334,7 @@ def test_what_a_batch_needs(tmp_path: Path) -> None:
     served = serve_fake(configured(tmp_path))
     asked = {"input_file_id": "file-x", "endpoint": CHAT, "completion_window": "24h"}
     fault(asyncio.run(served.post("/v1/batches", **asked)), 400, "input_file_id")
-    fault(asyncio.run(served.post("/v1/batches", **{**asked, "endpoint": "/v1/embeddings"})), 400, "endpoint")
+    fault(asyncio.run(served.post("/v1/batches", **{**asked, "endpoint": "/v1/moderations"})), 400, "endpoint")
     fault(asyncio.run(served.post("/v1/batches", **{**asked, "completion_window": "1h"})), 400, "completion_window")
 
 

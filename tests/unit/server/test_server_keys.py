@@ -16,6 +16,7 @@ from server_fakes import MODEL, Served, fault, sdk_http, serve_fake
 
 from headrace.config import Config
 from headrace.keys.key_ring import Caller
+from headrace.server import app
 from headrace.server.access import OPEN_PATHS
 from headrace.server.page_files import DOCS_PATHS, PAGE_PATHS
 
@@ -335,6 +336,32 @@ def test_a_program_is_reached_by_its_own_key_alone(tmp_path):
     asyncio.run(main())
 
 
+def test_a_private_cache_is_a_salt_that_no_other_client_can_send(tmp_path):
+    keys = ({"name": "a", "private_cache": True}, {"name": "b", "private_cache": True}, {"name": "c"})
+    served = served_with(tmp_path, *keys)
+
+    async def salts(name: str, path: str, **body: Any) -> list[str]:
+        served.engine.requests.clear()
+        answer = await served.http.post(path, json={"model": MODEL, **body}, headers=headers(name))
+        assert answer.status_code == 200, answer.text
+        return [request.salt for request in served.engine.requests]
+
+    async def main() -> None:
+        message = [{"role": "user", "content": "Hi"}]
+        (a,) = await salts("a", "/v1/chat/completions", messages=message)
+        (b,) = await salts("b", "/v1/messages", messages=message, max_tokens=3)
+        assert a != b
+        assert len(a) == len(b) == 33
+        assert await salts("a", "/v1/completions", prompt=["Hi", "Ho"]) == [a, a]
+        assert await salts("a", "/v1/completions", prompt="Hi", cache_salt="mine") == [f"{a}mine"]
+        assert await salts("c", "/v1/completions", prompt="Hi") == [""]
+        assert await salts("c", "/v1/completions", prompt="Hi", cache_salt="mine") == ["mine"]
+        again = served_with(tmp_path, *keys)
+        assert again.app.state.context.keys.named("a").salt == a[:-1]
+
+    asyncio.run(main())
+
+
 def test_a_client_cannot_name_its_caller(tmp_path):
     served = served_with(tmp_path, {"name": "a"})
     answer = asyncio.run(served.http.get("/version", headers={"headrace.caller": "a", "x-headrace-caller": "a"}))
@@ -342,8 +369,19 @@ def test_a_client_cannot_name_its_caller(tmp_path):
     assert Caller().admin
 
 
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/engine/events"), ("POST", "/v1/engine/role")])
+def test_what_tells_about_all_clients_needs_an_admin(tmp_path, method, path):
+    served = served_with(tmp_path, {"name": "a"}, {"name": "b", "admin": True})
+    row = next(row for row in app._ROUTES if (row.method, row.path) == (method, path))
+    assert row.needs_admin
+    error = fault(asyncio.run(served.http.request(method, path, headers=headers("a"))), 403)
+    assert "admin" in error["message"]
+    if method == "POST":
+        assert asyncio.run(served.http.post(path, json={}, headers=headers("b"))).status_code != 403
+
+
 def test_control_routes_need_an_admin(tmp_path, monkeypatch):
-    from headrace.server import app, routes
+    from headrace.server import routes
     from headrace.server.route_spec import RouteSpec
 
     row = RouteSpec("POST", "/v1/engine/turn", routes.health, "Turn it", control=True)

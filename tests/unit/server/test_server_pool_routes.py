@@ -102,7 +102,8 @@ def test_routes_without_a_body_take_the_model_from_the_query() -> None:
             assert (await get(server, "/tokenizer_info", model="b"))["model_max_length"] == 100
             assert server.engines.opened == ["b"]
             assert (await get(server, "/v1/engine/state", model="b"))["model"]["id"] == "b"
-            answer = await server.http.get("/v1/engine/state")
+            assert (await get(server, "/v1/engine/state"))["model"]["id"] == "b"
+            answer = await server.http.get("/v1/engine/state", params={"model": "a"})
             assert answer.status_code == 409
             assert "'a' is not loaded" in answer.json()["error"]["message"]
             assert server.engines.opened == ["b"]

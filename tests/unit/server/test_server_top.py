@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
 import termios
@@ -139,7 +141,7 @@ class Terminal:
 
     def __init__(self, *arguments: str) -> None:
         self._mine, theirs = pty.openpty()
-        termios.tcsetwinsize(theirs, (24, 80))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.before = termios.tcgetattr(theirs)
         code = "from headrace.cli.main import main; import sys; sys.exit(main())"
         command = [sys.executable, "-c", code, "top", "--interval", "0.1", *arguments]

@@ -130,5 +130,18 @@ def test_a_reader_waits(closes: bool) -> None:
     assert (found[0] is None) == closes
 
 
+def test_nobody_waits_for_a_block_that_found_no_slot() -> None:
+    clock = _Clock()
+    shelf = _shelf(1, clock)
+    shelf.put(_name(1), 0, 16, _payload(1))
+    assert not shelf.put(_name(2), 0, 16, _payload(2))
+    shelf.refuse(_name(3))
+    for at in (2, 3):
+        assert shelf.take(_name(at), wait=1e9) is None
+    clock.now = 11.0
+    assert shelf.put(_name(2), 0, 16, _payload(2))
+    assert _has(shelf, 2)
+
+
 def test_a_shelf_without_room() -> None:
     assert not Shelf(memoryview(b""), _SLOT, _LAYOUT, 9, lease=10.0).put(_name(1), 0, 16, _payload(1))

@@ -68,19 +68,21 @@ class RunStep(_RankStruct, frozen=True):
     num_logprobs: int
     request_ids: tuple[str, ...]
     split: bool
+    hidden: bool
 
     @classmethod
     def of(cls, plan: StepPlan) -> RunStep:
         arrays = {**_arrays(plan, ""), **_arrays(plan.sampling, "sampling.")}
         arrays |= {f"params.{name}": _packed(array) for name, array in plan.sampling.params.items()}
-        return cls(arrays, plan.step, plan.sampling.num_logprobs, plan.request_ids, plan.split)
+        return cls(arrays, plan.step, plan.sampling.num_logprobs, plan.request_ids, plan.split, plan.hidden)
 
     def plan(self) -> StepPlan:
         """The plan, without the core's tag. Its arrays are read-only."""
         found: dict[str, Any] = {name: _array(*array) for name, array in self.arrays.items()}
         sampling, params = _pop_prefixed(found, "sampling."), _pop_prefixed(found, "params.")
         batch = SamplingBatch(params=params, **sampling, num_logprobs=self.num_logprobs)
-        return StepPlan(step=self.step, sampling=batch, request_ids=self.request_ids, split=self.split, **found)
+        found |= {"split": self.split, "hidden": self.hidden}
+        return StepPlan(step=self.step, sampling=batch, request_ids=self.request_ids, **found)
 
 
 class SampleStep(_RankStruct, frozen=True):

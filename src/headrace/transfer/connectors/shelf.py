@@ -16,6 +16,8 @@ from headrace.transfer.sealed import HEADER_BYTES, seal
 
 __all__ = ["Shelf", "ShelfStats", "ShelvedBlock"]
 
+_MOST_REFUSALS = 4096
+
 
 @dataclass(slots=True, eq=False)
 class ShelvedBlock:
@@ -61,6 +63,8 @@ class Shelf:
         """The least recently used first."""
         self._changed = threading.Condition()
         self._refused = 0
+        self._refusals: OrderedDict[bytes, None] = OrderedDict()
+        """The last blocks that found no slot."""
         self._closed = False
 
     def put(self, chain_hash: bytes, index: int, tokens: int, payload: memoryview) -> bool:
@@ -76,8 +80,9 @@ class Shelf:
                 return True
             offset = self._slot()
             if offset is None:
-                self._refused += 1
+                self._refuse(chain_hash)
                 return False
+            self._refusals.pop(chain_hash, None)
             # Nobody knows the slot before the block is sealed.
         header = seal(self._layout_id, chain_hash, index, tokens, payload, self._epoch)
         self._memory[offset : offset + HEADER_BYTES] = header.pack()
@@ -89,6 +94,11 @@ class Shelf:
             self._use(block)
             self._changed.notify_all()
         return True
+
+    def refuse(self, chain_hash: bytes) -> None:
+        """This block will not come: nobody need wait for it."""
+        with self._changed:
+            self._refuse(chain_hash)
 
     def hold(self, hashes: Sequence[bytes]) -> int:
         """Begin a new lease of these blocks; returns how many of the first of them are there."""
@@ -106,7 +116,7 @@ class Shelf:
         with self._changed:
             while (block := self._blocks.get(chain_hash)) is None:
                 left = end - self._clock()
-                if self._closed or left <= 0:
+                if self._closed or left <= 0 or chain_hash in self._refusals:
                     return None
                 self._changed.wait(left)
             block.readers += 1
@@ -145,6 +155,13 @@ class Shelf:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def _refuse(self, chain_hash: bytes) -> None:
+        self._refused += 1
+        self._refusals[chain_hash] = None
+        while len(self._refusals) > _MOST_REFUSALS:
+            self._refusals.popitem(last=False)
+        self._changed.notify_all()
 
     def _use(self, block: ShelvedBlock) -> None:
         block.until = self._clock() + self._lease

@@ -90,6 +90,7 @@ class StreamConnector(FetchingConnector):
         try:
             sock = self._dial(order.address, one.left())
         except OSError as error:
+            one.left()  # It may be the deadline that has passed.
             raise TransferError(f"it cannot be reached: {error}") from error
         link = PeerLink(sock, "the other end")
         try:

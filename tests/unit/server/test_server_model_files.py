@@ -1,0 +1,81 @@
+"""What the server tells of a model from its files alone: Ollama's family, the context, the estimate of its memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+from headrace.config import Config
+from headrace.server.model_budget import PROCESS, estimate
+from headrace.server.model_files import ModelFiles, read_files
+from headrace.server.model_plan import ModelPlan
+
+
+def checkpoint(folder: Path, size: int = 1000, **config: Any) -> Path:
+    (folder / "model.safetensors").write_bytes(bytes(size))
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_gguf_file_tells_its_family(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(file, "qwen2")
+    writer.add_context_length(777)
+    writer.add_size_label("0.5B")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    found = ModelFiles(file.stat().st_size, "gguf", "qwen2", 777, None, "0.5B")
+    assert read_files(str(file)) == found
+    # A directory with that file alone, too.
+    assert read_files(str(tmp_path)) == found
+
+
+def test_a_directory_tells_its_family(tmp_path: Path) -> None:
+    checkpoint(tmp_path, model_type="llama", max_position_embeddings=99, torch_dtype="bfloat16")
+    assert read_files(str(tmp_path)) == ModelFiles(1000, "safetensors", "llama", 99, 2.0)
+
+
+def test_a_model_in_parts_tells_its_texts_context(tmp_path: Path) -> None:
+    checkpoint(tmp_path, model_type="gemma3", text_config={"max_position_embeddings": 5, "dtype": "float32"})
+    assert read_files(str(tmp_path)) == ModelFiles(1000, "safetensors", "gemma3", 5, 4.0)
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(20), b"\xff" * 100])
+def test_a_broken_file_is_unknown(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(content)
+    assert read_files(str(file)).architecture == "unknown"
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"model_type": 3, "max_position_embeddings": "x"}'])
+def test_a_broken_configuration_is_unknown(tmp_path: Path, text: str) -> None:
+    checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    assert read_files(str(tmp_path)) == ModelFiles(1000, "safetensors")
+
+
+def test_no_files(tmp_path: Path) -> None:
+    assert read_files(str(tmp_path)) == read_files(str(tmp_path / "none")) == ModelFiles()
+
+
+@pytest.mark.parametrize(
+    ("stored", "options", "bytes_"),
+    [
+        ("bfloat16", {}, 1000),
+        ("bfloat16", {"dtype": "float32"}, 2000),
+        ("float32", {"dtype": "bfloat16"}, 500),
+        ("bfloat16", {"quantize": "int8"}, 500),
+        ("bfloat16", {"quantize": "int4"}, 281),
+        (None, {}, 1000),
+        (None, {"dtype": "float32"}, 4000),
+    ],
+)
+def test_the_estimate_before_a_load(tmp_path: Path, stored: str | None, options: dict[str, str], bytes_: int) -> None:
+    checkpoint(tmp_path, model_type="llama", **({} if stored is None else {"torch_dtype": stored}))
+    config = Config.model_validate({"model": {"model": str(tmp_path), **options}})
+    assert estimate(ModelPlan("m", config, tmp_path)) == PROCESS + bytes_
