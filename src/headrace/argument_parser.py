@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,10 @@ class ArgumentParser(argparse.ArgumentParser):
         super().__init__(*args, **{"formatter_class": _HelpWithDefaults, **kwargs})
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        self.exit(USER_FAULT, f"error: {shortened(message)} (see {self.prog} --help)\n")
+        # What other engines call an option may be the beginning of several of ours.
+        ambiguous = re.match(r"ambiguous option: (\S+) could match", message)
+        hint = self._hint(ambiguous[1].partition("=")[0]) if ambiguous else ""
+        self.exit(USER_FAULT, f"error: {shortened(message)}{hint} (see {self.prog} --help)\n")
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

@@ -86,7 +86,7 @@ def _values(action: argparse.Action) -> list[str]:
 
 
 def _models(action: argparse.Action) -> list[str]:
-    if action.dest not in ("model", "name", "names"):
+    if action.dest not in ("model", "models", "name", "names"):
         return []
     from headrace.hub.catalogue import CATALOGUE
 

@@ -53,36 +53,82 @@ class DataFlow:
         most = plan.limits.tokens
         # Who gets the last tokens of a budget must not depend on who is faster.
         self._in_order = most is not None and _most_tokens(plan.body) > most
-        self._known: dict[int, Flow | None] = {}
+        self._flows: dict[int, Flow | None] = {}
+        self._facts: dict[int, _Facts] = {}
 
     def of(self, region: Region) -> Flow | None:
         """None: each operation needs the one before it, as far as the model is concerned."""
         if self._in_order:
             return None
         key = id(region)
-        if key not in self._known:
-            self._known[key] = _flow(region)
-        return self._known[key]
+        if key not in self._flows:
+            self._flows[key] = self._flow(region)
+        return self._flows[key]
+
+    def _flow(self, region: Region) -> Flow | None:
+        facts = [self._of_op(op) for op in region.ops]
+        if sum(one.slow for one in facts) < 2:
+            return None
+        made_by: dict[int, int] = {}
+        found: list[Step] = []
+        before = [0] * len(facts)
+        """For each operation the slow ones that it waits for, directly or not, as bits."""
+        independent, seen, required, called = False, 0, -1, 0
+        for at, (op, fact) in enumerate(zip(region.ops, facts, strict=True)):
+            needs = {made_by[one] for one in fact.reads if one in made_by}
+            if fact.calls:
+                needs |= set(range(called, at))  # What is before the last call is behind that one.
+                called = at
+            elif required >= 0 and (fact.slow or fact.requires):
+                needs.add(required)
+            for one in needs:
+                before[at] |= before[one] | (1 << one if facts[one].slow else 0)
+            if fact.slow:
+                independent |= before[at] != seen
+                seen |= 1 << at
+            required = at if fact.requires else required
+            made_by.update(dict.fromkeys(_made(op), at))
+            found.append(Step(tuple(sorted(needs)), fact.slow))
+        return tuple(found) if independent else None
+
+    def _of_op(self, op: PlanOp) -> _Facts:
+        known = self._facts.get(id(op))
+        if known is None:
+            inner = [self._of_op(one) for region in regions(op).values() for one in region.ops]
+            direct = [region.yields for region in regions(op).values()]
+            direct += [value for name in op.__struct_fields__ if not isinstance(value := getattr(op, name), Region)]
+            known = self._facts[id(op)] = _Facts(
+                frozenset(one.id for one in references(direct)).union(*(one.reads for one in inner)),
+                isinstance(op, (GenOp, SelectOp, CallOp)) or any(one.slow for one in inner),
+                isinstance(op, CallOp) or any(one.calls for one in inner),
+                isinstance(op, RequireOp) or any(one.requires for one in inner),
+            )
+        return known
 
 
 async def run_flow(ops: Sequence[PlanOp], steps: Flow, run: Callable[[PlanOp], Awaitable[None]]) -> None:
     """Run the operations of a region, each once those that it needs have ended. Raises the error of the first one, in
     the program's order, that fails."""
     tasks: dict[int, asyncio.Future[None]] = {}
+    running: set[asyncio.Future[None]] = set()
     try:
         for at, (op, step) in enumerate(zip(ops, steps, strict=True)):
             waits = [tasks[one] for one in step.needs if one in tasks]
             if step.slow or waits:
                 tasks[at] = asyncio.ensure_future(_behind(waits, run, op))
+                running.add(tasks[at])
             else:
                 try:
                     await run(op)
                 except Exception as error:
                     tasks[at] = asyncio.get_running_loop().create_future()
                     tasks[at].set_exception(error)
-            while len(running := [one for one in tasks.values() if not one.done()]) >= _AT_ONCE:
+                    break
+            if len(running) >= _AT_ONCE:
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            if any(map(_failed, tasks.values())):
+            ended = {one for one in running if one.done()}
+            running -= ended
+            if any(map(_failed, ended)):
                 break
         await _settled(tasks)
     finally:
@@ -125,42 +171,18 @@ def _failed(task: asyncio.Future[None]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is not None
 
 
-def _flow(region: Region) -> Flow | None:
-    slow = [_contains(op, (GenOp, SelectOp, CallOp)) for op in region.ops]
-    if sum(slow) < 2:
-        return None
-    made_by: dict[int, int] = {}
-    found: list[Step] = []
-    before = [0] * len(slow)
-    """For each operation the slow ones that it waits for, directly or not, as bits."""
-    independent, seen, required = False, 0, -1
-    for at, op in enumerate(region.ops):
-        needs = {made_by[one.id] for one in references(op) if one.id in made_by}
-        requires = _contains(op, RequireOp)
-        if _contains(op, CallOp):
-            needs |= set(range(at))
-        elif required >= 0 and (slow[at] or requires):
-            needs.add(required)
-        for one in needs:
-            before[at] |= before[one] | (1 << one if slow[one] else 0)
-        if slow[at]:
-            independent |= before[at] != seen
-            seen |= 1 << at
-        required = at if requires else required
-        made_by.update(dict.fromkeys(_made(op), at))
-        found.append(Step(tuple(sorted(needs)), slow[at]))
-    return tuple(found) if independent else None
+class _Facts(NamedTuple):
+    """Of one operation with all inside of it."""
+
+    reads: frozenset[int]
+    slow: bool
+    calls: bool
+    requires: bool
 
 
 def _made(op: PlanOp) -> list[int]:
     """The values that an operation defines."""
     return [getattr(op, name) for name in ("out", "out_state") if hasattr(op, name)] + list(getattr(op, "outs", ()))
-
-
-def _contains(op: PlanOp, kinds: type | tuple[type, ...]) -> bool:
-    if isinstance(op, kinds):
-        return True
-    return any(_contains(one, kinds) for region in regions(op).values() for one in region.ops)
 
 
 def _most_tokens(region: Region) -> int:

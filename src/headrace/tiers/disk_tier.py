@@ -20,8 +20,8 @@ from headrace.types import Request
 __all__ = ["DiskTier"]
 
 _log = logging.getLogger(__name__)
-_QUEUE = 64
-"""Most blocks that wait to be written; further ones are not kept."""
+_QUEUE = 1 << 27
+"""Bytes of blocks that may wait to be written; further ones are not kept."""
 _BUDGET, _BURST = 0.02, 1.0
 """The share of time in which blocks that were used only once are written when they leave the cache, and the seconds
 that may be saved up."""
@@ -58,6 +58,7 @@ class DiskTier:
         `block_size` tokens."""
         self._folder, self._limit = BlockFolder(folder, layout_id), limit
         self._block_bytes, self._tokens, self._clock = block_bytes, block_size, clock
+        self._most_pending = max(8, _QUEUE // block_bytes)
         self._index = BlockIndex(self._folder.layout)
         self._arrivals: deque[Arrival] = deque()
         self._live: set[int] = set()
@@ -123,7 +124,7 @@ class DiskTier:
         now = self._clock()
         if name in self._index or name in self._pending or name in self._forgotten:
             return False
-        if now < self._no_writes_until or len(self._pending) >= _QUEUE:
+        if now < self._no_writes_until or len(self._pending) >= self._most_pending:
             return False
         if evicted:
             self._credit = min(_BURST, self._credit + _BUDGET * (now - self._credit_at))
@@ -137,7 +138,7 @@ class DiskTier:
         for name, block in zip(hashes, blocks, strict=True):
             evicted = name in self._evicted
             self._evicted.discard(name)
-            if len(self._pending) < _QUEUE and name not in self._pending and name not in self._forgotten:
+            if len(self._pending) < self._most_pending and name not in self._pending and name not in self._forgotten:
                 self._pending.add(name)
                 self._offered.put((name, bytes(block), evicted))
 

@@ -47,6 +47,7 @@ MODULES = [
     (["list"], "headrace.hub.local_models", signal.SIGINT),
     (["rm", "x"], "headrace.hub.local_models", signal.SIGINT),
     (["ps"], "psutil", signal.SIGINT),
+    (["top"], "headrace.cli.top_reading", signal.SIGINT),
     (["completion", "bash"], "headrace.cli.completion_words", signal.SIGINT),
     (["models"], "headrace.hub.catalogue", signal.SIGINT),
     (["pull", "smollm2"], "headrace.hub.catalogue", signal.SIGINT),
