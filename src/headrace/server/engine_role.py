@@ -40,7 +40,7 @@ def _reply(context: Context) -> EngineRoleReply:
 
 
 ROUTES = (
-    RouteSpec("GET", _PATH, engine_role, "Show the engine's role", reply=EngineRoleReply),
+    RouteSpec("GET", _PATH, engine_role, "Show the engine's role", reply=EngineRoleReply, may_lack=True),
     RouteSpec(
         "POST", _PATH, set_engine_role, "Change the engine's role", EngineRoleRequest, EngineRoleReply, admin=True
     ),

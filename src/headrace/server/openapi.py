@@ -37,7 +37,7 @@ def operation(row: RouteSpec) -> dict[str, Any]:
     if "{" in row.path:
         name = row.path.partition("{")[2].partition("}")[0].partition(":")[0]
         described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
-    if row.request is not None or "{" in row.path:
+    if row.request is not None or "{" in row.path or row.may_lack:
         errors.append(404)
     if row.family == "anthropic":
         errors.append(529)

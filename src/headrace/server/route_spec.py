@@ -31,6 +31,8 @@ class RouteSpec:
     media: str = "application/json"
     request_media: str = "application/json"
     stream_media: str = "text/event-stream"
+    may_lack: bool = False
+    """The server may not have what the route is about: 404."""
     conflicts: bool = False
     """The state may forbid it: 409."""
     control: bool = False

@@ -343,3 +343,9 @@ def test_an_unexpected_error_shows_no_internals():
     told = to_http(ValueError("/secret"))
     assert told.status == 500
     assert "/secret" not in told.message
+
+
+def test_openapi_has_the_404_of_what_a_server_may_lack():
+    served = serve_fake()
+    assert get("/v1/engine/role", served).status_code == 404
+    assert "404" in served.app.openapi()["paths"]["/v1/engine/role"]["get"]["responses"]
