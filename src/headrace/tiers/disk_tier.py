@@ -22,7 +22,7 @@ __all__ = ["DiskTier"]
 _log = logging.getLogger(__name__)
 _QUEUE = 1 << 27
 """Bytes of blocks that may wait to be written; further ones are not kept."""
-_BUDGET, _BURST = 0.02, 1.0
+_BUDGET, _BURST = 0.01, 0.2
 """The share of time in which blocks that were used only once are written when they leave the cache, and the seconds
 that may be saved up."""
 _REFRESH = 2.0

@@ -269,7 +269,7 @@ def test_one_offs_are_written_within_a_budget(tmp_path: Path) -> None:
     tier._credit = -1.0
     assert not tier.wants(NAMES[1], evicted=True)
     assert tier.wants(NAMES[1], evicted=False)
-    now += 60.0
+    now += 600.0
     assert tier.wants(NAMES[1], evicted=True)
     tier.close()
 
