@@ -166,7 +166,8 @@ def build_on(
     drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
     tiers, transfer = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
     scheduler = Scheduler(_core_config(config, resolved, vocab), drafting, tiers)
-    layout = _layout_id(checkpoint, resolved)
+    # Events name blocks as transfers do, where there are any.
+    layout = _layout_id(checkpoint, resolved) if transfer is None else transfer.layout_id
     core = EngineCore(
         scheduler,
         runner,
