@@ -25,7 +25,11 @@ def main(url: str, checkpoint: str) -> None:
     command += ["--profile", "kind=concurrent,streams=2", "--constraint", f"kind=max_requests,count={_REQUESTS}"]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [*command, "--output-dir", folder], capture_output=True, text=True, check=False, cwd=folder
+            [*command, "--output", f"kind=json,path={folder}/report.json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=folder,
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
         (report,) = Path(folder).glob("*.json")
