@@ -1,16 +1,19 @@
-"""One thread of torch; examples that hypothesis draws are the same in every run, and no clock judges them."""
+"""One thread of torch; examples that hypothesis draws are the same in every run, and no clock judges them; no test
+leaves the levels of logs changed."""
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 
 # Before anything loads torch, and for the processes that tests start. On tensors as small as here more threads do
-# nothing but
-# wait for one another in busy loops: eight times the processor time on two cores, more on more. The native kernels have
-# a team
-# of their own, and what must not depend on torch's threads is tested with several (`test_kernels_reproducible`).
+# nothing but wait for one another in busy loops: eight times the processor time on two cores, more on more. The native
+# kernels have a team of their own, and what must not depend on torch's threads is tested with several
+# (`test_kernels_reproducible`).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -20,3 +23,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("headrace")
+
+
+@pytest.fixture(autouse=True)
+def log_levels() -> Iterator[None]:
+    """The command line sets the levels of the process's logs."""
+    ours, root = logging.getLogger("headrace"), logging.getLogger()
+    before = ours.level, root.level
+    yield
+    ours.setLevel(before[0])
+    root.setLevel(before[1])
