@@ -84,7 +84,8 @@ def test_a_local_server_is_found_and_only_its_run_counts(
     report = figures(out)
     (run,) = report["runs"]
     assert report["facts"]["process"] == server.process.pid
-    assert report["notes"] == []
+    (words,) = report["notes"]  # and no warning
+    assert words.startswith("single: 2 requests, 1 at a time")
     assert run["wastes_from"] == "counters"
     assert run["wastes"]["slot_occupancy"] == pytest.approx(1 / 8), "one request at a time, and eight slots"
     assert run["usage"].keys() == {
