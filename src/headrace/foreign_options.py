@@ -5,7 +5,8 @@ from __future__ import annotations
 __all__ = ["FOREIGN_OPTIONS", "FOREIGN_VERBS"]
 
 _MODEL = "the model is an argument of its own: headrace {verb} MODEL"
-_KV = "--kv-memory SIZE sets the bytes of the KV cache"
+_KV = "--kv-memory"
+_SHARE = "--kv-share"
 _LENGTH = "--max-model-len"
 _BUDGET = "--max-num-batched-tokens"
 _SEQUENCES = "--max-num-seqs"
@@ -20,7 +21,7 @@ _PREFIX = "prefixes are cached unless --no-prefix-caching is given"
 FOREIGN_OPTIONS = {
     # vLLM
     "--model": _MODEL,
-    "--gpu-memory-utilization": _KV,
+    "--gpu-memory-utilization": _SHARE,
     "--kv-cache-memory-bytes": _KV,
     "--kv-cache-dtype": "--kv-dtype",
     "--num-gpu-blocks-override": "--num-blocks",
@@ -46,12 +47,12 @@ FOREIGN_OPTIONS = {
     "--model-path": _MODEL,
     "--tp": _RANKS,
     "--tp-size": _RANKS,
-    "--mem-fraction-static": _KV,
+    "--mem-fraction-static": _SHARE,
     "--context-length": _LENGTH,
     "--max-running-requests": _SEQUENCES,
     "--chunked-prefill-size": _BUDGET,
     "--max-prefill-tokens": _BUDGET,
-    "--max-total-tokens": _KV,
+    "--max-total-tokens": "--num-blocks",
     "--disable-radix-cache": "--no-prefix-caching",
     "--page-size": "--block-size",
     "--speculative-algorithm": _DRAFTS,
@@ -81,7 +82,6 @@ FOREIGN_OPTIONS = {
     "--cache-type-k": "--kv-dtype",
     "--cache-type-v": "--kv-dtype",
     "-a": "--served-model-name",
-    "--alias": "--served-model-name",
     "--chat-template-file": "--chat-template",
     "-md": _DRAFTS,
     "--model-draft": _DRAFTS,
@@ -95,7 +95,7 @@ FOREIGN_OPTIONS = {
     "-p": "the prompt is an argument of its own, in quotation marks",
     # Ollama
     "--format": "--json-schema FILE",
-    "--keepalive": "a model stays as long as its server",
+    "--keepalive": "--keep-alive",
     "--verbose": "the environment variable HEADRACE_LOG=debug",
     "--num-ctx": _LENGTH,
     # TGI

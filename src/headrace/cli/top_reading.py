@@ -81,6 +81,8 @@ def _described(error: Exception) -> str:
         status = error.response.status_code
         if status == 401:
             return "it needs a key: --api-key, or HEADRACE_API_KEY"
+        if status == 501:
+            return "it is a router, which has no engine of its own: give the address of one of its engines"
         return f"it answers {status}, and not as a Headrace server does"
     return " ".join(str(error).split()) or type(error).__name__
 

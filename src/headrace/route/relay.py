@@ -206,7 +206,8 @@ class Relay:
         if self._started:
             return
         self._started = True
-        headers = [pair for pair in answer.headers if pair[0] not in _HOP]
+        # The server that the client sees adds its own date.
+        headers = [pair for pair in answer.headers if pair[0] not in _HOP and pair[0] != b"date"]
         headers.append((REPLICA, b"%d" % replica.number))
         self._metrics.answered(replica, answer.status)
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})

@@ -220,10 +220,11 @@ async def _serve_until(
 
 
 def _ready_line(context: Context, pool: ModelPool | None, url: str, took: float) -> str:
+    place = url if url.startswith("unix:") else f"{url}/v1"
     if pool is not None:
-        return f"Headrace serves {', '.join(pool.models)} at {url}/v1 (ready in {took:.1f} s)"
+        return f"Headrace serves {', '.join(pool.models)} at {place} (ready in {took:.1f} s)"
     info = context.client.info
-    return f"Headrace serves {context.model} at {url}/v1 ({info.platform}, {info.dtype}, ready in {took:.1f} s)"
+    return f"Headrace serves {context.model} at {place} ({info.platform}, {info.dtype}, ready in {took:.1f} s)"
 
 
 def _publisher(context: Context, endpoint: str | None) -> ZmqPublisher | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import logging
 import os
 import socket
 import ssl
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,13 +25,21 @@ _log = logging.getLogger(__name__)
 @contextlib.contextmanager
 def bound(config: ServerConfig) -> Iterator[socket.socket]:
     """A bound socket that does not listen yet. A unix socket's file is removed at the end. Raises ConfigError for an
-    address that cannot be bound."""
+    address that cannot be bound, or that another server has which does not listen yet either."""
     if config.uds is None:
         with contextlib.closing(bind(config.host, config.port)) as listener:
-            yield listener
+            host, port = listener.getsockname()[:2]
+            fault = f"cannot listen on {config.host}:{port}: another server starts there; choose another --port"
+            with _claimed(f"{host} {port}", fault):
+                yield listener
         return
     path = Path(config.uds)
-    with contextlib.closing(_bind_file(path)) as listener:
+    with (
+        _claimed(
+            str(path.absolute()), f"--uds: another server listens on {path}, or starts there: choose another name"
+        ),
+        contextlib.closing(_bind_file(path)) as listener,
+    ):
         made = path.stat().st_ino
         try:
             yield listener
@@ -38,6 +48,24 @@ def bound(config: ServerConfig) -> Iterator[socket.socket]:
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_ino == made:
                     path.unlink()
+
+
+@contextlib.contextmanager
+def _claimed(what: str, fault: str) -> Iterator[None]:
+    """Hold an address while its server loads: one that is bound and does not listen can be bound again. The claim is a
+    name of the kernel's, which ends with the process; systems without such names have no claims."""
+    if sys.platform != "linux":
+        yield
+        return
+    name = hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
+        try:
+            claim.bind(f"\0headrace-{name}")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise ConfigError(fault) from None
+        yield
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -94,8 +94,8 @@ class ModelPool:
             return model.context
         waiter: asyncio.Future[Context] = asyncio.get_running_loop().create_future()
         model.waiters.add(waiter)
-        self._want(model)
         try:
+            self._want(model)
             await asyncio.wait({waiter}, timeout=self._timeout)
         except asyncio.CancelledError:
             if waiter.done() and waiter.exception() is None:

@@ -62,10 +62,11 @@ class BlockFolder:
             for part in _folders(layout.path):
                 yield from self.scan_part(layout.name, part.name)
 
-    def parts(self) -> Iterator[tuple[str, int]]:
-        """The subfolders of this layout: (name, time of the last change in ns)."""
-        for part in _folders(os.path.join(self.root, self.layout)):
-            yield part.name, part.stat().st_mtime_ns
+    def parts(self) -> Iterator[tuple[str, str, int]]:
+        """The subfolders: (layout, name, time of the last change in ns)."""
+        for layout in _folders(self.root):
+            for part in _folders(layout.path):
+                yield layout.name, part.name, part.stat().st_mtime_ns
 
     def scan_part(self, layout: str, part: str) -> Iterator[StoredBlock]:
         """The blocks of one subfolder."""

@@ -39,12 +39,13 @@ class BlockIndex:
         with self._lock:
             self._remove(layout, name)
 
-    def replace_part(self, part: str, found: Iterable[StoredBlock]) -> None:
-        """Take over what a subfolder of this layout holds now."""
+    def replace_part(self, layout: str, part: str, found: Iterable[StoredBlock]) -> None:
+        """Take over what a subfolder holds now."""
         listed = {block.name: block for block in found}
+        first = int(part, 16)
         with self._lock:
-            for name in [name for name in self._own if name[0] == int(part, 16) and name not in listed]:
-                self._remove(self._layout, name)
+            for name in [name for name in self._names(layout) if name[0] == first and name not in listed]:
+                self._remove(layout, name)
             for block in listed.values():
                 self._add(block)
 
@@ -59,6 +60,11 @@ class BlockIndex:
         with self._lock:
             if name in self._own:
                 self._own[name] = self._own[name]._replace(used=now)
+
+    def _names(self, layout: str) -> Iterator[bytes]:
+        if layout == self._layout:
+            return iter(self._own)
+        return (name for of, name in self._others if of == layout)
 
     def _add(self, block: StoredBlock) -> None:
         self._remove(block.layout, block.name)

@@ -228,7 +228,7 @@ class DiskTier:
     # The thread that writes
 
     def _write_all(self) -> None:
-        seen: dict[str, int] = {}
+        seen: dict[tuple[str, str], int] = {}
         looked = self._clock()
         while True:
             try:
@@ -274,13 +274,16 @@ class DiskTier:
                 else:
                     self._index.add(block._replace(used=time.time()))
 
-    def _refresh(self, seen: dict[str, int]) -> None:
-        """Learn what other processes have written and removed. `seen`: when each subfolder had changed last."""
+    def _refresh(self, seen: dict[tuple[str, str], int]) -> None:
+        """Learn what other processes have written and removed, of all layouts: together they may be too much. `seen`:
+        when each subfolder had changed last."""
         try:
-            for part, changed in self._folder.parts():
-                if seen.get(part) != changed:
-                    self._index.replace_part(part, self._folder.scan_part(self._folder.layout, part))
-                    seen[part] = changed
+            for layout, part, changed in self._folder.parts():
+                if seen.get((layout, part)) != changed:
+                    self._index.replace_part(layout, part, self._folder.scan_part(layout, part))
+                    seen[layout, part] = changed
+            if self._index.bytes > self._limit:
+                self._evict()
         except (OSError, ValueError) as error:
             self._fault("the folder could not be read", error)
 

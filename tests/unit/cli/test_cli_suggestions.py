@@ -45,7 +45,7 @@ def test_verbs(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> No
     ("arguments", "hint"),
     [
         ("serve m --max-num-sequences 3", "; did you mean --max-num-seqs?"),
-        ("serve m --gpu-memory-utilization 0.9", "; --gpu-memory-utilization is --kv-memory SIZE sets"),
+        ("serve m --gpu-memory-utilization 0.9", "; --gpu-memory-utilization is --kv-share here"),
         ("serve m --ctx-size=4096", "; --ctx-size is --max-model-len here"),
         ("serve m -ngl 99", "; -ngl: the whole model lies on the device"),
         ("serve m --tp 2", "; --tp is --tensor-parallel-size here"),

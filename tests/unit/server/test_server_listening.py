@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import ssl
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,22 @@ def test_a_unix_socket(tmp_path: Path) -> None:
         running.process.send_signal(signal.SIGTERM)
         assert running.stop()[0] == 0
     assert not path.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="claims are names of Linux's kernel")
+@pytest.mark.parametrize("unix", [False, True])
+def test_an_address_whose_server_does_not_listen_yet_is_taken(tmp_path: Path, unix: bool) -> None:
+    path = tmp_path / "s"
+    with bound(ServerConfig(uds=str(path)) if unix else ServerConfig(port=0)) as first:
+        config = ServerConfig(uds=str(path)) if unix else ServerConfig(port=first.getsockname()[1])
+        with pytest.raises(ConfigError, match=r"another server .*starts there"), bound(config):
+            pass
+        assert path.exists() == unix, "the first one keeps it"
+        if not unix:
+            with bound(ServerConfig(host="127.0.0.2", port=config.port)):
+                pass
+    with bound(config):
+        pass
 
 
 def test_a_socket_whose_server_has_ended_is_replaced(tmp_path: Path) -> None:

@@ -242,6 +242,7 @@ def test_a_load_that_fails_is_a_503_and_is_tried_again_with_growing_delays(monke
                     assert "'a' could not be loaded: no weights" in error["message"]
                     assert answer.headers["retry-after"] == str(delay)
                 assert engines.opened.count("a") == attempts
+                assert not server.pool.models["a"].waiters, "a refused request waits for nothing"
                 now += delay
             assert await server.text("b") == "b"
             health = (await server.http.get("/health")).json()
@@ -250,6 +251,7 @@ def test_a_load_that_fails_is_a_503_and_is_tried_again_with_growing_delays(monke
             del engines.fail["a"]
             assert await server.text("a") == "a"
             assert server.pool.models["a"].failed is None
+            assert server.pool.models["a"].users == 0
 
     run(work)
 

@@ -50,7 +50,7 @@ class Server:
     def started(self) -> None:
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()
-        match = re.search(r"(https?://[^/\s]+|unix:\S+)(?=\S*/v1 )", self.line)
+        match = re.search(r"(https?://[^/\s]+(?=\S*/v1 )|unix:\S+)", self.line)
         assert match, (self.line, self.process.stderr and self.process.stderr.read())
         self.url = match[0]
 

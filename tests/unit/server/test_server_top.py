@@ -166,7 +166,8 @@ class Terminal:
     def ended(self) -> int:
         """The exit code; the terminal is as it was before."""
         until(lambda: self._read() or self.process.poll() is not None)
-        self._read()
+        while select.select([self._mine], [], [], 0)[0]:
+            self._read()
         assert termios.tcgetattr(self._theirs)[3] == self.before[3]
         assert self.text.rstrip().endswith(("\x1b[?25h", "\x1b[?1049l")), self.text[-40:]
         return self.process.returncode

@@ -72,6 +72,23 @@ def test_two_engines_share_a_folder(tmp_path: Path) -> None:
     other.close()
 
 
+def test_engines_of_other_layouts_share_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_tier, "_REFRESH", 0.01)
+    other = b"another-layout.."
+    tiers = [disk(tmp_path, 10 * FILE), disk(tmp_path, 10 * FILE, other)]
+    for at in range(10):
+        for tier in tiers:
+            keep(tier, NAMES[at : at + 1])
+
+    def held() -> int:
+        return sum(file.stat().st_size for file in tmp_path.rglob("*.kv"))
+
+    until(lambda: held() <= 10 * FILE)
+    until(lambda: all(tier.stats()[0].blocks < 10 for tier in tiers))
+    for tier in tiers:
+        tier.close()
+
+
 @pytest.mark.parametrize("at", [0, 5, 30, 50, 57, HEADER_BYTES, HEADER_BYTES + SIZE - 1])
 def test_a_changed_byte_is_a_miss(tmp_path: Path, at: int, caplog: pytest.LogCaptureFixture) -> None:
     tier = disk(tmp_path)

@@ -103,7 +103,7 @@ class LibraryProcess:
             self.description = self._answer(0, lambda: end - time.monotonic(), 0.0).data
         except TransferError as error:
             self.kill()
-            raise ConfigError(f"{library} cannot be used: {error}") from error
+            raise ConfigError(f"the connector's library cannot be used: {error}") from error
 
     def alive(self) -> bool:
         return not self._ended

@@ -55,7 +55,8 @@ def listen_on(settings: ConnectorSettings) -> tuple[socket.socket, str]:
     host, port = host_and_port(settings.listen or "127.0.0.1:0")
     if not settings.secret and not _is_loopback(host):
         raise ConfigError(
-            f"the address {settings.listen} can be reached from other machines: set a secret that the engines share"
+            f"the address {settings.listen} can be reached from other machines: set a secret that the engines "
+            "share, by --kv-secret-file or HEADRACE_KV_SECRET"
         )
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
