@@ -122,7 +122,12 @@ def read_served(args: argparse.Namespace) -> ServedModels:
         options["api_key"] = key
     if len(entries) > 1 and "served_model_name" in flags:
         raise ConfigError("--served-model-name names one model: with several, use --alias NAME=MODEL or a file")
-    return ServedModels(make_config(entries[0].model, {**options, **flags}, flags=True), entries, options, flags)
+    given = {**options, **flags}
+    for entry in entries:
+        # What goes with a role may be given for all models, and the role by one.
+        if "role" in entry.options:
+            given.setdefault("role", entry.options["role"])
+    return ServedModels(make_config(entries[0].model, given, flags=True), entries, options, flags)
 
 
 def _file(path: str | None) -> ConfigFile | None:

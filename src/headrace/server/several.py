@@ -43,8 +43,9 @@ def check_plans(config: Config, plans: Sequence[ModelPlan]) -> None:
     pool = pooled_by(config, len(plans), plans[0].aliases - config.loading.aliases.keys())
     if config.server.kv_events_endpoint is not None:
         raise ConfigError(f"--kv-events-endpoint tells of one model that stays loaded: leave it out, or {pool}")
-    if config.transfer.role is not None:
-        raise ConfigError(f"--role {config.transfer.role} is for one model that stays loaded: leave it out, or {pool}")
+    role = next((plan.config.transfer.role for plan in plans if plan.config.transfer.role is not None), None)
+    if role is not None:
+        raise ConfigError(f"--role {role} is for one model that stays loaded: leave it out, or {pool}")
     if config.loading.models_memory is not None:
         kv_parts([estimate(plan) for plan in plans], config.loading.models_memory, config.loading.models_max)
 
@@ -67,7 +68,7 @@ def make_pool(config: Config, plans: Sequence[ModelPlan], open_engine: OpenEngin
     ]
     for model in models:
         model.metrics.waiting = WaitingTokens(model.plan.config.server.max_waiting_tokens)
-    together = min(len(plans), loading.models_max or len(plans))
+    together = None if len(plans) == 1 else min(len(plans), loading.models_max or len(plans))
     return ModelPool(models, limits, ModelLoader(open_engine, limits, kv, together), loading.load_timeout)
 
 

@@ -204,3 +204,13 @@ def test_a_dry_run_shows_a_files_preload(tmp_path: Path) -> None:
     path.write_text("models: [{model: one, preload: true}, two]")
     chosen = served("--config", str(path))
     assert [chosen.shown_config(entry).loading.preload for entry in chosen.entries] == ["one", None]
+
+
+def test_a_role_may_stand_at_the_model(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("kv_listen: localhost:1\nmodels: [{model: one, role: both}]")
+    (plan,) = plans("--config", str(path))
+    assert (plan.config.transfer.role, plan.config.transfer.kv_listen) == ("both", "localhost:1")
+    path.write_text("kv_listen: localhost:1\nmodels: [one]")
+    with pytest.raises(ConfigError, match="--kv-listen: no blocks pass between engines without a role"):
+        served("--config", str(path))
