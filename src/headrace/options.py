@@ -129,7 +129,7 @@ def make_config(model: str, given: Mapping[str, Any], flags: bool = False) -> Co
             )
         values[option.section][option.field] = value
     try:
-        return Config.model_validate(values)
+        config = Config.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         section, field = str(first["loc"][0]), str(first["loc"][1])
@@ -137,3 +137,18 @@ def make_config(model: str, given: Mapping[str, Any], flags: bool = False) -> Co
         shown, value = option.name if option else field, first["input"]
         where = f"--{shown.replace('_', '-')} {value}" if flags else f"option {shown}={value!r}"
         raise ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+    _check_role(known, given, flags)
+    return config
+
+
+def _check_role(known: Mapping[str, Option], given: Mapping[str, Any], flags: bool) -> None:
+    """Raises ConfigError for an option of blocks that pass between engines if none do."""
+    if given.get("role") is not None:
+        return
+    names = [name for name, value in given.items() if known[name].section == "transfer" and value is not None]
+    if names:
+        shown = [known[name].flag if flags else name for name in names]
+        role = "--role prefill, decode or both" if flags else "role='prefill', 'decode' or 'both'"
+        raise ConfigError(
+            f"{', '.join(shown)}: no blocks pass between engines without a role: add {role}, or leave it out"
+        )

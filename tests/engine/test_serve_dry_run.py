@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import format_models
 import pytest
 
 from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.cli.command_options import build_config
 from headrace.cli.serve_plan import show_serve_plan
-from headrace.options import ENGINE, SERVER
+from headrace.engine.dry_run import plan_engine
+from headrace.errors import UnsupportedModel
+from headrace.options import ENGINE, SERVER, make_config
 
 Plan = Callable[..., tuple[int, str]]
 TLS = Path(__file__).parents[1] / "data" / "tls"
@@ -129,3 +133,43 @@ def test_two_ranks_share_the_hosts_memory(plan: Plan) -> None:
     code, text = plan("--tensor-parallel-size", "2", "--kv-memory", "1MiB")
     assert code == 0, text
     assert "2 ranks, each with its part of every layer" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--role prefill --kv-listen 0.0.0.0:0", "set a secret that the engines share"),
+        ("--role both --kv-connector foo", "there is no connector 'foo'"),
+        ("--role both --kv-secret-file /nowhere", "kv_secret_file /nowhere cannot be read"),
+        ("--kv-host-memory 1GiB", "kv_host_memory: platform cpu computes in the host's memory"),
+    ],
+)
+def test_tiers_and_peers_are_tried(plan: Plan, options: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_KV_SECRET", raising=False)
+    code, text = plan(*options.split())
+    assert code == 2
+    assert message in text
+
+
+def test_what_other_engines_reach_is_given_back(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "blocks"
+    code, text = plan("--role", "both", "--kv-connector", "shm", "--kv-listen", str(path), "--kv-shelf", "1MiB")
+    assert code == 0, text
+    assert not path.exists()
+
+
+def test_a_connector_without_its_library(plan: Plan) -> None:
+    if importlib.util.find_spec("nixl") is not None:
+        pytest.skip("nixl is installed")
+    code, text = plan("--role", "both", "--kv-connector", "nixl")
+    assert code == 2
+    assert "pip install 'headrace[nixl]'" in text
+
+
+@pytest.mark.parametrize(("name", "scheme"), [("Q4_1", "gguf:q4_1"), ("gptq", "int4")])
+def test_a_quantised_checkpoint_is_not_quantised(name: str, scheme: str, tmp_path: Path) -> None:
+    path, _ = format_models.make(name, tmp_path)
+    given = {"platform": "cpu", "threads": 1, "kv_memory": "1MiB"}
+    plan_engine(make_config(str(path), given))
+    with pytest.raises(UnsupportedModel, match=f"is stored as {scheme}: leave --quantize out"):
+        plan_engine(make_config(str(path), {**given, "quantize": "int8"}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -35,6 +35,14 @@ class GGUFSource:
     @property
     def used(self) -> Collection[str]:
         return self._used
+
+    def matrices(self) -> Iterator[tuple[str, str, int]]:
+        """(name, scheme, columns) of every matrix, from the list of tensors, as it is stored."""
+        for entry in self.header.tensors.values():
+            if len(entry.shape) > 1:
+                kind = FLOAT_TYPES.get(entry.type)
+                scheme = f"gguf:{GGUF_TYPES[entry.type].name}" if kind is None else str(kind).removeprefix("torch.")
+                yield entry.name, scheme, entry.shape[-1]
 
     def matrix(self, name: str, rows: int, columns: int, bias: bool) -> Weight:
         entry = self._entry(f"{name}.weight", (rows, columns))

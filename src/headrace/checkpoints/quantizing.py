@@ -9,12 +9,13 @@ from dataclasses import replace
 import torch
 
 from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.checkpoints.gguf_source import GGUFSource
 from headrace.kernels.weight import Weight
 from headrace.models.assemble import Source
 from headrace.models.family import Names
-from headrace.quant.online import quantize_weight
+from headrace.quant.online import check_quantizable, quantize_weight
 
-__all__ = ["QuantizingSource", "quantizing"]
+__all__ = ["QuantizingSource", "check_quantizing", "quantizing"]
 
 
 def quantizing(checkpoint: Checkpoint, kind: str) -> Checkpoint:
@@ -23,15 +24,35 @@ def quantizing(checkpoint: Checkpoint, kind: str) -> Checkpoint:
     return replace(checkpoint, source=QuantizingSource(checkpoint.source, checkpoint.names, layers, kind))
 
 
+def check_quantizing(checkpoint: Checkpoint, kind: str) -> None:
+    """Raises UnsupportedModel as reading the weights would: of a GGUF for any matrix in its list of tensors, else for
+    the first one, which is opened as `open_checkpoint` opens it."""
+    names, config = checkpoint.names, checkpoint.decoder_config
+    if isinstance(checkpoint.source, GGUFSource):
+        matrices = _own_names(names, len(config.layers))
+        for name, scheme, columns in checkpoint.source.matrices():
+            if name.removesuffix(".weight") in matrices:
+                check_quantizable(name, scheme, columns, kind)
+        return
+    found = checkpoint.source.matrix(names.q.format(i=0), config.num_q_heads * config.head_dim, config.hidden, False)
+    for part in found.parts or (found,):
+        check_quantizable(part.name, part.scheme, part.shape[1], kind)
+
+
+def _own_names(names: Names, layers: int) -> set[str]:
+    """The matrices that are quantized, without `.weight`."""
+    patterns = (
+        names.q, names.k, names.v, names.output, names.gate, names.up, names.down, names.expert_gate,
+        names.expert_up, names.expert_down, names.shared_gate, names.shared_up, names.shared_down,
+    )  # fmt: skip
+    return {name.format(i=index, e="{e}") for name in patterns for index in range(layers)}
+
+
 class QuantizingSource:
     """A `models.assemble.Source` that quantizes the matrices of layers; embedding, head and routers stay wide."""
 
     def __init__(self, source: Source, names: Names, layers: int, kind: str) -> None:
-        patterns = (
-            names.q, names.k, names.v, names.output, names.gate, names.up, names.down, names.expert_gate,
-            names.expert_up, names.expert_down, names.shared_gate, names.shared_up, names.shared_down,
-        )  # fmt: skip
-        self._own = {name.format(i=index, e="{e}") for name in patterns for index in range(layers)}
+        self._own = _own_names(names, layers)
         self._source, self._kind = source, kind
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from headrace.config import Config
 from headrace.errors import ConfigError
 
-__all__ = ["replica_configs", "serve_replicas"]
+__all__ = ["check_replicas", "replica_configs", "serve_replicas"]
 
 
 def replica_configs(config: Config, count: int) -> list[Config]:
@@ -34,8 +34,8 @@ def replica_configs(config: Config, count: int) -> list[Config]:
     return [config.model_copy(update={"device": device}) for device in parts]
 
 
-def serve_replicas(config: Config, path: Path, count: int) -> int:
-    """Serve until a signal comes; returns the exit code. Raises ConfigError."""
+def check_replicas(config: Config) -> None:
+    """Raises ConfigError for options that belong to one engine."""
     if config.server.state_dir is not None:
         raise ConfigError(
             "--state-dir cannot be combined with --replicas: files, batches and kept responses would belong to one of "
@@ -43,6 +43,11 @@ def serve_replicas(config: Config, path: Path, count: int) -> int:
         )
     if config.server.kv_events_endpoint is not None:
         raise ConfigError("--kv-events-endpoint cannot be combined with --replicas: they cannot share one address")
+
+
+def serve_replicas(config: Config, path: Path, count: int) -> int:
+    """Serve until a signal comes; returns the exit code. Raises what `check_replicas` raises."""
+    check_replicas(config)
     from headrace.environment import read_environment
     from headrace.hub.model_reference import display_name
     from headrace.route.process_group import ProcessGroup

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Callable
 
 from headrace.arguments import add_engine_options, add_server_options
 from headrace.cli.logs import set_up_logging
 from headrace.cli.model_fetch import fetch_model
 from headrace.cli.served_models import ServedModels, read_served
 from headrace.engine.launch import EngineProcessHandle, launch
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.progress import loading_bar
 
 __all__ = ["configure", "prepare", "run"]
@@ -54,23 +55,18 @@ def run(args: argparse.Namespace) -> int:
     served = read_served(args)
     if args.dry_run:
         set_up_logging(quiet=True)
-        return _dry_run(served)
+        return _dry_run(args, served)
     set_up_logging()
     if served.config.server.log_format == "json":
         from headrace.log_format import use_json
 
         use_json()
+    _check_replicas(args, served)
     plans = served.plans(
         lambda name: fetch_model(name, args.accept_terms),
         lambda name, is_model: resolve_drafter(name, is_model, lambda text: fetch_model(text, args.accept_terms)),
     )
     if args.replicas != 1:
-        if args.replicas < 1:
-            raise ConfigError(f"--replicas must be at least 1, got {args.replicas}")
-        if args.prompt is not None:
-            raise ConfigError("--prompt cannot be combined with --replicas: leave one of them out")
-        if not served.plain:
-            raise ConfigError("--replicas is for one model that stays loaded: leave it out, or the other models")
         from headrace.cli.replica_serving import serve_replicas
 
         return serve_replicas(plans[0].config, plans[0].path, args.replicas)
@@ -87,14 +83,51 @@ def run(args: argparse.Namespace) -> int:
         return server.run_several(served.config, plans, args.prompt, args.prepared, progress)
 
 
-def _dry_run(served: ServedModels) -> int:
-    """Print what would happen with each model. Raises ConfigError for models that do not go together."""
-    from headrace.cli.serve_plan import show_serve_plan
-    from headrace.hub.catalogue import find_local
+def _check_replicas(args: argparse.Namespace, served: ServedModels) -> None:
+    """Raises ConfigError for options that do not go with several engines of one model."""
+    if args.replicas == 1:
+        return
+    if args.replicas < 1:
+        raise ConfigError(f"--replicas must be at least 1, got {args.replicas}")
+    if args.prompt is not None:
+        raise ConfigError("--prompt cannot be combined with --replicas: leave one of them out")
+    if served.pooled_by is not None:
+        raise ConfigError(f"--replicas is for one model that stays loaded: leave it out, or {served.pooled_by}")
+    from headrace.cli.replica_serving import check_replicas
 
-    code = max(show_serve_plan(served.config_of(entry)) for entry in served.entries)
-    if code == 0 and not served.plain:
+    check_replicas(served.config)
+
+
+def _dry_run(args: argparse.Namespace, served: ServedModels) -> int:
+    """Print what would happen with each model."""
+    from headrace.cli.serve_plan import show_serve_plan
+
+    faults = _fault(lambda: _check_replicas(args, served)) + _fault(lambda: _check_together(served))
+    several = len(served.entries) > 1
+    names = served.names
+    return max(
+        show_serve_plan(served.shown_config(entry), name if several else "", faults)
+        for entry, name in zip(served.entries, names, strict=True)
+    )
+
+
+def _fault(check: Callable[[], None]) -> list[str]:
+    """What is wrong, if anything."""
+    from headrace.cli.serve_plan import one_line
+
+    try:
+        check()
+    except HeadraceError as error:
+        return [one_line(error)]
+    return []
+
+
+def _check_together(served: ServedModels) -> None:
+    """Raises what finding the models on this machine raises, and ConfigError for models that do not go together."""
+    from headrace.hub.catalogue import find_local, resolve_drafter
+
+    plans = served.plans(find_local, lambda name, is_model: resolve_drafter(name, is_model, find_local))
+    if not served.plain:
         from headrace.server.several import check_plans
 
-        check_plans(served.config, served.plans(find_local, lambda name, is_model: find_local(name)))
-    return code
+        check_plans(served.config, plans)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,15 @@ from headrace.options import ENGINE, SERVER, Option
 if TYPE_CHECKING:
     from headrace.engine.dry_run import EnginePlan
 
-__all__ = ["show_serve_plan"]
+__all__ = ["one_line", "show_serve_plan"]
 
 _FAILS = 2
 _SECRET = frozenset({"api_key"})
 
 
-def show_serve_plan(config: Config) -> int:
-    """Print it. Returns the exit code: 0, or 2 if serving would fail."""
+def show_serve_plan(config: Config, name: str = "", others: Sequence[str] = ()) -> int:
+    """Print it. Returns the exit code: 0, or 2 if serving would fail. `name`: of the model among several; `others`:
+    faults of the whole server, each a line."""
     faults: list[str] = []
 
     def tried(work: Callable[[], Iterator[str]]) -> None:
@@ -30,10 +31,11 @@ def show_serve_plan(config: Config) -> int:
             for line in work():
                 print(line)
         except HeadraceError as error:
-            faults.append(" ".join(str(error).split()))
+            faults.append(one_line(error))
 
     engine: dict[str, Any] = {}
     path: list[Path] = []
+    print(f"model {name}".rstrip())
     tried(lambda: _model(config, engine, path))
     if path:
         tried(lambda: _formats(config, path[0]))
@@ -41,10 +43,16 @@ def show_serve_plan(config: Config) -> int:
     print("options")
     for line in _options(config, engine):
         print(line)
+    faults += [fault for fault in others if fault not in faults]
     for fault in faults:
         print(f"error: {fault}")
     print("This would fail." if faults else "This would serve.")
     return _FAILS if faults else 0
+
+
+def one_line(error: HeadraceError) -> str:
+    """As a fault is shown."""
+    return " ".join(str(error).split())
 
 
 def _model(config: Config, engine: dict[str, Any], found: list[Path]) -> Iterator[str]:
@@ -57,7 +65,6 @@ def _model(config: Config, engine: dict[str, Any], found: list[Path]) -> Iterato
     scheduler = config.scheduler.with_draft_model(lambda name, is_model: resolve_drafter(name, is_model, find_local))
     model = config.model.model_copy(update={"model": str(path)})
     plan = plan_engine(config.model_copy(update={"model": model, "scheduler": scheduler}))
-    yield "model"
     yield f"  {path}: {plan.layers} layers, {plan.vocab_size} tokens, weights of {plan.weight_dtype}"
     yield "platform"
     yield f"  {plan.platform}"

@@ -32,12 +32,23 @@ class ServedModels:
     flags: Mapping[str, Any]
 
     @property
+    def pooled_by(self) -> str | None:
+        """As `model_plan.pooled_by`."""
+        from headrace.server.model_plan import pooled_by
+
+        return pooled_by(self.config, len(self.entries), self.entries[0].aliases)
+
+    @property
     def plain(self) -> bool:
         """One model that stays loaded: nothing chooses among models or unloads one."""
-        (first, *others) = self.entries
-        loading = self.config.loading
-        chosen = loading.keep_alive is not None or loading.aliases or first.aliases
-        return not (others or chosen or self.config.server.enable_control_routes)
+        return self.pooled_by is None
+
+    @property
+    def names(self) -> list[str]:
+        """What clients call the models, in their order."""
+        from headrace.hub.model_reference import display_name
+
+        return [self.config_of(entry).server.served_model_name or display_name(entry.model) for entry in self.entries]
 
     def config_of(self, entry: ModelEntry) -> Config:
         """A model's own: flags go before its own options, and those before the file's for all models."""
@@ -47,15 +58,26 @@ class ServedModels:
         if len(self.entries) > 1:
             given.pop("served_model_name", None)
         name = entry.name if entry.name is not None else given.get("served_model_name")
-        return make_config(entry.model, {**given, "served_model_name": name}, flags=True)
+        if name is not None:
+            given["served_model_name"] = name
+        return make_config(entry.model, given, flags=True)
+
+    def shown_config(self, entry: ModelEntry) -> Config:
+        """`config_of` with the aliases and the preload that the file gives the model itself."""
+        config, name = self.config_of(entry), self.names[self.entries.index(entry)]
+        own: dict[str, Any] = {}
+        if entry.aliases:
+            own["aliases"] = {**dict.fromkeys(entry.aliases, name), **config.loading.aliases}
+        if entry.preload and config.loading.preload is None:
+            own["preload"] = name
+        return config.model_copy(update={"loading": config.loading.model_copy(update=own)})
 
     def plans(self, find: Callable[[str], Path], find_drafter: Callable[[str, bool], Path]) -> list[ModelPlan]:
         """The models with their files, which `find` gets from a name, and `find_drafter` those of what drafts. Raises
         what these raise, and ConfigError for names that clash."""
-        from headrace.hub.model_reference import display_name
         from headrace.server.model_plan import ModelPlan, check_names, with_aliases
 
-        names = [self.config_of(entry).server.served_model_name or display_name(entry.model) for entry in self.entries]
+        names = self.names
         aliases = with_aliases(self.config.loading.aliases, names)
         preload = self._preloaded(names)
         plans = []
@@ -100,7 +122,12 @@ def read_served(args: argparse.Namespace) -> ServedModels:
         options["api_key"] = key
     if len(entries) > 1 and "served_model_name" in flags:
         raise ConfigError("--served-model-name names one model: with several, use --alias NAME=MODEL or a file")
-    return ServedModels(make_config(entries[0].model, {**options, **flags}, flags=True), entries, options, flags)
+    given = {**options, **flags}
+    for entry in entries:
+        # What goes with a role may be given for all models, and the role by one.
+        if "role" in entry.options:
+            given.setdefault("role", entry.options["role"])
+    return ServedModels(make_config(entries[0].model, given, flags=True), entries, options, flags)
 
 
 def _file(path: str | None) -> ConfigFile | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.checkpoints.checkpoint import open_checkpoint
+from headrace.checkpoints.quantizing import check_quantizing
 from headrace.config import Config
+from headrace.engine.peer_loading import try_peers
 from headrace.engine.rank_loading import device_options
 from headrace.engine.startup import check_devices, find_drafts, resolve_on
+from headrace.engine.tier_loading import check_tiers
 from headrace.grammar.loading import find_backend
 from headrace.models.sharding import Shard
 from headrace.plugins import discover
@@ -42,6 +45,8 @@ def plan_engine(config: Config) -> EnginePlan:
     size = config.parallel.tensor_parallel_size
     checkpoint = open_checkpoint(config.model.model)
     facts = checkpoint.facts(Shard(0, size))
+    if config.model.quantize is not None:
+        check_quantizing(checkpoint, config.model.quantize)
     platform, why = discover().select_platform(config.device.platform)
     device = platform.open(config.device.index, device_options(config))
     try:
@@ -51,12 +56,14 @@ def plan_engine(config: Config) -> EnginePlan:
         found, block, head = find_drafts(config, checkpoint, device)
         drafts = found or block or head
         name = f"{platform.name} device {config.device.index}"
+        check_tiers(config, device.capabilities(), platform.name)
         resolved, reasons = resolve_on(config, checkpoint, device, name, size, drafts)
         capabilities = device.capabilities()
         lanes, alone = capabilities.kv_lanes, 1 if capabilities.host_memory else size
         layouts = [resolved.kv_layout, *([] if drafts is None else [drafts.layout])]
         block_bytes = sum(layout.padded(lanes).bytes_per_block for layout in layouts)
         free, total = device.memory()
+        try_peers(config, resolved, block_bytes)
     finally:
         device.close()
     return EnginePlan(

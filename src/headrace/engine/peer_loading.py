@@ -18,7 +18,7 @@ from headrace.transfer.connectors.finding import find_connector, open_connector
 from headrace.transfer.identity import Identity
 from headrace.transfer.sealed import HEADER_BYTES
 
-__all__ = ["check_peers", "open_peers"]
+__all__ = ["check_peers", "open_peers", "try_peers"]
 
 _log = logging.getLogger(__name__)
 _STAGING = 256 << 20
@@ -60,6 +60,13 @@ def open_peers(
     _log.info("KV blocks for other engines at %s, up to %d", connector.address, settings.shelf_blocks)
     info = TransferInfo(connector.name, connector.address, identity.epoch, layout, given.kv_lease)
     return PeerTier(connector, kv.block_size, block_bytes, settings.staging_blocks, below), info
+
+
+def try_peers(config: Config, resolved: Resolved, block_bytes: int) -> None:
+    """Open what `open_peers` would, and close it: an address, a secret or a library may be missing. Raises ConfigError
+    and PluginError."""
+    if config.transfer.role is not None:
+        open_peers(config, resolved, "", b"", block_bytes, None)[0].close()
 
 
 def _secret(config: Config) -> bytes:

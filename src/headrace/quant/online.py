@@ -11,7 +11,7 @@ from headrace.kernels.weight import Weight
 from headrace.quant.bits import pack_nibbles
 from headrace.quant.containers import int4_weight, int8_weight
 
-__all__ = ["FLOAT_SCHEMES", "quantize_weight"]
+__all__ = ["FLOAT_SCHEMES", "check_quantizable", "quantize_weight"]
 
 FLOAT_SCHEMES = frozenset({"float32", "bfloat16", "float16"})
 _GROUP = 32
@@ -27,13 +27,8 @@ def quantize_weight(weight: Weight, kind: str) -> Weight:
     """
     if weight.parts:
         return replace(weight, parts=tuple(quantize_weight(part, kind) for part in weight.parts))
-    if weight.scheme not in FLOAT_SCHEMES:
-        raise UnsupportedModel(f"{weight.name or 'a weight'} is stored as {weight.scheme}: leave --quantize out")
     rows, columns = weight.shape
-    if kind == "int4" and columns % _GROUP:
-        raise UnsupportedModel(
-            f"{weight.name} has rows of {columns} values, not a multiple of {_GROUP}: choose --quantize int8"
-        )
+    check_quantizable(weight.name, weight.scheme, columns, kind)
     narrow = _int8 if kind == "int8" else _int4
     step = max(1, _PIECE // columns)
     pieces = [narrow(weight.take(slice(at, at + step)).dequantize()) for at in range(0, rows, step)]
@@ -43,6 +38,16 @@ def quantize_weight(weight: Weight, kind: str) -> Weight:
     else:
         quantized = int4_weight(codes, columns, scales, None, None, weight.name)
     return replace(quantized, bias=weight.bias, wide_inputs=False)
+
+
+def check_quantizable(name: str, scheme: str, columns: int, kind: str) -> None:
+    """Raises UnsupportedModel as `quantize_weight` does, for a weight of which only this is known."""
+    if scheme not in FLOAT_SCHEMES:
+        raise UnsupportedModel(f"{name or 'a weight'} is stored as {scheme}: leave --quantize out")
+    if kind == "int4" and columns % _GROUP:
+        raise UnsupportedModel(
+            f"{name} has rows of {columns} values, not a multiple of {_GROUP}: choose --quantize int8"
+        )
 
 
 def _int8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -73,11 +73,14 @@ def kv_parts(costs: Sequence[int], memory: int, most: int | None) -> int:
     return (memory - sum(by_size[:together])) // together
 
 
-def with_kv(config: Config, bytes_: int | None, models: int) -> Config:
+def with_kv(config: Config, bytes_: int | None, models: int | None) -> Config:
     """The model's configuration with its part for the KV cache, unless the user has given its size. `bytes_` None: of
-    no known limit, so that each of the `models` gets a share of what is free when it is loaded."""
+    no known limit, so that each of the `models` gets a share of what is free when it is loaded; the only model of a
+    server (None) keeps the default share."""
     cache = config.cache
     if cache.kv_memory is not None or cache.num_blocks is not None or cache.kv_share is not None:
         return config
-    part = {"kv_share": KV_SHARE / models} if bytes_ is None else {"kv_memory": bytes_}
+    if bytes_ is None and models is None:
+        return config
+    part = {"kv_memory": bytes_} if bytes_ is not None else {"kv_share": KV_SHARE / (models or 1)}
     return config.model_copy(update={"cache": cache.model_copy(update=part)})

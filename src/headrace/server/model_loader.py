@@ -77,8 +77,9 @@ class ProcessEngines:
 class ModelLoader:
     """A `model_pool.Load`."""
 
-    def __init__(self, open_engine: OpenEngine, limits: PoolLimits, kv_bytes: int | None, together: int) -> None:
-        """`kv_bytes`: of each model's cache; None: a share of the free memory, for so many models `together`."""
+    def __init__(self, open_engine: OpenEngine, limits: PoolLimits, kv_bytes: int | None, together: int | None) -> None:
+        """`kv_bytes`: of each model's cache; None: a share of the free memory, for so many models `together`, or
+        the default share (None)."""
         self._open, self._limits = open_engine, limits
         self._kv_bytes, self._together = kv_bytes, together
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from headrace.config import Config
 from headrace.errors import ConfigError
 
-__all__ = ["ModelPlan", "check_names", "with_aliases"]
+__all__ = ["ModelPlan", "check_names", "pooled_by", "with_aliases"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,21 @@ class ModelPlan:
     @property
     def names(self) -> frozenset[str]:
         return self.aliases | {self.name}
+
+
+def pooled_by(config: Config, models: int, own_aliases: Iterable[str] = ()) -> str | None:
+    """What makes a pool of the server's models: the others, or the option; None for one model that stays loaded, under
+    one name. `own_aliases`: of the first model, from a file."""
+    if models > 1:
+        return "the other models"
+    loading = config.loading
+    chosen = {
+        "--keep-alive": loading.keep_alive is not None,
+        "--alias": bool(loading.aliases),
+        "the model's `aliases` in the file": any(own_aliases),
+        "--enable-control-routes": config.server.enable_control_routes,
+    }
+    return " and ".join(name for name, given in chosen.items() if given) or None
 
 
 def check_names(plans: Iterable[ModelPlan]) -> None:

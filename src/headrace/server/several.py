@@ -10,7 +10,7 @@ from headrace.errors import ConfigError
 from headrace.server.lifecycle import run_pool
 from headrace.server.model_budget import default_memory, estimate, kv_parts
 from headrace.server.model_loader import ModelLoader, OpenEngine, ProcessEngines, Progress
-from headrace.server.model_plan import ModelPlan
+from headrace.server.model_plan import ModelPlan, pooled_by
 from headrace.server.model_pool import ModelPool, PoolLimits
 from headrace.server.served_model import ServedModel
 from headrace.server.waiting_tokens import WaitingTokens
@@ -40,14 +40,12 @@ def run_several(
 
 def check_plans(config: Config, plans: Sequence[ModelPlan]) -> None:
     """Raise ConfigError for options that do not go with several models, and for a model that cannot fit."""
+    pool = pooled_by(config, len(plans), plans[0].aliases - config.loading.aliases.keys())
     if config.server.kv_events_endpoint is not None:
-        raise ConfigError(
-            "--kv-events-endpoint tells of one engine: serve one model that stays loaded, or leave it out"
-        )
-    if config.transfer.role is not None:
-        raise ConfigError(
-            f"--role {config.transfer.role} is for one model that stays loaded: leave it out, or the others"
-        )
+        raise ConfigError(f"--kv-events-endpoint tells of one model that stays loaded: leave it out, or {pool}")
+    role = next((plan.config.transfer.role for plan in plans if plan.config.transfer.role is not None), None)
+    if role is not None:
+        raise ConfigError(f"--role {role} is for one model that stays loaded: leave it out, or {pool}")
     if config.loading.models_memory is not None:
         kv_parts([estimate(plan) for plan in plans], config.loading.models_memory, config.loading.models_max)
 
@@ -70,7 +68,7 @@ def make_pool(config: Config, plans: Sequence[ModelPlan], open_engine: OpenEngin
     ]
     for model in models:
         model.metrics.waiting = WaitingTokens(model.plan.config.server.max_waiting_tokens)
-    together = min(len(plans), loading.models_max or len(plans))
+    together = None if len(plans) == 1 else min(len(plans), loading.models_max or len(plans))
     return ModelPool(models, limits, ModelLoader(open_engine, limits, kv, together), loading.load_timeout)
 
 

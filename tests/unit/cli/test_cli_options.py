@@ -157,6 +157,19 @@ def test_unknown_options_are_named() -> None:
         make_config("m", {"max_len": 9})
 
 
+@pytest.mark.parametrize(
+    "option", ["kv_connector=tcp", "kv_listen=a:1", "kv_secret_file=f", "kv_shelf=4k", "kv_lease=9", "kv_timeout=8"]
+)
+def test_options_of_passing_blocks_need_a_role(option: str) -> None:
+    name, _, value = option.partition("=")
+    with pytest.raises(ConfigError, match=f"^{name}: no blocks pass .* add role='prefill', 'decode' or 'both'"):
+        make_config("m", {name: value})
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(ConfigError, match=f"^{flag}: no blocks pass .* add --role prefill, decode or both"):
+        make_config("m", {name: value}, flags=True)
+    assert make_config("m", {name: value, "role": "both"}).transfer.role == "both"
+
+
 @pytest.mark.parametrize("value", [True, False])
 @pytest.mark.parametrize("name", [name for name, option in {**ENGINE, **SERVER}.items() if bool not in option.kinds])
 def test_a_boolean_is_no_value(name: str, value: bool) -> None:

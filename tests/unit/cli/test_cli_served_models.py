@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from headrace.cli import serve_command
 from headrace.cli.main import main
 from headrace.cli.served_models import ServedModels, read_served
+from headrace.config import Config
 from headrace.errors import ConfigError
 from headrace.server.model_plan import ModelPlan
 
@@ -122,19 +124,93 @@ def test_clashes_and_mistakes() -> None:
         plans("a", "b", "--max-num-seqs", "0")
 
 
-def test_a_dry_run_checks_every_model_and_all_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_checks_every_model_and_all_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from headrace.cli import serve_plan
 
-    seen: list[str] = []
-    monkeypatch.setattr(serve_plan, "show_serve_plan", lambda config: seen.append(config.model.model) or 0)
+    seen: list[tuple[str, str]] = []
+    faults: list[str] = []
+
+    def shown(config: Config, name: str, others: Sequence[str]) -> int:
+        seen.append((config.model.model, name))
+        faults[:] = others
+        return 2 if others else 0
+
+    monkeypatch.setattr(serve_plan, "show_serve_plan", shown)
     for name in "ab":
         (tmp_path / name).mkdir()
     both = [str(tmp_path / "a"), str(tmp_path / "b")]
     assert main(["serve", *both, "--dry-run"]) == 0
-    assert seen == both
-    assert main(["serve", *both, "--dry-run", "--models-memory", "1Mi"]) == 2
-    assert "--models-memory 0.00GiB: the largest model needs" in capsys.readouterr().err
-    assert main(["serve", *both, "--dry-run", "--kv-events-endpoint", "tcp://*:1"]) == 2
-    assert main(["serve", *both, "--dry-run", "--role", "prefill"]) == 2
+    assert seen == [(both[0], "a"), (both[1], "b")]
+    for options, fault in (
+        (["--models-memory", "1Mi"], "--models-memory 0.00GiB: the largest model needs"),
+        (["--kv-events-endpoint", "tcp://*:1"], "leave it out, or the other models"),
+        (["--role", "prefill"], "leave it out, or the other models"),
+        (["--preload", "zz"], "--preload zz: no model has the name 'zz'"),
+        (["--replicas", "2"], "--replicas is for one model that stays loaded: leave it out, or the other models"),
+    ):
+        assert main(["serve", *both, "--dry-run", *options]) == 2
+        assert len(faults) == 1
+        assert fault in faults[0]
+    # The same names are looked at with one model that stays loaded.
+    seen.clear()
+    assert main(["serve", both[0], "--dry-run", "--preload", "zz"]) == 2
+    assert seen == [(both[0], "")]
+    assert "--preload zz: no model has the name 'zz'" in faults[0]
+
+
+@pytest.mark.parametrize("check", [["--replicas", "2"], ["--role", "both"], ["--kv-events-endpoint", "tcp://*:1"]])
+@pytest.mark.parametrize(
+    ("pool", "named"),
+    [
+        (["--enable-control-routes"], "--enable-control-routes"),
+        (["--alias", "x=a"], "--alias"),
+        (["--keep-alive", "5m"], "--keep-alive"),
+        (["--alias", "x=a", "--keep-alive", "5m"], "--keep-alive and --alias"),
+    ],
+)
+def test_the_option_that_makes_a_pool_is_named(
+    check: list[str],
+    pool: list[str],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from headrace.cli import serve_plan
+
+    monkeypatch.setattr(serve_plan, "show_serve_plan", lambda config, name, others: print(*others) or 2)
+    (tmp_path / "a").mkdir()
+    assert main(["serve", str(tmp_path / "a"), "--dry-run", *check, *pool]) == 2
+    assert f"{check[0]}" in (text := capsys.readouterr().out)
+    assert f"one model that stays loaded: leave it out, or {named}\n" in text
+
+
+def test_a_dry_run_shows_what_the_file_gives_a_model(file: str) -> None:
+    chosen = served("--config", file)
+    first, second = (chosen.shown_config(entry) for entry in chosen.entries)
+    assert first.loading.aliases == {"first": "one"}
+    assert "aliases" in first.loading.model_fields_set
+    assert "aliases" not in second.loading.model_fields_set
+    # The file names the second; nobody names the first.
+    assert "served_model_name" not in first.server.model_fields_set
+    assert second.server.served_model_name == "two"
+    both = served("--config", file, "--preload", "two")
+    assert both.shown_config(both.entries[0]).loading.preload == "two"
+    assert "served_model_name" not in served("a").config_of(served("a").entries[0]).server.model_fields_set
+
+
+def test_a_dry_run_shows_a_files_preload(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("models: [{model: one, preload: true}, two]")
+    chosen = served("--config", str(path))
+    assert [chosen.shown_config(entry).loading.preload for entry in chosen.entries] == ["one", None]
+
+
+def test_a_role_may_stand_at_the_model(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("kv_listen: localhost:1\nmodels: [{model: one, role: both}]")
+    (plan,) = plans("--config", str(path))
+    assert (plan.config.transfer.role, plan.config.transfer.kv_listen) == ("both", "localhost:1")
+    path.write_text("kv_listen: localhost:1\nmodels: [one]")
+    with pytest.raises(ConfigError, match="--kv-listen: no blocks pass between engines without a role"):
+        served("--config", str(path))

@@ -14,6 +14,7 @@ from headrace.config import Config
 from headrace.errors import CheckpointError, ConfigError, EngineDead
 from headrace.server import served_model
 from headrace.server.model_budget import PROCESS, kv_parts, with_kv
+from headrace.server.model_loader import OpenedEngine
 from headrace.server.several import make_pool
 
 
@@ -357,6 +358,33 @@ def test_the_memory_of_caches() -> None:
     assert with_kv(config, None, 2).cache.kv_share == 0.4
     own = Config.model_validate({"cache": {"kv_memory": 5}})
     assert with_kv(own, gib, 2) is own
+    assert with_kv(config, gib, None).cache.kv_memory == gib
+
+
+@pytest.mark.parametrize(
+    ("names", "loading", "share"), [("a", {}, None), ("ab", {}, 0.4), ("ab", {"models_max": 1}, 0.8)]
+)
+def test_the_only_model_keeps_its_default_share(names: str, loading: dict[str, Any], share: float | None) -> None:
+    engines = RecordingEngines()
+
+    async def scenario() -> None:
+        async with pool_server(*map(plan, names), engines=engines, **loading) as server:
+            await server.text("a")
+
+    asyncio.run(scenario())
+    assert [config.cache.kv_share for config in engines.configs] == [share]
+
+
+class RecordingEngines(FakeEngines):
+    """Keeps the configurations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.configs: list[Config] = []
+
+    async def __call__(self, config: Config, progress: Any) -> OpenedEngine:
+        self.configs.append(config)
+        return await super().__call__(config, progress)
 
 
 def test_a_limit_below_the_largest_model_is_refused_at_the_start() -> None:
