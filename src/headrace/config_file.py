@@ -110,8 +110,16 @@ def _flat(
                 if found is None:
                     raise _unknown(written, (*at, inner), str(inner), [*fields], f" in the part `{key}`")
                 yield found, one, (*at, inner)
+        elif key in sections:
+            raise written.error(
+                at, f"`{key}` is a part: it holds options, such as {', '.join(_fields_of(known, key)[:3])}"
+            )
         else:
             raise _unknown(written, at, key, [*known, *sections, *own], "")
+
+
+def _fields_of(known: Mapping[str, Option], section: str) -> list[str]:
+    return sorted(option.field for option in known.values() if option.section == section)
 
 
 def _unknown(written: WrittenConfig, at: Place, key: str, names: list[str], where: str) -> Exception:

@@ -15,13 +15,14 @@ def bad_word_ids(words: Sequence[str], tokenizer: TextTokenizer, vocab_size: int
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.lstrip()
-        forms = [tuple(tokenizer.encode(form, add_special_tokens=False)) for form in (bare, f" {bare}") if bare]
-        if not forms or not all(0 <= token < vocab_size for form in forms for token in form):
+        # White space alone has no other form.
+        texts = (bare, f" {bare}") if bare else (word,) * bool(word)
+        forms = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        if not all(forms) or not forms or not all(0 <= token < vocab_size for form in forms for token in form):
             message = f"`bad_words` {word[:100]!r} has no tokens that the model could write"
             raise InvalidRequest(message, "bad_words", "invalid_value")
-        plain, spaced = forms
+        plain, *rest = forms
         found[plain] = None
         # A tokenizer may write the space as a token of its own: then the first form is in the second.
-        if spaced[-len(plain) :] != plain:
-            found[spaced] = None
+        found.update(dict.fromkeys(spaced for spaced in rest if spaced[-len(plain) :] != plain))
     return tuple(found)

@@ -90,8 +90,8 @@ def embedding_usage(usage: UsageReply) -> EmbeddingUsage:
 
 async def answer_embeddings(context: Context, request: Request) -> Response:
     arrival, info = time.monotonic(), context.client.info
-    rename_fields(request.scope, {"prompt": "input"})
     body, sent = await read_json(request, EmbeddingRequest, info.max_model_len)
+    rename_fields(request.scope, {"prompt": "input"})
     context.check_model(body.model)
     options = EmbeddingOptions(
         body.pooling,
@@ -169,8 +169,8 @@ def _reply(
 async def answer_ollama_embed(context: Context, request: Request) -> Response:
     """Long texts are cut unless `truncate` is false."""
     arrival, info = time.monotonic(), context.client.info
-    rename_fields(request.scope, {"prompt": "input"})
     body, unknown, sent = await read_lenient(request, OllamaEmbedRequest)
+    rename_fields(request.scope, {"prompt": "input"})
     context.check_model(plain_name(body.model, context.model))
     options = EmbeddingOptions(
         dimensions=body.dimensions, normalize=True, truncate=None if body.truncate is False else -1

@@ -61,8 +61,14 @@ def _pairs(body: ScoreRequest) -> tuple[Pairs, bool]:
     named = body.queries is not None or body.documents is not None or body.items is not None
     if named and (body.text_1 is not None or body.text_2 is not None):
         raise InvalidRequest("give either `text_1` and `text_2`, or `queries` and `documents`", "text_1")
+    if body.documents is not None and body.items is not None:
+        raise InvalidRequest("`items` is another name of `documents`: give one of them", "items")
     names = ("queries", "documents") if named else ("text_1", "text_2")
-    given = (body.queries, body.documents or body.items) if named else (body.text_1, body.text_2)
+    given = (
+        (body.queries, body.items if body.documents is None else body.documents)
+        if named
+        else (body.text_1, body.text_2)
+    )
     first, second = given
     if first is None or second is None:
         missing = names[0] if first is None else names[1]

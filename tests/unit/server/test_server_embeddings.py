@@ -94,6 +94,7 @@ def test_options() -> None:
         ({"input": "a", "prompt_name": "no"}, "prompt_name", None),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
         ({"input": "a", "encoding_formt": "float"}, "encoding_formt", "unknown_parameter"),
+        ({"input": "a", "prompt": "a"}, "prompt", "unknown_parameter"),
     ],
     ids=str,
 )

@@ -95,6 +95,7 @@ def test_a_head_of_several_classes_is_no_score() -> None:
         ("/v1/score", {"text_1": "a"}, "text_2"),
         ("/v1/score", {"queries": ["a"]}, "documents"),
         ("/v1/score", {"text_1": "a", "queries": "b"}, "text_1"),
+        ("/v1/score", {"queries": "a", "documents": ["b"], "items": ["c"]}, "items"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),
         ("/v1/score", {"text_1": "a", "text_2": ""}, "text_2"),
         ("/v1/score", {"text_1": "a", "text_2": "b", "method": "head"}, "method"),
