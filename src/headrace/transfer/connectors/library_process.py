@@ -160,6 +160,10 @@ class LibraryProcess:
         if answer is None:
             _log.warning("the library's process does not answer: it is ended")
             self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # an end that the kernel delays
+                self._process.wait(FENCE)
+            # The end of its answers may be seen later; what comes next starts another process.
+            self._ended = True
             raise TransferError("the library did not answer in time")
         if answer.error:
             raise TransferError(answer.error)
