@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import socket
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +20,7 @@ from headrace.route.replica import Replica
 from headrace.route.replica_watch import ReplicaWatch, WatchTimes
 from headrace.route.router_app import RouterApp, RouterState
 from headrace.server.descriptor_watch import DescriptorWatch
-from headrace.server.http_errors import ShuttingDown
+from headrace.server.draining import drain, shut_down
 from headrace.server.http_server import (
     HttpServer,
     StopSignals,
@@ -36,10 +34,6 @@ from headrace.server.http_server import (
 from headrace.server.listening import base_url, bind
 
 __all__ = ["RouterOptions", "run_router"]
-
-_log = logging.getLogger(__name__)
-_FINAL_EVENTS = 1.0
-"""Seconds for sending the error events of requests that outlast the drain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,29 +121,6 @@ async def _serve_until(
     print_line(f"Headrace routes to {len(state.fleet.replicas)} engines, {ready} of them ready, at {url}/v1")
     try:
         await wait_for_either(stop.drain, serving)
-        await _drain(stop, server, state, options.drain_timeout)
+        await drain(stop, server, state, options.drain_timeout)
     finally:
-        server.should_exit = True
-        server.force_exit = stop.now.is_set()
-        server.abort_unread()
-        await asyncio.wait({serving}, timeout=0.5)
-        server.force_exit = True
-        await asyncio.wait({serving}, timeout=0.5)
-
-
-async def _drain(stop: StopSignals, server: HttpServer, state: RouterState, timeout: float) -> None:
-    """Refuse new requests and let running ones finish; those that don't finish in time end with an error."""
-    state.draining = True
-    if state.inflight:
-        _log.warning("draining: %d requests get up to %g s; a second signal ends them now", state.inflight, timeout)
-    await _until_idle(state, timeout, stop.now)
-    for scope in list(state.active):
-        scope.stop(ShuttingDown())
-    server.refuse_unfinished()
-    await _until_idle(state, _FINAL_EVENTS)
-
-
-async def _until_idle(state: RouterState, timeout: float, unless: asyncio.Event | None = None) -> None:
-    until = time.monotonic() + timeout
-    while state.inflight and time.monotonic() < until and not (unless is not None and unless.is_set()):
-        await asyncio.sleep(0.02)
+        await shut_down(stop, server, serving)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import signal
 import socket
 import threading
@@ -27,12 +26,11 @@ from headrace.environment import read_environment
 from headrace.errors import ConfigError
 from headrace.hub.model_reference import display_name
 from headrace.keys.key_ring import KeyRing
-from headrace.server import http_server
 from headrace.server.app import create_app_for
 from headrace.server.context import Context, ServerTokenizer, make_context
 from headrace.server.descriptor_watch import DescriptorWatch
+from headrace.server.draining import drain, shut_down
 from headrace.server.first_prompt import ask
-from headrace.server.http_errors import ShuttingDown
 from headrace.server.http_server import (
     HttpServer,
     StopSignals,
@@ -50,10 +48,6 @@ from headrace.server.state_base import owned
 from headrace.server.zmq_events import ZmqPublisher
 
 __all__ = ["run", "run_pool", "serve"]
-
-_log = logging.getLogger(__name__)
-_FINAL_EVENTS = 1.0
-"""Seconds for sending the error events of requests that outlast the drain; after that their connections are closed."""
 
 
 def run(
@@ -203,12 +197,7 @@ async def _serve_until(
         await wait_for_either(stop.drain, serving)
         await _drain(stop, server, context, config.server.drain_timeout)
     finally:
-        server.should_exit = True
-        server.force_exit = stop.now.is_set()
-        server.abort_unread()
-        await asyncio.wait({serving}, timeout=0.5)
-        server.force_exit = True
-        await asyncio.wait({serving}, timeout=0.5)
+        await shut_down(stop, server, serving)
         if context.tracing is not None:
             await asyncio.to_thread(context.tracing.close)
         context.workers.close()
@@ -235,24 +224,11 @@ def _publisher(context: Context, endpoint: str | None) -> ZmqPublisher | None:
 
 
 async def _drain(stop: StopSignals, server: HttpServer, context: Context, timeout: float) -> None:
-    """Refuse new requests and let running ones finish; those that don't finish in time end with an error."""
     context.draining = True
     if context.runner is not None:
         # The lines under way are computed after the next start.
         await context.runner.stop()
-    if context.inflight:
-        _log.warning("draining: %d requests get up to %g s; a second signal ends them now", context.inflight, timeout)
-    await _wait_until_idle(context, timeout, stop.now)
-    for scope in list(context.active):
-        scope.stop(ShuttingDown())
-    server.refuse_unfinished()
-    await _wait_until_idle(context, http_server.HARD_EXIT / 2 if stop.now.is_set() else _FINAL_EVENTS)
-
-
-async def _wait_until_idle(context: Context, timeout: float, unless: asyncio.Event | None = None) -> None:
-    until = time.monotonic() + timeout
-    while context.inflight and time.monotonic() < until and not (unless is not None and unless.is_set()):
-        await asyncio.sleep(0.02)
+    await drain(stop, server, context, timeout)
 
 
 async def _close(client: EngineClient, stop: StopSignals) -> None:
