@@ -15,7 +15,7 @@ from block_draft_reading import Reading
 from draft_engine import Built, watch
 from engine_harness import Answer, alone, config_of, engine, idle, in_turn, request, together
 from safetensors.torch import load_file, save_file
-from test_engine_bits import COUNT, VOCAB, WAYS, mixed, same
+from test_engine_bits import COUNT, VOCAB, WAYS, leave_half, mixed, same
 from tiny_models import load_reference
 from tiny_models import prompt as random_prompt
 
@@ -208,15 +208,7 @@ def test_requests_that_are_left_free_every_block(
     async def main() -> None:
         async with engine(tiny_llama, blocks=40, chunk=32, speculate=f"dflash:{drafter}") as client:
             for _ in range(6):
-                tasks = [asyncio.create_task(together(client, [one])) for one in mixed(COUNT, max_tokens=TOKENS)]
-                for task in rng.sample(tasks, COUNT // 2):
-                    for _ in range(rng.randrange(30)):
-                        await asyncio.sleep(0)
-                    task.cancel()
-                await asyncio.wait(tasks)
-                for task, expected in zip(tasks, wanted, strict=True):
-                    if not task.cancelled():
-                        same(task.result(), [expected])
+                await leave_half(client, mixed(COUNT, max_tokens=TOKENS), rng, wanted)
             assert (await idle(client)).scheduler.blocks_held == 0
             assert not block_model(built)._sequences
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from draft_engine import Built, save_draft, watch
 from engine_harness import Answer, alone, config_of, engine, idle, in_turn, request, together
-from test_engine_bits import COUNT, VOCAB, WAYS, mixed, same
+from test_engine_bits import COUNT, VOCAB, WAYS, leave_half, mixed, same
 from tiny_models import prompt as random_prompt
 
 from headrace.config import ParallelConfig
@@ -186,12 +186,7 @@ def test_requests_that_are_left_free_every_block(
     async def main() -> None:
         async with engine(tiny_llama, blocks=40, chunk=32, speculate=f"draft:{other}") as client:
             for _ in range(8):
-                tasks = [asyncio.create_task(together(client, [one])) for one in mixed(COUNT, max_tokens=TOKENS)]
-                for task in rng.sample(tasks, COUNT // 2):
-                    for _ in range(rng.randrange(30)):
-                        await asyncio.sleep(0)
-                    task.cancel()
-                await asyncio.wait(tasks)
+                await leave_half(client, mixed(COUNT, max_tokens=TOKENS), rng)
             await idle(client)
             built.check()
 

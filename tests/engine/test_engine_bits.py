@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tiny_models import prompt as random_prompt
 from transformers import AutoModelForCausalLM
 
 from headrace.client.api import GenerateRequest
+from headrace.client.in_process_client import InProcessClient
 
 VOCAB = 260
 COUNT = 14
@@ -42,6 +44,21 @@ def mixed(count: int, longest: int = 90, **params: Any) -> list[GenerateRequest]
 def same(found: list[Answer], wanted: list[Answer]) -> None:
     for at, (one, other) in enumerate(zip(found, wanted, strict=True)):
         assert one.bits == other.bits, at
+
+
+async def leave_half(
+    client: InProcessClient, requests: list[GenerateRequest], rng: random.Random, wanted: list[Answer] | None = None
+) -> None:
+    """Send requests at once and leave half of them at random moments; the others get the answers `wanted`."""
+    tasks = [asyncio.create_task(together(client, [one])) for one in requests]
+    for task in rng.sample(tasks, len(tasks) // 2):
+        for _ in range(rng.randrange(30)):
+            await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.wait(tasks)
+    for task, expected in zip(tasks, wanted or [None] * len(tasks), strict=True):
+        if expected is not None and not task.cancelled():
+            same(task.result(), [expected])
 
 
 @pytest.fixture(scope="module")

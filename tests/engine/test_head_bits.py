@@ -14,7 +14,7 @@ from engine_harness import Answer, alone, config_of, engine, idle, in_turn, requ
 from plain_heads import VOCAB, H, add_mtp, save_eagle3
 from safetensors.torch import load_file, save_file
 from test_draft_heads import TOKENS, balanced, save_target
-from test_engine_bits import COUNT, WAYS, mixed, same
+from test_engine_bits import COUNT, WAYS, leave_half, mixed, same
 from tiny_models import prompt as random_prompt
 
 from headrace.client.in_process_client import InProcessClient
@@ -139,12 +139,7 @@ def test_requests_that_are_left_free_every_block(target: Path, method: str, monk
     async def main() -> None:
         async with engine(target, blocks=40, chunk=32, speculate=method_of(method, target)) as client:
             for _ in range(5):
-                tasks = [asyncio.create_task(together(client, [one])) for one in mixed(COUNT, max_tokens=TOKENS)]
-                for task in rng.sample(tasks, COUNT // 2):
-                    for _ in range(rng.randrange(30)):
-                        await asyncio.sleep(0)
-                    task.cancel()
-                await asyncio.wait(tasks)
+                await leave_half(client, mixed(COUNT, max_tokens=TOKENS), rng)
             await idle(client)
 
     asyncio.run(main())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from engine_harness import Answer, alone, engine, idle, in_turn, request, together
 from seeded_drafts import ByRequest, EngineDrafts, EnginePlaced, use
-from test_engine_bits import COUNT, VOCAB, WAYS, mixed, same
+from test_engine_bits import COUNT, VOCAB, WAYS, leave_half, mixed, same
 from tiny_models import prompt as random_prompt
 
 from headrace.client.api import GenerateRequest
@@ -92,15 +92,7 @@ def test_requests_that_are_left_free_every_block(
     async def main() -> None:
         async with engine(tiny_llama, blocks=40, chunk=32) as client:
             for _ in range(12):
-                tasks = [asyncio.create_task(together(client, [one])) for one in mixed(COUNT, max_tokens=20)]
-                for task in rng.sample(tasks, COUNT // 2):
-                    for _ in range(rng.randrange(30)):
-                        await asyncio.sleep(0)
-                    task.cancel()
-                await asyncio.wait(tasks)
-                for task, expected in zip(tasks, wanted, strict=True):
-                    if not task.cancelled():
-                        same(task.result(), [expected])
+                await leave_half(client, mixed(COUNT, max_tokens=20), rng, wanted)
             stats = await idle(client)
             assert stats.scheduler.blocks_held == 0
 
@@ -157,15 +149,7 @@ def test_requests_whose_drafts_the_device_makes_free_every_block(
     async def main() -> None:
         async with engine(tiny_llama, blocks=40, chunk=32, speculate="ngram") as client:
             for _ in range(8):
-                tasks = [asyncio.create_task(together(client, [one])) for one in repeats()]
-                for task in rng.sample(tasks, COUNT // 2):
-                    for _ in range(rng.randrange(30)):
-                        await asyncio.sleep(0)
-                    task.cancel()
-                await asyncio.wait(tasks)
-                for task, expected in zip(tasks, repeating, strict=True):
-                    if not task.cancelled():
-                        same(task.result(), [expected])
+                await leave_half(client, repeats(), rng, repeating)
             stats = await idle(client)
             assert stats.scheduler.blocks_held == 0
 

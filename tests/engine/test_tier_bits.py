@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from engine_harness import BLOCK, Answer, alone, answer, engine, idle, in_turn, request, together
-from test_engine_bits import COUNT, VOCAB, WAYS, mixed, same
+from test_engine_bits import COUNT, VOCAB, WAYS, leave_half, mixed, same
 from tiny_models import prompt as random_prompt
 
 from headrace.client.api import GenerateRequest
@@ -134,15 +134,7 @@ def test_requests_that_are_left_free_every_block(tiny_llama: Path, wanted: list[
     async def main() -> None:
         async with engine(tiny_llama, blocks=40, chunk=32, disk=f"{tmp_path}:1GiB") as client:
             for _ in range(10):
-                tasks = [asyncio.create_task(together(client, [one])) for one in mixed(COUNT)]
-                for task in rng.sample(tasks, COUNT // 2):
-                    for _ in range(rng.randrange(30)):
-                        await asyncio.sleep(0)
-                    task.cancel()
-                await asyncio.wait(tasks)
-                for task, expected in zip(tasks, wanted, strict=True):
-                    if not task.cancelled():
-                        same(task.result(), [expected])
+                await leave_half(client, mixed(COUNT), rng, wanted)
             await idle(client)
 
     asyncio.run(main())
