@@ -100,7 +100,12 @@ class ProcessGroup:
     async def _run(self, one: _Member) -> int:
         # Its line about the address is the router's business alone; its log is the user's.
         process = one.process = await asyncio.create_subprocess_exec(
-            *self._command, str(os.getpid()), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
+            *self._command,
+            str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            # A signal for the whole group of processes (of `timeout`, say) is for the parent: it drains first.
+            start_new_session=True,
         )
         assert process.stdin is not None
         setup = {"path": self._path, "config": one.config.model_dump(mode="json")}

@@ -15,6 +15,7 @@ from headrace.config import ServerConfig
 from headrace.errors import ConfigError
 from headrace.keys.key_ring import KeyRing
 from headrace.route.fleet import Fleet
+from headrace.route.policy import Splitting
 from headrace.route.process_group import ProcessGroup
 from headrace.route.replica import Replica
 from headrace.route.replica_watch import ReplicaWatch, WatchTimes
@@ -51,6 +52,8 @@ class RouterOptions:
     times: WatchTimes = field(default_factory=WatchTimes)
     tokenizers: dict[str, str] = field(default_factory=dict)
     """Folders by model."""
+    splitting: Splitting = "auto"
+    """Whether one engine computes a prompt and another answers it."""
 
 
 def run_router(options: RouterOptions, group: ProcessGroup | None = None) -> int:
@@ -61,7 +64,9 @@ def run_router(options: RouterOptions, group: ProcessGroup | None = None) -> int
     if len({one.name for one in replicas}) < len(replicas):
         raise ConfigError("two of the engines' addresses are the same: give each once")
     with contextlib.closing(bind(options.host, options.port)) as listener:
-        return event_loop.run(ignoring_signals_after(_serve(options, Fleet(replicas), listener, group)))
+        return event_loop.run(
+            ignoring_signals_after(_serve(options, Fleet(replicas, options.splitting), listener, group))
+        )
 
 
 def _checked(url: str) -> str:
