@@ -15,11 +15,11 @@ from collections.abc import Iterator
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Hundreds of processes are started: each would compile all that it imports, and each run would rewrite all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+sys.dont_write_bytecode = False
 settings.register_profile(
     "headrace",
     derandomize=True,
