@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_harness import PROGRAM_OPTIONS as OPTIONS
 
 from headrace import LLM, AsyncLLM, SamplingParams
 from headrace import lang as hl
 from headrace.client.api import GenerateRequest, Output
 from headrace.errors import ProgramError
 
-OPTIONS: dict[str, Any] = {"platform": "cpu", "threads": 1, "num_blocks": 100, "max_num_seqs": 8, "max_model_len": 512}
 Call = tuple[GenerateRequest, list[int]]
-
-
-@pytest.fixture(scope="module")
-def llm(tiny_llama: Path) -> Iterator[LLM]:
-    with LLM(str(tiny_llama), **OPTIONS) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
-def cold(tiny_llama: Path) -> Iterator[LLM]:
-    """It answers each request alone, and finds nothing in a cache."""
-    with LLM(str(tiny_llama), **OPTIONS, prefix_caching=False) as llm:
-        yield llm
 
 
 @pytest.fixture
