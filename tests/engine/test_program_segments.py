@@ -14,7 +14,10 @@ from engine_harness import PROGRAM_OPTIONS as OPTIONS
 from headrace import LLM, AsyncLLM, SamplingParams
 from headrace import lang as hl
 from headrace.client.api import GenerateRequest, Output
+from headrace.engine.chains import Chains
 from headrace.errors import ProgramError
+from headrace.lang.interpreter import Interpreter
+from headrace.types import Request
 
 Call = tuple[GenerateRequest, list[int]]
 
@@ -122,6 +125,26 @@ def test_each_generation_is_the_request_alone(name: str, llm: LLM, cold: LLM, ca
     again = llm.run(program, *args, seed=4)
     assert again.outputs == first.outputs
     assert llm.run(program, *args, seed=5).outputs != first.outputs
+    assert blocks_held(llm) == 0
+
+
+@pytest.mark.parametrize("name", ["beside", "chain", "text"])
+def test_what_the_engine_begins_by_itself_is_the_same(name: str, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, args = PROGRAMS[name]
+    begun: list[str] = []
+    take = Chains.take_begun
+
+    def taken(self: Chains) -> list[Request]:
+        found = take(self)
+        begun.extend(one.id for one in found)
+        return found
+
+    monkeypatch.setattr(Chains, "take_begun", taken)
+    found = llm.run(program, *args, seed=6)
+    # Stop strings end sequences in the engine once the vocabulary has been read.
+    assert len(begun) in {"beside": [0], "chain": range(4), "text": [5]}[name]
+    monkeypatch.setattr(Interpreter, "_expected", lambda *args: [])
+    assert llm.run(program, *args, seed=6).outputs == found.outputs
     assert blocks_held(llm) == 0
 
 
