@@ -17,6 +17,7 @@ import psutil
 import pytest
 from server_harness import NAME, PATIENCE, until
 
+pytest.importorskip("ray", reason="Ray is not installed: ci/ray.sh runs these where it is")
 OPTIONS = "--replicas 2 --min-replicas 1 --max-replicas 3 --ray-address local --platform cpu --threads 1 --port 0"
 SMALL = f"--num-blocks 200 --max-num-seqs 8 --max-num-batched-tokens 64 --served-model-name {NAME}"
 
