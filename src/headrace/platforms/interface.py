@@ -38,6 +38,7 @@ __all__ = [
     "ChecksDrafting",
     "Communicator",
     "Device",
+    "ExchangesBlocks",
     "Executable",
     "OpProfile",
     "OpReasons",
@@ -104,6 +105,18 @@ class Communicator(Protocol):
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor: ...
 
     def broadcast(self, x: Tensor, root: int) -> Tensor: ...
+
+
+@runtime_checkable
+class ExchangesBlocks(Protocol):
+    """A `Communicator` with one more collective, whose device has `all_to_all` among its `collectives`: for models
+    whose ranks hold complete experts. It must work while a step is compiled, as all_reduce does."""
+
+    def all_to_all(self, x: Tensor, dim: int) -> Tensor:
+        """Along `dim`, block j of the result is this rank's block of rank j's x, in blocks of one size, in rank order.
+
+        Raises PlatformError if the dimension is not divisible.
+        """
 
 
 @runtime_checkable

@@ -31,7 +31,7 @@ from headrace.platforms.interface import KV, Communicator, Executable, Pending, 
 from headrace.platforms.torch_communicator import World
 from headrace.platforms.torch_device import TorchDevice
 from headrace.platforms.work_queue import InlineQueue
-from headrace.types import COLLECTIVES, Bucket, Capabilities, KVLayout
+from headrace.types import ALL_TO_ALL, COLLECTIVES, Bucket, Capabilities, KVLayout
 
 __all__ = ["AcceleratorDevice", "Traits"]
 
@@ -227,7 +227,7 @@ class AcceleratorDevice(TorchDevice):
             quant_formats=frozenset() if "linear" in self._missing else capabilities.quant_formats,
             # A vendor's library chooses its own order of sums.
             deterministic=bool(self.options.batch_invariant) and not self._missing and self.options.operators == TRITON,
-            collectives=COLLECTIVES if self.options.world_size > 1 else frozenset(),
+            collectives=COLLECTIVES | {ALL_TO_ALL} if self.options.world_size > 1 else frozenset(),
         )
 
     def _why_eager(self) -> str | None:
