@@ -19,7 +19,6 @@ from headrace.scheduler_stats import SchedulerStats
 from headrace.structured_outputs import Constraint, ConstraintKind
 
 __all__ = [
-    "ALL_TO_ALL",
     "API_VERSION",
     "ATTENTION_FEATURES",
     "COLLECTIVES",
@@ -236,8 +235,6 @@ ATTENTION_FEATURES = frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "a
 slopes."""
 COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
 """Collectives that a communicator may have, by the names of its methods."""
-ALL_TO_ALL = "all_to_all"
-"""One more, which only complete experts per rank need (`interface.ExchangesBlocks`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ import pytest
 
 from headrace.conformance.tiers import tier
 from headrace.errors import PlatformError
-from headrace.platforms.interface import Communicator, Device, Platform
-from headrace.types import ALL_TO_ALL
+from headrace.platforms.interface import ALL_TO_ALL, Communicator, Device, Platform
 
 __all__ = ["CollectivesTier"]
 

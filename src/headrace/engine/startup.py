@@ -35,7 +35,7 @@ from headrace.engine.wire import EngineInfo, TransferInfo
 from headrace.errors import ConfigError
 from headrace.grammar.compiler import GrammarCompiler
 from headrace.grammar.loading import find_backend, open_backend
-from headrace.platforms.interface import BusySeconds, ChecksDrafting, Device, Platform
+from headrace.platforms.interface import ALL_TO_ALL, BusySeconds, ChecksDrafting, Device, Platform
 from headrace.plugins import discover
 from headrace.resolution import Resolved, resolve
 from headrace.speculation.guarded import GuardedDrafter
@@ -44,7 +44,6 @@ from headrace.speculation.loading import make as make_drafter
 from headrace.speculation.model_speculator import ModelSpeculator
 from headrace.speculation.speculator import Speculator
 from headrace.transfer.chain import first_hash, next_hash
-from headrace.types import ALL_TO_ALL
 
 __all__ = ["Engine", "build_engine", "build_on", "busy_seconds", "check_devices", "find_drafts", "resolve_on"]
 

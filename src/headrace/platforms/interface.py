@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.kernels.weight import Weight
 
 __all__ = [
+    "ALL_TO_ALL",
     "CONTRACT",
     "KV",
     "PERSISTENT",
@@ -56,6 +57,8 @@ __all__ = [
     "own_extension",
 ]
 
+ALL_TO_ALL = "all_to_all"
+"""A device has it among its `collectives` if its communicators are `ExchangesBlocks`."""
 T = TypeVar("T")
 Tensor = Any
 """A device array, of any type that the device's operators accept. The engine passes it on and never reads it."""
@@ -109,7 +112,7 @@ class Communicator(Protocol):
 
 @runtime_checkable
 class ExchangesBlocks(Protocol):
-    """A `Communicator` with one more collective, whose device has `all_to_all` among its `collectives`: for models
+    """A `Communicator` with one more collective, whose device has `ALL_TO_ALL` among its `collectives`: for models
     whose ranks hold complete experts. It must work while a step is compiled, as all_reduce does."""
 
     def all_to_all(self, x: Tensor, dim: int) -> Tensor:

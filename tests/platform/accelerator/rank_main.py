@@ -18,9 +18,9 @@ import torch
 from headrace.errors import PlatformError
 from headrace.platforms.cpu import shm_communicator
 from headrace.platforms.cpu.shm_communicator import ShmCommunicator, connect
-from headrace.platforms.interface import Communicator
+from headrace.platforms.interface import ALL_TO_ALL, Communicator
 from headrace.platforms.torch_communicator import TorchCommunicator, World
-from headrace.types import ALL_TO_ALL, COLLECTIVES
+from headrace.types import COLLECTIVES
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
 SIZE = 2

@@ -23,9 +23,9 @@ from headrace.platforms.accelerator.accelerator_options import AcceleratorOption
 from headrace.platforms.accelerator.device import AcceleratorDevice
 from headrace.platforms.accelerator.error_patterns import ErrorPatterns, first_line, root_cause
 from headrace.platforms.accelerator.triton_operators import FollowsTable, missing_operators, triton_operators
-from headrace.platforms.interface import CaptureReason, Platform
+from headrace.platforms.interface import ALL_TO_ALL, CaptureReason, Platform
 from headrace.platforms.torch_communicator import World
-from headrace.types import ALL_TO_ALL, API_VERSION, COLLECTIVES, Bucket, Capabilities, KVLayout, LayerKV
+from headrace.types import API_VERSION, COLLECTIVES, Bucket, Capabilities, KVLayout, LayerKV
 
 CUDA = VENDORS[0]
 BUCKET = Bucket(8, 8, 8, 8)

@@ -23,8 +23,9 @@ from headrace.errors import PlatformError
 from headrace.platforms import torch_communicator
 from headrace.platforms.cpu import CpuPlatform, shm_communicator
 from headrace.platforms.cpu.shm_communicator import ShmCommunicator, ShmSegment
+from headrace.platforms.interface import ALL_TO_ALL
 from headrace.platforms.torch_communicator import TorchCommunicator, World
-from headrace.types import ALL_TO_ALL, COLLECTIVES
+from headrace.types import COLLECTIVES
 
 PATIENCE = 300.0
 """Seconds; for what comes soon, unless the machine stands still."""

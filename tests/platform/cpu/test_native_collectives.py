@@ -22,8 +22,9 @@ from headrace.platforms.cpu import native_communicator, shm_communicator
 from headrace.platforms.cpu.native import missing
 from headrace.platforms.cpu.native_communicator import SLOT, NativeCommunicator, NativeSegment
 from headrace.platforms.cpu.native_device import NativeDevice
+from headrace.platforms.interface import ALL_TO_ALL
 from headrace.quant.weights import dense
-from headrace.types import ALL_TO_ALL, COLLECTIVES, Bucket, KVLayout, LayerKV
+from headrace.types import COLLECTIVES, Bucket, KVLayout, LayerKV
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

@@ -27,11 +27,11 @@ from headrace.platforms.accelerator.graphs import GraphStep
 from headrace.platforms.accelerator.providers import Provider, provider_versions, with_provider, without_provider
 from headrace.platforms.accelerator.torch_runtime import TorchRuntime
 from headrace.platforms.accelerator.triton_operators import OperatorSource, missing_operators, triton_operators
-from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
+from headrace.platforms.interface import ALL_TO_ALL, KV, Communicator, Executable, Pending, StepFn, Tensor
 from headrace.platforms.torch_communicator import World
 from headrace.platforms.torch_device import TorchDevice
 from headrace.platforms.work_queue import InlineQueue
-from headrace.types import ALL_TO_ALL, COLLECTIVES, Bucket, Capabilities, KVLayout
+from headrace.types import COLLECTIVES, Bucket, Capabilities, KVLayout
 
 __all__ = ["AcceleratorDevice", "Traits"]
 

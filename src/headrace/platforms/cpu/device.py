@@ -13,10 +13,10 @@ from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.cpu.float32_copies import Float32Copies
 from headrace.platforms.cpu.shm_communicator import connect
-from headrace.platforms.interface import Communicator
+from headrace.platforms.interface import ALL_TO_ALL, Communicator
 from headrace.platforms.torch_communicator import World
 from headrace.platforms.torch_device import TorchDevice
-from headrace.types import ALL_TO_ALL, COLLECTIVES, QUANT_FORMATS, Capabilities
+from headrace.types import COLLECTIVES, QUANT_FORMATS, Capabilities
 
 __all__ = ["CAPABILITIES", "OPTIONS", "CpuDevice"]
 

@@ -38,9 +38,9 @@ from headrace.platforms.cpu.numa import Placement
 from headrace.platforms.cpu.packed_forms import CpuPackedForms
 from headrace.platforms.cpu.tape import Tape
 from headrace.platforms.cpu.tape_executable import TapeExecutable
-from headrace.platforms.interface import KV, Communicator, Executable, PackedForms, Pending, StepFn, Tensor
+from headrace.platforms.interface import ALL_TO_ALL, KV, Communicator, Executable, PackedForms, Pending, StepFn, Tensor
 from headrace.platforms.torch_device import TorchDevice
-from headrace.types import ALL_TO_ALL, COLLECTIVES, QUANT_FORMATS, Bucket, Capabilities, KVLayout
+from headrace.types import COLLECTIVES, QUANT_FORMATS, Bucket, Capabilities, KVLayout
 
 __all__ = ["CAPABILITIES", "NativeDevice"]
 
