@@ -62,9 +62,8 @@ def test_a_device_process_is_killed(group: Group, number: int) -> None:
     """Its server starts another one."""
     server = group.servers[number]
     ends = group.storm(_requests(group, 100, 2 + number), server.engine.kill)
-    # Streams that had begun break; nothing else does.
-    assert not ends["error"], ends
-    assert number in DECODE or not ends["broken"], ends
+    # Streams that had begun go on at the other engine.
+    _no_errors(ends)
     group.ready()
     group.settled()
 
@@ -72,8 +71,7 @@ def test_a_device_process_is_killed(group: Group, number: int) -> None:
 @pytest.mark.parametrize("number", [PREFILL[1], DECODE[1]])
 def test_a_server_is_killed(group: Group, number: int) -> None:
     ends = group.storm(_requests(group, 100, 6 + number), group.servers[number].process.kill)
-    assert not ends["error"], ends
-    assert number in DECODE or not ends["broken"], ends
+    _no_errors(ends)
     group.settled(number)
     group.restart(number)
     group.ready()
@@ -88,7 +86,7 @@ def test_a_process_stands_still(group: Group, number: int) -> None:
     stopped = server.engine if number in PREFILL else psutil.Process(server.process.pid)
     try:
         ends = group.storm(_requests(group, 80, 20 + number), lambda: stopped.send_signal(signal.SIGSTOP))
-        assert not ends["error"], ends
+        _no_errors(ends)
     finally:
         stopped.send_signal(signal.SIGCONT)
     group.ready()

@@ -86,6 +86,8 @@ class ReplicaWatch:
                     return
             except (UpstreamLost, asyncio.TimeoutError, msgspec.MsgspecError, ValueError) as error:
                 _log.info("replica %d: its cache events ended: %s", self._replica.number, error or "silence")
+            except Exception:
+                _log.exception("reading the cache events of replica %d failed", self._replica.number)
             self._fleet.index.forget(self._replica.name)
             self._replica.load.reported(0, 0)
             await asyncio.sleep(self._times.interval)

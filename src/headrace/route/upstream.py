@@ -182,9 +182,9 @@ class _Connection(asyncio.Protocol):
         """Send a request; returns when the head of its answer is complete. Raises UpstreamLost."""
         self._answer = answer
         self._parser = httptools.HttpResponseParser(self)
-        self._head = asyncio.get_running_loop().create_future()
         if not self.usable or self._transport.is_closing():
             raise UpstreamLost("its connection was closed at once")
+        self._head = asyncio.get_running_loop().create_future()
         self._transport.write(data)
         await self._head
 

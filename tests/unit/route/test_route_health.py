@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
 from route_harness import routed, until
 from stub_engine import LAYOUT, Stub, contents
 from test_route_relay import run
 
+from headrace.route.upstream import UpstreamLost
 from headrace.transfer.chain import chain, first_hash
 
 
@@ -44,6 +46,47 @@ def test_a_dead_engine_is_ejected_and_comes_back() -> None:
             assert (await it.ask()).status_code == 200
             assert (await it.http.get("/health")).status_code == 200
             assert it.figures()['headrace_router_ejections{replica="0"}'] == 1
+
+    run(check())
+
+
+def test_a_check_that_fails_strangely_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        async with routed([eventful()]) as it:
+            first = it.fleet.replicas[0]
+            seen = 0
+
+            async def strange(*args: object) -> None:
+                nonlocal seen
+                seen += 1
+                raise RuntimeError
+
+            with monkeypatch.context() as patched:
+                patched.setattr(first.origin, "ask", strange)
+                it.stubs[0].stop()
+                await until(lambda: seen > 3)
+            await until(lambda: first.state == "ejected")
+            await it.stubs[0].start(it.stubs[0].port)
+            opened = it.stubs[0].opened
+            await until(lambda: first.usable and it.stubs[0].opened > opened)
+
+    run(check())
+
+
+def test_a_connection_that_ends_at_once_is_a_lost_engine() -> None:
+    """It may end before the request is written to it."""
+
+    async def check() -> None:
+        async with routed([Stub()], watch=False) as it:
+            origin = it.fleet.replicas[0].origin
+            connection = await origin._connect()
+            connection.close()
+            origin.keep(connection)
+            origin._idle.append((asyncio.get_running_loop().time(), connection))
+            connection.usable = True  # As if its end had come after it was taken.
+            with pytest.raises(UpstreamLost, match="closed at once"):
+                await origin.ask(b"GET", b"/health", [])
+            assert (await it.ask()).status_code == 200
 
     run(check())
 
