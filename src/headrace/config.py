@@ -203,7 +203,7 @@ class DeviceConfig(Frozen):
 
 
 class ParallelConfig(Frozen):
-    """The number of devices that share one model."""
+    """The number of devices that share one model: the product of both."""
 
     tensor_parallel_size: int = Field(
         default=1,
@@ -211,6 +211,17 @@ class ParallelConfig(Frozen):
         description="Ranks that each hold a part of every layer: a device each, or a share of the cores on a host "
         "platform. threads is then the number of each.",
     )
+    pipeline_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        description="Stages that each hold a run of the layers, on tensor_parallel_size ranks, and compute a step at a "
+        "time: so many steps are in flight. Answers keep their bits.",
+    )
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class Config(Frozen):

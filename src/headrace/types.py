@@ -260,6 +260,8 @@ class Capabilities:
     missing_operators: frozenset[str] = frozenset()
     """Optional operators (`registry.OPTIONAL`) that the device has no form of and cannot run by reference either. A
     model with a layer that needs one is refused."""
+    passes_rows: bool = False
+    """A communicator of two ranks is an `interface.PassesRows`, so that a model's layers can be split into stages."""
     kv_lanes: int = 1
     """Rows of a head in the cache are padded to a multiple of so many values, which defines the memory of a block."""
 

@@ -18,7 +18,7 @@ def replica_configs(config: Config, count: int) -> list[Config]:
 
     platform, _ = discover().select_platform(config.device.platform)
     devices = platform.devices()
-    first, size = config.device.index, config.parallel.tensor_parallel_size
+    first, size = config.device.index, config.parallel.world_size
     shared = dict(devices[0].details).get("cores") if len(devices) == 1 else None
     if shared is not None:
         threads = config.device.threads or max(1, int(shared) // (count * size))

@@ -23,7 +23,7 @@ __all__ = ["EngineCore", "GrammarSource", "PendingStep", "StepLearner", "StepRun
 _log = logging.getLogger(__name__)
 
 _DEPTH = 2
-"""Steps in flight: one runs, one waits behind it."""
+"""Steps in flight on one device: one runs, one waits behind it."""
 
 
 class PendingStep(Protocol):
@@ -137,11 +137,13 @@ class EngineCore:
         grammars: GrammarSource | None = None,
         drafting: StepLearner | None = None,
         cache_events: CacheEvents | None = None,
+        stages: int = 1,
     ) -> None:
         """`busy_seconds`: the device's counter of its working time; without it the time is estimated from the launch
         and the end of steps. `lost`: why no step can be launched any more, for an engine that can lose a rank while it
         is idle. `grammars`: makes matchers for constraints. `drafting`: learns from each step how many drafts pay.
-        `cache_events`: what others may watch of the prefix cache."""
+        `cache_events`: what others may watch of the prefix cache. `stages`: of a pipeline, each of which computes a
+        step at a time."""
         self._scheduler = scheduler
         self._runner = runner
         self._block_size = block_size
@@ -152,6 +154,7 @@ class EngineCore:
         """The time at which the device ended the last resolved step."""
         self._duration: float | None = None
         """Duration of the last step that the loop waited for."""
+        self._depth = max(_DEPTH, stages)
         self._read_at: float | None = None
         """The time at which the last result was read; None if there was nothing to do since."""
         self._lost = lost or _never
@@ -242,8 +245,8 @@ class EngineCore:
         if self._compiling:
             self._admit_compiled()
         deltas: list[Delta] = []
-        launched = len(self._in_flight) < _DEPTH and self._launch(deltas)
-        if len(self._in_flight) == _DEPTH or (self._in_flight and not launched):
+        launched = len(self._in_flight) < self._depth and self._launch(deltas)
+        if len(self._in_flight) == self._depth or (self._in_flight and not launched):
             self._resolve(deltas)
         return deltas
 

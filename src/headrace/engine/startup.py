@@ -26,16 +26,17 @@ from headrace.engine.memory_use import MemoryUse, kv_bytes, measure_use
 from headrace.engine.plans import dummy_plan
 from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_rank
 from headrace.engine.ranks.leader import COMMAND, Followers
+from headrace.engine.ranks.pipeline import PipelineRunner
 from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
 from headrace.engine.runner import Runner
 from headrace.engine.sampling_defaults import describe, sampling_defaults
 from headrace.engine.service import Progress
+from headrace.engine.stages import check_stages, describe_stages, shard_of, widest_stage
 from headrace.engine.tier_loading import check_tiers, open_tiers
 from headrace.engine.wire import EngineInfo, TransferInfo
 from headrace.errors import ConfigError
 from headrace.grammar.compiler import GrammarCompiler
 from headrace.grammar.loading import find_backend, open_backend
-from headrace.models.sharding import Shard
 from headrace.platforms.interface import BusySeconds, ChecksDrafting, Device, Platform
 from headrace.plugins import discover
 from headrace.resolution import Resolved, resolve
@@ -103,9 +104,10 @@ def build_engine(config: Config, progress: Progress, follower: tuple[str, ...] =
     PlatformError; ConfigError also if the model or the platform cannot have so many ranks.
     """
     progress("checkpoint", 0.0)
-    size = config.parallel.tensor_parallel_size
+    size = config.parallel.world_size
     checkpoint = open_checkpoint(config.model.model)
-    checkpoint.facts(Shard(0, size))
+    check_stages(config)
+    checkpoint.facts(shard_of(config, 0))
     platform, why = discover().select_platform(config.device.platform)
     _log.info("platform %s", why)
     followers = Followers(config.for_engine(), size, lambda rank: _device_index(platform, config, rank), follower)
@@ -151,9 +153,10 @@ def build_on(
     reader = block or head
     if reader is not None:
         reader.max_model_len = resolved.max_model_len
-    own = load_rank(config, checkpoint, device, Shard(0, followers.size), sizes, progress, reader)
+    own = load_rank(config, checkpoint, device, shard_of(config, 0), sizes, progress, reader)
     followers.await_all(Loaded)
-    runner = followers.runner(own.runner)
+    stages = config.parallel.pipeline_parallel_size
+    runner = PipelineRunner(own.runner, followers) if stages > 1 else followers.runner(own.runner)
     progress("first step", 0.0)
     # This step compiles and binds everything that is made on first use. Block 0 is never allocated.
     runner.launch(dummy_plan()).result()
@@ -178,6 +181,7 @@ def build_on(
         grammars=grammars,
         drafting=drafting,
         cache_events=CacheEvents(scheduler.tree, partial(first_hash, layout), next_hash),
+        stages=stages,
     )
     drafted = found or block or head
     layouts = (resolved.kv_layout,) if drafted is None else (resolved.kv_layout, drafted.layout)
@@ -251,10 +255,9 @@ def resolve_on(
     beside = None
     if draft is not None:
         free, beside = max(0, free - draft.total_bytes), draft.layout
-    resolved, reasons = resolve(config, capabilities, checkpoint.facts(Shard(0, size)), free, name, beside)
-    if size > 1:
-        reasons.append(f"{size} ranks, each with its part of every layer")
-    return resolved, reasons
+    facts = checkpoint.facts(widest_stage(config, checkpoint.decoder_config))
+    resolved, reasons = resolve(config, capabilities, facts, free, name, beside)
+    return resolved, reasons + describe_stages(config, checkpoint.decoder_config)
 
 
 def _sizes(resolved: Resolved) -> Sizes:
@@ -278,6 +281,7 @@ def _core_config(config: Config, resolved: Resolved, vocab_size: int) -> CoreCon
         vocab_size=vocab_size,
         prefix_caching=resolved.prefix_caching,
         max_waiting=config.scheduler.max_waiting,
+        stages=config.parallel.pipeline_parallel_size,
     )
 
 
@@ -335,23 +339,28 @@ def _device_index(platform: Platform, config: Config, rank: int) -> int:
 
 
 def _check_room(platform: Platform, device: Device, config: Config) -> None:
-    """Raises ConfigError for a platform without collectives or with fewer devices than ranks."""
-    size, capabilities = config.parallel.tensor_parallel_size, device.capabilities()
+    """Raises ConfigError for a platform without what several ranks need, or with fewer devices than ranks."""
+    parallel, capabilities = config.parallel, device.capabilities()
     missing = sorted(_NEEDED - capabilities.collectives)
-    if missing:
+    if missing and parallel.tensor_parallel_size > 1:
         raise ConfigError(
-            f"tensor_parallel_size {size}: platform {platform.name} has no {' and no '.join(missing)} between ranks: "
-            "leave it out"
+            f"tensor_parallel_size {parallel.tensor_parallel_size}: platform {platform.name} has no "
+            f"{' and no '.join(missing)} between ranks: leave it out"
+        )
+    if parallel.pipeline_parallel_size > 1 and not capabilities.passes_rows:
+        raise ConfigError(
+            f"pipeline_parallel_size {parallel.pipeline_parallel_size}: platform {platform.name} passes no hidden "
+            "states from one rank to the next: leave it out, or use tensor_parallel_size"
         )
     check_devices(platform, device, config)
 
 
 def check_devices(platform: Platform, device: Device, config: Config) -> None:
     """Raises ConfigError for a platform with fewer devices than ranks."""
-    size, capabilities = config.parallel.tensor_parallel_size, device.capabilities()
+    size, capabilities = config.parallel.world_size, device.capabilities()
     first, count = config.device.index, len(platform.devices())
     if not capabilities.host_memory and first + size > count:
         raise ConfigError(
-            f"tensor_parallel_size {size}: platform {platform.name} has {count} devices, and device {first} is the "
-            f"first to be used: choose at most {count - first}"
+            f"{size} ranks: platform {platform.name} has {count} devices, and device {first} is the first to be used: "
+            f"choose at most {count - first} by tensor_parallel_size and pipeline_parallel_size"
         )

@@ -139,6 +139,14 @@ class ShmCommunicator(RestCommunicator):
                 target[rank, part] = found
         return torch.cat(out.unbind(0), dim)
 
+    def send_rows(self, x: Tensor) -> None:
+        """See `interface.PassesRows`."""
+        self.all_gather(x, 0)
+
+    def receive_rows(self, like: Tensor, width: int) -> Tensor:
+        """See `interface.PassesRows`."""
+        return self.all_gather(torch.empty(len(like), width), 0)[: len(like)]
+
     @staticmethod
     def _parts(flat: Tensor) -> list[slice]:
         step = _SLOT // flat.element_size()
