@@ -104,7 +104,7 @@ class NativeCommunicator(RestCommunicator):
         both = self.all_gather(launcher.empty(rows, (len(like), width)), 0)
         with launcher.own():
             received: Tensor = both[: len(like)]
-        received.hr_dim, received.hr_both = rows, both  # type: ignore[attr-defined]
+        received.hr_dim, received.hr_both = rows, both
         return received
 
 
