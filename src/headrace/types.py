@@ -6,6 +6,7 @@ device outside this repository can all use it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -386,7 +387,7 @@ class StepResult:
     counts: Ints | None = None
     """[S, 2] if the device has placed sequences: how many of each one's tokens count, and how many drafts it had; 0 for
     the others."""
-    stored: npt.NDArray[np.uint8] | None = None
-    """[K, bytes]: the blocks of `StepPlan.stores`, as `gather_blocks` reads them."""
+    stored: Sequence[npt.NDArray[np.uint8]] | None = None
+    """K of uint8 [bytes]: the blocks of `StepPlan.stores`, as `gather_blocks` reads them."""
     hidden: Floats | None = None
     """[T, hidden] if the plan asks for them: the outputs of the final norm."""
