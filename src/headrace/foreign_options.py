@@ -127,7 +127,6 @@ FOREIGN_VERBS = {
     "search": "models",
     "remove": "rm",
     "delete": "rm",
-    "status": "ps",
     "info": "doctor",
     "check": "doctor",
     "benchmark": "bench",

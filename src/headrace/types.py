@@ -95,6 +95,8 @@ class Request:
     """Lower runs first."""
     arrival: float = 0.0
     """Monotonic seconds."""
+    turn: tuple[int, ...] = ()
+    """Its place among the requests that came at the same moment, with the same priority: the lowest runs first."""
     salt: str = ""
     """Requests share cached prefixes only within one (adapter, salt)."""
     adapter: str = ""
@@ -123,6 +125,11 @@ class Request:
     rivals: tuple[int, ...] = ()
     """Tokens whose logprobs are wanted in the place of the prompt's token `params.prompt_logprobs_start`, besides
     its own."""
+    then: Request | None = None
+    """Goes on where this sequence ends by itself, with the next step: its prompt is what follows the tokens of this
+    one, without an end or stop token."""
+    then_after: tuple[int, ...] = ()
+    """Stop tokens after which `then` begins: the text ends just before them, as before end tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +171,8 @@ class Delta:
     """With the end of a request with `pooling`: float32 [hidden], little-endian."""
     rivals: list[float] | None = None
     """The logprobs of the request's rivals; set with `prompt_logprobs`."""
+    went_on: bool = False
+    """With the end of a request with `then`: that one has begun."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Protocol
 from headrace.core.cache_events import CacheEvents
 from headrace.core.inspection import SchedulerView
 from headrace.core.matcher import Matcher
+from headrace.engine.chains import Chains
 from headrace.engine.stats import EngineStats, EngineView, SpeculationTotals, TierStats
 from headrace.engine.usage_stats import UsageStats
 from headrace.errors import DeviceLost, HeadraceError, InvalidRequest, PlatformError
@@ -162,6 +163,7 @@ class EngineCore:
         self._drafting = drafting
         self.cache_events = cache_events
         self._compiling: list[_Compiling] = []
+        self.chains = Chains(self._go_on, self._matchers)
         self._refused: list[tuple[list[str], HeadraceError]] = []
         self._busy_seconds = busy_seconds
         self._busy_before = busy_seconds() if busy_seconds is not None else 0.0
@@ -172,18 +174,28 @@ class EngineCore:
         Sequences with a constraint are admitted by a later `step`, after their grammar is compiled; `take_refused` then
         returns those that were refused.
         """
-        constraint = requests[0].constraint
-        if constraint is None:
+        if (constraint := requests[0].constraint) is None:
             self._admit(requests, [None] * len(requests))
-        elif self._grammars is None:
-            raise InvalidRequest("this engine cannot constrain output", constraint.field, "unsupported_value")
         else:
-            self._compiling.append(_Compiling(list(requests), self._grammars.matchers(constraint, len(requests))))
+            self._compiling.append(_Compiling(list(requests), self._matchers(constraint, len(requests))))
+        self.chains.begin(requests)
 
     def take_refused(self) -> list[tuple[list[str], HeadraceError]]:
         """Ids of sequences that were refused after `add`, with the reason, since the last call."""
         refused, self._refused = self._refused, []
         return refused
+
+    def _matchers(self, constraint: Constraint, count: int = 1) -> Future[list[Matcher]]:
+        if self._grammars is None:
+            raise InvalidRequest("this engine cannot constrain output", constraint.field, "unsupported_value")
+        return self._grammars.matchers(constraint, count)
+
+    def _go_on(self, request: Request, matchers: Future[list[Matcher]] | None) -> None:
+        """Add a request that extends a sequence which has just ended."""
+        if matchers is None:
+            self._admit([request], [None])
+        else:
+            self._compiling.append(_Compiling([request], matchers))
 
     def _admit(self, requests: Sequence[Request], matchers: Sequence[Matcher | None]) -> None:
         admitted: list[str] = []
@@ -209,10 +221,12 @@ class EngineCore:
                     matchers = one.matchers.result()
                     self._admit(one.requests, matchers[: len(one.requests)])
                 except HeadraceError as error:
+                    self.chains.drop(request.id for request in one.requests)
                     self._refused.append(([request.id for request in one.requests], error))
 
     def abort(self, ids: Sequence[str]) -> None:
         """End sequences; their blocks are free from the next step on. Unknown ids are ignored."""
+        self.chains.drop(ids)
         for request_id in ids:
             self._scheduler.abort(request_id)
         for one in self._compiling:
@@ -222,6 +236,7 @@ class EngineCore:
 
     def finish(self, request_id: str) -> None:
         """End a sequence because a stop string was found."""
+        self.chains.drop([request_id])
         self._scheduler.finish(request_id)
 
     def park(self, request_id: str) -> None:
@@ -248,6 +263,7 @@ class EngineCore:
         launched = len(self._in_flight) < self._depth and self._launch(deltas)
         if len(self._in_flight) == self._depth or (self._in_flight and not launched):
             self._resolve(deltas)
+        self.chains.follow(deltas)
         return deltas
 
     def stats(self) -> EngineStats:
