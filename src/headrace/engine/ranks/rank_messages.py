@@ -129,7 +129,8 @@ class StepDone(_RankStruct, frozen=True):
 
     def result(self) -> StepResult:
         """The result. Its arrays are read-only."""
-        return StepResult(**{name: _array(*array) for name, array in self.arrays.items()})
+        found: dict[str, Any] = {name: _array(*array) for name, array in self.arrays.items()}
+        return StepResult(**found)
 
 
 class RankFailed(_RankStruct, frozen=True):
