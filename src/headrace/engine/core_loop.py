@@ -143,10 +143,8 @@ class EngineCore:
         """`busy_seconds`: the device's counter of its working time; without it the time is estimated from the launch
         and the end of steps. `lost`: why no step can be launched any more, for an engine that can lose a rank while it
         is idle. `grammars`: makes matchers for constraints. `drafting`: learns from each step how many drafts pay.
-        `cache_events`: what others may watch of the prefix cache. `stages`: of a pipeline, each of which computes a
-        step at a time."""
-        self._scheduler = scheduler
-        self._runner = runner
+        `cache_events`: what others may watch of the prefix cache. `stages`: of a pipeline."""
+        self._scheduler, self._runner = scheduler, runner
         self._block_size = block_size
         self._clock = clock
         self._in_flight: deque[_InFlight] = deque()
@@ -159,8 +157,7 @@ class EngineCore:
         self._read_at: float | None = None
         """The time at which the last result was read; None if there was nothing to do since."""
         self._lost = lost or _never
-        self._grammars = grammars
-        self._drafting = drafting
+        self._grammars, self._drafting = grammars, drafting
         self.cache_events = cache_events
         self._compiling: list[_Compiling] = []
         self.chains = Chains(self._go_on, self._matchers)
