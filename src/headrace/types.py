@@ -245,7 +245,7 @@ class Capabilities:
     dtypes: frozenset[str]
     kv_dtypes: frozenset[str]
     quant_formats: frozenset[str] = frozenset()
-    """Formats of `QUANT_FORMATS` that the device's own operators support, as they are or converted at load. The reference
+    """Formats of `QUANT_FORMATS` that the device's own operators support, stored so or converted at load. The reference
     serves other weights, with one log line; they are refused if the device's tensors are not torch tensors."""
     block_sizes: tuple[int, ...] = (16,)
     """Supported KV block sizes, the preferred one first."""
@@ -267,7 +267,7 @@ class Capabilities:
     head_sizes: frozenset[int] = frozenset()
     """Head sizes that attention supports; empty: any. A model with others is refused."""
     missing_operators: frozenset[str] = frozenset()
-    """Optional operators (`registry.OPTIONAL`) that it cannot run, even by reference. A model that needs one is refused."""
+    """Optional operators (`registry.OPTIONAL`) that it cannot run at all. A model that needs one is refused."""
     passes_rows: bool = False
     """A communicator of two ranks is an `interface.PassesRows`, so that a model's layers can be split into stages."""
     kv_lanes: int = 1
