@@ -219,6 +219,11 @@ class ParallelConfig(Frozen):
         description="Stages that each hold a run of the layers, on tensor_parallel_size ranks, and compute a step at a "
         "time: so many steps are in flight. Answers keep their bits.",
     )
+    expert_parallel: bool = Field(
+        default=False,
+        description="Of a model with experts, each rank of tensor_parallel_size holds complete experts instead of a "
+        "part of every expert.",
+    )
 
     @property
     def world_size(self) -> int:

@@ -25,7 +25,8 @@ def check_stages(config: Config) -> None:
 
 def shard_of(config: Config, rank: int) -> Shard:
     """The part of the model that a rank has."""
-    return Shard.of(rank, config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size)
+    parallel = config.parallel
+    return Shard.of(rank, parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.expert_parallel)
 
 
 def widest_stage(config: Config, decoder: DecoderConfig) -> Shard:
@@ -48,6 +49,8 @@ def describe_stages(config: Config, decoder: DecoderConfig) -> list[str]:
     if shard.size > 1:
         of = "every layer" if shard.stages == 1 else "every layer of its stage"
         found.append(f"{shard.ranks} ranks, each with its part of {of}")
+    if shard.expert_parallel and decoder.moe is not None:
+        found.append(f"{decoder.moe.experts} experts of a layer: complete ones, distributed over {shard.size} ranks")
     return found
 
 

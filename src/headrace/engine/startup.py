@@ -37,7 +37,7 @@ from headrace.engine.wire import EngineInfo, TransferInfo
 from headrace.errors import ConfigError
 from headrace.grammar.compiler import GrammarCompiler
 from headrace.grammar.loading import find_backend, open_backend
-from headrace.platforms.interface import BusySeconds, ChecksDrafting, Device, Platform
+from headrace.platforms.interface import ALL_TO_ALL, BusySeconds, ChecksDrafting, Device, Platform
 from headrace.plugins import discover
 from headrace.resolution import Resolved, resolve
 from headrace.speculation.guarded import GuardedDrafter
@@ -340,17 +340,23 @@ def _device_index(platform: Platform, config: Config, rank: int) -> int:
 
 def _check_room(platform: Platform, device: Device, config: Config) -> None:
     """Raises ConfigError for a platform without what several ranks need, or with fewer devices than ranks."""
-    parallel, capabilities = config.parallel, device.capabilities()
-    missing = sorted(_NEEDED - capabilities.collectives)
-    if missing and parallel.tensor_parallel_size > 1:
+    size, stages, capabilities = (
+        config.parallel.tensor_parallel_size,
+        config.parallel.pipeline_parallel_size,
+        device.capabilities(),
+    )
+    needed, asked = _NEEDED, f"tensor_parallel_size {size}"
+    if config.parallel.expert_parallel:
+        needed, asked = needed | {ALL_TO_ALL}, f"expert_parallel with {asked}"
+    missing = sorted(needed - capabilities.collectives)
+    if missing and size > 1:
         raise ConfigError(
-            f"tensor_parallel_size {parallel.tensor_parallel_size}: platform {platform.name} has no "
-            f"{' and no '.join(missing)} between ranks: leave it out"
+            f"{asked}: platform {platform.name} has no {' and no '.join(missing)} between ranks: leave it out"
         )
-    if parallel.pipeline_parallel_size > 1 and not capabilities.passes_rows:
+    if stages > 1 and not capabilities.passes_rows:
         raise ConfigError(
-            f"pipeline_parallel_size {parallel.pipeline_parallel_size}: platform {platform.name} passes no hidden "
-            "states from one rank to the next: leave it out, or use tensor_parallel_size"
+            f"pipeline_parallel_size {stages}: platform {platform.name} passes no hidden states from one rank to the "
+            "next: leave it out, or use tensor_parallel_size"
         )
     check_devices(platform, device, config)
 

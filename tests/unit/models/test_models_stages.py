@@ -45,7 +45,7 @@ def test_a_stage_has_its_own_layers_and_their_cache() -> None:
     local = local_config(config, Shard(stage=1, stages=2))
     assert [layer.window for layer in local.layers] == [4, 5]
     assert len(local.kv_layers) == len(local.attention_needs) == len(local.operator_needs) == 2
-    both = local_config(config, Shard(1, 2, 1, 2))
+    both = local_config(config, Shard(1, 2, stage=1, stages=2))
     assert (len(both.layers), both.num_q_heads, both.num_kv_heads) == (2, 4, 2)
     assert local_config(replace(config), Shard()) == config
 

@@ -70,6 +70,8 @@ class PackedCache:
             settings = {**settings, "rank": shard.rank, "ranks": shard.size, "cut": _cutting()}
         if shard.stages > 1:
             settings |= {"stage": shard.stage, "stages": shard.stages}
+        if shard.expert_parallel:
+            settings = {**settings, "experts": "complete"}
         self._model, self._files = model, checkpoint_files(model)
         self._settings = {**settings, "form": forms.identity, "version": __version__}
         sizes = [[file.name, file.stat().st_size] for file in self._files]
