@@ -295,6 +295,9 @@ class SamplingBatch:
     """[R]: the row of `allowed` that applies, -1 for none."""
     num_logprobs: int = 0
     """Alternatives to report: the largest number that any row requests. -1: no logprobs."""
+    named: Ints | None = None
+    """[R, N]: the tokens whose logprobs each row asks for, then NO_TOKEN; None when no row asks for any. With names,
+    `num_logprobs` is at least 1."""
 
 
 @dataclass(slots=True)
@@ -388,3 +391,5 @@ class StepResult:
     """[K, bytes]: the blocks of `StepPlan.stores`, as `gather_blocks` reads them."""
     hidden: Floats | None = None
     """[T, hidden] if the plan asks for them: the outputs of the final norm."""
+    named: Floats | None = None
+    """[R, N]: logprobs of the tokens that the plan names."""

@@ -13,6 +13,7 @@ from typing import Protocol
 from headrace.core.cache_events import CacheEvents
 from headrace.core.inspection import SchedulerView
 from headrace.core.matcher import Matcher
+from headrace.engine.profiling import StepProfiler
 from headrace.engine.stats import EngineStats, EngineView, SpeculationTotals, TierStats
 from headrace.engine.usage_stats import UsageStats
 from headrace.errors import DeviceLost, HeadraceError, InvalidRequest, PlatformError
@@ -137,6 +138,7 @@ class EngineCore:
         grammars: GrammarSource | None = None,
         drafting: StepLearner | None = None,
         cache_events: CacheEvents | None = None,
+        profiler: StepProfiler | None = None,
     ) -> None:
         """`busy_seconds`: the device's counter of its working time; without it the time is estimated from the launch
         and the end of steps. `lost`: why no step can be launched any more, for an engine that can lose a rank while it
@@ -158,6 +160,7 @@ class EngineCore:
         self._grammars = grammars
         self._drafting = drafting
         self.cache_events = cache_events
+        self.profiler = profiler or StepProfiler("this engine was built without a profiler")
         self._compiling: list[_Compiling] = []
         self._refused: list[tuple[list[str], HeadraceError]] = []
         self._busy_seconds = busy_seconds
@@ -280,14 +283,16 @@ class EngineCore:
 
     def _launch(self, deltas: list[Delta]) -> bool:
         """Launch a step. True if a step was launched or its launch failed, so that another may be tried at once."""
-        plan = self._scheduler.schedule(self._clock())
+        with self.profiler.span("schedule"):
+            plan = self._scheduler.schedule(self._clock())
         if plan is None:
             if not self._in_flight:
                 self._read_at = None
             return False
         now = self._clock()
         try:
-            launched = self._runner.launch(plan)
+            with self.profiler.span("launch"):
+                launched = self._runner.launch(plan)
         except Exception as error:
             deltas += self._failed(plan, error)
             return True
@@ -314,7 +319,8 @@ class EngineCore:
         plan = oldest.plan
         waited = not oldest.launched.done()
         try:
-            result = oldest.launched.result()
+            with self.profiler.span("wait"):
+                result = oldest.launched.result()
         except Exception as error:
             self._free_at = self._clock()
             deltas += self._failed(plan, error)
@@ -329,8 +335,10 @@ class EngineCore:
         self._usage.record(now, worked, plan.num_seqs)
         if self._usage.memory_sample_due(now):
             self._sample_memory(now)
-        committed = self._scheduler.commit(plan, result, now)
+        with self.profiler.span("commit"):
+            committed = self._scheduler.commit(plan, result, now)
         deltas += committed
+        self.profiler.passed()
         if self._drafting is not None:
             self._drafting.settle(plan.step, sum(len(delta.token_ids) for delta in committed), worked)
         self._complete(deltas)

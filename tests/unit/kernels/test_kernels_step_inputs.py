@@ -22,7 +22,7 @@ BUCKET = Bucket(tokens=16, seqs=4, rows=8, blocks=5, biases=8, masks=2)
 
 def test_every_field_of_batch_and_sampler_is_in_the_table_and_nothing_else() -> None:
     wanted = [f.name for f in fields(Batch)] + [f.name for f in fields(SampleInputs)]
-    assert sorted(STEP_INPUTS) == sorted([*wanted, "logits", "lengths", "drafts", *OF_HEADS])
+    assert sorted(STEP_INPUTS) == sorted([*wanted, "logits", "lengths", "drafts", "named", *OF_HEADS])
     assert frozenset({"history"}) == PERSISTENT
 
 

@@ -22,9 +22,16 @@ from headrace.platforms.cpu.native_drafting import NativeDrafting
 from headrace.platforms.cpu.native_features import NativeFeatures
 from headrace.platforms.cpu.native_kv import NativeKV
 from headrace.platforms.cpu.native_launch import EagerLauncher, Launcher
-from headrace.platforms.cpu.native_layout import BLOCK_TWINS, DRAFTER_KERNELS, DRAFTER_TWINS, check_layouts
+from headrace.platforms.cpu.native_layout import (
+    BLOCK_TWINS,
+    DRAFTER_KERNELS,
+    DRAFTER_TWINS,
+    NAMED_TWINS,
+    check_layouts,
+)
 from headrace.platforms.cpu.native_linear import KEY, NativeLinear
 from headrace.platforms.cpu.native_moe import NativeMoE
+from headrace.platforms.cpu.native_named import NativeNamed
 from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.native_split import split_table
 from headrace.platforms.cpu.native_team import Team, TicketPending
@@ -101,6 +108,7 @@ class NativeDevice(TorchDevice):
         functions: dict[str, Callable[..., Any]] = {**self._ops.table(), **matrices.table(), "moe": experts.moe}
         functions.update({**NativeFeatures(self._ops, check).table(), **NativeDrafting(self._ops, check).table()})
         functions |= NativeBlocks(self._ops, lambda: check_layouts(library, BLOCK_TWINS)).table()
+        functions |= NativeNamed(self._ops, lambda: check_layouts(library, NAMED_TWINS)).table()
         functions["embedding"] = split_table(self._ops, matrices.embedding)
         self._table = {name: NativeOperator(function, tag, packs.get(name)) for name, function in functions.items()}
 
