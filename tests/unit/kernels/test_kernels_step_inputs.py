@@ -28,6 +28,7 @@ def test_every_field_of_batch_and_sampler_is_in_the_table_and_nothing_else() -> 
 
 def test_a_plans_arrays_match_the_table() -> None:
     plan = replace(dummy_plan(), lengths=np.ones(1, np.int32))
+    plan.sampling.named = np.zeros((1, 8), np.int32)
     arrays = plan_arrays(plan, VOCAB)
     assert {*arrays} == {*STEP_INPUTS} - PERSISTENT - {"logits", "drafts"} - OF_HEADS
     assert {*batch_arrays(plan)} == {f.name for f in fields(Batch)} | {"lengths", "position"}
