@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from headrace.config_fields import SIZE, Bytes, Frozen, parse_size, unit
 from headrace.loading_config import LoadingConfig
+from headrace.scale_config import ScaleConfig
 from headrace.server_config import ServerConfig
 from headrace.transfer_config import TransferConfig
 
@@ -23,6 +24,7 @@ __all__ = [
     "LoadingConfig",
     "ModelConfig",
     "ParallelConfig",
+    "ScaleConfig",
     "SchedulerConfig",
     "ServerConfig",
     "TransferConfig",
@@ -222,6 +224,7 @@ class Config(Frozen):
     transfer: TransferConfig = TransferConfig()
     server: ServerConfig = ServerConfig()
     loading: LoadingConfig = LoadingConfig()
+    scale: ScaleConfig = ScaleConfig()
 
     def for_engine(self) -> str:
         """As JSON for another process of the engine: of the server's options only those that it needs, so no key."""

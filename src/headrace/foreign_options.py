@@ -123,7 +123,6 @@ FOREIGN_VERBS = {
     "search": "models",
     "remove": "rm",
     "delete": "rm",
-    "status": "ps",
     "info": "doctor",
     "check": "doctor",
     "benchmark": "bench",

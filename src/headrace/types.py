@@ -6,6 +6,7 @@ device outside this repository can all use it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -94,6 +95,8 @@ class Request:
     """Lower runs first."""
     arrival: float = 0.0
     """Monotonic seconds."""
+    turn: tuple[int, ...] = ()
+    """Its place among the requests that came at the same moment, with the same priority: the lowest runs first."""
     salt: str = ""
     """Requests share cached prefixes only within one (adapter, salt)."""
     adapter: str = ""
@@ -122,6 +125,11 @@ class Request:
     rivals: tuple[int, ...] = ()
     """Tokens whose logprobs are wanted in the place of the prompt's token `params.prompt_logprobs_start`, besides
     its own."""
+    then: Request | None = None
+    """Goes on where this sequence ends by itself, with the next step: its prompt is what follows the tokens of this
+    one, without an end or stop token."""
+    then_after: tuple[int, ...] = ()
+    """Stop tokens after which `then` begins: the text ends just before them, as before end tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +171,8 @@ class Delta:
     """With the end of a request with `pooling`: float32 [hidden], little-endian."""
     rivals: list[float] | None = None
     """The logprobs of the request's rivals; set with `prompt_logprobs`."""
+    went_on: bool = False
+    """With the end of a request with `then`: that one has begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,8 +397,8 @@ class StepResult:
     counts: Ints | None = None
     """[S, 2] if the device has placed sequences: how many of each one's tokens count, and how many drafts it had; 0 for
     the others."""
-    stored: npt.NDArray[np.uint8] | None = None
-    """[K, bytes]: the blocks of `StepPlan.stores`, as `gather_blocks` reads them."""
+    stored: Sequence[npt.NDArray[np.uint8]] | None = None
+    """K of uint8 [bytes]: the blocks of `StepPlan.stores`, as `gather_blocks` reads them."""
     hidden: Floats | None = None
     """[T, hidden] if the plan asks for them: the outputs of the final norm."""
     named: Floats | None = None

@@ -16,6 +16,7 @@ VERBS = {
     "generate": ("headrace.cli.generate_command", "continue a text"),
     "chat": ("headrace.cli.chat_command", "chat with a model in the terminal"),
     "route": ("headrace.cli.route_command", "one endpoint before several engines"),
+    "status": ("headrace.cli.status_command", "show the engines behind a router or a server"),
     "simulate": ("headrace.cli.simulate_command", "compare ways to place requests over simulated engines"),
     "run": ("headrace.cli.run_command", "ask a model one question; without one, chat with it"),
     "top": ("headrace.cli.top_command", "watch a running server"),

@@ -150,5 +150,5 @@ def merged(deltas: list[Delta]) -> Delta:
         first.accepted_drafts += delta.accepted_drafts
         first.rejected_drafts += delta.rejected_drafts
         first.finish_reason, first.stop_token, first.error = delta.finish_reason, delta.stop_token, delta.error
-        first.request_fault = delta.request_fault
+        first.request_fault, first.went_on = delta.request_fault, delta.went_on
     return first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.core.plan_builder import Decodes, PrefillChunk
-from headrace.core.sequence import Sequence
+from headrace.core.sequence import Rank, Sequence
 from headrace.core.slots import Slots
 
 __all__ = ["RunningSequences", "urgency"]
@@ -131,10 +131,10 @@ class RunningSequences:
             self._decodes = None
 
 
-def urgency(seq: Sequence) -> tuple[bool, tuple[float, int]]:
+def urgency(seq: Sequence) -> tuple[bool, Rank]:
     """The order of prefill: the forced tokens within a text come first, as decodes do."""
     return seq.matcher is None or seq.emitted == seq.prompt_len, seq.rank
 
 
-def _rank(seq: Sequence) -> tuple[float, int]:
+def _rank(seq: Sequence) -> Rank:
     return seq.rank

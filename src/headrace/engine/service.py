@@ -114,6 +114,7 @@ def serve(core: EngineCore, receive: Receive, send: Send, pulse: StallClock) -> 
         for ids, reason in core.take_refused():
             whole.forget(ids)
             send(Refused(ids, to_wire(reason)))
+        whole.begin(request.id for request in core.chains.take_begun() if request.whole)
         passed = whole.pass_on(deltas)
         if passed:
             send(Deltas(passed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 
@@ -54,6 +55,8 @@ class Replica:
         self.held_back = False
         """An operator wants no new requests there."""
         self.ejections = 0
+        self.readied = asyncio.Event()
+        """Set once it can get requests, for the first time."""
         self._failures = self._successes = 0
 
     @property

@@ -110,7 +110,7 @@ class ReplicaWatch:
             except (UpstreamLost, asyncio.TimeoutError, msgspec.MsgspecError, ValueError) as error:
                 _log.info("replica %d: its cache events ended: %s", self._replica.number, error or "silence")
             self._fleet.index.forget(self._replica.name)
-            self._replica.load.elsewhere = 0
+            self._replica.load.reported(0, 0)
             await asyncio.sleep(self._times.interval)
 
     async def _check(self) -> None:
@@ -127,6 +127,8 @@ class ReplicaWatch:
             replica.failed(str(error))
         else:
             replica.answered(None if status == 200 else _why(status, body))
+            if replica.state == "ready" and replica.facts is not None:
+                replica.readied.set()
 
     async def _read_role(self) -> None:
         """Read the engine's part in a group that exchanges blocks, which may change at any time."""
@@ -204,7 +206,7 @@ class ReplicaWatch:
                     index.clear(engine)
         elif name == b"load":
             load = _load(data)
-            self._replica.load.reported(load.running + load.waiting)
+            self._replica.load.reported(load.running + load.waiting, load.waiting)
         return True
 
     def _replace(self, contents: _Contents) -> None:

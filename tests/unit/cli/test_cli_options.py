@@ -70,7 +70,9 @@ EVERYTHING = (
     "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think "
     "--state-dir s --api-keys-file k.yaml --log-format json --uds u --ssl-certfile c.pem --ssl-keyfile k.pem "
     "--root-path /llm --tracing --enable-control-routes --kv-share 0.5 --alias x=m --alias y=1 --max-waiting-tokens 77 "
-    "--models-memory 2Ki --models-max 3 --keep-alive 1m30s --load-timeout 9 --preload x --kv-events-endpoint tcp://*:1"
+    "--models-memory 2Ki --models-max 3 --keep-alive 1m30s --load-timeout 9 --preload x --kv-events-endpoint tcp://*:1 "
+    "--replicas 2 --ray-address local --min-replicas 1 --max-replicas 3 --target-ttft 1s --target-queue 2 "
+    "--max-restarts 1 --start-timeout 9"
 )
 
 
@@ -136,6 +138,16 @@ def test_every_option_has_its_place() -> None:
             "keep_alive": 90.0,
             "load_timeout": 9.0,
             "preload": "x",
+        },
+        "scale": {
+            "replicas": 2,
+            "ray_address": "local",
+            "min_replicas": 1,
+            "max_replicas": 3,
+            "target_ttft": 1.0,
+            "target_queue": 2.0,
+            "max_restarts": 1,
+            "start_timeout": 9.0,
         },
     }
 

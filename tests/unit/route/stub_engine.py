@@ -135,6 +135,8 @@ class _Connection(asyncio.Protocol):
             self.transport.write(answer(status, json.dumps({"role": role}).encode()))
         elif path == "/v1/engine/events":
             self._events()
+        elif path in ("/v1/router/replicas", "/v1/engine/state"):
+            self.transport.write(answer(404, _error("no such route", "not_found")))
         elif self.stub.mode == "ok" and not self.stub.wait:
             self.transport.write(self._whole() if b'"stream":true' not in self.body else self._streamed())
         else:
