@@ -198,6 +198,27 @@ class OptionalOps(Protocol):
         … of [F, D] each, `down` stacks down_0, down_1, … of [D, F] each; `kind` as in `gated_activation`.
         """
 
+    def own_experts(
+        self,
+        x: Tensor,
+        router: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        bias: Tensor | None,
+        routing: Routing,
+        kind: str,
+        first: int,
+    ) -> Tensor:
+        """float32 [T k, D]: in row t k + i what the i-th choice of token t gives, before its share, and zeros if that
+        expert is not here. The terms of `moe`, of the experts from `first` on alone, which the stacks hold."""
+
+    def mix_experts(self, outputs: Tensor, router: Tensor, bias: Tensor | None, routing: Routing, ranks: int) -> Tensor:
+        """[T, C] in router's dtype: the sums of `moe`, in its order, over outputs float32 [T k, ranks C].
+
+        Of row t k + i only the C columns of the rank that holds the i-th choice of token t are read
+        (`routing.expert_range`).
+        """
+
     def gated_delta_rule(
         self,
         qkv: Tensor,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 
 from headrace.route.load_book import LoadBook
@@ -55,6 +56,8 @@ class Replica:
         self.held_back = False
         """An operator wants no new requests there."""
         self.ejections = 0
+        self.silent_since: float | None = None
+        """Since when no check was answered, in monotonic seconds, if the last one was not."""
         self.readied = asyncio.Event()
         """Set once it can get requests, for the first time."""
         self._failures = self._successes = 0
@@ -70,6 +73,7 @@ class Replica:
     def answered(self, busy: str | None = None) -> bool:
         """A check was answered; `busy`: why the engine takes no requests. True if it has come back."""
         self._failures = 0
+        self.silent_since = None
         if busy is not None:
             self._change("busy" if self.state != "ejected" else "ejected", busy)
             self._successes = 0
@@ -84,6 +88,7 @@ class Replica:
         """A check or a request got no answer. True if the engine is ejected by this."""
         self._successes = 0
         self._failures += 1
+        self.silent_since = self.silent_since or time.monotonic()
         if self.state in ("ejected", "new") or self._failures < _FAILURES:
             return False
         self.ejections += 1
