@@ -81,6 +81,11 @@ class RemoteBlocks:
     epoch: int | None = None
     """Number of the other engine's start; None: any."""
 
+    @property
+    def awaited(self) -> bool:
+        """The other engine computes the blocks at this moment: they come at the rate of its steps."""
+        return self.patience > 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

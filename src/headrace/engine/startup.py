@@ -168,8 +168,9 @@ def build_on(
     drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
     tiers, transfer = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
     scheduler = Scheduler(_core_config(config, resolved, vocab), drafting, tiers)
-    # Events name blocks as transfers do, where there are any.
-    layout = _layout_id(checkpoint, resolved) if transfer is None else transfer.layout_id
+    # Events name blocks as tiers and transfers do, where there are any.
+    layout = _layout_id(checkpoint, resolved) if tiers is None else tiers.layout_id
+    record = None if tiers is None else tiers.record
     core = EngineCore(
         scheduler,
         runner,
@@ -179,7 +180,7 @@ def build_on(
         lost=followers.lost,
         grammars=grammars,
         drafting=drafting,
-        cache_events=CacheEvents(scheduler.tree, partial(first_hash, layout), next_hash),
+        cache_events=CacheEvents(scheduler.tree, partial(first_hash, layout), next_hash, record),
         profiler=_profiler(device, platform),
     )
     drafted = found or block or head

@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 
 from headrace import errors
-from headrace.core.cache_events import CacheBatch, CacheEvent, CacheRun, CacheSnapshot
+from headrace.core.cache_events import DEVICE, CacheBatch, CacheEvent, CacheRun, CacheSnapshot
 from headrace.embedding_facts import NO_EMBEDDINGS, EmbeddingFacts
 from headrace.engine.stats import EngineStats, EngineView
 from headrace.errors import CheckpointError, EngineDead, HeadraceError, InvalidRequest, Overloaded
 from headrace.types import Delta, Request
 
 __all__ = [
+    "DEVICE",
     "Abort",
     "Add",
     "AddAll",

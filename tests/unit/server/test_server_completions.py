@@ -33,6 +33,11 @@ def test_complete_answer():
     }
 
 
+def test_a_complete_answer_says_when_its_first_token_came():
+    assert 0 <= float(complete(max_tokens=50).headers["x-headrace-first-token-ms"]) < 60_000
+    assert "x-headrace-first-token-ms" not in complete(max_tokens=50, stream=True).headers
+
+
 def test_parameters_reach_the_engine():
     served = serve_fake()
     complete(
