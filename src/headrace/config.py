@@ -213,6 +213,11 @@ class ParallelConfig(Frozen):
         description="Ranks that each hold a part of every layer: a device each, or a share of the cores on a host "
         "platform. threads is then the number of each.",
     )
+    expert_parallel: bool = Field(
+        default=False,
+        description="Of a model with experts, each rank of tensor_parallel_size holds complete experts instead of a "
+        "part of every expert.",
+    )
 
 
 class Config(Frozen):

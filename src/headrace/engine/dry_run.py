@@ -8,11 +8,10 @@ from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.checkpoints.quantizing import check_quantizing
 from headrace.config import Config
 from headrace.engine.peer_loading import try_peers
-from headrace.engine.rank_loading import device_options
+from headrace.engine.rank_loading import device_options, shard_of
 from headrace.engine.startup import check_devices, find_drafts, resolve_on
 from headrace.engine.tier_loading import check_tiers
 from headrace.grammar.loading import find_backend
-from headrace.models.sharding import Shard
 from headrace.plugins import discover
 from headrace.resolution import Resolved
 
@@ -44,7 +43,7 @@ def plan_engine(config: Config) -> EnginePlan:
     the engine would raise before it loads."""
     size = config.parallel.tensor_parallel_size
     checkpoint = open_checkpoint(config.model.model)
-    facts = checkpoint.facts(Shard(0, size))
+    facts = checkpoint.facts(shard_of(config, 0))
     if config.model.quantize is not None:
         check_quantizing(checkpoint, config.model.quantize)
     platform, why = discover().select_platform(config.device.platform)

@@ -39,6 +39,7 @@ __all__ = [
     "load_rank",
     "open_rank",
     "packing_threads",
+    "shard_of",
 ]
 
 _PACKING_THREADS = 2
@@ -104,6 +105,11 @@ def open_rank(platform: Platform, config: Config, index: int, rank: int, rendezv
         raise PlatformError(f"{where} cannot open a device of platform {platform.name}: {error}") from error
 
 
+def shard_of(config: Config, rank: int) -> Shard:
+    """The part of the model that a rank holds."""
+    return Shard(rank, config.parallel.tensor_parallel_size, config.parallel.expert_parallel)
+
+
 def device_options(config: Config) -> dict[str, Any]:
     """The options that the user set, as `Platform.open` takes them."""
     given: dict[str, Any] = dict(config.device.options)
@@ -124,7 +130,7 @@ def load_follower(start: Start, send: Callable[[RankMessage], None], receive: Ca
         send(Opened())
         sizes = receive()
         assert isinstance(sizes, Sizes)
-        loaded = load_rank(config, checkpoint, device, Shard(start.rank, start.size), sizes, lambda stage, done: None)
+        loaded = load_rank(config, checkpoint, device, shard_of(config, start.rank), sizes, lambda stage, done: None)
         loaded.save_packed()
         send(Loaded())
         return loaded

@@ -24,7 +24,8 @@ from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_loading import HeadSource, find_head
 from headrace.engine.memory_use import MemoryUse, kv_bytes, measure_use
 from headrace.engine.plans import dummy_plan
-from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_rank
+from headrace.engine.profiling import StepProfiler
+from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_rank, shard_of
 from headrace.engine.ranks.leader import COMMAND, Followers
 from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
 from headrace.engine.runner import Runner
@@ -35,8 +36,9 @@ from headrace.engine.wire import EngineInfo, TransferInfo
 from headrace.errors import ConfigError
 from headrace.grammar.compiler import GrammarCompiler
 from headrace.grammar.loading import find_backend, open_backend
-from headrace.models.sharding import Shard
-from headrace.platforms.interface import BusySeconds, ChecksDrafting, Device, Platform
+from headrace.kernels import named_logprobs
+from headrace.kernels.spec import TorchTensors
+from headrace.platforms.interface import ALL_TO_ALL, BusySeconds, ChecksDrafting, Device, Platform
 from headrace.plugins import discover
 from headrace.resolution import Resolved, resolve
 from headrace.speculation.guarded import GuardedDrafter
@@ -105,7 +107,7 @@ def build_engine(config: Config, progress: Progress, follower: tuple[str, ...] =
     progress("checkpoint", 0.0)
     size = config.parallel.tensor_parallel_size
     checkpoint = open_checkpoint(config.model.model)
-    checkpoint.facts(Shard(0, size))
+    checkpoint.facts(shard_of(config, 0))
     platform, why = discover().select_platform(config.device.platform)
     _log.info("platform %s", why)
     followers = Followers(config.for_engine(), size, lambda rank: _device_index(platform, config, rank), follower)
@@ -151,7 +153,7 @@ def build_on(
     reader = block or head
     if reader is not None:
         reader.max_model_len = resolved.max_model_len
-    own = load_rank(config, checkpoint, device, Shard(0, followers.size), sizes, progress, reader)
+    own = load_rank(config, checkpoint, device, shard_of(config, 0), sizes, progress, reader)
     followers.await_all(Loaded)
     runner = followers.runner(own.runner)
     progress("first step", 0.0)
@@ -166,8 +168,9 @@ def build_on(
     drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
     tiers, transfer = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
     scheduler = Scheduler(_core_config(config, resolved, vocab), drafting, tiers)
-    # Events name blocks as transfers do, where there are any.
-    layout = _layout_id(checkpoint, resolved) if transfer is None else transfer.layout_id
+    # Events name blocks as tiers and transfers do, where there are any.
+    layout = _layout_id(checkpoint, resolved) if tiers is None else tiers.layout_id
+    record = None if tiers is None else tiers.record
     core = EngineCore(
         scheduler,
         runner,
@@ -177,7 +180,8 @@ def build_on(
         lost=followers.lost,
         grammars=grammars,
         drafting=drafting,
-        cache_events=CacheEvents(scheduler.tree, partial(first_hash, layout), next_hash),
+        cache_events=CacheEvents(scheduler.tree, partial(first_hash, layout), next_hash, record),
+        profiler=_profiler(device, platform),
     )
     drafted = found or block or head
     layouts = (resolved.kv_layout,) if drafted is None else (resolved.kv_layout, drafted.layout)
@@ -185,9 +189,17 @@ def build_on(
     memory = measure_use(device, free_before, cache, followers.size)
     defaults = _sampling(config, checkpoint)
     info = _engine_info(checkpoint, platform, resolved, vocab, layout, reasons, defaults, transfer, memory)
+    by_name = device.op(named_logprobs.SPEC) is not None or device.extension(TorchTensors) is not None
+    info = msgspec.structs.replace(info, names_tokens=by_name)
     if device.capabilities().computes:
         info = msgspec.structs.replace(info, embedding=checkpoint.embedding)
     return Engine(core, info, own, followers, grammars, draft, blocks, heads, tiers)
+
+
+def _profiler(device: Device, platform: str) -> StepProfiler:
+    if device.extension(TorchTensors) is not None:
+        return StepProfiler()
+    return StepProfiler(f"platform {platform} does not compute with torch, so torch.profiler shows nothing of it")
 
 
 def _check_drafting(config: Config, device: Device) -> None:
@@ -251,9 +263,13 @@ def resolve_on(
     beside = None
     if draft is not None:
         free, beside = max(0, free - draft.total_bytes), draft.layout
-    resolved, reasons = resolve(config, capabilities, checkpoint.facts(Shard(0, size)), free, name, beside)
+    shard = shard_of(config, 0)
+    resolved, reasons = resolve(config, capabilities, checkpoint.facts(shard), free, name, beside)
     if size > 1:
         reasons.append(f"{size} ranks, each with its part of every layer")
+    moe = checkpoint.decoder_config.moe
+    if shard.expert_parallel and moe is not None:
+        reasons.append(f"{moe.experts} experts of a layer: complete ones, distributed over {size} ranks")
     return resolved, reasons
 
 
@@ -337,11 +353,13 @@ def _device_index(platform: Platform, config: Config, rank: int) -> int:
 def _check_room(platform: Platform, device: Device, config: Config) -> None:
     """Raises ConfigError for a platform without collectives or with fewer devices than ranks."""
     size, capabilities = config.parallel.tensor_parallel_size, device.capabilities()
-    missing = sorted(_NEEDED - capabilities.collectives)
+    needed, asked = _NEEDED, f"tensor_parallel_size {size}"
+    if config.parallel.expert_parallel:
+        needed, asked = needed | {ALL_TO_ALL}, f"expert_parallel with {asked}"
+    missing = sorted(needed - capabilities.collectives)
     if missing:
         raise ConfigError(
-            f"tensor_parallel_size {size}: platform {platform.name} has no {' and no '.join(missing)} between ranks: "
-            "leave it out"
+            f"{asked}: platform {platform.name} has no {' and no '.join(missing)} between ranks: leave it out"
         )
     check_devices(platform, device, config)
 

@@ -120,13 +120,14 @@ class Assembly:
         v = _rows(matrix(names.v, kv_rows, config.hidden, config.qkv_bias), kv_rows_kept)
         output = matrix(names.output, config.hidden, q_rows, config.output_bias)
         router, gate_up, down = self._mlp(index)
+        reader = "linear" if router is None else "own_experts" if self.shard.expert_parallel else "moe"
         return LayerWeights(
             input_norm=self._norm(names.input_norm.format(i=index), config.hidden),
             qkv=self._finish(stack([q, k, v], f"layer {index} qkv"), "linear"),
             output=self._finish(self._columns(output, q_rows_kept), "linear"),
             mlp_norm=self._norm(names.mlp_norm.format(i=index), config.hidden),
-            gate_up=self._finish(gate_up, "linear" if router is None else "moe"),
-            down=self._finish(down, "linear" if router is None else "moe"),
+            gate_up=self._finish(gate_up, reader),
+            down=self._finish(down, reader),
             q_norm=norm(names.q_norm, config.qk_norm, config.head_dim),
             k_norm=norm(names.k_norm, config.qk_norm, config.head_dim),
             attention_post_norm=norm(names.attention_post_norm, config.sandwich_norm, config.hidden),
@@ -151,17 +152,19 @@ class Assembly:
             experts = (names.expert_gate, names.expert_up, names.expert_down)
             return router, *expert_stacks(self._expert_parts(index), config.moe, config.hidden, experts, index)
         own = (names.gate, names.up, names.down)
-        return None, *self._gated(index, own, config.intermediate, "", bias=config.mlp_bias)
+        return None, *self._gated(index, own, config.intermediate, self.shard, "", bias=config.mlp_bias)
 
-    def _gated(self, index: int, own: tuple[str, str, str], width: int, what: str, bias: bool) -> tuple[Weight, Weight]:
-        """(gate and up, down) of one gated MLP with `width` inner columns."""
+    def _gated(
+        self, index: int, own: tuple[str, str, str], width: int, shard: Shard, what: str, bias: bool
+    ) -> tuple[Weight, Weight]:
+        """(gate and up, down) of one gated MLP with `width` inner columns: the shard's part."""
         hidden = self.config.hidden
         wide, narrow = (width, hidden), (hidden, width)
         gate, up, down = (
             self.source.matrix(name.format(i=index), *shape, bias=bias)
             for name, shape in zip(own, (wide, wide, narrow), strict=True)
         )
-        inner = self.shard.inner(down)
+        inner = shard.inner(down)
         return stack([_rows(gate, inner), _rows(up, inner)], f"layer {index} gate and up{what}"), self._columns(
             down, inner
         )
@@ -169,7 +172,8 @@ class Assembly:
     def _shared(self, index: int, moe: MoE) -> SharedExpert:
         names = self.names
         own = (names.shared_gate, names.shared_up, names.shared_down)
-        gate_up, down = self._gated(index, own, moe.shared, " of the shared expert", bias=False)
+        shard = WHOLE if self.shard.expert_parallel else self.shard
+        gate_up, down = self._gated(index, own, moe.shared, shard, " of the shared expert", bias=False)
         if not moe.shared_gated:
             return SharedExpert(self._finish(gate_up, "linear"), self._finish(down, "linear"))
         share = self.source.matrix(names.shared_share.format(i=index), 1, self.config.hidden, bias=False)
@@ -177,10 +181,13 @@ class Assembly:
         return SharedExpert(self._finish(gate_up, "moe"), self._finish(down, "moe"), self._finish(share, "linear"))
 
     def _expert_parts(self, index: int) -> Experts:
-        """`Source.experts`, reduced to this rank's inner columns."""
+        """`Source.experts`, reduced to this rank's experts, or to its inner columns of each."""
         read, moe = self.source.experts, self.config.moe
         if self.shard.size == 1 or moe is None:
             return read
+        if self.shard.expert_parallel:
+            held = slice(*self.shard.experts(self.config))
+            return lambda name, count, rows, columns: read(name, count, rows, columns)[held]
         name = self.names.expert_down.format(i=index, e="{e}")
         downs = read(name, moe.experts, self.config.hidden, moe.intermediate)
         inner = self.shard.inner(downs[0])

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from headrace.errors import PlatformError
 from headrace.kernels.ops import Batch, Ops, OptionalOps
 from headrace.kernels.weight import Weight
 from headrace.models.config import DecoderConfig
 from headrace.models.features import FINAL, Tap
-from headrace.models.moe import SHARED_ROUTING, SharedExpert
+from headrace.models.moe import SHARED_ROUTING, MoE, SharedExpert
 from headrace.models.rope import cos_sin_table
-from headrace.models.sharding import Collectives
+from headrace.models.sharding import Collectives, ExchangesBlocks
 
 __all__ = ["Beside", "Decoder", "DecoderWeights", "LayerWeights"]
 
@@ -91,6 +92,8 @@ class Decoder:
         """
         self.config = config
         self._group = group
+        if config.moe is not None and config.moe.ranks > 1 and not isinstance(group, ExchangesBlocks):
+            raise PlatformError(f"{config.family}: ranks hold complete experts, but their group has no all_to_all")
         if config.tied and weights.head is not weights.embedding:
             _log.warning(
                 "%s: the settings tie the output matrix to the embedding, but the checkpoint holds one that differs: "
@@ -180,11 +183,23 @@ class Decoder:
         if layer.router is not None and moe is not None:
             scores = ops.linear(x, layer.router)
             kind = self.config.activation
+            if moe.ranks > 1:
+                chosen = self._distributed(x, scores, layer, moe)
+                return chosen if layer.shared is None else self._add_shared(chosen, x, layer, layer.shared)
             experts = optional.moe
             chosen = experts(x, scores, layer.gate_up, layer.down, layer.router_bias, moe.routing, kind)
             return self._sum(chosen if layer.shared is None else self._add_shared(chosen, x, layer, layer.shared))
         hidden = optional.gated_linear(x, layer.gate_up, self.config.activation)
         return self._sum(ops.linear(hidden, layer.down))
+
+    def _distributed(self, x: Tensor, scores: Tensor, layer: LayerWeights, moe: MoE) -> Tensor:
+        """The mixture of experts that the ranks hold, with the sums of one rank (see `sharding`)."""
+        optional, group, kind = cast(OptionalOps, self._ops), cast(ExchangesBlocks, self._group), self.config.activation
+        bias, routing = layer.router_bias, moe.routing
+        own = optional.own_experts(x, scores, layer.gate_up, layer.down, bias, routing, kind, moe.first)
+        mixed = optional.mix_experts(group.all_to_all(own, 1), scores, bias, routing, moe.ranks)
+        chosen: Tensor = group.all_gather(mixed, 1)
+        return chosen
 
     def _add_shared(self, chosen: Tensor, x: Tensor, layer: LayerWeights, shared: SharedExpert) -> Tensor:
         ops, optional, kind = self._ops, cast(OptionalOps, self._ops), self.config.activation

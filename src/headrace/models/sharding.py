@@ -7,7 +7,12 @@ the vocabulary. A rank's row-parallel product is one term of a sum; `Collectives
 A family whose layers hold more than dense MLPs uses the same functions: `Shard.inner` or `Shard.split` give a rank's
 range, `take_columns` and `Weight.take` split a matrix, and the decoder's all-reduce adds the terms. Experts are split
 by their inner columns (`Assembly._expert_parts`), so that every rank has the same work independently of the router's
-choice. Complete experts per rank would be `shard.split(experts, "experts")`.
+choice.
+
+With `expert_parallel`, each rank holds complete experts instead (GShard, arXiv:2006.16668). Every rank has every token
+already, so none is sent to its experts. What they give returns by `ExchangesBlocks.all_to_all`: each rank gets a block
+of the model's columns of every (token, expert) pair, adds those of a token in the order of the choice, and the blocks
+are gathered. So the sums are those of one rank, to the bit, and a pair crosses once.
 """
 
 from __future__ import annotations
@@ -15,14 +20,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from headrace.errors import ConfigError
+from headrace.kernels.moe.routing import expert_range
 from headrace.kernels.weight import Weight
 from headrace.models.config import DecoderConfig
 from headrace.quant.column_split import column_unit
 
-__all__ = ["WHOLE", "Collectives", "Shard", "head_columns", "local_config"]
+__all__ = ["WHOLE", "Collectives", "ExchangesBlocks", "Shard", "head_columns", "local_config"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,12 +44,21 @@ class Collectives(Protocol):
     def all_gather(self, x: Any, dim: int) -> Any: ...
 
 
+@runtime_checkable
+class ExchangesBlocks(Collectives, Protocol):
+    """Collectives with the one that complete experts per rank need; see `platforms.interface.ExchangesBlocks`."""
+
+    def all_to_all(self, x: Any, dim: int) -> Any: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """This rank's part of every layer."""
 
     rank: int = 0
     size: int = 1
+    expert_parallel: bool = False
+    """Ranks hold complete experts, and every rank complete shared experts."""
 
     def split(self, count: int, what: str, unit: int = 1) -> tuple[int, int]:
         """This rank's [begin, end) of `count` items: complete units, as evenly as possible.
@@ -85,6 +100,25 @@ class Shard:
         at = self.rank * kv // self.size
         return at, at + 1
 
+    def experts(self, config: DecoderConfig) -> tuple[int, int]:
+        """This rank's [begin, end) of the experts, if ranks hold complete ones. Raises ConfigError if that is
+        impossible."""
+        asked = f"expert_parallel with tensor_parallel_size {self.size}"
+        if config.moe is None:
+            raise ConfigError(f"{asked}: {config.family} has no experts: leave expert_parallel out")
+        if self.size == 1:
+            raise ConfigError(f"{asked}: experts are distributed over ranks: raise tensor_parallel_size")
+        if config.moe.experts < self.size:
+            raise ConfigError(
+                f"{asked}: {config.family} has {config.moe.experts} experts: choose at most as many ranks"
+            )
+        if config.hidden % self.size:
+            raise ConfigError(
+                f"{asked}: {config.family}'s {config.hidden} hidden columns do not divide among {self.size} ranks: "
+                "choose another number"
+            )
+        return expert_range(config.moe.experts, self.rank, self.size)
+
     def inner(self, down: Weight) -> tuple[int, int]:
         """This rank's [begin, end) of an MLP's inner columns: columns of `down`, rows of gate and up.
 
@@ -110,12 +144,16 @@ WHOLE = Shard()
 
 
 def local_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
-    """The configuration of one rank's decoder, with fewer heads. Raises ConfigError if the model cannot be split so."""
+    """The configuration of one rank's decoder: fewer heads, some experts. Raises ConfigError if that cannot be."""
+    moe = config.moe
+    if shard.expert_parallel:
+        first, _ = shard.experts(config)
+        moe = None if moe is None else replace(moe, ranks=shard.size, first=first)
     if shard.size == 1:
         return config
     q, kv = shard.q_heads(config), shard.kv_heads(config)
     shard.split(config.intermediate, "inner columns of the MLP")
-    return replace(config, num_q_heads=q[1] - q[0], num_kv_heads=kv[1] - kv[0])
+    return replace(config, moe=moe, num_q_heads=q[1] - q[0], num_kv_heads=kv[1] - kv[0])
 
 
 def head_columns(heads: tuple[int, int], head_dim: int) -> tuple[int, int]:

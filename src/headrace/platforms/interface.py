@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.kernels.weight import Weight
 
 __all__ = [
+    "ALL_TO_ALL",
     "CONTRACT",
     "KV",
     "PERSISTENT",
@@ -38,6 +39,7 @@ __all__ = [
     "ChecksDrafting",
     "Communicator",
     "Device",
+    "ExchangesBlocks",
     "Executable",
     "OpProfile",
     "OpReasons",
@@ -55,6 +57,8 @@ __all__ = [
     "own_extension",
 ]
 
+ALL_TO_ALL = "all_to_all"
+"""A device has it among its `collectives` if its communicators are `ExchangesBlocks`."""
 T = TypeVar("T")
 Tensor = Any
 """A device array, of any type that the device's operators accept. The engine passes it on and never reads it."""
@@ -104,6 +108,18 @@ class Communicator(Protocol):
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor: ...
 
     def broadcast(self, x: Tensor, root: int) -> Tensor: ...
+
+
+@runtime_checkable
+class ExchangesBlocks(Protocol):
+    """A `Communicator` with one more collective, whose device has `ALL_TO_ALL` among its `collectives`: for models
+    whose ranks hold complete experts. It must work while a step is compiled, as all_reduce does."""
+
+    def all_to_all(self, x: Tensor, dim: int) -> Tensor:
+        """Along `dim`, block j of the result is this rank's block of rank j's x, in blocks of one size, in rank order.
+
+        Raises PlatformError if the dimension is not divisible.
+        """
 
 
 @runtime_checkable

@@ -68,6 +68,8 @@ class PackedCache:
         self._directory, self._limit, self._forms, self._shard = directory, limit, forms, shard
         if shard.size > 1:
             settings = {**settings, "rank": shard.rank, "ranks": shard.size, "cut": _cutting()}
+        if shard.expert_parallel:
+            settings = {**settings, "experts": "complete"}
         self._model, self._files = model, checkpoint_files(model)
         self._settings = {**settings, "form": forms.identity, "version": __version__}
         sizes = [[file.name, file.stat().st_size] for file in self._files]
