@@ -23,7 +23,7 @@ from headrace.platforms.accelerator.accelerator_options import AcceleratorOption
 from headrace.platforms.accelerator.device import AcceleratorDevice
 from headrace.platforms.accelerator.error_patterns import ErrorPatterns, first_line, root_cause
 from headrace.platforms.accelerator.triton_operators import FollowsTable, missing_operators, triton_operators
-from headrace.platforms.interface import CaptureReason, Platform
+from headrace.platforms.interface import ALL_TO_ALL, CaptureReason, Platform
 from headrace.platforms.torch_communicator import World
 from headrace.types import API_VERSION, COLLECTIVES, Bucket, Capabilities, KVLayout, LayerKV
 
@@ -305,7 +305,7 @@ def test_ranks_meet_in_the_vendors_collectives(vendor: Any, tmp_path: Path, monk
     device = vendor.open(tmp_path)[0].open(1, meeting)
     device.communicator([0, 1])
     assert asked == [((0, 1), "xccl" if vendor.name == "xpu" else "nccl")]
-    assert device.capabilities().collectives == COLLECTIVES
+    assert device.capabilities().collectives == COLLECTIVES | {ALL_TO_ALL}
     assert device.communicator([1]).all_reduce(3) == 3
     device.close()
 

@@ -27,7 +27,7 @@ from headrace.platforms.accelerator.graphs import GraphStep
 from headrace.platforms.accelerator.providers import Provider, provider_versions, with_provider, without_provider
 from headrace.platforms.accelerator.torch_runtime import TorchRuntime
 from headrace.platforms.accelerator.triton_operators import OperatorSource, missing_operators, triton_operators
-from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
+from headrace.platforms.interface import ALL_TO_ALL, KV, Communicator, Executable, Pending, StepFn, Tensor
 from headrace.platforms.torch_communicator import World
 from headrace.platforms.torch_device import TorchDevice
 from headrace.platforms.work_queue import InlineQueue
@@ -227,7 +227,7 @@ class AcceleratorDevice(TorchDevice):
             quant_formats=frozenset() if "linear" in self._missing else capabilities.quant_formats,
             # A vendor's library chooses its own order of sums.
             deterministic=bool(self.options.batch_invariant) and not self._missing and self.options.operators == TRITON,
-            collectives=COLLECTIVES if self.options.world_size > 1 else frozenset(),
+            collectives=COLLECTIVES | {ALL_TO_ALL} if self.options.world_size > 1 else frozenset(),
         )
 
     def _why_eager(self) -> str | None:
