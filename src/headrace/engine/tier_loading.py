@@ -41,10 +41,12 @@ def check_tiers(config: Config, capabilities: Capabilities, platform: str) -> No
             raise ConfigError(
                 f"{name} needs blocks of cached prefixes, and prefix_caching is off: leave one of them out"
             )
-        if config.parallel.tensor_parallel_size > 1:
+        parallel = config.parallel
+        split = "pipeline_parallel_size" if parallel.tensor_parallel_size == 1 else "tensor_parallel_size"
+        if parallel.world_size > 1:
             raise ConfigError(
-                f"{name}: with tensor_parallel_size {config.parallel.tensor_parallel_size} each rank holds a part of "
-                "every block, which cannot be moved yet: leave one of them out"
+                f"{name}: with {split} {getattr(parallel, split)} each rank holds a part of every block, which cannot "
+                "be moved yet: leave one of them out"
             )
         method = (config.scheduler.speculate or "").partition(":")[0]
         if config.scheduler.draft_model is not None or method == "mtp":

@@ -46,6 +46,7 @@ __all__ = [
     "OpReasons",
     "PackedForms",
     "PacksWeights",
+    "PassesRows",
     "Pending",
     "Platform",
     "Profiled",
@@ -222,6 +223,19 @@ class BusySeconds(Protocol):
 
     def busy_seconds(self) -> float:
         """Seconds in which the device has worked since it was opened."""
+
+
+@runtime_checkable
+class PassesRows(Protocol):
+    """A `Communicator` of two ranks whose first passes rows of floats to its second, for stages of layers
+    (`Capabilities.passes_rows`). Both are called inside a step, recorded with its other operators, in the same order on
+    either side. Neither returns before the other rank has come that far."""
+
+    def send_rows(self, x: Tensor) -> None:
+        """Send float32 [T, width]. Only the first rank calls it."""
+
+    def receive_rows(self, like: Tensor, width: int) -> Tensor:
+        """float32 [T, width] that the first rank sends; `like` [T] has as many rows. Only the second rank calls it."""
 
 
 @runtime_checkable
