@@ -7,13 +7,14 @@ device outside this repository can all use it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.embedding_facts import Pooling
+from headrace.kv_layout import KVLayout, LayerKV
 from headrace.sampling import SamplingParams
 from headrace.scheduler_stats import SchedulerStats
 from headrace.structured_outputs import Constraint, ConstraintKind
@@ -80,6 +81,11 @@ class RemoteBlocks:
     """Seconds for which the other engine may wait for a block that it is still computing."""
     epoch: int | None = None
     """Number of the other engine's start; None: any."""
+
+    @property
+    def awaited(self) -> bool:
+        """The other engine computes the blocks at this moment: they come at the rate of its steps."""
+        return self.patience > 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,39 +179,6 @@ class Delta:
     """The logprobs of the request's rivals; set with `prompt_logprobs`."""
     went_on: bool = False
     """With the end of a request with `then`: that one has begun."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerKV:
-    """KV shape of one attention layer. `window` is the sliding window in tokens, None for full attention."""
-
-    num_kv_heads: int
-    head_dim: int
-    window: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KVLayout:
-    """Shape of the paged KV cache. Every layer has the same block ids: one block table per sequence."""
-
-    layers: tuple[LayerKV, ...]
-    block_size: int
-    """Tokens per block."""
-    dtype: str
-    """`float32`, `bfloat16`, `float16`, `int8` or `float8_e4m3`."""
-
-    @property
-    def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers, keys and values (int8 and fp8 have one float32 scale per token and
-        head)."""
-        size = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3": 1}[self.dtype]
-        scale = 4 if size == 1 else 0
-        return sum(2 * self.block_size * l.num_kv_heads * (l.head_dim * size + scale) for l in self.layers)
-
-    def padded(self, lanes: int) -> KVLayout:
-        """The layout of a device that pads rows to a multiple of so many values."""
-        layers = (replace(layer, head_dim=-(-layer.head_dim // lanes) * lanes) for layer in self.layers)
-        return replace(self, layers=tuple(layers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +278,9 @@ class SamplingBatch:
     """[R]: the row of `allowed` that applies, -1 for none."""
     num_logprobs: int = 0
     """Alternatives to report: the largest number that any row requests. -1: no logprobs."""
+    named: Ints | None = None
+    """[R, N]: the tokens whose logprobs each row asks for, then NO_TOKEN; None when no row asks for any. With names,
+    `num_logprobs` is at least 1."""
 
 
 @dataclass(slots=True)
@@ -398,3 +374,5 @@ class StepResult:
     """K of uint8 [bytes]: the blocks of `StepPlan.stores`, as `gather_blocks` reads them."""
     hidden: Floats | None = None
     """[T, hidden] if the plan asks for them: the outputs of the final norm."""
+    named: Floats | None = None
+    """[R, N]: logprobs of the tokens that the plan names."""

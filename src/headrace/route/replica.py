@@ -49,6 +49,12 @@ class Replica:
         """Its entry in the list of models."""
         self.role: str | None = None
         """`prefill`, `decode` or `both`, if it exchanges blocks with others."""
+        self.connector: str | None = None
+        """What moves its blocks."""
+        self.kv_address: str | None = None
+        """Where others fetch its blocks."""
+        self.rests_until = 0.0
+        """Monotonic seconds; until then it computes no prompts for others, because one was late."""
         self.load = LoadBook()
         self.state = "new"
         self.why = "it has not answered yet"
@@ -69,6 +75,12 @@ class Replica:
     @property
     def usable(self) -> bool:
         return self.state == "ready" and not self.held_back and self.facts is not None
+
+    def like(self, other: Replica) -> bool:
+        """It is another engine, which gives the same answers: of the same model, with the same arithmetic."""
+        if self is other or self.facts is None or other.facts is None or not self.facts.layout:
+            return False
+        return (self.facts.model, self.facts.layout) == (other.facts.model, other.facts.layout)
 
     def answered(self, busy: str | None = None) -> bool:
         """A check was answered; `busy`: why the engine takes no requests. True if it has come back."""
