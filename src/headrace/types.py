@@ -218,9 +218,8 @@ class Capabilities:
     dtypes: frozenset[str]
     kv_dtypes: frozenset[str]
     quant_formats: frozenset[str] = frozenset()
-    """Formats of `QUANT_FORMATS` that the device's own operators support; they may read the codes or convert them at
-    load. They never get a weight in another format: the reference serves it, with one log line. If the device's tensors
-    are not torch tensors there is no reference, and the weight is refused with an error that names it."""
+    """Formats of `QUANT_FORMATS` that the device's own operators support, stored so or converted at load. The reference
+    serves other weights, with one log line; they are refused if the device's tensors are not torch tensors."""
     block_sizes: tuple[int, ...] = (16,)
     """Supported KV block sizes, the preferred one first."""
     static_shapes: bool = False
@@ -241,10 +240,11 @@ class Capabilities:
     head_sizes: frozenset[int] = frozenset()
     """Head sizes that attention supports; empty: any. A model with others is refused."""
     missing_operators: frozenset[str] = frozenset()
-    """Optional operators (`registry.OPTIONAL`) that the device has no form of and cannot run by reference either. A
-    model with a layer that needs one is refused."""
+    """Optional operators (`registry.OPTIONAL`) that it cannot run at all. A model that needs one is refused."""
+    passes_rows: bool = False
+    """A communicator of two ranks is an `interface.PassesRows`, so that a model's layers can be split into stages."""
     kv_lanes: int = 1
-    """Rows of a head in the cache are padded to a multiple of so many values, which defines the memory of a block."""
+    """Rows of a head in the cache are padded to a multiple of so many values."""
 
 
 @dataclass(frozen=True, slots=True)
