@@ -19,7 +19,7 @@ from headrace.engine.peer_loading import check_peers, open_peers
 from headrace.engine.runner import Runner
 from headrace.engine.wire import TransferInfo
 from headrace.errors import ConfigError, PlatformError
-from headrace.platforms.interface import Device, PackedForms
+from headrace.platforms.interface import Device, NamesChip, PackedForms
 from headrace.resolution import Resolved
 from headrace.speculation.ngram import NgramDrafter
 from headrace.tiers.disk_tier import DiskTier
@@ -116,7 +116,7 @@ def layout_id(
 ) -> bytes:
     """Names everything that the bytes of a block depend on, beside its tokens: the model's files, how they are
     computed, and how a block is laid out. Reads the files once; later their times identify them."""
-    forms = device.extension(PackedForms)
+    forms, named = device.extension(PackedForms), device.extension(NamesChip)
     facts = {
         "files": _digest(checkpoint),
         "decoder": repr(checkpoint.decoder_config),
@@ -127,6 +127,7 @@ def layout_id(
         "platform": platform,
         "form": "" if forms is None else forms.identity,
         "device": type(device).__name__,
+        "chip": "" if named is None else named.chip,
         "options": sorted(f"{name}={value}" for name, value in config.device.options.items()),
         "version": __version__,
     }

@@ -41,6 +41,7 @@ __all__ = [
     "Device",
     "ExchangesBlocks",
     "Executable",
+    "NamesChip",
     "OpProfile",
     "OpReasons",
     "PackedForms",
@@ -205,6 +206,15 @@ class PackedForms(Protocol):
     def take(self, size: int) -> torch.Tensor:
         """Memory for all buffers of a file, as the device prefers to read it: uint8 [size] on the host, aligned to 64
         bytes."""
+
+
+@runtime_checkable
+class NamesChip(Protocol):
+    """A device of several kinds, whose arithmetic need not be the same to the bit."""
+
+    @property
+    def chip(self) -> str:
+        """The kind. Cached blocks of others are not taken for its own."""
 
 
 @runtime_checkable
