@@ -81,6 +81,11 @@ class RemoteBlocks:
     epoch: int | None = None
     """Number of the other engine's start; None: any."""
 
+    @property
+    def awaited(self) -> bool:
+        """The other engine computes the blocks at this moment: they come at the rate of its steps."""
+        return self.patience > 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -305,6 +310,9 @@ class SamplingBatch:
     """[R]: the row of `allowed` that applies, -1 for none."""
     num_logprobs: int = 0
     """Alternatives to report: the largest number that any row requests. -1: no logprobs."""
+    named: Ints | None = None
+    """[R, N]: the tokens whose logprobs each row asks for, then NO_TOKEN; None when no row asks for any. With names,
+    `num_logprobs` is at least 1."""
 
 
 @dataclass(slots=True)
@@ -398,3 +406,5 @@ class StepResult:
     """K of uint8 [bytes]: the blocks of `StepPlan.stores`, as `gather_blocks` reads them."""
     hidden: Floats | None = None
     """[T, hidden] if the plan asks for them: the outputs of the final norm."""
+    named: Floats | None = None
+    """[R, N]: logprobs of the tokens that the plan names."""

@@ -3,90 +3,22 @@
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
-from server_harness import NAME, PATIENCE, until
+from replicas_harness import Replicated, replicated
+from server_harness import until
 
 pytest.importorskip("ray", reason="Ray is not installed: ci/ray.sh runs these where it is")
-OPTIONS = "--replicas 2 --min-replicas 1 --max-replicas 3 --ray-address local --platform cpu --threads 1 --port 0"
-SMALL = f"--num-blocks 200 --max-num-seqs 8 --max-num-batched-tokens 64 --served-model-name {NAME}"
-
-
-class OnRay:
-    def __init__(self, model: Path) -> None:
-        command = [sys.executable, "-m", "headrace", "serve", str(model), *OPTIONS.split(), *SMALL.split()]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        match = re.search(r"http://127\.0\.0\.1:\d+", self.process.stdout.readline())
-        assert match, "it did not start"
-        self.url = match[0]
-        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE, trust_env=False)
-
-    def rows(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.http.get("/v1/router/replicas").json()["replicas"]
-        return found
-
-    def ready(self) -> list[dict[str, Any]]:
-        return [row for row in self.rows() if row["state"] == "ready"]
-
-    def group(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.http.get("/v1/router/replicas").json()["group"]
-        return found
-
-    def ask(self, text: str, stream: bool = False) -> httpx.Response:
-        messages = [{"role": "user", "content": text}]
-        body = {"messages": messages, "temperature": 0, "max_tokens": 8, "ignore_eos": True, "stream": stream}
-        return self.http.post("/v1/chat/completions", json={"model": NAME, **body})
-
-    @contextmanager
-    def load(self, clients: int = 4) -> Iterator[None]:
-        """Requests all the time; in the end each must have been answered, and in the same way."""
-        over, faults, answers = threading.Event(), list[str](), dict[str, set[str]]()
-
-        def client(number: int) -> None:
-            while not over.is_set():
-                reply = self.ask(f"client {number}")
-                if reply.status_code != 200:
-                    faults.append(reply.text)
-                else:
-                    content = reply.json()["choices"][0]["message"]["content"]
-                    answers.setdefault(f"client {number}", set()).add(content)
-
-        threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join()
-        assert not faults
-        assert len(answers) == clients
-        assert all(len(texts) == 1 for texts in answers.values()), answers
 
 
 @pytest.fixture(scope="module")
-def on_ray(tiny_llama: Path) -> Iterator[OnRay]:
-    served = OnRay(tiny_llama)
-    family = psutil.Process(served.process.pid).children(recursive=True)
-    try:
+def on_ray(tiny_llama: Path) -> Iterator[Replicated]:
+    with replicated(tiny_llama, "--replicas 2 --min-replicas 1 --max-replicas 3 --ray-address local") as served:
         yield served
-        served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(PATIENCE) == 0
-        assert not psutil.wait_procs(family, 30)[1], "nothing stays behind"
-    finally:
-        served.process.kill()
 
 
 def processes(row: dict[str, Any]) -> tuple[int, int]:
@@ -97,7 +29,7 @@ def processes(row: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_killed_replica_is_started_again(on_ray: OnRay, which: int) -> None:
+def test_a_killed_replica_is_started_again(on_ray: Replicated, which: int) -> None:
     """`which`: its server, or the actor."""
     until(lambda: len(on_ray.ready()) == 2, on_ray.rows)
     with on_ray.load():
@@ -110,7 +42,7 @@ def test_a_killed_replica_is_started_again(on_ray: OnRay, which: int) -> None:
         assert len(on_ray.rows()) == 2
 
 
-def test_more_and_fewer(on_ray: OnRay) -> None:
+def test_more_and_fewer(on_ray: Replicated) -> None:
     with on_ray.load():
         assert on_ray.http.post("/v1/router/scale", json={"replicas": 3}).status_code == 200
         until(lambda: len(on_ray.ready()) == 3, on_ray.rows)
@@ -118,7 +50,7 @@ def test_more_and_fewer(on_ray: OnRay) -> None:
         until(lambda: len(on_ray.rows()) == 2, on_ray.rows)
 
 
-def test_an_update_loses_nothing(on_ray: OnRay, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_update_loses_nothing(on_ray: Replicated, capsys: pytest.CaptureFixture[str]) -> None:
     from headrace.cli.main import main
 
     until(lambda: len(on_ray.ready()) == 2, on_ray.rows)

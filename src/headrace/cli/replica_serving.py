@@ -53,6 +53,16 @@ def check_replicas(config: Config) -> None:
         )
     if config.server.kv_events_endpoint is not None:
         raise ConfigError("--kv-events-endpoint cannot be combined with --replicas: they cannot share one address")
+    for flag, value in (
+        ("--uds", config.server.uds),
+        ("--ssl-certfile", config.server.ssl_certfile),
+        ("--root-path", config.server.root_path),
+    ):
+        if value:
+            raise ConfigError(
+                f"{flag} cannot be combined with --replicas: the router before them has no such option; leave it out, "
+                "and put a proxy before the router if it is needed"
+            )
     if config.scale.ray_address is not None:
         from headrace.scale.ray_cluster import import_ray
 

@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if served.config.scale.grouped:
         from headrace.cli.replica_serving import serve_replicas
 
+        args.prepared.discard()  # Each replica starts one of its own.
         return serve_replicas(plans[0].config, plans[0].path)
     loaded = [plan.name for plan in plans if plan.preload]
     if loaded:

@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 
+from headrace.cli.server_address import server_address
+
 __all__ = ["Reader", "Reading", "Window", "quantile"]
 
 _TIMEOUT = 3.0
@@ -42,10 +44,9 @@ class Reader:
 
     def __init__(self, url: str, key: str | None = None, transport: httpx.BaseTransport | None = None) -> None:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        address = "http://server" if url.startswith("unix:") else url.rstrip("/").removesuffix("/v1")
-        if url.startswith("unix:"):
-            transport = httpx.HTTPTransport(uds=url.removeprefix("unix:"))
-        self._http = httpx.Client(base_url=address, headers=headers, timeout=_TIMEOUT, transport=transport)
+        address = server_address(url)
+        options = address.options if transport is None else {"transport": transport}
+        self._http = httpx.Client(base_url=address.url, headers=headers, timeout=_TIMEOUT, **options)
 
     def read(self) -> Reading:
         """Never raises for a server that does not answer, or answers with an error."""

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core.constraints import Constraints, gather
+from headrace.core.named_rows import name_rows
 from headrace.core.sequence import Sequence
 from headrace.core.slots import LAST, LOGPROBS, PROMPT_LEN, Slots
 from headrace.sampling import FLOAT_ROWS, INT_ROWS
@@ -44,6 +45,7 @@ class Decodes:
         self.special = [(i, own) for i, seq in enumerate(seqs) if (own := slots.constraints[seq.slot]) is not None]
         self.sampling = parameters(slots, self.index)
         self.sampling.num_logprobs = int(ints[LOGPROBS].max(initial=-1))
+        name_rows(self.sampling, [seq.params.logprob_token_ids for seq in seqs])
         self._block_size = block_size
         self.longest = int(self.positions.max(initial=-1))
         """The last position that the next step computes."""
@@ -118,6 +120,14 @@ class PrefillChunk:
         assert self.seq.pool is not None
         assert result.hidden is not None
         return self.seq.pool.add(self.start, result.hidden[self.token : self.token + self.end - self.start])
+
+    @property
+    def names(self) -> list[tuple[int, ...]]:
+        """For each row the tokens whose logprobs it asks for: none in the place of a prompt's token."""
+        own = self.seq.params.logprob_token_ids
+        output = max(0, self.score_to - max(self.score_from, self.seq.prompt_len - 1))
+        output += self.samples * (1 + len(self.drafts))
+        return [()] * (self.num_rows - output) + [own] * output
 
     @property
     def num_rows(self) -> int:
@@ -256,6 +266,7 @@ def _sampling(decodes: Decodes, positions: Ints) -> SamplingBatch:
         shared.bias_token,
         shared.bias_value,
         num_logprobs=shared.num_logprobs,
+        named=shared.named,
     )
 
 
@@ -368,6 +379,9 @@ def _mixed_sampling(
         if chunk.score_to >= chunk.seq.prompt_len:
             wanted.append(params.logprobs)
         sampling.num_logprobs = max([sampling.num_logprobs, *(k for k in wanted if k is not None)])
+    if decodes.sampling.named is not None or any(chunk.seq.params.logprob_token_ids for chunk in chunks):
+        names = [seq.params.logprob_token_ids for seq in decodes.seqs]
+        name_rows(sampling, names + [own for chunk in chunks for own in chunk.names])
     return sampling
 
 

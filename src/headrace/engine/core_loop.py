@@ -8,16 +8,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
 from headrace.core.cache_events import CacheEvents
-from headrace.core.inspection import SchedulerView
 from headrace.core.matcher import Matcher
 from headrace.engine.chains import Chains
-from headrace.engine.stats import EngineStats, EngineView, SpeculationTotals, TierStats
+from headrace.engine.loop_parts import GrammarSource, PendingStep, StepLearner, StepRunner, StepScheduler
+from headrace.engine.profiling import StepProfiler
+from headrace.engine.stats import EngineStats, EngineView, SpeculationTotals
 from headrace.engine.usage_stats import UsageStats
 from headrace.errors import DeviceLost, HeadraceError, InvalidRequest, PlatformError
-from headrace.types import Constraint, Delta, Request, SchedulerStats, StepPlan, StepResult
+from headrace.types import Constraint, Delta, Request, StepPlan
 
 __all__ = ["EngineCore", "GrammarSource", "PendingStep", "StepLearner", "StepRunner", "StepScheduler"]
 
@@ -25,79 +25,6 @@ _log = logging.getLogger(__name__)
 
 _DEPTH = 2
 """Steps in flight: one runs, one waits behind it."""
-
-
-class PendingStep(Protocol):
-    def sample(self) -> None:
-        """Launch the second part of a split step, after its plan has been completed."""
-
-    def done(self) -> bool: ...
-
-    def result(self) -> StepResult: ...
-
-
-class StepRunner(Protocol):
-    """The members of a runner that the loop uses."""
-
-    def launch(self, plan: StepPlan) -> PendingStep: ...
-
-    def recover(self) -> bool:
-        """Called after a step that failed. True if the cache had to be allocated again and is empty."""
-
-    def where_not_finite(self, tokens: Sequence[int]) -> str:
-        """Compute a sequence whose logits were not finite again, slowly, and describe where that begins."""
-
-
-class StepScheduler(Protocol):
-    """The members of `core.Scheduler` that the loop uses."""
-
-    def add(self, request: Request, matcher: Matcher | None = None) -> None: ...
-
-    def abort(self, request_id: str) -> bool: ...
-
-    def finish(self, request_id: str) -> bool: ...
-
-    def park(self, request_id: str) -> None: ...
-
-    def schedule(self, now: float) -> StepPlan | None: ...
-
-    def complete(self, plan: StepPlan) -> None: ...
-
-    broken: dict[str, list[int]]
-
-    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]: ...
-
-    def fail(self, plan: StepPlan, message: str) -> list[Delta]: ...
-
-    def reset_cache(self) -> None: ...
-
-    def drain(self) -> list[Delta]: ...
-
-    def has_work(self) -> bool: ...
-
-    def stats(self) -> SchedulerStats: ...
-
-    def tier_stats(self) -> tuple[TierStats, ...]: ...
-
-    def view(self) -> SchedulerView: ...
-
-
-class GrammarSource(Protocol):
-    """The members of `grammar.compiler.GrammarCompiler` that the loop uses."""
-
-    def matchers(self, constraint: Constraint, count: int) -> Future[list[Matcher]]: ...
-
-    def close(self) -> None: ...
-
-
-class StepLearner(Protocol):
-    """The members of `drafting.Drafting` that the loop uses."""
-
-    def settle(self, step: int, emitted: int, seconds: float) -> None: ...
-
-    def waited(self, seconds: float) -> None: ...
-
-    def totals(self) -> SpeculationTotals: ...
 
 
 @dataclass(slots=True)
@@ -138,6 +65,7 @@ class EngineCore:
         grammars: GrammarSource | None = None,
         drafting: StepLearner | None = None,
         cache_events: CacheEvents | None = None,
+        profiler: StepProfiler | None = None,
     ) -> None:
         """`busy_seconds`: the device's counter of its working time; without it the time is estimated from the launch
         and the end of steps. `lost`: why no step can be launched any more, for an engine that can lose a rank while it
@@ -159,6 +87,7 @@ class EngineCore:
         self._grammars = grammars
         self._drafting = drafting
         self.cache_events = cache_events
+        self.profiler = profiler or StepProfiler("this engine was built without a profiler")
         self._compiling: list[_Compiling] = []
         self.chains = Chains(self._go_on, self._matchers)
         self._refused: list[tuple[list[str], HeadraceError]] = []
@@ -296,14 +225,16 @@ class EngineCore:
 
     def _launch(self, deltas: list[Delta]) -> bool:
         """Launch a step. True if a step was launched or its launch failed, so that another may be tried at once."""
-        plan = self._scheduler.schedule(self._clock())
+        with self.profiler.span("schedule"):
+            plan = self._scheduler.schedule(self._clock())
         if plan is None:
             if not self._in_flight:
                 self._read_at = None
             return False
         now = self._clock()
         try:
-            launched = self._runner.launch(plan)
+            with self.profiler.span("launch"):
+                launched = self._runner.launch(plan)
         except Exception as error:
             deltas += self._failed(plan, error)
             return True
@@ -330,7 +261,8 @@ class EngineCore:
         plan = oldest.plan
         waited = not oldest.launched.done()
         try:
-            result = oldest.launched.result()
+            with self.profiler.span("wait"):
+                result = oldest.launched.result()
         except Exception as error:
             self._free_at = self._clock()
             deltas += self._failed(plan, error)
@@ -345,8 +277,10 @@ class EngineCore:
         self._usage.record(now, worked, plan.num_seqs)
         if self._usage.memory_sample_due(now):
             self._sample_memory(now)
-        committed = self._scheduler.commit(plan, result, now)
+        with self.profiler.span("commit"):
+            committed = self._scheduler.commit(plan, result, now)
         deltas += committed
+        self.profiler.passed()
         if self._drafting is not None:
             self._drafting.settle(plan.step, sum(len(delta.token_ids) for delta in committed), worked)
         self._complete(deltas)

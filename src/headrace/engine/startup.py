@@ -24,6 +24,7 @@ from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_loading import HeadSource, find_head
 from headrace.engine.memory_use import MemoryUse, kv_bytes, measure_use
 from headrace.engine.plans import dummy_plan
+from headrace.engine.profiling import StepProfiler
 from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_rank, shard_of
 from headrace.engine.ranks.leader import COMMAND, Followers
 from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
@@ -35,6 +36,8 @@ from headrace.engine.wire import EngineInfo, TransferInfo
 from headrace.errors import ConfigError
 from headrace.grammar.compiler import GrammarCompiler
 from headrace.grammar.loading import find_backend, open_backend
+from headrace.kernels import named_logprobs
+from headrace.kernels.spec import TorchTensors
 from headrace.platforms.interface import ALL_TO_ALL, BusySeconds, ChecksDrafting, Device, Platform
 from headrace.plugins import discover
 from headrace.resolution import Resolved, resolve
@@ -165,8 +168,9 @@ def build_on(
     drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
     tiers, transfer = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
     scheduler = Scheduler(_core_config(config, resolved, vocab), drafting, tiers)
-    # Events name blocks as transfers do, where there are any.
-    layout = _layout_id(checkpoint, resolved) if transfer is None else transfer.layout_id
+    # Events name blocks as tiers and transfers do, where there are any.
+    layout = _layout_id(checkpoint, resolved) if tiers is None else tiers.layout_id
+    record = None if tiers is None else tiers.record
     core = EngineCore(
         scheduler,
         runner,
@@ -176,7 +180,8 @@ def build_on(
         lost=followers.lost,
         grammars=grammars,
         drafting=drafting,
-        cache_events=CacheEvents(scheduler.tree, partial(first_hash, layout), next_hash),
+        cache_events=CacheEvents(scheduler.tree, partial(first_hash, layout), next_hash, record),
+        profiler=_profiler(device, platform),
     )
     drafted = found or block or head
     layouts = (resolved.kv_layout,) if drafted is None else (resolved.kv_layout, drafted.layout)
@@ -184,9 +189,17 @@ def build_on(
     memory = measure_use(device, free_before, cache, followers.size)
     defaults = _sampling(config, checkpoint)
     info = _engine_info(checkpoint, platform, resolved, vocab, layout, reasons, defaults, transfer, memory)
+    by_name = device.op(named_logprobs.SPEC) is not None or device.extension(TorchTensors) is not None
+    info = msgspec.structs.replace(info, names_tokens=by_name)
     if device.capabilities().computes:
         info = msgspec.structs.replace(info, embedding=checkpoint.embedding)
     return Engine(core, info, own, followers, grammars, draft, blocks, heads, tiers)
+
+
+def _profiler(device: Device, platform: str) -> StepProfiler:
+    if device.extension(TorchTensors) is not None:
+        return StepProfiler()
+    return StepProfiler(f"platform {platform} does not compute with torch, so torch.profiler shows nothing of it")
 
 
 def _check_drafting(config: Config, device: Device) -> None:

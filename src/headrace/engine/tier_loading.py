@@ -14,6 +14,7 @@ from headrace.checkpoints.packed.content import Contents, checkpoint_files
 from headrace.config import Config
 from headrace.core.block_source import BlockSource
 from headrace.core.fetches import Tiers
+from headrace.core.tier_record import TierRecord
 from headrace.engine.peer_loading import check_peers, open_peers
 from headrace.engine.runner import Runner
 from headrace.engine.wire import TransferInfo
@@ -76,15 +77,16 @@ def open_tiers(
     block_bytes = _block_bytes(runner, platform)
     layout = layout_id(config, checkpoint, device, platform, resolved, block_bytes)
     source: BlockSource | None = None
+    record = TierRecord()
     lines = []
     if cache.disk is not None:
         folder, limit = cache.disk
-        disk = DiskTier(folder, limit, layout, block_bytes, resolved.kv_layout.block_size)
+        disk = DiskTier(folder, limit, layout, block_bytes, resolved.kv_layout.block_size, record)
         lines.append(disk.describe())
         source = disk
     if cache.kv_host_memory is not None:
         lines.append(f"KV blocks in host memory: up to {cache.kv_host_memory // block_bytes} blocks")
-        source = HostTier(cache.kv_host_memory, source)
+        source = HostTier(cache.kv_host_memory, source, record)
     gives, transfer = None, None
     if config.transfer.role is not None:
         source, transfer = open_peers(config, resolved, _digest(checkpoint), layout, block_bytes, source)
@@ -94,13 +96,13 @@ def open_tiers(
         _log.info("%s", line)
     reasons += lines
     assert source is not None
-    tiers = tiers_of(source, layout, block_bytes)
+    tiers = replace(tiers_of(source, layout, block_bytes), record=record)
     return tiers if gives is None else replace(tiers, gives=gives), transfer
 
 
 def tiers_of(source: BlockSource, layout: bytes, block_bytes: int) -> Tiers:
     """A source for the scheduler of an engine whose blocks have this layout."""
-    return Tiers(source, lambda adapter, salt: first_hash(layout, adapter, salt), next_hash, block_bytes)
+    return Tiers(source, lambda adapter, salt: first_hash(layout, adapter, salt), next_hash, block_bytes, layout)
 
 
 def _digest(checkpoint: Checkpoint) -> str:

@@ -109,6 +109,11 @@ class Ticket:
             self._book.first_tokens.append((now, now - self._sent))
             self._book.measure(self._ahead + self._new, now - self._sent)
 
+    def told(self, seconds: float) -> None:
+        """The engine says after how many seconds its first token came, of an answer that is not streamed."""
+        self._book.measure(self._ahead + self._new, seconds)
+        self.first_token()
+
     def close(self) -> None:
         """The request has ended. Further calls have no effect."""
         self._book.stopped_waiting(self)

@@ -43,6 +43,8 @@ class _Asked(msgspec.Struct):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
+    seed: Any = None
+    temperature: Any = None
 
 
 _asked = msgspec.json.Decoder(_Asked, strict=False).decode
@@ -135,6 +137,7 @@ class RouterApp:
             scope["headers"],
             body,
             _streams(path, asked),
+            asked.seed is not None or asked.temperature == 0,
         )
         query = await self._query(call, asked, caller)
         if caller.limiter is not None:

@@ -36,6 +36,7 @@ class RouterMetrics:
         self._unserved = counter("unserved", "Requests that a replica got and did not answer", "replica")
         self.retries = counter("retries", "Requests that were sent to a second replica")
         self.broken = counter("broken", "Streams that ended with an error after they had begun")
+        self.continued = counter("continued", "Streams that went on at another replica after they had begun")
         self.splits = counter("splits", "Requests whose prompt another engine computed first")
         self.prompt = counter("prompt_tokens", "Tokens of the prompts that were read")
         self.expected = counter("expected_cached_tokens", "Prompt tokens that the index expected in the cache")

@@ -16,6 +16,7 @@ from headrace.errors import ConfigError
 from headrace.keys.key_ring import KeyRing
 from headrace.route.engine_group import EngineGroup
 from headrace.route.fleet import Fleet
+from headrace.route.policy import Splitting
 from headrace.route.replica_watch import WatchTimes
 from headrace.route.roster import Roster
 from headrace.route.router_app import RouterApp, RouterState
@@ -51,6 +52,8 @@ class RouterOptions:
     times: WatchTimes = field(default_factory=WatchTimes)
     tokenizers: dict[str, str] = field(default_factory=dict)
     """Folders by model."""
+    splitting: Splitting = "auto"
+    """Whether one engine computes a prompt and another answers it."""
 
 
 def run_router(options: RouterOptions, group: EngineGroup | None = None) -> int:
@@ -73,7 +76,7 @@ def _checked(url: str) -> str:
 async def _serve(
     options: RouterOptions, urls: Sequence[str], listener: socket.socket, group: EngineGroup | None = None
 ) -> int:
-    stop, fleet = StopSignals(), Fleet([])
+    stop, fleet = StopSignals(), Fleet([], options.splitting)
     descriptors = DescriptorWatch()
     asyncio.get_running_loop().set_exception_handler(descriptors.handle)
     file = None if options.api_keys_file is None else Path(options.api_keys_file)

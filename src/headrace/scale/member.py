@@ -23,6 +23,8 @@ KILL_AFTER = 5.0
 """Seconds, in addition to the time for draining, after which an engine that does not end is killed."""
 _LOOK = 0.02
 """Seconds between two looks at the requests of an engine that is to end."""
+_LISTENS = 0.1
+"""Looks at an engine, as a share of the time for which it may be silent."""
 
 
 class Member:
@@ -153,6 +155,12 @@ class Member:
         self.why = ending.why
         return Ended(time.monotonic() - began, replica.readied.is_set(), ending.final)
 
+    async def _silent(self, replica: Replica, end: asyncio.Future[Ending]) -> bool:
+        """Wait a little. True if the engine has not answered for too long."""
+        await asyncio.wait({end}, timeout=_LISTENS * self._policy.silent)
+        since = replica.silent_since
+        return since is not None and time.monotonic() - since > self._policy.silent
+
     async def _until_end(self, engine: Engine, replica: Replica) -> Ending:
         end = asyncio.ensure_future(engine.wait())
         ready = asyncio.ensure_future(replica.readied.wait())
@@ -164,6 +172,11 @@ class Member:
             elif not end.done():
                 await engine.kill()
                 return Ending(f"it was not ready within {self._start_timeout:g} s")
+            while not end.done() and not await self._silent(replica, end):
+                pass
+            if not end.done():
+                await engine.kill()
+                return Ending(f"it gave no answer for {self._policy.silent:g} s")
             return await end
         finally:
             for task in (end, ready):

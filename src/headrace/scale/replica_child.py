@@ -95,7 +95,12 @@ async def start_child(reserved: Reserved, path: Path, name: str, command: Sequen
     os.close(handle)
     # Its line about the address is the router's business alone; its log is the user's.
     process = await asyncio.create_subprocess_exec(
-        *command, str(os.getpid()), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
+        *command,
+        str(os.getpid()),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        # A signal for the whole group of processes (of `timeout`, say) is for the parent: it drains first.
+        start_new_session=True,
     )
     child = ReplicaChild(process, reserved.url, Path(report))
     assert process.stdin is not None

@@ -16,6 +16,8 @@ class RestartPolicy(NamedTuple):
     """Seconds before a start, at most."""
     steady: float = 60.0
     """Seconds after which an end is the first one again."""
+    silent: float = 60.0
+    """Seconds without an answer after which an engine that was ready is killed, and so has ended."""
 
 
 class Ended(NamedTuple):

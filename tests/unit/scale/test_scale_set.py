@@ -62,12 +62,13 @@ async def scaled(
     launcher: FakeLauncher,
     path: Path = MODEL,
     targets: Targets | None = None,
+    policy: RestartPolicy = QUICK,
     wait: bool = True,
     drain: float = 5.0,
     **options: Any,
 ) -> AsyncIterator[Scaled]:
     fleet = Fleet([])
-    group = ReplicaSet(launcher, path, ScaleConfig(**options), drain, QUICK, targets)
+    group = ReplicaSet(launcher, path, ScaleConfig(**options), drain, policy, targets)
     state = RouterState(fleet, group=group)
     server = make_server(RouterApp(state), DescriptorWatch())
     kind: Any = server.config.http_protocol_class
@@ -183,6 +184,18 @@ def test_one_that_is_never_ready_is_started_again() -> None:
         async with scaled(FakeLauncher(make), replicas=1, ray_address="auto", start_timeout=0.5) as it:
             assert len(it.launcher.engines) >= 2
             assert (await it.rows())[0]["restarts"] >= 1
+
+    run(check())
+
+
+def test_one_that_does_not_answer_is_killed_and_started_again() -> None:
+    async def check() -> None:
+        async with scaled(FakeLauncher(), policy=QUICK._replace(silent=0.3), replicas=2) as it:
+            hanging = it.running[0]
+            hanging.stub.healthy = lambda: False
+            await until(lambda: len(it.launcher.engines) == 3 and it.ready == 2)
+            assert hanging not in it.running
+            assert (await it.ask()).status_code == 200
 
     run(check())
 

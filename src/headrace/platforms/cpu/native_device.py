@@ -27,10 +27,12 @@ from headrace.platforms.cpu.native_layout import (
     DRAFTER_KERNELS,
     DRAFTER_TWINS,
     EXPERT_TWINS,
+    NAMED_TWINS,
     check_layouts,
 )
 from headrace.platforms.cpu.native_linear import KEY, NativeLinear
 from headrace.platforms.cpu.native_moe import NativeMoE
+from headrace.platforms.cpu.native_named import NativeNamed
 from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.native_split import split_table
 from headrace.platforms.cpu.native_team import Team, TicketPending
@@ -108,6 +110,7 @@ class NativeDevice(TorchDevice):
         functions: dict[str, Callable[..., Any]] = {**self._ops.table(), **matrices.table(), **experts.table()}
         functions.update({**NativeFeatures(self._ops, check).table(), **NativeDrafting(self._ops, check).table()})
         functions |= NativeBlocks(self._ops, lambda: check_layouts(library, BLOCK_TWINS)).table()
+        functions |= NativeNamed(self._ops, lambda: check_layouts(library, NAMED_TWINS)).table()
         functions["embedding"] = split_table(self._ops, matrices.embedding)
         self._table = {name: NativeOperator(function, tag, packs.get(name)) for name, function in functions.items()}
 
