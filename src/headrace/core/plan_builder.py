@@ -27,7 +27,8 @@ class Decodes:
     """The sequences that compute one token each, as arrays. Built again when their set changes; a step only advances
     them."""
 
-    def __init__(self, seqs: list[Sequence], slots: Slots, block_size: int) -> None:
+    def __init__(self, seqs: list[Sequence], slots: Slots, block_size: int, known: bool = False) -> None:
+        """`known`: the last token of each has been committed, and the plan has it."""
         self.seqs = seqs
         self.epochs = [seq.epoch for seq in seqs]
         self.slots: Ints = np.array([seq.slot for seq in seqs], np.int32)
@@ -40,6 +41,7 @@ class Decodes:
         self.prompt_lens: Ints = ints[PROMPT_LEN]
         self.ids = tuple(seq.id for seq in seqs)
         self.no_tokens: Ints = np.full(count, NO_TOKEN, np.int32)
+        self.token_ids: Ints = np.array([seq.tokens[-1] for seq in seqs], np.int32) if known else self.no_tokens
         self.starts: Ints = np.arange(count + 1, dtype=np.int32)
         self.rows: Ints = self.starts[:count]
         self.special = [(i, own) for i, seq in enumerate(seqs) if (own := slots.constraints[seq.slot]) is not None]
@@ -179,6 +181,11 @@ class StepRecord:
     waiting: list[ConstrainedRow] = field(default_factory=list)
     """Constrained rows of a split step."""
 
+    def sequences(self) -> list[tuple[Sequence, int]]:
+        """All that take part, each with its epoch."""
+        chunks = [(chunk.seq, chunk.epoch) for chunk in self.chunks]
+        return [*zip(self.decodes.seqs, self.decodes.epochs, strict=True), *chunks]
+
     def settled(self, result: StepResult) -> list[PrefillChunk]:
         """The chunks. Those that the device has placed get their true end, and the drafts as far as they were right;
         the other ones that it had stand as NO_TOKEN."""
@@ -222,7 +229,7 @@ def build(
     decodes.advance(after)
     plan = StepPlan(
         step=step,
-        token_ids=decodes.no_tokens,
+        token_ids=decodes.token_ids,
         positions=positions,
         slot_mapping=table[decodes.index, blocks] * block_size + offsets,
         query_start=decodes.starts,

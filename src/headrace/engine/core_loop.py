@@ -24,7 +24,7 @@ __all__ = ["EngineCore", "GrammarSource", "PendingStep", "StepLearner", "StepRun
 _log = logging.getLogger(__name__)
 
 _DEPTH = 2
-"""Steps in flight: one runs, one waits behind it."""
+"""Steps in flight on one device: one runs, one waits behind it."""
 
 
 @dataclass(slots=True)
@@ -66,13 +66,13 @@ class EngineCore:
         drafting: StepLearner | None = None,
         cache_events: CacheEvents | None = None,
         profiler: StepProfiler | None = None,
+        stages: int = 1,
     ) -> None:
         """`busy_seconds`: the device's counter of its working time; without it the time is estimated from the launch
         and the end of steps. `lost`: why no step can be launched any more, for an engine that can lose a rank while it
         is idle. `grammars`: makes matchers for constraints. `drafting`: learns from each step how many drafts pay.
-        `cache_events`: what others may watch of the prefix cache."""
-        self._scheduler = scheduler
-        self._runner = runner
+        `cache_events`: what others may watch of the prefix cache. `stages`: of a pipeline."""
+        self._scheduler, self._runner = scheduler, runner
         self._block_size = block_size
         self._clock = clock
         self._in_flight: deque[_InFlight] = deque()
@@ -81,11 +81,11 @@ class EngineCore:
         """The time at which the device ended the last resolved step."""
         self._duration: float | None = None
         """Duration of the last step that the loop waited for."""
+        self._depth = max(_DEPTH, stages)
         self._read_at: float | None = None
         """The time at which the last result was read; None if there was nothing to do since."""
         self._lost = lost or _never
-        self._grammars = grammars
-        self._drafting = drafting
+        self._grammars, self._drafting = grammars, drafting
         self.cache_events = cache_events
         self.profiler = profiler or StepProfiler("this engine was built without a profiler")
         self._compiling: list[_Compiling] = []
@@ -186,8 +186,8 @@ class EngineCore:
         if self._compiling:
             self._admit_compiled()
         deltas: list[Delta] = []
-        launched = len(self._in_flight) < _DEPTH and self._launch(deltas)
-        if len(self._in_flight) == _DEPTH or (self._in_flight and not launched):
+        launched = len(self._in_flight) < self._depth and self._launch(deltas)
+        if len(self._in_flight) == self._depth or (self._in_flight and not launched):
             self._resolve(deltas)
         self.chains.follow(deltas)
         return deltas

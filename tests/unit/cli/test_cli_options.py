@@ -62,7 +62,7 @@ def test_nothing_given_is_the_default_configuration() -> None:
 
 EVERYTHING = (
     "m.gguf --platform p --device-index 1 --device-option a=1 --device-option b=c --threads 3 --tensor-parallel-size 2 "
-    "--expert-parallel "
+    "--pipeline-parallel-size 2 --expert-parallel "
     "--dtype float32 --quantize int8 --max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 "
     "--kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching --chat-template t.jinja "
     "--generation-config none --kv-host-memory 2Ki --kv-disk d:1k --role both --kv-connector shm --kv-listen a:1 "
@@ -101,7 +101,7 @@ def test_every_option_has_its_place() -> None:
         },
         "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_waiting": 5, "speculate": "ngram"},
         "device": {"platform": "p", "index": 1, "threads": 3, "options": {"a": 1, "b": "c"}},
-        "parallel": {"tensor_parallel_size": 2, "expert_parallel": True},
+        "parallel": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "expert_parallel": True},
         "transfer": {
             "role": "both",
             "kv_connector": "shm",

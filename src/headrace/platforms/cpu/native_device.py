@@ -87,8 +87,10 @@ class NativeDevice(TorchDevice):
         if dtype is not None and dtype not in _COMPUTE:
             raise PlatformError(f"cpu: option dtype is {dtype!r}: choose one of {', '.join(filter(None, _COMPUTE))}")
         self._world = None if (rank, world_size) == (0, 1) else _world(rank, world_size, rendezvous)
-        collectives = frozenset() if self._world is None else COLLECTIVES | {ALL_TO_ALL}
-        super().__init__(torch.device("cpu"), replace(CAPABILITIES, collectives=collectives), 1)
+        several = self._world is not None
+        collectives = COLLECTIVES | {ALL_TO_ALL} if several else frozenset()
+        able = replace(CAPABILITIES, collectives=collectives, passes_rows=several)
+        super().__init__(torch.device("cpu"), able, 1)
         library = load(isa)
         check_layouts(library)
         self.team = Team(library, threads, (rank, world_size))
