@@ -73,7 +73,7 @@ EVERYTHING = (
     "--root-path /llm --tracing --enable-control-routes --kv-share 0.5 --alias x=m --alias y=1 --max-waiting-tokens 77 "
     "--models-memory 2Ki --models-max 3 --keep-alive 1m30s --load-timeout 9 --preload x --kv-events-endpoint tcp://*:1 "
     "--replicas 2 --ray-address local --min-replicas 1 --max-replicas 3 --target-ttft 1s --target-queue 2 "
-    "--max-restarts 1 --start-timeout 9"
+    "--max-restarts 1 --start-timeout 9 --profile-dir d"
 )
 
 
@@ -131,6 +131,7 @@ def test_every_option_has_its_place() -> None:
             "tracing": True,
             "enable_control_routes": True,
             "kv_events_endpoint": "tcp://*:1",
+            "profile_dir": "d",
         },
         "loading": {
             "aliases": {"x": "m", "y": "1"},
