@@ -141,7 +141,8 @@ class PackedCache:
         path = self._path(self._contents.digest(self._files))
         about = {"model": str(self._model), "form": self._forms.identity, "quantize": self._settings.get("quantize")}
         if self._shard.ranks > 1:
-            about["part"] = f"rank {self._shard.number} of {self._shard.ranks}"
+            complete = ", complete experts" if self._shard.expert_parallel else ""
+            about["part"] = f"rank {self._shard.number} of {self._shard.ranks}{complete}"
         write(path, self._key(path), about, tree, buffers)
         _evict(self._directory, self._limit, path)
 
